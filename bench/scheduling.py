@@ -24,6 +24,10 @@ from one run's rollout to the first trajectory of the next (`warm_switch_s`), an
 rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
 `lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. `priority`: a vLLM that
 does not, but has rollouts wait behind users by its own priority scheduling.
+`handover`: a run of `pagurus train` on two processors, of two engines and its trainer, in processes of their own; a
+step takes `--step-ms`. `ratio`: steps without handover over steps with it, of the same drawn lengths, in turns
+(`--rounds` pairs); `control`, every third pair: of equal lengths. `hidden`: of the gradients' seconds, those before a
+batch is complete.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -44,7 +48,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.harness import command, lent_engine, shared_runs
+from bench.harness import command, handed_over, lent_engine, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.paced_engine import paced
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
@@ -268,7 +272,7 @@ LENT = {
     "vllm": Budget(ttft=0.5, tpot=0.05, margin=0.6),
 }
 MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
-PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns")
+PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns", "handover")
 WINDOW = 20  # trajectories
 
 
@@ -410,6 +414,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
+    if options.part in ("handover", "all"):
+        figures["handover"] = handed_over.compared(options.rounds, lambda kind: paced(kind, options.step_ms))
     if options.part in ("queue", "all"):
         figures["queue"] = asyncio.run(compared(options, 16, (Way(4), Way(16)), 32))
     if options.part in ("tail", "all"):

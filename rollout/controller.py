@@ -33,6 +33,7 @@ from rollout.asked import Asked
 from rollout.attempts import Attempts
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
+from rollout.crew import Crew
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
@@ -47,6 +48,7 @@ from rollout.decide.view import (
     HandOut,
     Lease,
     Reopen,
+    Rest,
     Start,
     Stop,
     View,
@@ -98,11 +100,13 @@ class RolloutController:
         draw: Callable[[store.SampleStore], Iterator[int]] | None = None,
         faults: Faults | None = None,
         on_turn: OnTurn | None = None,
+        crew: Crew | None = None,
     ):
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
         acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on.
-        `draw`: the seeds that come after those that the store has, instead."""
-        self.config, self.host, self.folder = config, host, Path(folder)
+        `draw`: the seeds that come after those that the store has, instead. `crew`: engines that go over to the
+        trainer's gradients before the last answers are there; None: none do."""
+        self.config, self.host, self.folder, self.crew = config, host, Path(folder), crew
         self._disk = DiskThread()
         self.store, self.journal = store.SampleStore(self.folder), Journal(self.folder)
         self.fence = self.store.acquire("rollout")
@@ -142,11 +146,7 @@ class RolloutController:
     # ----------------------------------------------------------------- life
 
     def _manager(
-        self,
-        environment: Callable[[], Environment],
-        engine: Engine,
-        tokenizer: Tokenizer,
-        renderer: Renderer | None,
+        self, environment: Callable[[], Environment], engine: Engine, tokenizer: Tokenizer, renderer: Renderer | None
     ) -> EpisodeManager:
         config = self.config
         return EpisodeManager(
@@ -249,8 +249,10 @@ class RolloutController:
         return await answer
 
     async def whole(self, without: Collection[str] = ()) -> Batch:
-        """Groups that wait for the next batch, but `without`: a trainer may look at them before it is complete."""
-        prompts, size = [prompt for prompt in self._buffer if prompt not in without], self.config.size
+        """Groups that wait for the next batch, but `without`, where a trainer may look before it is complete: on
+        machines of its own, or once engines rest."""
+        may = self.crew is None or self.crew.crew().rested
+        prompts, size = [each for each in self._buffer if may and each not in without], self.config.size
         found = await self._do(lambda: self.store.whole(prompts, size))
         return Batch(version=self.version, groups=found, step=self.step, oldest=self.version - self.config.staleness)
 
@@ -320,18 +322,11 @@ class RolloutController:
 
     def _view(self) -> View:
         return View(
-            version=self.version,
-            asked=self._asked.open,
-            training=self._training,
-            running=[group.view for group in self._groups.values()],
-            buffered=list(self._buffer.values()),
-            queued=self._queued,
-            more=self._seeds_left,
-            parts=self._refusals.views,
-            draining=self._draining,
-            deferred=self._deferred,
-            bound=self.ahead.bound,
-        )
+            version=self.version, asked=self._asked.open, training=self._training,
+            running=[group.view for group in self._groups.values()], buffered=list(self._buffer.values()),
+            queued=self._queued, deferred=self._deferred, more=self._seeds_left, draining=self._draining,
+            parts=self._refusals.views, bound=self.ahead.bound, crew=None if self.crew is None else self.crew.crew(),
+        )  # fmt: skip
 
     async def _execute(self, action: Action) -> None:
         match action:
@@ -351,6 +346,9 @@ class RolloutController:
                 await self._give_up(prompt, reason)
             case HandOut(prompts, oldest):
                 await self._hand_out(prompts, oldest)
+            case Rest(stay):
+                assert self.crew is not None
+                self.crew.rest(stay)
             case Exhausted():
                 self._asked.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):

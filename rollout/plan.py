@@ -57,6 +57,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0  # of the trainer
     nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
+    handover: bool = False  # the trainer works on the engines' machines: see rollout.decide.engines.handover
     share: SharePlan | None = None  # whom it takes turns with on the same machines: see rollout.service.phases
     scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about

@@ -56,6 +56,7 @@ class Config:
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
+    handover: bool = False  # engines rest on the trainer's machines while the last answers come: docs/scheduling.md
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     tail_resumes: bool = False  # they then go on where they were, instead of anew
@@ -173,6 +174,8 @@ def _agreeing(config: Config) -> Config:
             "a run that takes turns with others rolls out, then trains: never both",
             remedy="set staleness = 0 and leave out stream, or leave out [share]",
         )
+    if config.handover:
+        _need_handover(config)
     if config.branching is not None and config.tail:
         raise Invalid("[branching] and tail choose the members of a group", remedy="leave out one of them")
     if config.branching is not None and config.branching.roots >= config.size:
@@ -181,6 +184,21 @@ def _agreeing(config: Config) -> Config:
             remedy="lower branching.roots, or raise size",
         )
     return config
+
+
+def _need_handover(config: Config) -> None:
+    """Refuses a run that has no engine to spare, or whose trainer cannot use one."""
+    if max(config.pool.engines, len(config.pool.urls)) < 2:
+        raise Invalid("handover has engines rest while others go on: it needs two", remedy="[pool] engines = 2")
+    if config.staleness != 0:
+        raise Invalid(
+            "handover has engines rest until the next version, and a run that may be stale rolls out meanwhile",
+            remedy="set staleness = 0, or leave out handover",
+        )
+    if config.stream or config.share is not None:
+        raise Invalid("handover says when gradients begin", remedy="leave out stream and [share], or handover")
+    if config.updates > 1:
+        raise Invalid("several updates need the whole batch first", remedy="set updates = 1, or leave out handover")
 
 
 def need_objective(config: Config) -> None:
@@ -193,8 +211,8 @@ def need_objective(config: Config) -> None:
             f"{config.objective} does not compare with the mean of a group, which is what branches need",
             remedy='objective = "pooled", or leave out [branching]',
         )
-    if config.stream and not objective.streams:
-        raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream")
+    if (config.stream or config.handover) and not objective.streams:
+        raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream and handover")
 
 
 def open_run(config: Config, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, Config]:
@@ -319,6 +337,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         nice=fitting.nice,
         sizing=fitting.reason,
         steps=config.steps,
+        handover=config.handover,
         share=config.share,
         scorers=config.scorers,
         faults=config.faults,

@@ -224,7 +224,7 @@ class Run:
         """Consumes batches of complete groups. Waits for: the rollout. Produces one policy version per batch."""
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
-        if self.config.stream:
+        if self.config.stream or self.config.handover:
             self.stream = Stream(self.rollout, self.steps, samples)
         while self.step < self.config.steps:
             began = time.monotonic()

@@ -3,7 +3,8 @@ time is reading the weights.
 
     python -m bench.harness.paced_engine MILLISECONDS --model DIR --port N
 
-Owns: the least duration of a step. Does not own: anything else of the engine.
+Owns: the least time from one step's end to the next one's: what a server does between two steps is part of that, as
+where a GPU computes meanwhile. Does not own: anything else of the engine.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def paced(kind: Launch, milliseconds: float) -> Launch:
 
 class PacedCore(Core):
     least = 0.0  # seconds
+    ended = 0.0
 
     def step(self) -> list[Request]:
-        began = time.monotonic()
+        now = time.monotonic()
+        began = self.ended if now - self.ended < self.least else now
         finished = super().step()
         time.sleep(max(0.0, began + self.least - time.monotonic()))
+        self.ended = time.monotonic()
         return finished
 
 

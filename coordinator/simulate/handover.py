@@ -29,24 +29,43 @@ class Step:
     gone: float = 0.0  # when engines went over; 0: none did
 
 
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """What engines and trainer share."""
+
+    engines: int = ENGINES
+    trained_on: int = ENGINES  # of the engines' machines, by gradients that have all of them
+    switch: float = SWITCH
+    prompt: float = 0.0  # tokens of a prompt, for the gradients
+
+
 class Rollout:
-    def __init__(self, lengths: np.ndarray, rates: Rates, train: float, *, moves: bool) -> None:
-        """`lengths` [groups, size]: tokens of answers. `train`: seconds of all gradients on the GPUs of all engines."""
-        self.clock, self.rates, self.moves = Clock(), rates, moves
-        self.engines = [Engine(self.clock, rates) for _ in range(ENGINES)]
+    def __init__(
+        self, lengths: np.ndarray, rates: Rates, train: float, *, moves: bool, machines: Machines | None = None
+    ) -> None:
+        """`lengths` [groups, size]: tokens of answers. `train`: seconds of all gradients on all that they may have."""
+        self.clock, self.rates, self.moves, self.machines = Clock(), rates, moves, machines or Machines()
+        self.engines = [Engine(self.clock, rates) for _ in range(self.machines.engines)]
         self.size, self.train, self.step = lengths.size, train, Step()
         self._left = dict(enumerate([lengths.shape[1]] * len(lengths)))
+        self._tokens = (lengths + self.machines.prompt).sum(axis=1)
         self._on_way: dict[tuple[int, int], tuple[Engine, Request]] = {}
         self._computed, self._since, self._pace = 0.0, 0.0, 0.0  # gradients in seconds of all GPUs; of them a second
         for (group, member), tokens in np.ndenumerate(lengths):
-            self._ask((group, member), self.engines[(group * SIZE + member) % ENGINES], 0.0, float(tokens))
+            self._ask(
+                (group, member),
+                self.engines[(group * lengths.shape[1] + member) % len(self.engines)],
+                0.0,
+                float(tokens),
+            )
 
     def run(self) -> Step:
         self.clock.run()
         self._compute(1.0)
         self.step.rollout = self.clock.now
         self.step.hidden = self._computed / self.train
-        self.step.whole = self.step.rollout + self.train - self._computed + (SWITCH if self.step.gone else 0.0)
+        self.step.whole = self.step.rollout + self.train - self._computed
+        self.step.whole += self.machines.switch if self.step.gone else 0.0
         return self.step
 
     def _ask(self, answer: tuple[int, int], engine: Engine, prompt: float, tokens: float) -> None:
@@ -62,23 +81,25 @@ class Rollout:
 
     @property
     def _ready(self) -> float:
-        """Share of the groups that are whole."""
-        return sum(not left for left in self._left.values()) / len(self._left)
+        """Share of the tokens that are of whole groups."""
+        whole = sum(self._tokens[group] for group, left in self._left.items() if not left)
+        return float(whole / self._tokens.sum())
 
     def _compute(self, ready: float) -> None:
         """Gradients up to now, of no more than what was whole since the last answer ended."""
         now = self.clock.now
-        more = self._pace * max(0.0, now - max(self._since, self.step.gone + SWITCH))
+        more = self._pace * max(0.0, now - max(self._since, self.step.gone + self.machines.switch))
         self._computed, self._since = min(self._computed + more, max(self._computed, ready * self.train)), now
 
     def _hand_over(self) -> None:
         stay = handover.staying(
-            ENGINES, len(self._on_way), 1 - len(self._on_way) / self.size,
+            len(self.engines), len(self._on_way), 1 - len(self._on_way) / self.size,
             base=self.rates.base, each=self.rates.per_sequence, slots=self.rates.slots,
         )  # fmt: skip
-        if self.step.gone or stay == ENGINES:
+        if self.step.gone or stay == len(self.engines):
             return
-        self.step.gone, self._pace = self.clock.now, 1 - stay / ENGINES
+        self.step.gone = self.clock.now
+        self._pace = min(1.0, (len(self.engines) - stay) / self.machines.trained_on)
         for answer, (engine, request) in list(self._on_way.items()):
             if engine not in self.engines[:stay]:
                 sampled, left = engine.progress(request)

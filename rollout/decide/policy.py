@@ -6,12 +6,14 @@ alone: the next view shows what they led to.
 
 ::
 
-    view ─▶ settle groups ─▶ staleness (drop) ─▶ tail ─▶ breaker ─▶ hand out ─▶ admission ─▶ slots ─▶ else: who waits
+    view ─▶ settle groups ─▶ staleness (drop) ─▶ tail ─▶ breaker ─▶ hand out ─▶ admission ─▶ slots ─▶ rest
+         └▶ else: who waits
 """
 
 from __future__ import annotations
 
 from rollout.decide import admission, breaker, redundancy, staleness, tail
+from rollout.decide.engines import handover
 from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Lease, Rules, Stop, View, Wait
 
 
@@ -36,6 +38,8 @@ class RolloutPolicy:
         started = [] if view.draining else self._start(view, now)
         if batch or started:
             return [*batch, *started]
+        if (rest := handover.rest(view)) is not None:
+            return [rest]
         return [*waits, *breaker.waits(view.parts, now)]
 
     def _hand_out(self, view: View) -> tuple[list[Action], list[Action]]:

@@ -103,6 +103,16 @@ class PartView(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class CrewView(msgspec.Struct, frozen=True, array_like=True):
+    """The engines of a run whose machines its trainer shares. Times as they were measured."""
+
+    engines: int  # that serve
+    slots: int  # of each
+    base: float = 0.0  # seconds of a decoding step without any answer
+    each: float = 0.0  # that each answer adds to it; both 0: not known yet
+    rested: bool = False  # some do, until the next version
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # of the trainer
     asked: bool  # the trainer waits for a batch
@@ -115,6 +125,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False  # nothing new starts
     deferred: int = 0  # prompts that were put off and wait; not among `queued`
     bound: int | None = None  # versions by which rollouts may run ahead now; None: as the rules say
+    crew: CrewView | None = None  # None: the trainer has machines of its own
 
 
 # --------------------------------------------------------------------------- answers
@@ -176,6 +187,12 @@ class HandOut(msgspec.Struct, frozen=True, tag="hand_out"):
     oldest: int
 
 
+class Rest(msgspec.Struct, frozen=True, tag="rest"):
+    """Until the next version all engines but `stay` rest; their requests go on at these."""
+
+    stay: int
+
+
 class Exhausted(msgspec.Struct, frozen=True, tag="exhausted"):
     """There will be no further batch."""
 
@@ -195,7 +212,7 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
     until: float | None = None
 
 
-Action = Lease | Defer | Start | Abort | Reopen | Finish | GiveUp | HandOut | Exhausted | Stop | Wait
+Action = Lease | Defer | Start | Abort | Reopen | Finish | GiveUp | HandOut | Rest | Exhausted | Stop | Wait
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

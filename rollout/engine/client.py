@@ -192,6 +192,11 @@ class EngineClient:
     async def pause(self, mode: wire.PauseMode = "keep") -> None:
         await self._request("POST", wire.PAUSE, params={"mode": mode})
 
+    async def rest(self) -> None:
+        """Do nothing until `resume`: what was on its way is ended, the cache is empty."""
+        await self.pause("abort")
+        await self._request("POST", wire.RESET_CACHE)
+
     async def resume(self) -> None:
         await self._request("POST", wire.RESUME)
 

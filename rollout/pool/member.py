@@ -125,6 +125,7 @@ class Member:
     updates: int = 0  # that were begun
     restarts: int = 0
     waits: dict[asyncio.Timeout, float] = field(default_factory=dict)  # for a token, since when
+    asleep: asyncio.Task[None] | None = None  # done when it rests
 
     @property
     def view(self) -> ServerView:

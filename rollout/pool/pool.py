@@ -21,15 +21,16 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rollout.decide.engines.measuring import Measured
+from rollout.decide.engines.measuring import Measured, Steps
 from rollout.decide.engines.prefixes import chain
 from rollout.decide.engines.routing import RoutingRules, judge, next_to_update
+from rollout.decide.view import CrewView
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
@@ -54,6 +55,7 @@ class Pool:
         self.rules, self.at_once = rules or RoutingRules(), at_once
         self.members: dict[str, Member] = {}
         self.counts: Counter[str] = Counter()
+        self.steps = Steps()
         self.slots = Slots(self.members, self.rules, self.counts, tell)
         self._keys = itertools.count()
         self._target: tuple[Path | str, int] | None = None
@@ -103,6 +105,46 @@ class Pool:
         self.slots.prefixes.forget(name)
         return member.server
 
+    def crew(self) -> CrewView:
+        """For who decides how many of them rest."""
+        ours = [member for member in self.members.values() if not member.lent]
+        base, each = self.steps.line()
+        return CrewView(
+            engines=sum(member.state == "serving" for member in ours),
+            slots=min((member.server.slots for member in ours), default=0),
+            base=base,
+            each=each,
+            rested=any(member.state == "resting" for member in ours),
+        )
+
+    def rest(self, stay: int) -> None:
+        """Servers rest until the next version, all but the first `stay`. Their requests go on at these, from now on."""
+        serving = [each for each in self.members.values() if each.state == "serving" and not each.lent]
+        for member in serving[stay:]:
+            log.info("server %s rests until the next version; its %d requests go on", member.name, member.load)
+            self.counts["rested"] += 1
+            member.give_up()
+            member.state = "resting"
+            self.slots.prefixes.forget(member.name)
+            member.asleep = self._spawn(self._sleep(member), f"{member.name} goes to rest")
+
+    async def _sleep(self, member: Member) -> None:
+        while member.load:
+            await self.slots.change()
+        try:
+            async with asyncio.timeout(self.rules.silence):
+                await (await member.server.wait_serving()).rest()
+        except (EngineFailed, TimeoutError) as error:  # whoever is started in its place has nothing to do either
+            log.warning("server %s is given no requests, but does not rest: %s", member.name, error)
+
+    async def _wake(self, member: Member) -> None:
+        """From rest, to the version that the pool has now."""
+        if member.asleep is not None:
+            await asyncio.wait([member.asleep])
+        with suppress(EngineFailed):  # it died, and who is started in its place is awake
+            await (await member.server.wait_serving()).resume()
+        await self._come_back(member)
+
     async def _revive(self, member: Member) -> None:
         """Wait until it serves; bring it to the pool's version; then it takes requests."""
         member.state, member.updating_since = "starting", None
@@ -142,6 +184,7 @@ class Pool:
         except EngineFailed as error:  # it is down for good; the others go on, and whoever asks is told
             log.error("server %s of the pool does not come back: %s", member.name, error)
             member.state = "down"
+            self._wake_all()  # the others, who may be all that is left
             self._refuse_if_hopeless(error)
         except PagurusError as error:
             log.warning("server %s of the pool keeps the version that it has: %s", member.name, error)
@@ -159,12 +202,12 @@ class Pool:
             if self.slots.waiting and any(member.lent for member in self.members.values()):
                 self.slots.decide_soon()  # nobody says when users leave more room
             for member in list(self.members.values()):
-                if member.state not in ("serving", "updating"):
+                if member.state not in ("serving", "updating", "resting"):
                     continue
                 found = [judge(signs, self.rules, now) for signs in member.signs()]
                 if "hung" in found:
                     self._down(member, "hung")
-                elif now - probed > PROBE_EVERY and member.state == "serving":
+                elif now - probed > PROBE_EVERY and member.state != "updating":
                     self._spawn(self._probe(member), f"probe {member.name}")
             if now - probed > PROBE_EVERY:
                 probed = now
@@ -232,7 +275,7 @@ class Pool:
             name = f"{request_id or key}.{answer.parts}"
             new, read = len(ids) - ticket.known, len(ids) - ticket.held
             loop = asyncio.get_running_loop()
-            measured = Measured(member, ticket.kind, new=new, read=read, now=loop.time())
+            measured = Measured(member, ticket.kind, new=new, read=read, now=loop.time(), steps=self.steps)
             try:
                 async with aclosing(self._from(member, ids, answer, name)) as deltas:
                     async for delta in deltas:
@@ -308,6 +351,7 @@ class Pool:
         `folder`: where versions are published, a folder or an URL.
         """
         self._target, began, paused = (folder, version), time.monotonic(), 0.0
+        waking = self._wake_all()
         await asyncio.gather(*(self._fetch(each, version) for each in self.members.values() if each.state == "serving"))
         running: dict[asyncio.Task[float], Member] = {}
         while self._target == (folder, version):
@@ -325,7 +369,15 @@ class Pool:
             for task in done:
                 del running[task]
                 paused = max(paused, task.result())
+        if waking:  # who has died meanwhile comes back later
+            await asyncio.wait(waking, timeout=self.rules.silence)
         return Published(version=version, seconds=time.monotonic() - began, paused_s=paused)
+
+    def _wake_all(self) -> list[asyncio.Task[None]]:
+        resting = [member for member in self.members.values() if member.state == "resting"]
+        for member in resting:
+            member.state = "starting"
+        return [self._spawn(self._wake(member), f"wake {member.name}") for member in resting]
 
     async def _fetch(self, member: Member, version: int) -> None:
         """One server fetches the version while it serves. Where it cannot, `_update` finds out why."""
@@ -386,7 +438,8 @@ class Pool:
             },
         }
 
-    def _spawn(self, work: object, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)  # type: ignore[arg-type, var-annotated]
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -29,6 +30,7 @@ from rollout import tokenizer
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
+from rollout.crew import Crew
 from rollout.engine.client import Published
 from rollout.engine.pace import Paced
 from rollout.environments.images import build_missing
@@ -314,6 +316,7 @@ class RolloutRole:
             folder=self.folder,
             version=ref.version,
             on_turn=self._on_turn,
+            crew=cast(Crew, engines) if self.plan.handover else None,  # a pool: see `trainer.config`
         )
         controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
         controller.episodes.rewards = self.rewards

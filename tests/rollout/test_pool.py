@@ -225,6 +225,52 @@ async def test_draining_finishes_what_there_is_and_takes_nothing_new(
     await pool.join("a", servers["a"])
 
 
+async def test_servers_rest_until_the_next_version_and_their_requests_go_on(
+    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    flights = [asyncio.create_task(pool.generate([20 + n], LONG)) for n in range(8)]
+    await under_way(pool, 8, "b")
+    crew = pool.crew()
+    assert (crew.engines, crew.slots, crew.rested) == (2, 16, False)
+    there = pool.members["b"].load
+    pool.rest(1)
+    assert there and pool.crew().rested and pool.crew().engines == 1
+    later = await pool.generate([30], Sampling(max_tokens=2, ignore_eos=True))
+    assert len(later.token_ids) == 2
+    resting = await servers["b"].wait_serving()
+    await until(lambda: pool.members["b"].asleep is not None and pool.members["b"].asleep.done())
+    assert await resting.is_paused() and (await resting.statistics()).running == 0
+    for n, each in enumerate(await asyncio.gather(*flights)):
+        assert len(each.token_ids) == LONG.max_tokens and {span.version for span in each.spans} == {0}
+        if n % 4 == 0:
+            check(folders, [20 + n], each)
+    assert pool.counts["moved"] == there and pool.counts["rested"] == 1 and not pool.counts["lost"]
+    await pool.publish(folders[1].parent / "weights", 1)
+    assert not await resting.is_paused() and not pool.crew().rested
+    assert {name: (each.state, each.version) for name, each in pool.members.items()} == {
+        "a": ("serving", 1), "b": ("serving", 1),
+    }  # fmt: skip
+    answers = await asyncio.gather(*(pool.generate([40 + n], Sampling(max_tokens=4)) for n in range(8)))
+    assert {span.version for each in answers for span in each.spans} == {1}
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_whoever_dies_while_others_rest_costs_time_alone(
+    victim: str, pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    """The one that goes on, or the one that rests."""
+    flights = [asyncio.create_task(pool.generate([50 + n], LONG)) for n in range(6)]
+    await under_way(pool, 6, "b")
+    pool.rest(1)
+    before = servers[victim].restarts
+    os.kill(servers[victim].pid or 0, signal.SIGKILL)
+    answers = await asyncio.gather(*flights)
+    assert all(len(each.token_ids) == LONG.max_tokens for each in answers)
+    await pool.publish(folders[1].parent / "weights", 1)
+    assert servers[victim].restarts == before + 1
+    assert {(each.state, each.version) for each in pool.members.values()} == {("serving", 1)}
+
+
 async def test_who_goes_away_takes_the_request_along_at_once(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:
     async with aclosing(pool.stream([95], LONG)) as deltas:
         async for _ in deltas:

@@ -1,6 +1,7 @@
 """How many engines go over from decoding to gradients before all answers are there. Pure.
 
-Owns: that choice, once in a step of the run. Does not own: moving answers to the engines that stay, gradients.
+Owns: that choice, once in a step of the run. Does not own: moving answers to the engines that stay (rollout.pool),
+gradients (trainer.stream), which begin when engines rest.
 Guarantee: those that stay have a slot for every answer, and their decoding step takes at most `SLOWER` times as long.
 
 Where the same GPUs roll out and train, most engines serve a few long answers for the second half of a rollout, while
@@ -10,8 +11,10 @@ of them (RollPacker, arXiv:2509.21009).
 
 from __future__ import annotations
 
+from rollout.decide.view import Rest, View
+
 EARLIEST, LATEST = 0.2, 0.5  # share of answers that have ended
-SLOWER = 1.03
+SLOWER = 1.1  # what is measured of a step beside other work is not known much better
 
 
 def staying(engines: int, answers: int, done: float, *, base: float, each: float, slots: int) -> int:
@@ -31,3 +34,16 @@ def staying(engines: int, answers: int, done: float, *, base: float, each: float
 
     fit = (n for n in range(1, engines) if answers <= n * slots and step(n) <= SLOWER * step(engines))
     return next(fit, engines)
+
+
+def rest(view: View) -> Rest | None:
+    """The same for a live run: where its trainer waits for a batch, and nobody rests yet."""
+    crew = view.crew
+    if crew is None or crew.rested or not crew.base + crew.each or not view.asked or view.training:
+        return None
+    members = [member for group in view.running for member in group.members]
+    on_way = sum(member.state in ("waiting", "running") for member in members)
+    ended = len(members) - on_way + sum(len(group.oldest) for group in view.buffered)
+    done = ended / max(1, ended + on_way)
+    stay = staying(crew.engines, on_way, done, base=crew.base, each=crew.each, slots=crew.slots)
+    return None if stay == crew.engines else Rest(stay)

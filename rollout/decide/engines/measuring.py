@@ -1,11 +1,14 @@
 """What an answer costs the server that gives it, measured where requests are routed. Pure: who routes tells the time.
 
-Owns: the times and tokens of one answer on one server, and what the server is busy with meanwhile. Does not own: what
-is learned of it (rollout.decide.engines.affinity).
+Owns: the times and tokens of one answer on one server, what the server is busy with meanwhile, and how long its
+decoding steps take by the answers that share them (`Steps`). Does not own: what is learned of whole answers
+(rollout.decide.engines.affinity).
 """
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import fmean, median
 from typing import Protocol
 
 from rollout.decide.engines.affinity import Answered
@@ -22,22 +25,54 @@ class Busy(Protocol):
     reading: int  # tokens of their prompts that it did not hold
 
 
+RECENT, FEWEST = 64, 8  # measurements of a number of answers that are kept, that are enough
+NARROW = 0.25  # of their mean: a deviation of numbers of answers that says half of what each adds
+
+
+class Steps:
+    """``steps.see(31, 0.02)``, then ``steps.line()``: through medians, for some steps take longer for other reasons."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
+
+    def see(self, answers: int, seconds: float) -> None:
+        self._seen.setdefault(answers, deque(maxlen=RECENT)).append(seconds)
+
+    def line(self) -> tuple[float, float]:
+        """Seconds of a step without any answer, and those that each adds. Both 0 while nothing is known.
+
+        Numbers of answers that hardly differ say little of what each adds: then it is taken for less.
+        """
+        known = [(answers, median(found), len(found)) for answers, found in self._seen.items() if len(found) >= FEWEST]
+        if not known:
+            return 0.0, 0.0
+        all_answers, medians, counts = zip(*known, strict=True)
+        mean, step = fmean(all_answers, counts), fmean(medians, counts)
+        spread = sum(counts) * (NARROW * mean) ** 2 + sum(count * (at - mean) ** 2 for at, _, count in known)
+        slope = sum(count * (at - mean) * found for at, found, count in known) / spread
+        slope = min(max(slope, 0.0), step / mean)
+        return step - slope * mean, slope
+
+
 class Measured:
     """``each = Measured(server, "calculator", new=9, read=99, now=now)``; `piece` with each piece; `leave` at last."""
 
-    def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float):
-        """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds."""
-        self.server, self.kind, self.new, self.read = server, kind, new, read
+    def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float, steps: Steps | None = None):
+        """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds. `steps` are told."""
+        self.server, self.kind, self.new, self.read, self._steps = server, kind, new, read, steps
         self._asked, self._ahead, self._beside = now, server.reading, server.load - 1
         self._first_at = self._last = now
-        self._first = self._sampled = 0
+        self._first = self._sampled = self._load = 0
         self._reads = True
         server.readers += 1
         server.reading += read
 
     def piece(self, tokens: int, now: float) -> None:
         """So many tokens came; 0: it begins to sample."""
-        self._last = now
+        load = self.server.load
+        if self._steps is not None and tokens and load == self._load and not self.server.readers:
+            self._steps.see(load, (now - self._last) / tokens)
+        self._last, self._load = now, 0 if self.server.readers else load  # 0: prompts are read before the next piece
         if self._reads:
             self._first, self._first_at, self._beside = tokens, now, self.server.load - 1
             self._was_read()

@@ -26,7 +26,7 @@ import msgspec
 
 from rollout.decide.engines.affinity import Crowd, Need, Rates, cost
 
-State = Literal["starting", "serving", "updating", "draining", "down"]
+State = Literal["starting", "serving", "updating", "draining", "down", "resting"]
 
 
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -199,12 +199,18 @@ def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
     rates = Rates(base=0.01, slots=64)
     lengths = np.full((8, 8), 100.0)
     lengths[:4, :] = 1000.0
-    plain, moved = (handover.Rollout(lengths, rates, 6.0, moves=moves).run() for moves in (False, True))
+    machines = handover.Machines(prompt=800.0)
+    plain, moved = (
+        handover.Rollout(lengths, rates, 6.0, moves=moves, machines=machines).run() for moves in (False, True)
+    )
     # Half of the answers, and of the groups, are there after a second; 32 are left, which one engine holds. Seven
-    # eighths of the GPUs compute from then and the switch on: 3 s of all GPUs' work are there, after 3.43 s.
+    # eighths of the GPUs compute from then and the switch on: a third of the tokens, 2 s of all GPUs' work.
     assert (plain.rollout, plain.whole, plain.gone) == pytest.approx((10.0, 16.0, 0.0))
-    assert (moved.gone, moved.rollout, moved.hidden) == pytest.approx((1.0, 10.0, 0.5))
-    assert moved.whole == pytest.approx(10 + 3 + handover.SWITCH)
+    assert (moved.gone, moved.rollout, moved.hidden) == pytest.approx((1.0, 10.0, 1 / 3))
+    assert moved.whole == pytest.approx(10 + 4 + handover.SWITCH)
+    one = handover.Machines(trained_on=1, switch=0.5, prompt=800.0)  # of which one trains: at its full pace, at once
+    moved = handover.Rollout(lengths, rates, 12.0, moves=True, machines=one).run()
+    assert (moved.hidden, moved.whole) == pytest.approx((1 / 3, 10 + 8 + 0.5))
 
 
 def test_answers_that_move_to_another_engine_go_on_where_they_were() -> None:

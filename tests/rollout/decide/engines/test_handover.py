@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.engines.handover import EARLIEST, LATEST, SLOWER, staying
+from rollout.decide.engines.handover import EARLIEST, LATEST, SLOWER, rest, staying
+from rollout.decide.engines.measuring import Steps
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.view import Buffered, CrewView, GroupView, Member, Rest, Rules, View
 
 
 @pytest.mark.parametrize(
@@ -16,7 +19,7 @@ from rollout.decide.engines.handover import EARLIEST, LATEST, SLOWER, staying
         (128, 0.1, 0.0, 8),  # too early
         (128, 0.6, 0.0, 8),  # too late
         (500, 0.4, 0.0, 8),  # all slots are wanted
-        (128, 0.4, 0.0001, 5),  # 26 answers instead of 16 make a step 1 ms longer
+        (128, 0.4, 0.0002, 4),  # 32 answers instead of 16 make a step 3 ms longer
         (128, 0.4, 0.01, 8),
         (0, 0.5, 0.0, 8),
         (1, 0.5, 0.0, 1),
@@ -38,3 +41,62 @@ def test_who_stays_has_room_and_is_hardly_slower(
     if stay < engines:
         assert EARLIEST <= done <= LATEST and answers <= stay * slots
         assert base + each * (answers / stay) <= SLOWER * (base + each * (answers / engines + 1))
+
+
+CREW = CrewView(engines=4, slots=8, base=0.02)
+
+
+def seen(crew: CrewView | None, *, ended: int, asked: bool = True, training: bool = False) -> View:
+    """Ten groups of two: so many of their answers are there, two of each buffered group."""
+    whole, odd = divmod(ended, 2)
+    running = [
+        GroupView(str(n), n, [Member(0, "ended" if n == whole and odd else "running"), Member(1, "running")])
+        for n in range(whole, 10)
+    ]
+    buffered = [Buffered(str(n), n, [0, 0]) for n in range(whole)]
+    return View(
+        version=0, asked=asked, training=training, running=running, buffered=buffered, queued=0, more=False, crew=crew
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "stay"),
+    [
+        (seen(CREW, ended=6), 2),  # 14 answers on their way, 8 slots each
+        (seen(CREW, ended=5), 2),
+        (seen(CREW, ended=10), 2),  # the last moment
+        (seen(CREW, ended=3), None),
+        (seen(CREW, ended=11), None),
+        (seen(None, ended=6), None),  # the trainer has machines of its own
+        (seen(CrewView(4, 8, 0.02, rested=True), ended=6), None),
+        (seen(CrewView(4, 8), ended=6), None),  # nobody has measured a step
+        (seen(CrewView(1, 16, 0.02), ended=6), None),
+        (seen(CREW, ended=6, asked=False), None),  # the trainer has something else to do
+        (seen(CREW, ended=6, training=True), None),
+    ],
+)
+def test_engines_rest_once_while_their_trainer_waits(view: View, stay: int | None) -> None:
+    assert rest(view) == (None if stay is None else Rest(stay))
+    decided = RolloutPolicy(Rules(groups=10, size=2, staleness=0)).decide(view, 0.0)
+    assert [action for action in decided if isinstance(action, Rest)] == ([] if stay is None else [Rest(stay)])
+
+
+def test_steps_are_medians_by_the_answers_that_share_them() -> None:
+    steps = Steps()
+    assert steps.line() == (0.0, 0.0)
+    for answers in (1, 11, 31):
+        for number in range(20):
+            late = number % 5 == 0
+            steps.see(answers, 0.02 + 0.001 * answers + 0.3 * late)
+    steps.see(64, 9.0)  # once says nothing
+    base, each = steps.line()
+    assert 0.0008 < each < 0.001 and base + 14 * each == pytest.approx(0.034, abs=0.001)
+
+
+def test_what_each_answer_adds_is_not_guessed_from_numbers_that_hardly_differ() -> None:
+    steps = Steps()
+    for number in range(20):
+        steps.see(31, 0.04)
+        steps.see(32, 0.042 + 0.0001 * number)
+    base, each = steps.line()
+    assert 0 <= each < 0.0001 and base == pytest.approx(0.04, abs=0.003)

@@ -1,0 +1,19 @@
+"""Engines whose machines a trainer shares, as a rollout's controller sees them.
+
+Owns: the interface. Does not own: how many rest (rollout.decide.engines.handover), engines (rollout.pool).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rollout.decide.view import CrewView
+
+
+class Crew(Protocol):
+    """A `Pool`."""
+
+    def crew(self) -> CrewView: ...
+
+    def rest(self, stay: int) -> None:
+        """All but `stay` until the next version; their requests go on at these."""

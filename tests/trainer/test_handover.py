@@ -1,0 +1,74 @@
+"""A run whose trainer works on its engines' machines: engines rest in the middle of a step; real processes, killed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.harness import handed_over
+from bench.harness.paced_engine import paced
+from rollout.decide.engines.measuring import Steps
+from rollout.plan import PoolPlan
+from sandbox.errors import Invalid
+from tests.support.small_run import small
+from trainer.config import open_run
+from trainer.metrics import read_lines
+
+pytest.importorskip("torch", reason="torch is not installed")
+STEPS = 2
+
+
+async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that goes on and the trainer, when its first gradients begin; then the one that rests."""
+    monkeypatch.setattr(Steps, "line", lambda _: (0.1, 0.0))  # whatever else the machine does meanwhile
+    run = handed_over.begin(tmp_path, steps=STEPS, longest=80)
+    lengths = handed_over.tailed(0, 80)
+    async with handed_over.rollout(
+        run, lambda kind: paced(kind, 100.0), lambda prompt, n: lengths(prompt % handed_over.GROUPS, n), lambda _: True
+    ) as (role, seen):
+        trainer = await handed_over.start_trainer(run)
+        try:
+            async with asyncio.timeout(240):
+                for version, victim in ((0, 0), (1, 1)):
+                    while version not in seen.rested:
+                        assert trainer.returncode is None, (run / "trainer.log").read_text()
+                        await asyncio.sleep(0.05)
+                    seen.servers[victim].kill()
+                    trainer.kill()
+                    await trainer.wait()
+                    trainer = await handed_over.start_trainer(run)
+                assert await trainer.wait() == 0, (run / "trainer.log").read_text()
+        finally:
+            if trainer.returncode is None:
+                trainer.kill()
+                await trainer.wait()
+        assert [server.restarts for server in seen.servers] == [1, 1]
+        assert role.plan.handover
+    told = handed_over.account(run, STEPS)
+    assert (told["prompts"], told["lost"]) == (STEPS * handed_over.GROUPS, 0)
+    assert told["replayed"] == told["decisions"] > 0
+    lines = [line for line in read_lines(run / "metrics.jsonl") if "seconds" in line]
+    assert [line["step"] for line in lines] == [1, 2] and all(line["train/hidden_s"] > 0 for line in lines)
+    assert handed_over.gradient_difference(run) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pool": PoolPlan()}, "it needs two"),
+        ({"staleness": 1}, "staleness = 0"),
+        ({"stream": True}, "leave out stream"),
+        ({"updates": 2}, "updates = 1"),
+        ({"objective": "ppo"}, "leave out stream and handover"),
+    ],
+)
+def test_a_run_that_has_nothing_to_hand_over_is_refused(changes: dict[str, object], why: str, tmp_path: Path) -> None:
+    options = {"handover": True, "staleness": 0, "pool": PoolPlan(engines=2), "faults": 0, **changes}
+    with pytest.raises(Invalid) as refused:
+        open_run(small(tmp_path, **options))
+    assert why in f"{refused.value.message} {refused.value.remedy}"
+    assert not list(tmp_path.iterdir())
