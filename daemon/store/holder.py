@@ -37,6 +37,9 @@ class Holder(Protocol):
     def template(self, origin: CheckpointRow) -> Template:
         """What its forks inherit."""
 
+    def images_used(self) -> Mapping[str, int]:
+        """How many sandboxes and imported checkpoints stand on each image, by digest."""
+
     def image_below(self, checkpoint: CheckpointRow) -> Image:
         """The image that its files lie upon."""
 

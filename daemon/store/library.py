@@ -71,6 +71,7 @@ class Store:
             self._host.collector.changed(name)
         await self._host.collector.thin()
         await self._host.collector.collect_pages()
+        await asyncio.to_thread(self._host.images.collect, set(self._host.images_used()))
 
     async def verify(self, checkpoints: list[str]) -> list[CheckpointReport]:
         """Reports on these checkpoints; without any, on all and on the catalogue."""

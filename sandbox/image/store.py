@@ -163,13 +163,17 @@ class ImageStore:
             return self._drop(image.digest)
 
     def collect(self, used: Sequence[str] | set[str]) -> int:
-        """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many."""
+        """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many trees.
+
+        What another process is making stays.
+        """
         with self._locked():
             named = {self.resolve(name).digest for name in self.list()} | set(used)
             gone = 0
             for entry in _entries(self.trees):
                 if DIGEST.fullmatch(entry.name) is None:
-                    with contextlib.suppress(OSError):  # it is tried again by the next
+                    held = contextlib.nullcontext() if entry.is_symlink() else _alone(entry)
+                    with contextlib.suppress(OSError), held:  # else it is tried again by the next
                         walk.remove_path(entry)
                 elif entry.name not in named:
                     gone += self._drop(entry.name)
@@ -253,10 +257,11 @@ class ImageStore:
         tree.mkdir(mode=0o755, parents=True)
         aside.chmod(0o700)
         try:
-            config = fill(tree) or ImageConfig()
-            normalise(tree)
-            with self._locked():
-                return self._publish(name, aside, source, config)
+            with _alone(aside):
+                config = fill(tree) or ImageConfig()
+                normalise(tree)
+                with self._locked():
+                    return self._publish(name, aside, source, config)
         finally:
             with contextlib.suppress(OSError):  # what stays is collected later
                 walk.remove_path(aside)
@@ -318,6 +323,14 @@ class ImageStore:
         with closing(os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Whoever makes or removes a tree holds its directory. Raises OSError where somebody else does."""
+    with closing(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def filed(name: str) -> str | None:

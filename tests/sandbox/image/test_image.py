@@ -161,10 +161,19 @@ def test_a_directory_that_was_put_there_is_taken_in(store: ImageStore) -> None:
     assert store.info("plain").size > 0
 
 
+def test_what_is_being_made_is_not_collected(store: ImageStore, tmp_path: Path) -> None:
+    def fill(tree: Path) -> None:
+        _root(tree)
+        assert store.collect(used=set()) == 0
+
+    assert (store.build("app", fill, "here") / "bin/tool").exists()
+
+
 def test_what_a_crash_left_is_collected(store: ImageStore, tmp_path: Path) -> None:
     store.import_directory("app", _root(tmp_path / "a"))
     (store.trees / ".new-1/tree").mkdir(parents=True)
     (store.trees / ".gone-1").mkdir()
+    (store.trees / ".link-1").symlink_to("nowhere")
     assert store.collect(used=set()) == 0
     assert [path.name for path in store.trees.iterdir()] == [store.resolve("app").digest]
 
