@@ -98,11 +98,13 @@ class Target:
         return found
 
     def aim(self, case: Any, chance: random.Random) -> None:
-        """Make a case meet what exists, and keep it small."""
+        """Make a case meet what exists, and keep it small. The image stays: later cases need sandboxes of it."""
         named = {"id": self.sandbox, "checkpoint": self.checkpoint}
+        if case.method != "DELETE":
+            named["name"] = self.image
         for name in case.path_parameters or {}:
-            if chance.random() < 2 / 3:
-                case.path_parameters[name] = named.get(name, self.image)
+            if name in named and chance.random() < 2 / 3:
+                case.path_parameters[name] = named[name]
         if case.query and "checkpoint" in case.query and chance.random() < 2 / 3:
             case.query["checkpoint"] = self.checkpoint
         if case.query and "timeout" in case.query:

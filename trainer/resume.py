@@ -88,6 +88,8 @@ class Saves:
         except Exception as error:
             if shutil.disk_usage(self.folder).free < 1 << 20:
                 raise OSError(errno.ENOSPC, "no space left for the resume state") from error
+            if isinstance(error, RuntimeError) and not self.ranks.alone:
+                raise  # between ranks: another one is gone, which who watches them names
             raise TrainerFailed(f"the resume state of step {state.step} was not written: {error}") from error
         self._together()
         if self.ranks.rank == 0:

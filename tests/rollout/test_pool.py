@@ -268,7 +268,7 @@ async def test_whoever_dies_while_others_rest_costs_time_alone(
     assert all(len(each.token_ids) == LONG.max_tokens for each in answers)
     await pool.publish(folders[1].parent / "weights", 1)
     assert servers[victim].restarts == before + 1
-    assert {(each.state, each.version) for each in pool.members.values()} == {("serving", 1)}
+    await until(lambda: {(each.state, each.version) for each in pool.members.values()} == {("serving", 1)})
 
 
 async def test_who_goes_away_takes_the_request_along_at_once(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:

@@ -138,8 +138,8 @@ def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_wit
     taken, start = load_model(folder / "policy").state_dict(), load_model(EXAMPLE / "start").state_dict()
     assert all(torch.equal(taken[name], value) for name, value in start.items())
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(Invalid, match=r"embedded engine has qwen3.*--engine vllm"):
+    (tmp_path / "other/config.json").write_text('{"model_type": "bloom"}')
+    with pytest.raises(Invalid, match=r"attention of its own.*--engine vllm"):
         open_run(Config(task=file, out=tmp_path / "runs", model=tmp_path / "other"))
     with pytest.raises(NotFound, match="no tokenizer"):
         take(tmp_path / "other", folder / "policy")
