@@ -46,6 +46,7 @@ from sandbox.sdk.handle import Sandbox
 
 LONGEST = 0.15  # seconds from the begin of a turn to the strike, at most
 SETTLE = 30.0  # seconds that a trial has to come to an agreement
+ENDING = 50  # tenths of a second in which what was killed must be gone
 KINDS = {"sandbox": 3, "shim": 1, "daemon": 1, "lot": 1}  # and how often each
 BESIDE = {"": 6, "collection": 2, "restore": 1, "fork": 1}  # what goes on at the same time
 GONE = (PagurusError, aiohttp.ClientError, OSError)  # what a call gets whose daemon or sandbox is killed
@@ -219,7 +220,11 @@ class Trials:
         await self.client.close()
         await asyncio.to_thread(self.host.stop)
         left = await asyncio.to_thread(before.leaks)
-        return left + await asyncio.to_thread(self.more_leaks)
+        for _ in range(ENDING):  # what was killed a moment ago may still be on its way out
+            if not (more := await asyncio.to_thread(self.more_leaks)):
+                break
+            await asyncio.sleep(0.1)
+        return left + more
 
     def more_leaks(self) -> list[str]:
         host, left = self.host, []
