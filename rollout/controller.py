@@ -33,7 +33,6 @@ from rollout.asked import Asked
 from rollout.attempts import Attempts
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
-from rollout.crew import Crew
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
@@ -62,6 +61,7 @@ from rollout.episode.renderer import Renderer
 from rollout.episode.turns import Engine, OnTurn
 from rollout.groups import Counts, Group
 from rollout.messages import Batch, Trajectory, TurnRecord
+from rollout.pool.crew import Crew
 from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog

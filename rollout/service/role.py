@@ -30,7 +30,6 @@ from rollout import tokenizer
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.crew import Crew
 from rollout.engine.client import Published
 from rollout.engine.pace import Paced
 from rollout.environments.images import build_missing
@@ -40,6 +39,7 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
+from rollout.pool.crew import Crew
 from rollout.rewards import book
 from rollout.rewards.service import RewardService
 from rollout.service import protocol as wire

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,13 +94,12 @@ def exact(renderer: ChatRenderer, trajectory: Trajectory, system: str) -> None:
     assert trajectory.turns[0].observation in between
 
 
-@pytest.mark.long
-def test_smollm2_is_trained_over_the_embedded_engine(daemon: Daemon, tmp_path: Path) -> None:
-    """Its pages serve what the trainer publishes, by transformers' own names."""
+def smollm2_trained(folder: Path, trajectories: int, **changes: Any) -> Path:
+    """The run folder of the example's plan with two steps, and a reward that differs within groups whatever the model
+    says; what it trained is exact."""
     need_models()
     content = config.read(CHECKOUT / "examples" / "one_line" / "train.toml")
-    content |= {"task": str(ENVIRONMENT), "out": str(tmp_path / "runs"), "held_out": 2, "engine": "embedded"}
-    content |= {"steps": 2, "groups": 1, "size": 4, "concurrency": 4, "pool": {"engines": 1}}
+    content |= {"task": str(ENVIRONMENT), "out": str(folder / "runs"), "held_out": 2, "steps": 2, "size": 4, **changes}
     run, _ = config.open_run(config.make(content))
     done = subprocess.run([sys.executable, "-m", "coordinator.local", str(run)], cwd=CHECKOUT, timeout=1500)
     assert done.returncode == 0, (run / "rollout.log").read_text()
@@ -107,43 +107,29 @@ def test_smollm2_is_trained_over_the_embedded_engine(daemon: Daemon, tmp_path: P
     store = SampleStore(run / "rollout")
     batches = [store.batch(step) for step in range(2)]
     store.close()
-    renderer = ChatRenderer.load(SMOL)
     trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
-    assert len(trained) == 8
+    assert len(trained) == trajectories
     for trajectory in trained:
-        exact(renderer, trajectory, "Write one line of shell.")
-    learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
-    assert len(learned) == 2 and all(abs(line["train/mismatch_kl"]) < 1e-3 for line in learned)
-    assert any(line["train/tokens"] > 0 and line["train/grad_norm"] > 0 for line in learned)
-    assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
-
-
-@pytest.mark.long
-@NO_VLLM
-def test_smollm2_is_trained_over_two_vllm_servers(daemon: Daemon, tmp_path: Path) -> None:
-    """The example's plan with fewer steps, and a reward that differs within groups whatever the model says. What it
-    trained is exported, and transformers and vLLM load it."""
-    need_models()
-    content = config.read(CHECKOUT / "examples" / "one_line" / "train.toml")
-    content |= {"task": str(ENVIRONMENT), "out": str(tmp_path / "runs"), "held_out": 2}
-    content |= {"steps": 2, "groups": 2, "size": 4, "concurrency": 8}
-    run, _ = config.open_run(config.make(content))
-    done = subprocess.run([sys.executable, "-m", "coordinator.local", str(run)], cwd=CHECKOUT, timeout=1500)
-    assert done.returncode == 0, (run / "rollout.log").read_text()
-
-    store = SampleStore(run / "rollout")
-    batches = [store.batch(step) for step in range(2)]
-    store.close()
-    renderer = ChatRenderer.load(SMOL)
-    trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
-    assert len(trained) == 16
-    for trajectory in trained:
-        exact(renderer, trajectory, "Write one line of shell.")
+        exact(ChatRenderer.load(SMOL), trajectory, "Write one line of shell.")
     learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
     # Versions are published in bfloat16; the trainer's weights are in fp32.
     assert len(learned) == 2 and all(abs(line["train/mismatch_kl"]) < 1e-3 for line in learned)
     assert any(line["train/tokens"] > 0 and line["train/grad_norm"] > 0 for line in learned)
     assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
+    return run
+
+
+@pytest.mark.long
+def test_smollm2_is_trained_over_the_embedded_engine(daemon: Daemon, tmp_path: Path) -> None:
+    """Its pages serve what the trainer publishes, by transformers' own names."""
+    smollm2_trained(tmp_path, 8, groups=1, concurrency=4, engine="embedded", pool={"engines": 1})
+
+
+@pytest.mark.long
+@NO_VLLM
+def test_smollm2_is_trained_over_two_vllm_servers(daemon: Daemon, tmp_path: Path) -> None:
+    """What it trained is exported, and transformers and vLLM load it."""
+    run, renderer = smollm2_trained(tmp_path, 16, groups=2, concurrency=8), ChatRenderer.load(SMOL)
     folder = tmp_path / "exported"
     assert export(run, folder) == 2
     asyncio.run(serves_what_transformers_computes(folder, renderer, tmp_path))

@@ -82,6 +82,7 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
 
 
 CHECKED_MOST = 64
+REMEMBERED_MOST = 2048  # files and paths of one of them: a hostile sandbox may have a million
 _checked: dict[frozenset[object], Wanted] = {}  # of images that were let pass, the oldest first
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
@@ -96,6 +97,8 @@ def checked(images: Images) -> Wanted:
     if images.identity is None:
         return check(images)
     wanted = _checked.get(images.identity) or check(images)
+    if len(images.identity) + wanted.paths > REMEMBERED_MOST:
+        return wanted
     _checked[images.identity] = wanted
     while len(_checked) > CHECKED_MOST:
         _checked.pop(next(iter(_checked)), None)

@@ -57,6 +57,10 @@ class Wanted:
     watched: list[Named] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)  # targets of directories of the host, by their number
 
+    @property
+    def paths(self) -> int:
+        return len(self.present) + len(self.ghosts) + len(self.sockets) + len(self.watched)
+
 
 class Images:
     """Images by file name, each parsed once. `read(name)` gives the bytes of one, `sizes` the names and sizes.
