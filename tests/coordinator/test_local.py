@@ -86,6 +86,11 @@ def starts(run: Path) -> int:
     return len((run / "starts").read_text()) if (run / "starts").exists() else 0
 
 
+def written_down(run: Path) -> set[str]:
+    """Whom a supervisor that dies now leaves to the next one: a process may be at work before its name is written."""
+    return set(local.written(run))
+
+
 def living(run: Path) -> dict[str, bool]:
     return {state.name: state.alive for state in local.states(run)}
 
@@ -169,7 +174,7 @@ def test_a_run_folder_has_one_supervisor(run: Path) -> None:
 
 def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Path) -> None:
     first = watch(run)
-    until(lambda: starts(run) == 1)
+    until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
     first.kill()
     first.wait()
     assert living(run) == {"supervisor": False, "rollout": True, "trainer": True}
@@ -185,7 +190,7 @@ def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Pa
 
 def test_who_is_asked_to_end_ends_what_it_adopted_too(run: Path) -> None:
     first = watch(run)
-    until(lambda: starts(run) == 1)
+    until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
     first.kill()
     first.wait()
     second = watch(run)

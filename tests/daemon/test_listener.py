@@ -120,10 +120,11 @@ async def test_who_never_asks_is_closed(served: Served, monkeypatch: pytest.Monk
     reader, writer = await served.connect(served.plain)
     writer.write(ASK[:-2])  # not whole
     assert await ended(reader)
+    monkeypatch.setattr(listener, "FIRST", 1.0)
     reader, writer = await served.connect(served.plain)
     writer.write(ASK)
     assert b" 200 " in await reader.readline()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.1)
     writer.write(ASK)
     assert await reader.readuntil(b"here")
 
@@ -135,6 +136,7 @@ async def test_who_does_not_speak_tls_is_counted_and_closed(served: Served, monk
     assert await ended(over)
     for reader, _ in mute:
         assert await ended(reader)
+    monkeypatch.setattr(listener, "HANDSHAKE", 60.0)
     reader, writer = await asyncio.open_connection(*served.secure.getsockname(), ssl=served.trust)
     writer.write(ASK)
     assert b" 200 " in await reader.readline()

@@ -24,6 +24,7 @@ async def test_a_writer_at_work_in_the_gap_is_captured(own: Daemon) -> None:
         before = await sb.exec("true")
         await client.checkpoint(before.checkpoint, wait="captured")
     log = root_of(sb.id) / "work/log"
+    await until(log.exists)
     own.kill()
     at_kill = log.stat().st_size
     await until(lambda: log.stat().st_size > at_kill + 20)

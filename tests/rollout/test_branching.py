@@ -105,7 +105,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 async def play(rollout: RolloutController) -> Batch:
     await rollout.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         return await rollout.next_batch()
 
 
@@ -275,7 +275,7 @@ async def test_another_process_goes_on_with_the_tree(make: Make) -> None:
 
     first = make(host=host, environment=Stopping)
     await first.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         await stop.wait()
     await first.stop(leave=True)
     Stopping.halting = False

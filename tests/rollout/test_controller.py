@@ -372,10 +372,10 @@ async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
 async def test_a_slow_create_costs_a_trajectory_nothing(make: Make) -> None:
     class Slowly(FakeHost):
         async def create(self, image: str, **options: Any) -> FakeSandbox:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.6)
             return await super().create(image, **options)
 
-    rollout = make(host=Slowly(), config=configured(groups=1, limits=Limits(step_s=0.2)))
+    rollout = make(host=Slowly(), config=configured(groups=1, limits=Limits(step_s=1.5)))
     await rollout.start()
     batch = await rollout.next_batch()
     assert {(t.status, t.reward) for t in batch.trajectories} == {("completed", 1.0)}

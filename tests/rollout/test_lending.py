@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 
 import pytest
 
@@ -21,6 +20,7 @@ from rollout.pool.member import Lent
 from rollout.pool.pool import Pool
 from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
+from tests.support.daemon_host import free_port
 
 MODEL = CHECKOUT / "examples" / "frozen_lake" / "start"
 BUDGET = Budget(ttft=1.0, tpot=0.05, margin=0.0)
@@ -120,9 +120,7 @@ def test_users_who_need_all_rows_take_them_from_rollouts_until_the_next_version(
 
 
 async def test_a_pool_sends_rollouts_there_until_users_need_it_and_again_with_the_next_version() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     core, stop = Core(MODEL, version="0", slots=4, length=1024, lending=Lending(BUDGET)), asyncio.Event()
     serving = asyncio.create_task(serve(core, host="127.0.0.1", port=port, stop=stop))
     server, begun = Lent(f"http://127.0.0.1:{port}"), dict[tuple[int, ...], tuple[float, str, str]]()

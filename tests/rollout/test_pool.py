@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LENGTH = 1024
 LONG = Sampling(max_tokens=700, ignore_eos=True, seed=1)
-RULES = RoutingRules(silence=2.0, update=60.0)
+RULES = RoutingRules(silence=5.0, update=120.0)  # a busy machine may keep a server silent for a while
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def check(folders: list[Path], prompt: list[int], generation: Generation) -> Non
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 - it is a state of another process
             await asyncio.sleep(0.01)
 
@@ -275,7 +275,7 @@ async def test_who_goes_away_takes_the_request_along_at_once(pool: Pool, servers
     async with aclosing(pool.stream([95], LONG)) as deltas:
         async for _ in deltas:
             break
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             running = [(await (await server.wait_serving()).statistics()).running for server in servers.values()]
             if running == [0, 0]:

@@ -185,7 +185,7 @@ class Hanging(Counting):
 async def test_a_reset_that_hangs_costs_one_member(labelled: Labelled, tmp_path: Path) -> None:
     Hanging.hang = 1
     states = PreparedStates(labelled, tmp_path / "book")
-    group = await play(manager(labelled, states, Hanging, reset_s=0.5), 3, 4)
+    group = await play(manager(labelled, states, Hanging, reset_s=8.0), 3, 4)
     failed = [each.failure for each in group if each.failure is not None]
     assert [(each.phase, each.cause, blame(each)) for each in failed] == [(Phase.RESET, Cause.LATE, Blame.ENVIRONMENT)]
     assert sorted(each.reward for each in group) == [0.0, 1.0, 1.0, 1.0]

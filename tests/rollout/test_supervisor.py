@@ -141,7 +141,7 @@ asyncio.run(main())
         assert supervisor.stdout is not None
         engine = os.pidfd_open(int(supervisor.stdout.readline()))
         supervisor.kill()
-    ended, _, _ = select.select([engine], [], [], 30)
+    ended, _, _ = select.select([engine], [], [], 120)
     os.close(engine)
     assert ended
 
@@ -248,7 +248,7 @@ def test_what_is_kept_ends_when_nobody_uses_it_with_all_that_it_started(tmp_path
             keeper.wait(3)
     assert keeper.wait(60) == 128 + 15
     keeper.stdout.close()
-    ended, _, _ = select.select([child], [], [], 30)
+    ended, _, _ = select.select([child], [], [], 120)
     os.close(child)
     assert ended
 

@@ -222,8 +222,8 @@ async def test_only_the_trajectorys_own_time_counts() -> None:
     assert trajectory.scored and len(trajectory.turns) == 3 and trajectory.own_s == pytest.approx(9.0, abs=1.0)
 
     slow = ScriptedEngine(SCRIPT)
-    slow.delay = 0.05
-    assert (await play(engine=slow, limits=Limits(step_s=0.1))).status == "completed"
+    slow.delay = 0.4
+    assert (await play(engine=slow, limits=Limits(step_s=1.2))).status == "completed"
 
 
 def test_every_answer_has_a_seed_of_its_own() -> None:

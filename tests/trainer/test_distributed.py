@@ -34,9 +34,9 @@ def plan(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
     return WorkPlan(**options)  # type: ignore[arg-type]
 
 
-def record(fleet: Fleet, steps: int = STEPS) -> None:
+def record(fleet: Fleet, steps: int = STEPS, *, since: int = 0) -> None:
     """The log of samples that every run here is fed with."""
-    for step in range(steps):
+    for step in range(since, steps):
         fleet.log.write(step, samples(step))
 
 
@@ -95,10 +95,14 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_with_fewer(tmp_path: Path) -
 
 
 def test_a_stopped_rank_is_named_within_the_time_that_was_set(tmp_path: Path) -> None:
-    fleet = Fleet(plan(tmp_path, "stopped"), ranks=2, silent=6.0)
+    fleet = Fleet(plan(tmp_path, "stopped"), ranks=2)
     with fleet:
         fleet.log.write(0, samples(0))
         fleet.wait(1)
+        while {beat.phase for beat in read(fleet.folder / "beats")} != {"wait for batch 1"}:
+            fleet.check()
+            time.sleep(0.05)
+        fleet.silent = 6.0  # from here on: while they begin, a busy machine may be as slow
         pids = [beat.pid for beat in read(fleet.folder / "beats")]
         os.kill(pids[0], signal.SIGSTOP)
         with pytest.raises(
@@ -113,16 +117,17 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_weights(tmp_path: Pa
     steps = 24
     expected = alone(tmp_path, steps=steps)
     fleet = Fleet(plan(tmp_path, "struck", steps=steps), ranks=1)
-    record(fleet, steps)
     rng = random.Random(0)
     try:
         for kill in range(3):
+            record(fleet, 8 * kill + 8 - (kill == 2), since=8 * kill)  # it cannot end before it is killed
             fleet.start()
             fleet.wait(7 * kill + rng.randrange(1, 7))
             time.sleep(rng.random() * 0.1)
             os.kill(read(fleet.folder / "beats")[0].pid, signal.SIGKILL)
             with pytest.raises(RankLost, match=r"rank 0 .* was killed by signal 9"):
                 fleet.wait(steps)
+        record(fleet, steps, since=steps - 1)
         fleet.start()
         fleet.wait(steps)
         found = fleet.weights(steps)

@@ -44,7 +44,8 @@ async def test_a_key_is_carried_out_once_also_by_the_next_daemon(
     assert (status, body["code"]) == (409, "conflict")
     assert (await keyed(raw, path, "wrong", command=["/nonsense"]))[0] == 422
 
-    begun = asyncio.ensure_future(keyed(raw, path, "three", command=f"touch /begun; sleep 0.5; {count}"))
+    long = f"touch /begun; until test -e /go; do sleep 0.05; done; {count}"
+    begun = asyncio.ensure_future(keyed(raw, path, "three", command=long))
     sandbox = await host.get(made["id"])
     await sandbox.exec("until test -e /begun; do sleep 0.01; done", ends_turn=False)
     daemon.kill()
@@ -54,10 +55,10 @@ async def test_a_key_is_carried_out_once_also_by_the_next_daemon(
 
     assert await keyed(raw, path, "one", command=count) == (first[0], first[1], True)
     assert (await keyed(raw, "/v1/sandboxes", "make", image=IMAGE))[1]["id"] == made["id"]
-    status, body, _ = await keyed(raw, path, "three", command=f"touch /begun; sleep 0.5; {count}")
+    status, body, _ = await keyed(raw, path, "three", command=long)
     assert (status, body["code"]) == (409, "interrupted")
-    # The command of the killed daemon ended by itself, once: the first, the second, and this one.
-    await sandbox.exec("until test $(wc -l < /count) -ge 3; do sleep 0.05; done")
+    # The command of the killed daemon goes on to its end, once: the first, the second, and this one.
+    await sandbox.exec("touch /go; until test $(wc -l < /count) -ge 3; do sleep 0.05; done")
     assert (await sandbox.exec("wc -l < /count")).text.strip() == "3"
     await sandbox.remove()
 

@@ -13,7 +13,7 @@ from sandbox import Client, Limits, TooMany
 from sandbox.container.cgroup import process_budget
 from sandbox.messages import Mount
 from sandbox.tree import btrfs
-from tests.support.daemon_host import IMAGE, Daemon, asleep
+from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, asleep
 
 
 def limits(processes: int | None) -> Limits:
@@ -100,7 +100,7 @@ async def test_no_restore_and_no_scratch_adds_to_the_disk_limit(host: Client) ->
             await made.restore(first)
             assert (await made.exec("ls -s --block-size=1M /b")).text == "8 /b\n"
         assert (await made.exec(write % ("/c", 10))).text == "1\n"  # as full as it was
-        full = await made.captured(await made.exec("sleep 1000 & true"))
+        full = await made.captured(await made.exec(f"sleep 1000 & {ASLEEP}"))
         await made.restore(full, verify=True)  # which a full sandbox can be brought back to
         await made.exec("rm /scratch/a /c")
         assert (await made.exec(write % ("/scratch/a", 4))).text == "0\n"

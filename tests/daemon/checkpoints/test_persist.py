@@ -19,9 +19,9 @@ from daemon.checkpoints.persist import UNSTORED, nearest, store
 from daemon.store.gc import GarbageCollector
 from sandbox import CheckpointFailed, Client, NoSpace, Sandbox, Verdict
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxState
-from tests.support.daemon_host import IMAGE, Daemon, missing
+from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, missing
 
-SERVICE = "setsid sleep 1000000 >/dev/null 2>&1 &"
+SERVICE = f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}"
 COUNT = "grep -l sleep /proc/[0-9]*/comm | wc -l"
 
 

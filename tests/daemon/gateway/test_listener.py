@@ -120,7 +120,7 @@ async def test_silent_connections_of_strangers_give_way(
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="served")
 
-    monkeypatch.setattr(gateway_listener, "FIRST", 0.3)
+    monkeypatch.setattr(gateway_listener, "FIRST", 1.0)
     listener = Listener(listening, handler, most=4, paced=False)
     loop, silent = asyncio.get_running_loop(), []
     try:
@@ -136,7 +136,7 @@ async def test_silent_connections_of_strangers_give_way(
             host, port = listening.getsockname()
             async with session.get(f"http://{host}:{port}/") as answer:
                 assert await answer.text() == "served"
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1.1)
             async with session.get(f"http://{host}:{port}/") as answer:  # who has asked may be silent for a while
                 assert await answer.text() == "served"
     finally:

@@ -75,8 +75,8 @@ async def until(host: Client, sandbox: str, state: SandboxState | None) -> None:
 
 
 async def test_a_call_under_way_defers_the_end_and_a_stopped_sandbox_comes_back(host: Client) -> None:
-    sb = await host.create("debian", lifetime=3.0)
-    done = await sb.exec("echo kept > /file; sleep 4; echo whole")
+    sb = await host.create("debian", lifetime=6.0)
+    done = await sb.exec("echo kept > /file; sleep 7; echo whole")
     assert done.text == "whole\n"
     await until(host, sb.id, SandboxState.DEAD)
     await sb.restore()

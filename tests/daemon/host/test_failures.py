@@ -15,7 +15,7 @@ import pytest
 from sandbox import CheckpointFailed, Client, Limits, NoSpace, SandboxDead, Verdict
 from sandbox.messages import CheckpointState, SandboxState
 from sandbox.tree.pool import Pool
-from tests.support.daemon_host import IMAGE, Daemon, missing, tasks_of, until
+from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, missing, tasks_of, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -143,7 +143,7 @@ async def test_memory_and_processes_are_limited_and_said(host: Client) -> None:
 
 async def test_a_sandbox_whose_shim_died_is_dead_and_comes_back(own: Daemon) -> None:
     async with own.client() as host, host.create(IMAGE) as sandbox:
-        await sandbox.exec("setsid sleep 1000000 > /dev/null 2>&1 & echo kept > /kept")
+        await sandbox.exec(f"setsid sleep 1000000 > /dev/null 2>&1 & echo kept > /kept; {ASLEEP}")
         before = await sandbox.checkpoint(wait="durable")
         for verify in (False, True):
             assert tasks_of(sandbox.id)
@@ -159,7 +159,9 @@ async def test_a_sandbox_whose_shim_died_is_dead_and_comes_back(own: Daemon) -> 
 async def test_a_restore_right_after_the_death_of_the_shim_succeeds(own: Daemon) -> None:
     """Whoever comes before the daemon has noticed anything."""
     async with own.client() as host, host.create(IMAGE) as sandbox:
-        await sandbox.durable(await sandbox.exec("echo kept > /kept; setsid sleep 1000000 > /dev/null 2>&1 &"))
+        await sandbox.durable(
+            await sandbox.exec(f"echo kept > /kept; setsid sleep 1000000 > /dev/null 2>&1 & {ASLEEP}")
+        )
         for _ in range(3):
             os.kill(shim_of(own, sandbox.id), signal.SIGKILL)
             await sandbox.restore()

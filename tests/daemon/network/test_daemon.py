@@ -91,8 +91,9 @@ def listening(port: int) -> str:
     return f"until grep -q ':{port:04X} .* 0A ' /proc/net/tcp; do sleep 0.02; done"
 
 
-def links() -> set[str]:
-    return {path.name for path in Path("/sys/class/net").glob("pg*")}
+def links(daemon: Daemon) -> set[str]:
+    """Those of its sandboxes: other tests have daemons with links beside it."""
+    return {path.name for path in Path("/sys/class/net").glob(f"{Networks(daemon.run).prefix}*")}
 
 
 def left_behind(name: str, owner: str) -> None:
@@ -133,9 +134,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, internet: world.Internet) -
 
 
 async def test_a_sandbox_without_a_network_costs_nothing(host: Client, daemon: Daemon) -> None:
-    before = links(), tables()
+
+    def made() -> tuple[set[str], list[str]]:
+        return links(daemon), [name for name in _tables_of(daemon) if name in tables()]
+
+    before = made()
     async with host.create(IMAGE) as sandbox:
-        assert (links(), tables()) == before
+        assert made() == before
         assert await reach(sandbox, "web.test 80", f"{world.WEB} 80") == {
             "web.test 80": "gaierror",
             f"{world.WEB} 80": "OSError",
@@ -213,8 +218,8 @@ async def test_a_changed_policy_judges_connections_again(host: Client) -> None:
         assert (await reach(sandbox, f"{world.OTHER} 80"))[f"{world.OTHER} 80"] == "OSError"
 
 
-async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Client) -> None:
-    before = links()
+async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Client, daemon: Daemon) -> None:
+    before = links(daemon)
     async with host.create(IMAGE, network=Network.allow(names=["web.test"])) as sandbox:
         mine = (await sandbox.network.status()).address
         # A server on the sandbox's own address, which no fork has.
@@ -236,7 +241,7 @@ async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Cl
             served = await fork.exec("cat /proc/net/tcp | grep -c ':0063 .* 0A '")
             assert served.stdout == b"1\n"
             await fork.remove()
-    assert links() == before
+    assert links(daemon) == before
 
 
 async def test_a_restore_closes_what_leads_outside_and_keeps_what_listens(host: Client) -> None:
@@ -268,7 +273,9 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         sandbox = await host.create(IMAGE, network=network)
         doomed = await host.create(IMAGE, network=Network.open())
         stray = next(
-            each for each in links() if (Path("/sys/class/net") / each / "ifalias").read_text().strip() == doomed.id
+            each
+            for each in links(daemon)
+            if (Path("/sys/class/net") / each / "ifalias").read_text().strip() == doomed.id
         )
         await hold(sandbox, world.WEB)
         assert await reach(sandbox, "other.test 80") == {"other.test 80": world.OTHER}
@@ -278,11 +285,11 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
             f"setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; {asked(3)}", env=patient
         )
         await doomed.remove()
-        assert stray not in links()
+        assert stray not in links(daemon)
     daemon.kill()
     left_behind(stray, doomed.id)
     daemon.start()
-    assert stray not in links()
+    assert stray not in links(daemon)
     async with daemon.client() as host:
         again = await host.get(sandbox.id)
         assert "served" in await held(again), "it was not cut"

@@ -303,6 +303,8 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
 
 async def _turns_until_killed(host: Client, name: str, daemon: Daemon, after: float, seen: set[str]) -> None:
     sandbox = await host.get(name)
-    asyncio.get_running_loop().call_later(after, daemon.kill)
     while True:
         seen.add((await sandbox.durable(await sandbox.exec("date +%N > /n"))).id)
+        if after:  # of the first one that is durable
+            asyncio.get_running_loop().call_later(after, daemon.kill)
+            after = 0.0

@@ -31,7 +31,7 @@ async def serve(sb: Sandbox) -> None:
     """An echo server on port 8000 that says END at the end of its input. (The base image has perl.)"""
     await sb.files.write("/echo.pl", PERL)
     process = await sb.processes.start(["perl", "/echo.pl"])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         async for chunk in process.stream():
             if b"up" in chunk.data:
                 return

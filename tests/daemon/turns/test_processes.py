@@ -145,7 +145,7 @@ async def test_users_by_name_and_number(sb: Sandbox) -> None:
 
 
 async def test_a_deadline_asks_before_it_kills(sb: Sandbox) -> None:
-    done = await sb.exec("trap 'echo tidy; exit 3' TERM; sleep 1000 & wait", timeout=2.0)
+    done = await sb.exec("trap 'echo tidy; exit 3' TERM; sleep 1000 & wait", timeout=4.0)
     assert (done.timed_out, done.exit_code, done.text) == (True, 3, "tidy\n")
 
 

@@ -18,6 +18,7 @@ from rollout.weights.source import HttpSource
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import Ref
 from sandbox.errors import EngineFailed, NotFound, Unauthorized
+from tests.support.daemon_host import free_port
 from tests.support.weights import FILES, Walk, same
 from trainer.weights import Publisher
 
@@ -153,8 +154,8 @@ async def test_a_relay_that_died_is_waited_for(tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "weights")
     walk, publisher = Walk(), Publisher(store)
     publisher.publish(0, walk.tensors, FILES)
-    async with served(Relay(store).application()) as url:
-        port = int(url.rpartition(":")[2])
+    port = free_port()  # which nobody takes while the relay is away
+    async with served(Relay(store).application(), port) as url:
         puller = Puller(HttpSource(url), Mirror(tmp_path / "m"), name="m")
         await puller.pull()
     publisher.publish(1, walk.step(), FILES)

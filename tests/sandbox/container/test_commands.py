@@ -126,7 +126,7 @@ async def test_timeout_kills_what_was_started(maker: Maker) -> None:
     sb = await maker.create()
     await shell(sb, "sleep 1000 & true")
     before = set(sb.tasks())
-    done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=1.5)
+    done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=3.0)
     assert (done.timed_out, done.exit_code, done.stdout) == (True, 143, b"begun\n")
     assert await settled(sb, before) == before
 

@@ -94,6 +94,7 @@ async def test_outputs_of_more_programs_than_a_waiting_process_has_pipes_for(ben
     sb = await bench.maker.create()
     for _ in range(2):  # two outputs each, and nobody inside reads them
         await shell(sb, "sleep 1000 &")
+    await shell(sb, "until test $(cat /proc/[0-9]*/stat | grep -c '(sleep) S') = 2; do :; done")
     saved = await bench.save(sb)
     await bench.checkpointer.warm(sb)
     worker = bench.checkpointer._waiting[sb.spec.id].worker

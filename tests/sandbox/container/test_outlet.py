@@ -94,7 +94,7 @@ async def test_a_command_waits_for_a_slow_reader(maker: Maker) -> None:
 async def test_a_command_whose_reader_takes_nothing_has_its_deadline(maker: Maker) -> None:
     sb = await maker.create()
     outlet = Outlet(1 << 20)
-    done = await sb.exec(["sh", "-c", "yes"], timeout=1.0, outlet=outlet)
+    done = await sb.exec(["sh", "-c", "yes"], timeout=3.0, outlet=outlet)
     assert (done.timed_out, done.exit_code) == (True, 143)
     assert outlet.full and outlet._size < 6 << 20  # what it had, and what lay in the pipe
     assert await settled(sb, {sb.init_pid}) == {sb.init_pid}

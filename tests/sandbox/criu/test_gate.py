@@ -15,6 +15,7 @@ from sandbox.criu import image_files, rewrite
 from sandbox.criu.gate import gate
 from sandbox.errors import RestoreFailed
 from tests.support.checkpoint_support import Bench, shell
+from tests.support.daemon_host import ASLEEP
 
 SYS_ADMIN = 1 << 21
 
@@ -139,7 +140,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
 }
 HOLDER = (
     "mkdir -p /t; echo x > /t/open; ln -s /t /through; ln -s /t/open /link; "
-    "sleep 1000 < /t/open > /dev/null 2>&1 & sleep 0.1"
+    f"sleep 1000 < /t/open > /dev/null 2>&1 & {ASLEEP}"
 )
 
 
