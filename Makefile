@@ -4,7 +4,7 @@ SEED ?= 0
 TESTS ?= tests
 # Tests mostly wait: one worker more than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-BENCH ?= list
+BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 

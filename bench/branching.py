@@ -1,4 +1,4 @@
-"""One reset for a group: what it saves, and whether all members begin in the same state: ``pagurus bench branching``.
+"""One reset for a group: what it saves, and whether all members begin in the same state.
 
 The environment's reset builds and starts a service: it writes and compiles `--modules` Python modules, fills an SQLite
 database, and starts an HTTP server that answers from both. Groups of `--size` are set up in turns as before (a
@@ -19,12 +19,11 @@ import argparse
 import asyncio
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, scoring, tree_learning, trees
+from bench.harness import aftermath, command, scoring, tree_learning, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span
@@ -213,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="--part learning in sandboxes")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
-    with tempfile.TemporaryDirectory(prefix="pagurus-branching-", dir="/var/tmp") as folder:
+    with aftermath.TemporaryFolder("pagurus-branching-", "/var/tmp") as folder:
         if options.part == "learning" and not options.real:
             result |= asyncio.run(tree_learning.measure(Path(folder), options))
         else:

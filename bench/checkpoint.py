@@ -33,13 +33,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, redis
+from bench.harness import aftermath, command, redis
 from sandbox import paths
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice
@@ -370,7 +369,7 @@ def _runc_single(directory: Path, image: Path, times: Times) -> None:
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-bench-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
     with_runc = not options.no_runc and shutil.which("runc") is not None
     try:
         async with Ours(directory, options.image) as ours:

@@ -1,4 +1,4 @@
-"""How long the program takes to start: ``pagurus bench cli [--json] [--rounds N]``.
+"""How long the program takes to start.
 
 Each round starts, in turns, a Python that does nothing, ``pagurus --help``, ``--version``, the help of a verb, and
 ``pagurus ls`` against a fake daemon that answers at once. Needs no root and no daemon.

@@ -25,13 +25,11 @@ import contextlib
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-from bench.harness import command, kills
+from bench.harness import aftermath, command, kills
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
 from daemon.precedence import PRECEDENCE
 from sandbox import Client, Limits, Sandbox
@@ -262,7 +260,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each rate")
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-daemon-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-daemon-", "/var/tmp")
     host = BenchHost(directory, image(options.image))
     try:
         result = asyncio.run(everything(options, host))

@@ -31,7 +31,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +38,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox
@@ -288,7 +287,7 @@ def need_image(name: str) -> Path:
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     tree = await asyncio.to_thread(need_image, options.image)
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-density-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-density-", "/var/tmp")
     host = BenchHost(directory, tree)
     began = time.monotonic()
     load = os.getloadavg()[0]

@@ -18,11 +18,10 @@ import asyncio
 import json
 import random
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from rollout.engine.client import Generation, Sampling
 from rollout.engine.launch import KINDS
 from rollout.engine.supervisor import EngineSupervisor
@@ -107,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.show(roofline(options.model, **{name: getattr(options, name) for name in names}), options)
         return 0
     paged = {"paged": True} if options.paged else {}
-    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as root:
+    with aftermath.TemporaryFolder("pagurus-bench-") as root:
         result = asyncio.run(measure(options.engine, options.batch, Path(root), **paged))
     command.show(result, options)
     return 0

@@ -26,13 +26,12 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import WORKLOADS, Ours
-from bench.harness import command, redis
+from bench.harness import aftermath, command, redis
 from bench.states import classify
 from sandbox import paths
 from sandbox.container.container import Container
@@ -118,7 +117,7 @@ async def run(ours: Ours, soak: Soak, name: str, program: tuple[str, str], round
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-bench-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
     known = programs()
     soak = Soak()
     try:

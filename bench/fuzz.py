@@ -20,9 +20,7 @@ import asyncio
 import random
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -35,7 +33,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox.messages.tokens import TokenRequest
 
@@ -250,7 +248,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="operations whose name holds this")
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
-    host = BenchHost(Path(tempfile.mkdtemp(prefix="pagurus-fuzz-", dir="/var/tmp")), image(options.image))
+    host = BenchHost(aftermath.folder("pagurus-fuzz-", "/var/tmp"), image(options.image))
     try:
         result = everything(options, host)
     finally:

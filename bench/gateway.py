@@ -27,15 +27,13 @@ import random
 import socket
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages import Gateway, Upstream
@@ -249,7 +247,7 @@ async def everything(options: argparse.Namespace, host: BenchHost) -> dict[str, 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The parts that `options` ask for, with a daemon of their own."""
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-gateway-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-gateway-", "/var/tmp")
     config = directory / "gateway.toml"
     config.write_text(f'listen = "127.0.0.1:{_free_port()}"\n')
     former = os.environ.get("PAGURUS_GATEWAY_CONFIG")

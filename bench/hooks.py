@@ -20,12 +20,11 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from ebpf.inspector import Inspector
 from sandbox.container.cgroup import hierarchy
 from sandbox.errors import Unsupported
@@ -136,7 +135,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, help="where the files of the calls lie (default: a temporary one)")
     parser.add_argument("--object", type=Path, help="another build of the inspector, of the same layout")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="pagurus-hooks-") as folder:
+    with aftermath.TemporaryFolder("pagurus-hooks-") as folder:
         result = run(options, Path(folder))
     command.show(result, options)
     return 0

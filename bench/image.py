@@ -1,4 +1,4 @@
-"""Images: how long an unchanged build takes, and how fast a registry is read: ``pagurus bench image [--json]``.
+"""Images: how long an unchanged build takes, and how fast a registry is read.
 
 A context of `--size` MiB is built by the program `pagurus image build` (once cold, then unchanged). An image of
 `--layers` MiB is pushed to a registry on loopback (Debian's `docker-registry`, which must be installed) and pulled in
@@ -23,12 +23,11 @@ import statistics
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import BenchHost, image
 from sandbox.image import reference, registry
 from sandbox.image.store import ImageStore
@@ -194,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{program} is missing: apt-get install {package}", file=sys.stderr)
             return 1
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
-    with tempfile.TemporaryDirectory(prefix="pagurus-image-", dir="/var/tmp") as folder:
+    with aftermath.TemporaryFolder("pagurus-image-", "/var/tmp") as folder:
         (Path(folder) / "builds").mkdir()
         (Path(folder) / "pulls/images").mkdir(parents=True)
         result |= builds(Path(folder) / "builds", options.size, options.rounds)

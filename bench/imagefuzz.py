@@ -25,7 +25,6 @@ import os
 import random
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from unittest import mock
 
 from bench.checkpoint import Ours
 from bench.equality import programs
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.mutate_images import Files, Mutator
 from bench.harness.watched_host import Seen, WatchedHost
 from sandbox import paths
@@ -242,7 +241,7 @@ def _write(place: Path, files: Files) -> bool:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     restoring.TIMEOUT = PATIENCE
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-imagefuzz-", dir="/dev/shm"))
+    directory = aftermath.folder("pagurus-imagefuzz-", "/dev/shm")
     host = WatchedHost()
     known = {"ghosts": GHOSTS, **{name: start for name, (start, _) in programs().items()}}
     began = told = time.monotonic()

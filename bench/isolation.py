@@ -1,4 +1,4 @@
-"""Runs every hostile act of :mod:`bench.hostile.act` in a sandbox of its own, beside a neighbour.
+"""Runs every hostile act in a sandbox of its own, beside a neighbour.
 
 ::
 
@@ -19,13 +19,12 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost
 from bench.harness.own_internet import Internet, internet
 from bench.hostile.act import Act, Place, Scene, host_socket
@@ -256,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--restored", action="store_true", help="act from restored sandboxes")
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(argv)
-    state = Path(tempfile.mkdtemp(prefix="pagurus-isolation-"))
+    state = aftermath.folder("pagurus-isolation-")
     state.chmod(stat.S_IRWXU)
     pool = Pool(state, size=1 << 30).ensure()
     output = sys.stdout

@@ -26,14 +26,12 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from bench.hostile.starving import ATTACKS, BEGUN, free_port
 from daemon.checkpoints.queue import quantile
@@ -157,7 +155,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     words = options.attacks.split(",") if options.attacks else [""]
     chosen = [name for name in ATTACKS if any(word in name for word in words)]
     tree = await asyncio.to_thread(image, options.image)
-    host = BenchHost(Path(tempfile.mkdtemp(prefix="pagurus-neighbours-", dir="/var/tmp")), tree)
+    host = BenchHost(aftermath.folder("pagurus-neighbours-", "/var/tmp"), tree)
     port, load, results = free_port(), os.getloadavg()[0], {}
     try:
         await asyncio.to_thread(host.start, "--listen", f"127.0.0.1:{port}", "--plain")

@@ -17,14 +17,13 @@ import os
 import stat
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, cast
 
-from bench.harness import command, own_daemon
+from bench.harness import aftermath, command, own_daemon
 from bench.harness import own_internet as world
 from daemon.catalogue import SandboxRow
 from daemon.network.elements import Change, addressed, generation, named, permitted
@@ -182,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     if reason := world.missing():
         print(f"bench network: {reason}", file=sys.stderr)
         return 2
-    folder = Path(tempfile.mkdtemp(prefix="pagurus-network-"))
+    folder = aftermath.folder("pagurus-network-")
     folder.chmod(stat.S_IRWXU)
     daemon = own_daemon.BenchHost(
         folder, options.image or own_daemon.image("debian"), module="bench.harness.shared_table"

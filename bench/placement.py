@@ -1,4 +1,4 @@
-"""How long the choice of a host takes: ``pagurus bench placement [--json] [--hosts N] [--sandboxes N]``.
+"""How long the choice of a host takes.
 
 Sandboxes are placed one after another over hosts of different sizes, by the function that the coordinator calls, and
 counted there; a tenth of them continue from a checkpoint that one host holds. Nothing is started. `decide_ms_*`: of one

@@ -1,4 +1,4 @@
-"""`pagurus bench pools`: a pool of engine servers under faults, and its router under 2,000 live trajectories.
+"""A pool of engine servers under faults, and its router under 2,000 live trajectories.
 
 Owns: the faults, the figures of the real part. Does not own: conversations (bench.conversations), the pool.
 
@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -30,7 +29,7 @@ from typing import Any
 from bench.conversations.efficiency import efficiency
 from bench.conversations.played import LENGTH, MODEL, Played, check, play, versions
 from bench.conversations.synthetic import synthetic
-from bench.harness import command
+from bench.harness import aftermath, command
 from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import vllm
 from rollout.engine.supervisor import EngineSupervisor
@@ -71,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 async def real(options: argparse.Namespace) -> dict[str, Any]:
     if not (MODEL / "config.json").exists():
         raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
-    home = options.home or Path(tempfile.mkdtemp(prefix="pagurus-pools-"))
+    home = options.home or aftermath.folder("pagurus-pools-")
     try:
         return await _real(options, home)
     finally:

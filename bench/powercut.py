@@ -32,7 +32,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -41,7 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, image
 from bench.power import traced
 from bench.power.blockdev import CRASH_STATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
@@ -291,7 +290,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     alone()
     tree = image(options.image)
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-powercut-", dir="/dev/shm"))
+    directory = aftermath.folder("pagurus-powercut-", "/dev/shm")
     try:
         story, ledger, log = asyncio.run(record(directory, tree, options.turns))
         print(f"recorded {log.stat().st_size >> 20} MiB of writes", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Does the recipe learn? GRPO against an example's simulated twin, no sandboxes: ``pagurus bench recipe --json``.
+"""Does the recipe learn? GRPO against an example's simulated twin, no sandboxes.
 
 It begins with the policy that lies in the tree, or with `--fit` with one that is fitted anew for each seed.
 

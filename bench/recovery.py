@@ -29,14 +29,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from bench.harness import command, staged_daemon
+from bench.harness import aftermath, command, staged_daemon
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, shims, tasks
 from sandbox import Client, Retention
 from sandbox.container.cgroup import Cgroup, hierarchy
@@ -274,7 +273,7 @@ def _losetup(file: Path) -> list[str]:
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-recovery-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-recovery-", "/var/tmp")
     host = BenchHost(directory, await asyncio.to_thread(image, options.image), module="bench.harness.staged_daemon")
     host.environment[staged_daemon.WHERE] = str(directory / "stages")
     before = Census(host)

@@ -37,14 +37,13 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, recorded
+from bench.harness import aftermath, command, recorded
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
 from rollout.messages import TurnRecord
@@ -261,7 +260,7 @@ class Bench:
 
 
 def everything(options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="pagurus-roles-") as name:
+    with aftermath.TemporaryFolder("pagurus-roles-") as name:
         host = BenchHost(Path(name) / "host", image(options.image))
         bench = Bench(host, Path(name) / "runs", options)
         bench.out.mkdir()

@@ -40,7 +40,7 @@ from typing import Any
 import msgspec
 
 from bench.checkpoint import Ours
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.mutate_images import Files
 from bench.harness.mutations import Stream, frames, mutate, seed
 from bench.harness.watcher import Watcher
@@ -200,7 +200,7 @@ def _hung(_number: int, _frame: object) -> None:
 
 async def dump(image: Path) -> Files:
     """What a checkpoint of a small sandbox holds of its processes."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-streams-", dir="/dev/shm") as name:
+    with aftermath.TemporaryFolder("pagurus-streams-", "/dev/shm") as name:
         async with Ours(Path(name), image) as ours, ours.sandbox("sleep 1000 >/dev/null 2>&1 &") as container:
             place = ours.checkpointer.captures / "dumped"
             await ours.checkpointer.capture(container, place, on_frozen=lambda: None)
@@ -213,7 +213,7 @@ def place() -> Iterator[Path]:
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_MOUNTS):
         raise OSError(ctypes.get_errno(), "cannot make a mount namespace: run as root")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    folder = Path(tempfile.mkdtemp(prefix="pagurus-streams-"))
+    folder = aftermath.folder("pagurus-streams-")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SPACE},mode=700", "streams", folder], check=True)
     try:
         yield folder

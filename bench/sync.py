@@ -35,7 +35,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -47,7 +46,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from bench.harness.rank_stores import publish, store_of_rank
 from bench.harness.relays import forked, free_port, listening, relay_process
 from bench.harness.slow_link import slow_link
@@ -502,7 +501,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     result: Figures = {}
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="pagurus-sync-", dir=memory if memory.exists() else None) as place:
+    with aftermath.TemporaryFolder("pagurus-sync-", memory if memory.exists() else None) as place:
         root = Path(place)
         acts: dict[str, Callable[[], Any]] = {
             "kills": lambda: weights.kills(root, options.trials, options.seed),

@@ -1,4 +1,4 @@
-"""The trainer's own cost: ``pagurus bench trainer --json``.
+"""What a trainer costs beside bare steps, and whether killing it changes the weights.
 
 Owns: synthetic batches and the figures of docs/training.md. Does not own: sampling, engines, learning curves (recipe).
 
@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import command
+from bench.harness import aftermath, command
 from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 from rollout.engine.launch import embedded
@@ -192,7 +192,7 @@ async def decoding(pairs: int) -> dict[str, Any]:
                 learner.feed(samples[at : at + SIZE], last=at + SIZE >= len(samples))
             learner.finish()
 
-    with tempfile.TemporaryDirectory(prefix="pagurus-decoding-") as home:
+    with aftermath.TemporaryFolder("pagurus-decoding-") as home:
         async with EngineSupervisor(embedded(), SERVED, 0, log=Path(home) / "engine.log") as engine:
 
             async def decode() -> float:

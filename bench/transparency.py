@@ -31,7 +31,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import Ours, Times
-from bench.harness import command, languages
+from bench.harness import aftermath, command, languages
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox, paths
@@ -275,8 +274,8 @@ async def in_a_row(client: Client, results: Results, row: int, pace: float, name
 async def adds(tree: Path, rounds: int) -> dict[str, Any]:
     """Frozen milliseconds with the plugin and with an empty one, interleaved."""
     with (
-        tempfile.TemporaryDirectory(prefix="pagurus-empty-") as name,
-        tempfile.TemporaryDirectory(prefix="pagurus-transparency-", dir="/var/tmp") as directory,
+        aftermath.TemporaryFolder("pagurus-empty-") as name,
+        aftermath.TemporaryFolder("pagurus-transparency-", "/var/tmp") as directory,
     ):
         await asyncio.to_thread(_compile_empty, Path(name) / "waits.so")
         plugins = {"with": paths.criu_plugins(), "without": Path(name)}
@@ -311,7 +310,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     programs = [name for name in options.languages.split(",") if name in languages.COMMANDS and name not in missing]
     results.ran |= set(programs) | {"c"}
     load = os.getloadavg()[0]
-    host = BenchHost(Path(tempfile.mkdtemp(prefix="pagurus-transparency-", dir="/var/tmp")), tree)
+    host = BenchHost(aftermath.folder("pagurus-transparency-", "/var/tmp"), tree)
     try:
         await asyncio.to_thread(host.start)
         async with host.client() as client:

@@ -25,6 +25,15 @@ FORMS = {
     r"^/[^\0]*$": "a path from the root on",
     r"^[0-7]{1,4}$": "permissions in octal digits, such as 644",
 }
+#: What a field may be that takes a few words only, by its name.
+CHOICES = {
+    "agent": "inside or outside",
+    "at_end": "stop or remove",
+    "hold": "captured or durable",
+    "mode": "none, allow or open",
+    "scope": "read, exec or admin",
+    "wait": "captured or durable",
+}
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -53,7 +62,8 @@ def plain(error: Exception) -> str:
     if match is None:
         said = what.replace("`", "").replace("Object contains unknown field", "there is no field")
         said = re.sub(r"^Object missing required field (.*)", r"the field \1 is missing", said)
-        said = re.sub(r"^Invalid enum value (.*)", r"\1 is none of what is possible", said)
+        if (value := re.fullmatch(r"Invalid enum value (.*)", said)) is not None:
+            return f"{field} must be {CHOICES.get(field.rpartition('.')[2], 'one of a few words')}, not {value[1]}"
         return f"{field}: {said}" if field else said
     return f"{field or 'it'} must be {_expected(match['kind'], match['rest'])}"
 

@@ -18,13 +18,13 @@ import contextlib
 import dataclasses
 import os
 import statistics
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from bench.conversations.played import MODEL, Played, play
+from bench.harness import aftermath
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import embedded, vllm
 from rollout.engine.protocol import RESET_CACHE
@@ -86,7 +86,7 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
     if not (MODEL / "config.json").exists():
         raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
-    with tempfile.TemporaryDirectory(prefix="pagurus-efficiency-") as home:
+    with aftermath.TemporaryFolder("pagurus-efficiency-") as home:
         folder, kind = MODEL, vllm(slots=SLOTS, length=LENGTH, threads=threads)
         if engine == "embedded":
             folder, kind = Path(home) / "model", embedded(slots=SLOTS, length=LENGTH)

@@ -17,7 +17,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.harness import aftermath
 from coordinator.simulate import handover
 from coordinator.simulate.engines import Rates
 from rollout import tokenizer
@@ -277,7 +277,7 @@ def compared(pairs: int, kind: Callable[[Launch], Launch]) -> dict[str, Any]:
         pair, second = divmod(version - 1, 2)
         return version == 0 or second != pair % 2  # of 1 and 2 the second, of 3 and 4 the first one ...
 
-    with tempfile.TemporaryDirectory(prefix="pagurus-handover-") as home:
+    with aftermath.TemporaryFolder("pagurus-handover-") as home:
         run = begin(Path(home), steps=steps, longest=LONGEST)
         seen = asyncio.run(play(run, kind, lengths, rests))
         found = account(run, steps) | {"gradient_difference": gradient_difference(run)}

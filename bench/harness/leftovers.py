@@ -1,4 +1,4 @@
-"""What a run of a bench that was killed left behind, removed by the next one.
+"""What a run of a bench that was killed left behind, removed behind it, or by the next one.
 
 Owns: the folder of a run, and the names of what it makes. Does not own: removing what a run made while it lives.
 
@@ -13,11 +13,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness import aftermath
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.errors import PagurusError
@@ -44,6 +46,7 @@ class Run:
 @contextlib.contextmanager
 def run(pool: Pool) -> Iterator[Run]:
     """A new run, whose sandboxes lie in `pool`."""
+    aftermath.note(command=[sys.executable, "-m", "bench.harness.leftovers"])
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
         lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -106,3 +109,7 @@ async def _end(directory: Path) -> None:
     except PagurusError:  # its shim is gone
         container = Container(spec)
     await container.destroy()
+
+
+if __name__ == "__main__":
+    asyncio.run(remove())

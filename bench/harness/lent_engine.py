@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.harness import aftermath
 from coordinator.simulate.serving import Mode, Served, Traffic
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import Command, Launch
@@ -30,7 +30,7 @@ VOCABULARY = range(20, 300)
 
 @asynccontextmanager
 async def started(server: Launch, model: Path) -> AsyncIterator[EngineClient]:
-    with tempfile.TemporaryDirectory(prefix="pagurus-lent-") as home:
+    with aftermath.TemporaryFolder("pagurus-lent-") as home:
         async with EngineSupervisor(server, model, 0, log=Path(home) / "engine.log") as engine:
             yield await engine.wait_serving()
 

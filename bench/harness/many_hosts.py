@@ -16,6 +16,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from bench.harness import aftermath
 from bench.harness.daemon_in_netns import WHERE
 from bench.harness.own_daemon import BenchHost, launch
 from bench.harness.whole_host import GROUPS, group, remove_groups
@@ -71,6 +72,7 @@ class NetHost(BenchHost):
 
     def connect(self, rate: str) -> None:
         """Its namespace and its link, of `rate` both ways."""
+        aftermath.note(command=["ip", "netns", "del", self.namespace])
         ip("netns", "add", self.namespace)
         ip("link", "add", self.link, "type", "veth", "peer", "name", "up0", "netns", self.namespace)
         ip("addr", "add", f"{self.gateway}/24", "dev", self.link)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.harness import aftermath
 from daemon.network.networks import Networks
 from sandbox import Client
 from sandbox.container.cgroup import hierarchy
@@ -60,22 +61,26 @@ def launch(
 
 
 class BenchHost:
-    """A daemon over the directories below `directory`."""
+    """A daemon over the directories below `directory`. `image`: of its sandboxes; None: it has one already."""
 
-    def __init__(self, directory: Path, image: Path, module: str = "daemon") -> None:
+    def __init__(self, directory: Path, image: Path | None, module: str = "daemon", run: Path | None = None) -> None:
         self.directory = directory
         self.module = module  # what is started: the daemon, or a module that starts it
         self.environment: dict[str, str] = {}  # besides ours
         self.state = directory / "state"
-        self.run = Path(f"/run/pagurus-bench-{os.getpid()}-{secrets.token_hex(4)}")
+        self.run = run or Path(f"/run/pagurus-bench-{os.getpid()}-{secrets.token_hex(4)}")
         self.socket = self.run / "pagurus.sock"
         self.log = directory / "daemon.log"
         self.process: subprocess.Popen[bytes] | None = None
-        (self.state / "images").mkdir(parents=True)
-        (self.state / "images" / IMAGE).symlink_to(image.resolve())
+        if image is not None:
+            (self.state / "images").mkdir(parents=True)
+            (self.state / "images" / IMAGE).symlink_to(image.resolve())
 
     def start(self, *options: str) -> float:
         """Start it; returns the seconds until it served. Blocks."""
+        for place in (self.directory, self.run):
+            aftermath.note(folder=place)
+        aftermath.note(host=self.directory, run=self.run, module=self.module, environment=self.environment)
         began = time.monotonic()
         self.process = launch(
             self.state, self.run, self.log, *options, module=self.module, environment=self.environment

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness import aftermath
+
 HOST = "192.88.99.1"
 WEB = "192.88.99.10"
 OTHER = "192.88.99.11"
@@ -155,6 +157,7 @@ def internet(folder: Path) -> Iterator[Internet]:
     fcntl.flock(alone, fcntl.LOCK_EX)  # its addresses can lie behind one link only
     try:
         _collect()
+        aftermath.note(command=["ip", "netns", "delete", name])
         _run("ip", "netns", "add", name)
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
         _run("ip", "address", "add", f"{HOST}/24", "dev", name)

@@ -12,12 +12,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.harness import aftermath
 from bench.harness.own_daemon import BenchHost, image
 from coordinator import local
 from sandbox.paths import CHECKOUT
@@ -30,7 +30,7 @@ LOOK = 0.1  # seconds between two looks at what a run has written
 @contextlib.contextmanager
 def host(name: str) -> Iterator[BenchHost]:
     """A daemon with this image of the machine's; nothing is left of it."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-recipe-") as folder:
+    with aftermath.TemporaryFolder("pagurus-recipe-") as folder:
         made = BenchHost(Path(folder, "host"), image(name))
         try:
             made.start()
@@ -42,7 +42,7 @@ def host(name: str) -> Iterator[BenchHost]:
 def learn(host: BenchHost, config: Config) -> dict[str, Any]:
     """One run to its end. `wall_s` is counted from its start, the evaluation before the first step included, until each
     step was recorded; `batch` are the mean rewards of what the steps were taken on."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-recipe-runs-") as folder:
+    with aftermath.TemporaryFolder("pagurus-recipe-runs-") as folder:
         run, config = open_run(dataclasses.replace(config, out=Path(folder)))
         log = Path(folder, "log")
         try:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import platform
 import random
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from bench.harness import aftermath
 from rollout.engine.embedded.core import Core, Request
 
 TRIES = 5
@@ -97,7 +97,7 @@ def small(folder: Path) -> Path:
 
 
 def main(folder: Path | None, **options: int | str | bool) -> dict[str, float | int | str]:
-    with tempfile.TemporaryDirectory(prefix="pagurus-roofline-") as root:
+    with aftermath.TemporaryFolder("pagurus-roofline-") as root:
         return measure(folder or small(Path(root) / "small"), **options)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,6 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench.harness import aftermath
 from bench.harness.own_daemon import BenchHost, image, launch
 from coordinator import local
 from coordinator.decide.multiplex import Job, Prices, alone, join
@@ -90,7 +90,7 @@ class Place:
         self.base = base
 
     def __enter__(self) -> Place:
-        self._folder = tempfile.TemporaryDirectory(prefix="pagurus-turns-")
+        self._folder = aftermath.TemporaryFolder("pagurus-turns-")
         self.folder = Path(self._folder.name)
         self.host = BenchHost(self.folder / "host", image(self.base))
         self.model = wider(self.folder / "model")

@@ -12,10 +12,11 @@ import ctypes
 import os
 import shutil
 import struct
-import tempfile
 import threading
 import time
 from pathlib import Path
+
+from bench.harness import aftermath
 
 _CLOEXEC, _NONBLOCK, _DFID_NAME = 0x1, 0x2, 0xC00
 _ADD, _FILESYSTEM = 0x1, 0x100
@@ -31,7 +32,7 @@ class WatchedHost:
     """Bait in a directory of the host that everybody may write to, and in one that only root may."""
 
     def __init__(self) -> None:
-        self.bait = Path(tempfile.mkdtemp(prefix="pagurus-bait-", dir="/var/tmp"))
+        self.bait = aftermath.folder("pagurus-bait-", "/var/tmp")
         self.bait.chmod(0o777)
         for path, mode in (
             ("victim.txt", 0o644),

@@ -19,12 +19,12 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.checkpoint import Ours
+from bench.harness import aftermath
 from bench.states.promises import ALWAYS, PROMISES, Promise
 from sandbox import paths
 from sandbox.container.container import Container
@@ -229,7 +229,7 @@ def _around(text: str, other: str) -> str:
 
 async def look(image: Path, only: Sequence[str], tell: Callable[[str], None]) -> tuple[list[Row], Found]:
     """Classify all rows, or those with these names or groups, in sandboxes of their own."""
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-bench-", dir="/var/tmp"))
+    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
     found = Found(tell=tell)
     try:
         program = await asyncio.to_thread(compiled, directory)

@@ -66,7 +66,7 @@ def list_hosts(json: Json = False) -> None:
 
 @application.command("drain")
 def drain(host: HostName) -> None:
-    """Give it no new sandboxes; with `--replicate`, move away those that it has."""
+    """Give it no new sandboxes. With `--replicate`, move away those that it has."""
     from sandbox.messages.cluster import HostChange
 
     _change(host, HostChange(draining=True))
@@ -108,7 +108,7 @@ def where(json: Json = False) -> None:
 
 @application.command("turns")
 def turns(json: Json = False) -> None:
-    """Jobs that take turns on the machines of `--share`: who works, who waits for what."""
+    """Jobs that take turns on the machines of `--share`. Who works, who waits for what."""
     from sandbox.messages.cluster import PhaseInfo
 
     found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases", list[PhaseInfo]))

@@ -59,6 +59,10 @@ def bench(
 
     known, words = benches.names(), [name, *context.args]
     if name in known:
+        if not {"-h", "--help"} & set(context.args):
+            from bench.harness import aftermath
+
+            aftermath.guard()
         sys.path.append(str(CHECKOUT))  # whose examples some benches learn, and which are not installed
         raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))
     if name != "ls" and not name.startswith("-"):
@@ -67,4 +71,4 @@ def bench(
     if "--json" in words:
         output.as_json([{"name": each} for each in known])
     else:
-        output.table(("bench",), [(each,) for each in known])
+        output.table(("bench", "what it asks"), [(each, benches.about(each)) for each in known])

@@ -91,7 +91,7 @@ def pull(
     reference: Annotated[str, typer.Argument(help="[registry/]path[:tag][@digest], such as python:3.12-slim.")],
     name: Annotated[str | None, typer.Option(help="What it is called here; else as it is there.")] = None,
 ) -> None:
-    """Take an image from a registry; only what is missing is fetched. Needs no Docker Engine.
+    """Take an image from a registry. Only what is missing is fetched. Needs no Docker Engine.
 
     Credentials are the daemon's: `docker login` or `skopeo login` as its user, or REGISTRY_AUTH_FILE.
     """
@@ -106,7 +106,7 @@ def docker(
     reference: Annotated[str, typer.Argument(help="What the Docker Engine calls it, such as python:3.12.")],
     replace: Replace = False,
 ) -> None:
-    """Take an image from the local Docker Engine, which pulls it when need be. Needs no daemon; root only."""
+    """Take an image from the local Docker Engine. It pulls it when need be. Needs no daemon; root only."""
     store = _store()
     with output.working(f"take {reference} from the Docker Engine"):
         store.import_docker(name, reference, replace=replace)
@@ -132,7 +132,7 @@ def upload(
     archive: Annotated[Path, typer.Argument(help="tar, OCI or docker save.", exists=True, dir_okay=False)],
     replace: Replace = False,
 ) -> None:
-    """Send an archive to the daemon, which may be on another host, and make an image of it."""
+    """Make an image of an archive through the daemon. It may be on another host."""
     with output.progress(f"send {archive.name}", archive.stat().st_size) as advanced:
         info = call(lambda host: host.images.upload(name, archive, replace=replace, progress=advanced))
     _made(info)

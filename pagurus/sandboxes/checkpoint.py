@@ -146,13 +146,13 @@ def rm(
 
 @application.command()
 def collect() -> None:
-    """Apply every policy and free what nothing refers to, now instead of soon."""
+    """Free what no policy keeps. Now instead of soon."""
     call(lambda host: host.store.collect())
 
 
 @application.command()
 def have() -> None:
-    """Write to stdout what this host has, for `export --have` on another one."""
+    """Say what this host has. Written to stdout, for `export --have` on another one."""
     sys.stdout.buffer.write(call(lambda host: host.store.have()))
     sys.stdout.buffer.flush()
 
@@ -165,7 +165,7 @@ def export(
         Path | None, typer.Option("--have", help="What the other side has, by its `pagurus checkpoint have`.")
     ] = None,
 ) -> None:
-    """Write a durable checkpoint to stdout as one stream, for `pagurus checkpoint import` elsewhere."""
+    """Write a durable checkpoint to stdout. For `pagurus checkpoint import` elsewhere."""
     if sys.stdout.isatty():
         raise Invalid("a checkpoint is no text", remedy="redirect it to a file or a pipe")
     known = have_file.read_bytes() if have_file is not None else b""
@@ -198,7 +198,7 @@ def import_(
     mounts: Mounts = False,
     json: Json = False,
 ) -> None:
-    """Take in a checkpoint that `pagurus checkpoint export` wrote, from a host that you trust. All or nothing."""
+    """Take in a checkpoint that was exported. From a host that you trust; all or nothing."""
 
     with output.progress("import", None if file is None else file.stat().st_size, quiet=json) as advanced:
 
@@ -221,7 +221,7 @@ def pull(
     mounts: Mounts = False,
     json: Json = False,
 ) -> None:
-    """Let the daemon fetch a checkpoint from another one, only what is missing here."""
+    """Let the daemon fetch a checkpoint from another one. Only what is missing here is sent."""
     with output.working(f"pull {checkpoint}", quiet=json):
         imported = call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca, mounts=mounts))
     _deliver(imported, json)

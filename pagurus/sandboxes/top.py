@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 verbs = typer.Typer()
 
+COLUMNS = ("sandbox", "name", "image", "state", "cpu %", "memory", "tasks", "turn", "head")
 ROWS_MOST = 200  # sandboxes shown; the busiest first
 
 
@@ -40,10 +42,15 @@ def top(
             output.as_json(await _look(host, before))
             return
         console = output.console()
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             looks = 0
             while count is None or looks < count:
-                live.update(_drawn(await _look(host, before)), refresh=True)
+                look = await _look(host, before)
+                if live is None:
+                    output.say(_head(look["host"]))
+                    output.table(COLUMNS, _rows(look))
+                else:
+                    live.update(_drawn(look), refresh=True)
                 looks += 1
                 if looks != count:
                     await asyncio.sleep(interval)
@@ -86,22 +93,20 @@ async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, f
     return row
 
 
-def _drawn(look: dict[str, Any]) -> Group:
-    from rich.console import Group
-    from rich.table import Table
-
-    host: Statistics = look["host"]
+def _head(host: Statistics) -> str:
     saved = 1 - host.stored_bytes / host.full_bytes if host.full_bytes else 0.0
     verdicts = " ".join(f"{name} {number}" for name, number in sorted(host.verdicts.items()))
-    head = (
+    return (
         f"{host.sandboxes} sandboxes   turns {host.turns} ({verdicts})   checkpoints in flight {host.in_flight}, "
         f"queued {host.queued}, failed {host.checkpoints_failed}   restores {host.restores}   "
         f"stored {output.size(host.stored_bytes)} ({saved:.0%} saved)"
     )
-    table = Table(box=None, pad_edge=False, expand=True)
-    for name in ("sandbox", "name", "image", "state", "cpu %", "memory", "tasks", "turn", "head"):
-        table.add_column(name, justify="right" if name in ("cpu %", "memory", "tasks", "turn") else "left")
+
+
+def _rows(look: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The cells of the table, the busiest sandbox first."""
     rows = sorted(look["sandboxes"], key=lambda row: (-row.get("cpu", -1.0), row["id"]))
+    found = []
     for row in rows[:ROWS_MOST]:
         cells = (
             row["id"],
@@ -114,5 +119,17 @@ def _drawn(look: dict[str, Any]) -> Group:
             row["turn"],
             row["head"],
         )
-        table.add_row(*(output.plain("" if cell is None else str(cell)) for cell in cells))
-    return Group(output.plain(head), table)
+        found.append(tuple("" if cell is None else str(cell) for cell in cells))
+    return found
+
+
+def _drawn(look: dict[str, Any]) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, expand=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("cpu %", "memory", "tasks", "turn") else "left")
+    for row in _rows(look):
+        table.add_row(*map(output.plain, row))
+    return Group(output.plain(_head(look["host"])), table)

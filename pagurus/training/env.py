@@ -32,7 +32,9 @@ def check(
     pass_at: Annotated[float, typer.Option(help="Reward with which an episode passes.")] = 1.0,
     json: Json = False,
 ) -> None:
-    """Compare resets and forks, play an oracle, a null and a random agent, tell what turns cost and what is left.
+    """Try all that can be tried without a model.
+
+    Compares resets and forks, plays an oracle, a null and a random agent, tells what turns cost and what is left.
 
     Exits with 1 when something is wrong.
     """

@@ -101,7 +101,7 @@ def gantt(
     seconds: Annotated[float, typer.Option(help="So much of its newest time.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="The page; RUN/gantt.html when left out.")] = None,
 ) -> None:
-    """Write a page that shows what the trainer and each trajectory did when, and what shares of the time that took."""
+    """Write a page that shows who did what when. The trainer and each trajectory, with shares of the time."""
     from rollout.gantt import chart
 
     page = out or run / "gantt.html"
@@ -158,7 +158,7 @@ def effects(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Which trajectories touched tests or what else rules name, listened, left processes, or set times of files."""
+    """Which trajectories did what rules name. They touched tests, listened, left processes, or set times of files."""
     from rollout.decide.effects import EffectRules
     from rollout.reports import effects_of
     from rollout.reports import rules as read

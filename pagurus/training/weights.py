@@ -22,7 +22,7 @@ Version = Annotated[int, typer.Argument(help="Number of a version.")]
 
 @application.command("ls")
 def list_versions(run: Run, json: Json = False) -> None:
-    """Versions, what each takes as changes and as a whole image, and who reads them."""
+    """Versions, what each takes, and who reads them. Bytes as changes and as a whole image."""
     from rollout.weights.export import store_of
 
     store = store_of(run)
@@ -66,7 +66,7 @@ def list_versions(run: Run, json: Json = False) -> None:
 
 @application.command()
 def verify(run: Run) -> None:
-    """Read every version that is listed: content by its hash, and every piece of the weights after its changes."""
+    """Read every version that is listed. Content by its hash, and every piece of the weights after its changes."""
     import tempfile
 
     from rollout.weights.export import put_together, store_of
@@ -123,7 +123,7 @@ def gc(run: Run, keep: Annotated[int, typer.Option(help="Newest versions that st
 
 @application.command()
 def rollback(run: Run, version: Version) -> None:
-    """Publish this version as the newest again: those after it are withdrawn, readers go back."""
+    """Publish this version as the newest again. Those after it are withdrawn, readers go back."""
     from rollout.weights.export import store_of
 
     store = store_of(run)

@@ -6,7 +6,7 @@ connection (:mod:`sandbox.sdk.transport`), any behaviour, which lives in the dae
 ::
 
     async with Client() as host:
-        async with await host.create("debian") as sb:
+        async with host.create("debian") as sb:
             result = await sb.exec("make test", timeout=60)
             await sb.captured(result)
             print(result.exit_code, result.verdict, result.checkpoint)

@@ -66,6 +66,8 @@ class Files(Facet):
 
         `mode` is for a new file. Nothing is changed before all of `data` has arrived.
         """
+        if not isinstance(data, bytes | bytearray | memoryview | str):  # bytes(5) would be five zeros
+            raise TypeError(f"the content of a file is bytes or text, not {type(data).__name__}")
         url = self._url("files", path=path, mode=f"{mode:o}", append="1" if append else "0")
         raw = data.encode() if isinstance(data, str) else bytes(data)
         await self._client.raw("PUT", url, raw if len(raw) <= CHUNK else _slices(raw), BYTES)

@@ -235,8 +235,8 @@ class Sandbox:
     async def remove(self) -> None:
         """Remove it with its checkpoints, but for what forks of it need. Idempotent."""
         if not self._removed:
-            self._removed = True
             await self._client.call("DELETE", self._path, dict[str, Any])
+            self._removed = True
 
 
 class Running:
@@ -310,6 +310,8 @@ def _request(
     output_limit: int,
     ends_turn: bool,
 ) -> ExecRequest:
+    if not isinstance(command, str | Sequence):
+        raise TypeError(f"a command is a string or a sequence of strings, not {type(command).__name__}")
     return ExecRequest(
         command=command if isinstance(command, str) else list(command),
         timeout=timeout,

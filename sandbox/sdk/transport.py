@@ -68,6 +68,10 @@ class Transport:
         text = str(address) if address is not None else str(paths.api_socket())
         self._url = text.rstrip("/") if text.startswith(("http://", "https://")) else None
         self._socket = None if self._url else text
+        if self._socket is not None and re.search(r"^\w+://|^[\w.-]+:\d+$", text):
+            raise Invalid(
+                f"{text!r} is no address of a daemon", remedy="give a socket's path, http://... or https://..."
+            )
         self._base = self._url or "http://daemon"
         if self._url is not None and token is not None and not _private(self._url):
             raise Invalid(f"a token would travel in the clear to {self._url}", remedy="use https://")

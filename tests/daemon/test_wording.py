@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
 from daemon.api import routes
-from daemon.wording import FORMS, plain
+from daemon.wording import CHOICES, FORMS, plain
 from sandbox.messages import CommitRequest, CreateRequest, ForkRequest
 
 KINDS = [kind for route in routes() for kind in (route.body, route.query) if kind not in (None, bytes)]
@@ -28,6 +29,18 @@ def test_every_pattern_has_words() -> None:
     assert known and known <= FORMS.keys()
 
 
+def test_every_choice_has_words() -> None:
+    parts = msgspec.json.schema_components(KINDS, ref_template="{name}")[1]
+    known: dict[str, set[str]] = {}
+    for part in parts.values():
+        for name, each in part.get("properties", {}).items():
+            for kind in (each, parts.get(each.get("$ref"), {}), *each.get("anyOf", ())):
+                if "enum" in kind:
+                    known.setdefault(name, set()).update(word for word in kind["enum"] if word is not None)
+    by_people = {name: words for name, words in known.items() if name not in ("state", "verdict")}  # daemons send these
+    assert {name: set(re.split(", | or ", words)) for name, words in CHOICES.items()} == by_people
+
+
 @pytest.mark.parametrize(
     ("kind", "sent", "said"),
     [
@@ -37,6 +50,8 @@ def test_every_pattern_has_words() -> None:
         (CreateRequest, b'{"image":"d","limits":{"mem":1}}', "limits: there is no field mem"),
         (CreateRequest, b'{"image":"d","user":"a\\u0000"}', "user must be text without NUL characters"),
         (CreateRequest, b'{"image":"d","mounts":[{"target":1}]}', "mounts[0].target must be text, not a whole number"),
+        (CreateRequest, b'{"image":"d","at_end":"x"}', "at_end must be stop or remove, not 'x'"),
+        (CreateRequest, b'{"image":"d","network":{"mode":"x"}}', "network.mode must be none, allow or open, not 'x'"),
         (ForkRequest, b'{"count":null}', "count must be a whole number, not null"),
         (
             CommitRequest,

@@ -123,3 +123,31 @@ async def test_a_socket_of_another_user_is_told_as_such(tmp_path: Path, monkeypa
         monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", refused)
         with pytest.raises(NoDaemon, match="another user"):
             await host.sandboxes()
+
+
+INFO = messages.SandboxInfo(id="s-1", image="debian", state=messages.SandboxState.RUNNING, created_at=0.0)
+
+
+async def test_what_cannot_be_a_command_or_content_is_said_at_once() -> None:
+    async with sandbox.Client("/nowhere.sock") as client:
+        made = sandbox.Sandbox(client, INFO)
+        with pytest.raises(TypeError, match="a command is a string or a sequence of strings, not int"):
+            await made.exec(5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="bytes or text, not int"):
+            await made.files.write("/a", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["ftp://host", "host:8700", "127.0.0.1:80"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(errors.Invalid, match="is no address of a daemon"):
+        Client(address)
+
+
+async def test_a_removal_that_failed_can_be_tried_again(server) -> None:
+    client, answer = server
+    answer["response"] = web.Response(status=500, body=msgspec.msgpack.encode(errors.PagurusError("busy").body()))
+    made = sandbox.Sandbox(client, INFO)
+    with pytest.raises(errors.PagurusError, match="busy"):
+        await made.remove()
+    answer["response"] = web.Response(body=msgspec.msgpack.encode({}))
+    await made.remove()
