@@ -12,6 +12,7 @@ from daemon import metrics
 from daemon.api.route import Area
 from daemon.api.wire import JSON
 from daemon.catalogue import put_sandbox
+from daemon.host.create import need_labels
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CreateRequest, LabelsRequest, SandboxInfo, Statistics
@@ -70,7 +71,9 @@ def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> boo
 async def _set_labels(host: Host, live: LiveSandbox, body: LabelsRequest) -> SandboxInfo:
     """Set labels of a sandbox; those with null are removed."""
     merged = {**live.row.labels, **body.labels}
-    live.row.labels = {name: value for name, value in merged.items() if value is not None}
+    labels = {name: value for name, value in merged.items() if value is not None}
+    need_labels(labels)
+    live.row.labels = labels
     await host.services.catalogue.write([put_sandbox(live.row)])
     return live.row.info()
 

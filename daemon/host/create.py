@@ -26,7 +26,8 @@ from sandbox.messages import CreateRequest, Limits, Mount
 from sandbox.messages.sandboxes import Settings
 
 SANDBOX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SETTINGS_MOST = 1 << 20  # bytes of the settings of an imported checkpoint: as much as a request may have
+SETTINGS_MOST = 512 << 10  # bytes of all that is said of a sandbox: each turn writes it down
+LABELS_MOST = 64 << 10  # bytes of its labels, names and values
 
 
 def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> Template:
@@ -46,7 +47,18 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
         user=image.config.user if request.user is None else str(request.user),
     )
     made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
+    need_labels(made.labels)
+    if len(msgspec.json.encode(made)) > SETTINGS_MOST:
+        raise Invalid(
+            f"the settings of a sandbox are {SETTINGS_MOST} bytes at most", remedy="put large values in files"
+        )
     return made
+
+
+def need_labels(labels: Mapping[str, str]) -> None:
+    """Raise Invalid for labels of a sandbox that are too long together."""
+    if sum(len(name.encode()) + len(value.encode()) for name, value in labels.items()) > LABELS_MOST:
+        raise Invalid(f"the labels of a sandbox are {LABELS_MOST} bytes at most", remedy="remove some, or use files")
 
 
 def need_sense(request: CreateRequest, memory: int) -> None:
@@ -76,8 +88,6 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
         msgspec.convert(msgspec.to_builtins(request), CreateRequest)  # holds the user to the bounds of a request
     except msgspec.ValidationError as error:
         raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None
-    if len(msgspec.json.encode(said)) > SETTINGS_MOST:
-        raise Invalid(f"the settings for forks are longer than {SETTINGS_MOST} bytes")
     if filed(said.image) is None:
         raise Invalid(f"not an image name: {said.image[:80]!r}")
     if said.gateway is not None:

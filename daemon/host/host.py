@@ -198,6 +198,7 @@ class Host:
         """New sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
         if not 1 <= request.count <= FORKS_MOST:
             raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {request.count}")
+        create.need_labels(request.labels or {})
         origin = await self.restorable(checkpoint)
         with self.collector.pin(origin):
             return list(await asyncio.gather(*(self._fork_one(origin, request) for _ in range(request.count))))

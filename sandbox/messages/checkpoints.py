@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -11,6 +11,8 @@ from sandbox.errors import ErrorBody
 from sandbox.messages.brief import Brief
 from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
+
+Label = Annotated[str, msgspec.Meta(max_length=4096)]  # of a checkpoint, as somebody asks for it
 
 
 class CheckpointState(enum.StrEnum):
@@ -44,7 +46,7 @@ class CheckpointInfo(Brief, kw_only=True, omit_defaults=True):
 class CheckpointRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes/{id}/checkpoints"""
 
-    label: str | None = None
+    label: Label | None = None
     wait: Literal["captured", "durable"] = "captured"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sandbox.messages.brief import Brief
-from sandbox.messages.checkpoints import CheckpointInfo
+from sandbox.messages.checkpoints import CheckpointInfo, Label
 
 
 class VerifyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class CheckpointReport(Brief, kw_only=True, omit_defaults=True):
 class LabelRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: PUT /v1/checkpoints/{id}/label"""
 
-    label: str | None = None
+    label: Label | None = None
 
 
 class PullRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

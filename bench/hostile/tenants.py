@@ -1,0 +1,102 @@
+"""Acts of a tenant: somebody with a token of scope exec, against the daemon that other tenants share.
+
+Each act has two tokens of one daemon besides its two sandboxes. What the attacker asks is within the API's bounds for
+one call; many of them together are what must not reach anybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from bench.hostile.api import LIMITS, ApiScene, act
+from sandbox import Client, PagurusError, Sandbox
+from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
+
+SWELLING = 30  # requests with as many labels as one may have
+SETTINGS_MOST = 1 << 20  # bytes of what is told of a sandbox
+FLOOD = 30  # answers of 8 MB, which are more than the daemon keeps
+
+
+class Tenant:
+    """Somebody with a token. What it asks goes by plain HTTP: the SDK would not send it."""
+
+    def __init__(self, scene: ApiScene, text: str, session: aiohttp.ClientSession, client: Client) -> None:
+        self.scene, self.session, self.client = scene, session, client
+        self.headers = {"Authorization": f"Bearer {text}"}
+
+    async def ask(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """(status, what was answered)"""
+        async with self.session.request(method, path, json=body, headers={**self.headers, **headers}) as answer:
+            return answer.status, await answer.json()
+
+    def sandbox(self, **options: Any) -> contextlib.AbstractAsyncContextManager[Sandbox]:
+        return self.client.create(self.scene.attacker.info.image, **{"limits": LIMITS, **options})
+
+
+@contextlib.asynccontextmanager
+async def tenant(scene: ApiScene) -> AsyncIterator[Tenant]:
+    """A new token, which ends with the act."""
+    socket = scene.run / "pagurus.sock"
+    made = await scene.host.call("POST", "/v1/tokens", NewToken, TokenRequest(name="tenant", scope="exec"))
+    connector = aiohttp.UnixConnector(str(socket), limit=0)
+    try:
+        async with (
+            aiohttp.ClientSession("http://daemon", connector=connector) as session,
+            Client(socket, token=made.text) as client,
+        ):
+            yield Tenant(scene, made.text, session, client)
+    finally:
+        await scene.host.call("DELETE", f"/v1/tokens/{made.token.id}", ApiToken)
+
+
+@act("swell what the daemon knows of a sandbox by labels")
+async def _labels(scene: ApiScene) -> str:
+    """Each turn writes it down, on behalf of all."""
+    async with tenant(scene) as attacker, attacker.sandbox() as sandbox:
+        place = f"/v1/sandboxes/{sandbox.id}"
+        refused = 0
+        for _ in range(SWELLING):
+            labels = {secrets.token_hex(8): "x" * 2_000_000}
+            refused += (await attacker.ask("PATCH", f"{place}/labels", {"labels": labels}))[0] != 200
+            status, _ = await attacker.ask("POST", f"{place}/checkpoints", {"label": "y" * 2_000_000})
+            refused += status != 201
+        if not refused:
+            return f"{2 * SWELLING} requests of 2 MB were all carried out"
+        for path in ("", "/checkpoints"):
+            async with attacker.session.get(place + path, headers=attacker.headers) as answer:
+                if (size := len(await answer.read())) > SETTINGS_MOST:
+                    return f"{size} bytes are told of one sandbox ({path or 'itself'})"
+        try:
+            await attacker.client.create(scene.attacker.info.image, env={"A": "x" * 3_000_000})
+        except PagurusError:
+            return ""
+    return "a sandbox was made with a variable of 3 MB"
+
+
+@act("have the daemon forget a neighbour's answers (idempotency keys)")
+async def _forget(scene: ApiScene) -> str:
+    async with (
+        tenant(scene) as attacker,
+        tenant(scene) as neighbour,
+        attacker.sandbox() as taker,
+        neighbour.sandbox() as victim,
+    ):
+        counted = {"command": "echo x >> /tmp/count; wc -l < /tmp/count", "ends_turn": False}
+        large = {"command": "head -c 6000000 /dev/zero", "output_limit": 8 << 20, "ends_turn": False}
+        short = {"command": "true", "ends_turn": False}
+        ours, theirs = (f"/v1/sandboxes/{each.id}/exec" for each in (taker, victim))
+        first = await neighbour.ask("POST", theirs, counted, **{"Idempotency-Key": "once"})
+        for number, command in enumerate([large] * FLOOD + [short] * 300):  # now and then it looks what is too much
+            status, _ = await attacker.ask("POST", ours, command, **{"Idempotency-Key": f"flood-{number}"})
+            if status != 200:
+                return f"was not tried: {status}"
+        again = await neighbour.ask("POST", theirs, counted, **{"Idempotency-Key": "once"})
+        if first[1].get("stdout") != again[1].get("stdout"):
+            return f"a neighbour's command was carried out twice: {again[1].get('stdout')}"
+    kept = sum(path.stat().st_size for path in scene.run.glob("answers*"))
+    return "" if kept < 160 << 20 else f"{kept >> 20} MiB of answers are kept"
