@@ -125,7 +125,7 @@ class Gate:
         form, query = request.headers.get("Accept", ""), request.rel_url.raw_query_string
         asked = fingerprint(request.content_type, f"{form}?{query}" if query else form, await content(request))
         name = identity(caller.token, request.method, request.path, request.headers[KEY_HEADER])
-        kept, undo = await answers.claim(name, asked, route.keyed)
+        kept, undo = await answers.claim(name, asked, route.keyed, caller.token)
         if kept is not None:
             metrics.replays.inc()
             replay = web.Response(body=kept.answer, status=kept.status or 200, headers={"Idempotency-Replayed": "true"})

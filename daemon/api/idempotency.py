@@ -10,7 +10,8 @@ or query is a Conflict. What a killed daemon had begun, and whose answer it had 
 choice, carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
 
 Keys lie in the run directory, which a loss of power empties: no process that they are about survives it
-either. They are forgotten after a day, and earlier when there are too many of them.
+either. They are forgotten after a day, and earlier when there are too many of them: those of whoever has more than an
+equal part of the room, the oldest first. Nobody's calls make the daemon forget another caller's.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL, at REAL NOT NULL, body BLOB NOT NULL, status INTEGER, kind TEXT, answer BLOB);
 """
+CALLER = "ALTER TABLE calls ADD COLUMN caller TEXT NOT NULL DEFAULT ''"  # a former daemon's file may lack it
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -62,6 +64,14 @@ class _Known(msgspec.Struct):
     number: int
     at: float  # seconds since the epoch
     size: int = 0  # bytes of its answer
+    caller: str = ""
+
+
+class _Room(msgspec.Struct):
+    """What the keys of one caller take."""
+
+    count: int = 0
+    size: int = 0  # bytes of answers
 
 
 def identity(caller: str, method: str, path: str, key: str) -> str:
@@ -119,14 +129,19 @@ class Answers:
             raise Conflict(
                 f"another daemon works in {path.parent}", remedy="stop it first, or set PAGURUS_RUN and PAGURUS_STATE"
             ) from None
-        found = self._database.execute("SELECT id, number, at, ifnull(length(answer), 0) FROM calls ORDER BY number")
-        self._known = {name: _Known(number, at, size) for name, number, at, size in found}  # the oldest first
+        if "caller" not in [column[1] for column in self._database.execute("PRAGMA table_info(calls)")]:
+            self._database.execute(CALLER)
+        self._rooms: dict[str, _Room] = {}  # by caller
+        self._known: dict[str, _Known] = {}  # the oldest first
+        found = "SELECT id, number, at, ifnull(length(answer), 0), caller FROM calls ORDER BY number"
+        for name, *columns in self._database.execute(found):
+            self._remember(name, _Known(*columns))
         self._size = sum(known.size for known in self._known.values())
         self._clock = clock
         self._running: dict[str, asyncio.Future[None]] = {}
         self._until_sweep = 0
 
-    async def claim(self, name: str, asked: bytes, repeat: Repeat) -> tuple[Kept | None, bool]:
+    async def claim(self, name: str, asked: bytes, repeat: Repeat, caller: str = "") -> tuple[Kept | None, bool]:
         """(what to replay or None, whether to undo first). A call under way with this key is waited for."""
         while (running := self._running.get(name)) is not None:
             await asyncio.shield(running)
@@ -138,9 +153,16 @@ class Answers:
         self._sweep()
         if name not in self._known:  # else it stands there as begun, with the same body
             now = self._clock()
-            row = self._database.execute("INSERT INTO calls (id, at, body) VALUES (?, ?, ?)", (name, now, asked))
-            self._known[name] = _Known(row.lastrowid or 0, now)
+            new = "INSERT INTO calls (id, at, body, caller) VALUES (?, ?, ?, ?)"
+            row = self._database.execute(new, (name, now, asked, caller))
+            self._remember(name, _Known(row.lastrowid or 0, now, caller=caller))
         return None, decision == "undo first"
+
+    def _remember(self, name: str, known: _Known) -> None:
+        self._known[name] = known
+        room = self._rooms.setdefault(known.caller, _Room())
+        room.count += 1
+        room.size += known.size
 
     def settle(self, name: str, status: int, kind: str, answer: bytes) -> None:
         """It was carried out; this is what everybody who asks again hears."""
@@ -153,9 +175,12 @@ class Answers:
                 (status, kind, answer, known.number),
             )
             self._size += len(answer) - known.size
+            self._rooms[known.caller].size += len(answer) - known.size
             known.size = len(answer)
         finally:
             self.abandon(name)
+        if self._size > BYTES_MOST:
+            self._make_room()
 
     def release(self, name: str) -> None:
         """It was not carried out."""
@@ -165,6 +190,10 @@ class Answers:
     def _forget(self, name: str) -> None:
         known = self._known.pop(name)
         self._size -= known.size
+        room = self._rooms[known.caller]
+        room.count, room.size = room.count - 1, room.size - known.size
+        if not room.count:
+            del self._rooms[known.caller]
         self._database.execute("DELETE FROM calls WHERE number = ?", (known.number,))
 
     def abandon(self, name: str) -> None:
@@ -185,12 +214,26 @@ class Answers:
             return
         self._until_sweep = _SWEEP
         oldest = self._clock() - AGE_MOST
-        much = len(self._known) > COUNT_MOST or self._size > BYTES_MOST
         for name, known in list(self._known.items()):
-            much = much and (len(self._known) > COUNT_MOST * 3 // 4 or self._size > BYTES_MOST * 3 // 4)
-            if known.at >= oldest and not much:
+            if known.at >= oldest:
                 break
             if name not in self._running:
+                self._forget(name)
+        if len(self._known) > COUNT_MOST:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Down to three quarters of what may be kept. Of these each caller may have an equal part, and who has less
+        keeps all of it."""
+        for name, known in list(self._known.items()):
+            many, large = len(self._known) > COUNT_MOST * 3 // 4, self._size > BYTES_MOST * 3 // 4
+            if not (many or large):
+                break
+            room, callers = self._rooms[known.caller], len(self._rooms)
+            greedy = (many and room.count * callers > COUNT_MOST * 3 // 4) or (
+                large and room.size * callers > BYTES_MOST * 3 // 4
+            )
+            if greedy and name not in self._running:
                 self._forget(name)
 
     def close(self) -> None:

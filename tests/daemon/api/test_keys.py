@@ -15,6 +15,7 @@ import pytest
 from daemon.api import idempotency
 from daemon.api.idempotency import Answers
 from sandbox import Client
+from sandbox.database import connect
 from sandbox.errors import Interrupted
 from tests.support.daemon_host import IMAGE, Daemon, missing
 
@@ -136,3 +137,38 @@ async def test_what_is_too_much_is_forgotten_but_never_what_is_under_way(
     with pytest.raises(Interrupted):
         await after.claim("n0", b"other", "once")
     after.close()
+
+
+async def test_nobodys_calls_make_the_daemon_forget_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "BYTES_MOST", 10_000)
+    monkeypatch.setattr(idempotency, "COUNT_MOST", 500)
+    answers = Answers(tmp_path / "answers")
+    await answers.claim("mine", b"asked", "once", "me")
+    answers.settle("mine", 200, "k", b"done")
+    most = 0
+    for number in range(2000):
+        await answers.claim(f"n{number}", b"asked", "once", "greedy")
+        answers.settle(f"n{number}", 200, "k", bytes(number % 2 * 3000))
+        held = answers._rooms["greedy"]
+        most = max(most, held.size)
+        assert held.count <= 500 + idempotency._SWEEP
+    assert most <= 10_000
+    kept, _ = await answers.claim("mine", b"asked", "once", "me")
+    assert kept is not None and kept.answer == b"done"
+    answers.close()
+
+    after = Answers(tmp_path / "answers")
+    kept, _ = await after.claim("mine", b"asked", "once", "me")
+    assert kept is not None and after._rooms["me"].count == 1 and after._rooms["greedy"].size <= 10_000
+    after.close()
+
+
+async def test_a_former_daemons_keys_name_no_caller(tmp_path: Path) -> None:
+    """Its file is one column short."""
+    former = connect(tmp_path / "answers", idempotency.SCHEMA)
+    former.execute("INSERT INTO calls VALUES (1, 'a', 1e12, x'61', 200, 'k', x'62')")
+    former.close()
+    answers = Answers(tmp_path / "answers")
+    kept, _ = await answers.claim("a", b"a", "once", "me")
+    assert kept is not None and kept.answer == b"b"
+    answers.close()
