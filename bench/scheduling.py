@@ -22,8 +22,11 @@ from one run's rollout to the first trajectory of the next (`warm_switch_s`), an
 (`cold_start_s`).
 `harvest`: rollouts on an engine that serves users and is its rates, through the real pool, in such a loop: users alone,
 rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
-`lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. `priority`: a vLLM that
-does not, but has rollouts wait behind users by its own priority scheduling.
+`lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. The three take turns, a
+slice of time each, with the same users. `because`: why tokens were late (bench.harness.lent_figures).
+`harvested_share_of_idle`: tokens of rollouts over those that the engine makes while nobody is served, less those of
+users. `control`: nobody is served. `replayed`: the engine's log of its steps, decided again. `priority`: a vLLM that
+does not choose so, but has rollouts wait behind users by its own priority scheduling.
 `handover`: a run of `pagurus train` on two processors, of two engines and its trainer, in processes of their own; a
 step takes `--step-ms`. `ratio`: steps without handover over steps with it, of the same drawn lengths, in turns
 (`--rounds` pairs); `control`, every third pair: of equal lengths. `hidden`: of the gradients' seconds, those before a
@@ -38,31 +41,25 @@ import argparse
 import asyncio
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness import command, handed_over, lent_engine, shared_runs
+from bench.harness import command, handed_over, lent_engine, lent_figures, shared_runs
 from bench.harness.cheapest_groups import cheapest
-from bench.harness.drawn_runs import GROUPS, MODEL, Way, compared
+from bench.harness.drawn_runs import GROUPS, Way, compared
 from bench.harness.paced_engine import paced
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
 from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
 from coordinator.decide import multiplex, packing
 from coordinator.simulate import serving
 from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, drawn_jobs
-from rollout.decide.engines.slack import Budget
-from rollout.engine import launch
 
 PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
-LENT = {
-    "embedded": Budget(ttft=0.5, tpot=0.05, margin=0.5),
-    "vllm": Budget(ttft=0.5, tpot=0.05, margin=0.6),
-}
-MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
 PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns", "handover")
 WINDOW = 20  # trajectories
 
@@ -116,8 +113,8 @@ def harvested(requests: int) -> dict[str, Any]:
         with asyncio.Runner(loop_factory=IdleLoop) as runner:
             return runner.run(harvest(of, PROMISED, STEP, mode))
 
-    seen = {mode: live(traffic, mode) for mode in MODES}
-    empty = {mode: live(nobody, mode).served for mode in MODES[1:]}
+    seen = {mode: live(traffic, mode) for mode in lent_engine.MODES}
+    empty = {mode: live(nobody, mode).served for mode in lent_engine.MODES[1:]}
     most = empty["naive"].rollout_tokens / empty["naive"].seconds
     found: dict[str, Any] = {}
     for mode, came in seen.items():
@@ -137,35 +134,6 @@ def harvested(requests: int) -> dict[str, Any]:
         "routed": {name: count for name, count in slack.counts.items() if name.startswith(("routed_", "moved"))},
         "control": round(empty["slack"].rollout_tokens / empty["naive"].rollout_tokens, 3),
     }
-
-
-async def lent(requests: int, kind: str) -> dict[str, Any]:
-    """A real engine: users alone, rollouts within their slack, rollouts in one queue with them."""
-    budget = LENT[kind]
-    server = launch.lent(launch.vllm(slots=64) if kind == "vllm" else launch.embedded(slots=64), budget)
-    drawn = serving.bursty(0, requests=requests, rate=4.0, every=30.0)
-    prompts, answers = np.minimum(drawn.prompts, 400).tolist(), np.minimum(drawn.answers, 64).tolist()
-    traffic = serving.Traffic(arrivals=drawn.arrivals, prompts=prompts, answers=answers)
-    nobody = serving.Traffic(arrivals=[], prompts=[], answers=[])
-    async with lent_engine.started(server, MODEL) as engine:
-        empty = {mode: await lent_engine.serve(engine, nobody, mode, least=10.0) for mode in ("naive", *MODES[1:])}
-        seen: dict[str, serving.Served] = {mode: await lent_engine.serve(engine, traffic, mode) for mode in MODES}
-    if kind == "vllm":
-        async with lent_engine.started(lent_engine.unlent(launch.vllm(slots=64)), MODEL) as engine:
-            await lent_engine.serve(engine, nobody, "slack", least=10.0)
-            seen["priority"] = await lent_engine.serve(engine, traffic, "slack")
-    rate = {mode: each.rollout_tokens / each.seconds for mode, each in empty.items()}
-    found: dict[str, Any] = {
-        mode: {
-            "violations": each.violations(budget),
-            "ttft_p99_s": round(float(np.percentile(each.ttft, 99)), 4),
-            "tpot_p99_s": round(float(np.percentile(each.tpot, 99)), 4),
-            "worst_s": [round(max(each.ttft), 3), round(max(each.tpot), 3)],
-            "rollout_tokens_per_s": round(each.rollout_tokens / each.seconds),
-        }
-        for mode, each in seen.items()
-    }
-    return found | {"control": round(rate["slack"] / rate["naive"], 3)}
 
 
 def place(options: argparse.Namespace) -> dict[str, Any]:
@@ -201,7 +169,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
     parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
-    parser.add_argument("--engine", choices=list(LENT), default="embedded", help="of `lent`")
+    parser.add_argument("--engine", choices=list(lent_figures.CLOCKS), default="embedded", help="of `lent`")
+    parser.add_argument("--rate", type=float, default=8.0, help="of `lent`: users a second outside of bursts")
+    parser.add_argument("--reads", type=float, default=60.0, help="of `lent`: tokens of a user's prompt, the median")
+    parser.add_argument("--answers", type=float, default=12.0, help="of `lent`: tokens of an answer to it, the median")
+    parser.add_argument(
+        "--every", type=float, default=30.0, help="of `lent`: seconds of a slice; the last ten: a burst"
+    )
+    parser.add_argument("--lent-step-ms", type=float, default=0.0, help="of a step of the engine of `lent`, at least")
+    parser.add_argument(
+        "--margin", type=float, default=0.5, help="of `lent`: share of what users were promised that is left unused"
+    )
+    parser.add_argument("--log", type=Path, help="of `lent`: a folder in which the engine's log of steps is kept")
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
@@ -219,7 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part in ("harvest", "all"):
         figures["harvest"] = harvested(options.requests)
     if options.part in ("lent", "all"):
-        figures["lent"] = asyncio.run(lent(options.requests, options.engine))
+        users = lent_figures.Users(options.requests, options.rate, options.reads, options.answers, options.every)
+        figures["lent"] = lent_figures.lent(users, options.engine, options.lent_step_ms, options.margin, options.log)
     if options.part in ("turns", "all"):
         figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
     command.show(figures, options)

@@ -1,31 +1,61 @@
 """A real engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
 
-Owns: the users' and the rollouts' requests, what each got. Does not own: the engine, its choice of steps
-(rollout.decide.engines.lending).
+Owns: the users' and the rollouts' requests, what each got, the order of the slices. Does not own: the engine, its
+choice of steps (rollout.decide.engines.lending).
+
+Each mode plays the same users, in slices of time that take turns, so that what else the machine does hits all alike::
+
+    users 0..30 s: alone, slack, naive    users 30..60 s: slack, naive, alone    ...    nobody: slack, naive    ...
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.harness import aftermath
-from coordinator.simulate.serving import Mode, Served, Traffic
+from coordinator.simulate.serving import Mode, Traffic
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import Command, Launch
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import EngineFailed
 
-LIVE, READ, ANSWER = 48, 400, 40  # requests of rollouts at once, tokens of their prompts, of their answers
+LIVE, READ = 48, 400  # requests of rollouts at once, tokens of their prompts
+ANSWER = (50, 150)  # tokens of their answers, at least and at most
 VERSION_EVERY = 10.0  # seconds
+NOBODY_EVERY = 6  # slices of users, then one of nobody
 VOCABULARY = range(20, 300)
+MODES: tuple[Mode, ...] = ("alone", "slack", "naive")
+
+Clock = Callable[[], float]
+
+
+class Token(NamedTuple):
+    """When a user got it, and how long after the one before it, or after the request."""
+
+    came: float
+    wait: float
+
+
+@dataclass
+class Seen:
+    """What a mode has come to."""
+
+    first: list[Token] = field(default_factory=list)  # of each user
+    later: list[Token] = field(default_factory=list)
+    seconds: float = 0.0
+    rollout_tokens: int = 0
+    empty_seconds: float = 0.0  # without users
+    empty_tokens: int = 0
 
 
 @asynccontextmanager
@@ -45,52 +75,118 @@ def unlent(server: Launch) -> Launch:
     return replace(server, command=command)
 
 
-async def serve(engine: EngineClient, traffic: Traffic, mode: Mode, *, least: float = 0.0) -> Served:
-    """Until every user is answered, and for `least` seconds."""
-    served, began = Served(), time.monotonic()
-    draw = np.random.default_rng(time.monotonic_ns())  # no prompt is in the cache of an earlier call
+def slices(traffic: Traffic, every: float) -> list[Traffic]:
+    """What arrives in each `every` seconds."""
+    found: dict[int, list[int]] = {}
+    for number, arrival in enumerate(traffic.arrivals):
+        found.setdefault(int(arrival // every), []).append(number)
+    return [
+        Traffic(
+            arrivals=[traffic.arrivals[number] - part * every for number in numbers],
+            prompts=[traffic.prompts[number] for number in numbers],
+            answers=[traffic.answers[number] for number in numbers],
+        )
+        for part, numbers in found.items()
+    ]
 
-    def prompt(tokens: int) -> list[int]:
-        return [int(each) for each in draw.integers(VOCABULARY.start, VOCABULARY.stop, tokens)]
 
-    async def rollouts() -> None:
-        while True:
-            sampling = Sampling(max_tokens=ANSWER, ignore_eos=True)
-            name = f"rollout-{next(numbers)}"
-            priority = int(mode == "slack")
-            try:
-                came = await engine.generate(prompt(READ), sampling, request_id=name, priority=priority)
-                served.rollout_tokens += len(came.token_ids)
-                refused = came.finish_reason == "abort"
-            except EngineFailed:
-                refused = True
-            if refused:  # users need all of it until the next version
-                await asyncio.sleep(0.5)
+async def play(
+    engine: EngineClient, traffic: Traffic, modes: Sequence[Mode], every: float, clock: Clock
+) -> dict[Mode, Seen]:
+    """All of it in each mode. `clock`: that of the engine's log of steps."""
+    found = {mode: Seen() for mode in modes}
+    versions = asyncio.create_task(_versions(engine))
+    await _nobody(engine, "naive", 10.0, Seen())  # it learns what its steps cost, and is warm
+    for number, part in enumerate(slices(traffic, every)):
+        first = number % len(modes)
+        for mode in [*modes[first:], *modes[:first]]:
+            await _slice(engine, part, mode, found[mode], clock)
+            p99 = float(np.percentile([token.wait for token in found[mode].first], 99))
+            print(f"slice {number}, {mode}: p99 to the first token so far {p99:.3f} s", file=sys.stderr)
+        if number % NOBODY_EVERY == 0:
+            for mode in modes:
+                if mode != "alone":
+                    await _nobody(engine, mode, every, found[mode])
+    if versions.done():
+        versions.result()  # it ended by an error
+    versions.cancel()
+    return found
 
-    async def versions() -> None:
-        for version in itertools.count(1):
-            await asyncio.sleep(VERSION_EVERY)
-            await engine.set_version(version)
+
+async def _versions(engine: EngineClient) -> None:
+    for version in itertools.count(1):
+        await asyncio.sleep(VERSION_EVERY)
+        await engine.set_version(version)
+
+
+async def _nobody(engine: EngineClient, mode: Mode, seconds: float, seen: Seen) -> None:
+    began = time.monotonic()
+    async with _Rollouts(engine, mode) as rollouts:
+        await asyncio.sleep(seconds)
+        seen.empty_seconds += time.monotonic() - began
+    seen.empty_tokens += rollouts.tokens
+
+
+async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, seen: Seen, clock: Clock) -> None:
+    """Until every user is answered."""
+    began = time.monotonic()
 
     async def user(number: int) -> None:
         await asyncio.sleep(traffic.arrivals[number] - (time.monotonic() - began))
         ids = prompt(traffic.prompts[number])
         sampling = Sampling(max_tokens=traffic.answers[number], ignore_eos=True)
-        last, seen = time.monotonic(), served.ttft
-        async for delta in engine.stream(ids, sampling, request_id=f"user-{mode}-{number}"):
+        last, tokens = clock(), seen.first
+        async for delta in engine.stream(ids, sampling, request_id=f"user-{next(NUMBERS)}"):
             if delta.token_ids:
-                now = time.monotonic()
-                seen.append(now - last)
-                last, seen = now, served.tpot
+                now = clock()
+                tokens.append(Token(now, now - last))
+                last, tokens = now, seen.later
 
-    numbers = itertools.count(time.monotonic_ns())
-    tasks = [asyncio.create_task(versions())]
-    tasks += [asyncio.create_task(rollouts()) for _ in range(LIVE if mode != "alone" else 0)]
-    await asyncio.gather(asyncio.sleep(least), *map(user, range(len(traffic.arrivals))))
-    served.seconds = time.monotonic() - began
-    for task in tasks:
-        if task.done():
-            task.result()  # it ended by an error
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return served
+    async with _Rollouts(engine, mode) as rollouts:
+        await asyncio.gather(*map(user, range(len(traffic.arrivals))))
+        seen.seconds += time.monotonic() - began
+    seen.rollout_tokens += rollouts.tokens
+
+
+NUMBERS = itertools.count(time.monotonic_ns())
+DRAW = np.random.default_rng(time.monotonic_ns())  # no prompt is in the cache of an earlier call
+
+
+def prompt(tokens: int) -> list[int]:
+    return [int(each) for each in DRAW.integers(VOCABULARY.start, VOCABULARY.stop, tokens)]
+
+
+class _Rollouts:
+    """Rollouts as long as the block runs; the tokens that they got until then."""
+
+    def __init__(self, engine: EngineClient, mode: Mode):
+        self.engine, self.priority, self.live = engine, int(mode == "slack"), 0 if mode == "alone" else LIVE
+        self.tokens, self._ends, self._names = 0, False, set[str]()
+
+    async def __aenter__(self) -> _Rollouts:
+        self._tasks = [asyncio.create_task(self._rollout()) for _ in range(self.live)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ends = True
+        while not all(task.done() for task in self._tasks):
+            if self._names:
+                await self.engine.abort(list(self._names))
+            await asyncio.wait(self._tasks, timeout=0.2)
+        for task in self._tasks:
+            task.result()
+
+    async def _rollout(self) -> None:
+        while not self._ends:
+            sampling = Sampling(max_tokens=int(DRAW.integers(*ANSWER)), ignore_eos=True)
+            name = f"rollout-{next(NUMBERS)}"
+            self._names.add(name)
+            try:
+                came = await self.engine.generate(prompt(READ), sampling, request_id=name, priority=self.priority)
+                self.tokens += len(came.token_ids)
+                refused = came.finish_reason == "abort"
+            except EngineFailed:
+                refused = True
+            self._names.discard(name)
+            if refused and not self._ends:  # users need all of it until the next version
+                await asyncio.sleep(0.5)

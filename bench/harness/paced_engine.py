@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rollout.engine.embedded import server
 from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.scheduler import Step
 from rollout.engine.launch import Command, Launch
 
 
@@ -34,10 +35,10 @@ class PacedCore(Core):
     least = 0.0  # seconds
     ended = 0.0
 
-    def step(self) -> list[Request]:
+    def _compute(self, plan: Step) -> list[Request]:
         now = time.monotonic()
         began = self.ended if now - self.ended < self.least else now
-        finished = super().step()
+        finished = super()._compute(plan)
         time.sleep(max(0.0, began + self.least - time.monotonic()))
         self.ended = time.monotonic()
         return finished

@@ -82,10 +82,11 @@ def account(run: Run, json: Json = False) -> None:
 
 @application.command("replay")
 def replay(run: Run, json: Json = False) -> None:
-    """Decide again on every logged view: the actions must be the same. Exit code 1 when one is not."""
+    """Decide again on every logged view of a run, or of engines that logged into a folder: the actions must be the
+    same. Exit code 1 when one is not."""
     from rollout.store import decisions
 
-    found = decisions.replay(rollout_of(run))
+    found = decisions.replay(run if any(run.glob("steps-*.jsonl")) else rollout_of(run))
     if json:
         output.as_json(found)
     else:

@@ -72,22 +72,24 @@ def embedded(
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
-def lent(launch: Launch, users: Budget) -> Launch:
-    """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest."""
+def lent(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:
+    """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest. `steps`: a
+    folder, where it logs each step."""
 
     def command(folder: Path, port: int) -> Command:
         plain = launch.command(folder, port)
         if launch.name == "vllm":
-            return Command([*plain.argv, *_lending(users)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
-        promised = [("--ttft", users.ttft), ("--tpot", users.tpot), ("--margin", users.margin)]
-        return replace(plain, argv=[*plain.argv, *(str(part) for each in promised for part in each)])
+            return Command([*plain.argv, *_lending(users, steps)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
+        promised = ["--ttft", str(users.ttft), "--tpot", str(users.tpot), "--margin", str(users.margin)]
+        return replace(plain, argv=[*plain.argv, *promised, *(["--steps", str(steps)] if steps else [])])
 
     return replace(launch, command=command)
 
 
-def _lending(users: Budget) -> list[str]:
+def _lending(users: Budget, steps: Path | None) -> list[str]:
     """vLLM with our scheduler, which decides before each step: so none is decided while the one before it runs."""
-    promise = msgspec.json.encode({"pagurus_lending": users}).decode()
+    log = {"pagurus_steps": str(steps)} if steps else {}
+    promise = msgspec.json.encode({"pagurus_lending": users, **log}).decode()
     argv = ["--scheduler-cls", "pagurus_lending.LendingScheduler", "--no-async-scheduling"]
     argv += ["--additional-config", promise, "--middleware", "pagurus_lending.Telling"]
     return [*argv, "--stream-interval", "1"]  # users get each token when it is there

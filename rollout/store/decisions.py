@@ -1,6 +1,7 @@
 """The log of decisions: every view, when it was seen, and the actions that were decided on.
 
-Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them. Does not own: deciding.
+Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them; replaying what engines
+have logged that lend (rollout.engine.step_log). Does not own: deciding.
 Guarantee: what is complete in a file of a killed process can be read; `replay` decides again on each view and says
 where the actions differ.
 """
@@ -13,8 +14,10 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from rollout.decide.engines.lending import Lending, Took
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import Action, Decision, Rules, View
+from rollout.engine import step_log
 from sandbox.errors import Invalid, NotFound
 
 PATTERN = "decisions-*.jsonl.zst"
@@ -51,19 +54,31 @@ class Replayed(msgspec.Struct, kw_only=True):
 
 def replay(folder: Path) -> Replayed:
     """Decide again on every logged view."""
-    files = sorted(folder.glob(PATTERN))
-    if not files:
+    files, steps = sorted(folder.glob(PATTERN)), sorted(folder.glob(step_log.PATTERN))
+    if not files and not steps:
         raise NotFound(f"no log of decisions in {folder}", remedy="name a run folder")
     found = Replayed()
     for path in files:
         for number, (rules, decision) in enumerate(read(path), 2):
-            found.decisions += 1
             again = RolloutPolicy(rules).decide(decision.view, decision.now)
-            if again == decision.actions:
-                found.identical += 1
-            elif not found.first_difference:
-                found.first_difference = f"{path.name}:{number}: {again} instead of {decision.actions}"
+            _compare(found, f"{path.name}:{number}", again, decision.actions)
+    for path in steps:
+        budget, events = step_log.read(path)
+        lending = Lending(budget)
+        for number, event in enumerate(events, 2):
+            if isinstance(event, Took):
+                lending.took(event.answers, event.prompt_tokens, event.seconds)
+            else:
+                lending.frozen = event.view.frozen
+                _compare(found, f"{path.name}:{number}", lending.step(event.view, event.now), event.step)
     return found
+
+
+def _compare(found: Replayed, where: str, again: object, logged: object) -> None:
+    found.decisions += 1
+    found.identical += again == logged
+    if again != logged and not found.first_difference:
+        found.first_difference = f"{where}: {again} instead of {logged}"
 
 
 def read(path: Path) -> Iterator[tuple[Rules, Decision]]:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates
 from rollout.decide.engines.lending import Lending
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.slack import Budget, EngineView
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.lending import share
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 from rollout.engine.embedded.server import serve
+from rollout.engine.step_log import PATTERN, StepLog
 from rollout.pool.member import Lent
 from rollout.pool.pool import Pool
+from rollout.store.decisions import replay
 from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
 from tests.support.daemon_host import free_port
 
 MODEL = CHECKOUT / "examples" / "frozen_lake" / "start"
 BUDGET = Budget(ttft=1.0, tpot=0.05, margin=0.0)
+NOTHING: dict[str, Any] = {"waiting": [], "rollout_prompt": 0, "free": 99, "wanted": 0, "held": 0}
 
 
 def test_what_steps_cost_is_learned() -> None:
@@ -43,6 +48,53 @@ def test_what_was_not_seen_for_long_is_not_believed_to_cost_nothing() -> None:
         lending.took(200, 0, 0.02)
     assert lending.cost.step(200, 0) == pytest.approx(0.02, rel=0.01)
     assert lending.cost.per_prompt_token > 1e-5
+
+
+def test_a_step_that_something_held_up_stops_rollouts_until_others_have_gone_well() -> None:
+    lending, users = Lending(BUDGET), EngineView(last_tokens=[0.0], rollouts=64, **NOTHING)
+    for answers in [*range(64)] * 10:
+        lending.took(answers, 0, 0.002 + 0.0001 * answers)
+    cost, before = lending.cost, lending.step(users, 0.0)
+    assert before.rollouts == 64
+    lending.took(32, 0, 5.0)
+    assert lending.step(users, 0.0).rollouts == 0
+    steps = 0
+    while lending.step(users, 0.0) != before:
+        lending.took(32, 0, 0.0052)
+        steps += 1
+    assert 10 < steps < 300
+    for _ in range(1000):
+        lending.took(32, 0, 0.0052)
+    assert lending.cost.step(32, 0) == pytest.approx(cost.step(32, 0), rel=0.05)
+
+
+def test_between_two_users_no_step_is_longer_than_one_of_them_would_wait() -> None:
+    lending, nobody = Lending(BUDGET), EngineView(last_tokens=[], rollouts=1000, **NOTHING)
+    for answers in [*range(64)] * 10:
+        lending.took(answers, 0, 0.002 + 0.001 * answers)
+    assert lending.step(nobody, 0.0).rollouts == 1000  # none has come yet
+    lending.step(EngineView(last_tokens=[9.9], rollouts=0, **NOTHING), 10.0)
+    assert 40 <= lending.step(nobody, 10.5).rollouts <= 48
+    assert lending.step(nobody, 11.1).rollouts == 1000
+
+
+def test_what_was_decided_is_decided_again(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, BUDGET)
+    core = Core(MODEL, version="0", slots=4, length=96, lending=Lending(BUDGET, log=log.append), clock=Clock())
+    for n in range(9):
+        core.add(Request(f"rollout {n}", [5 + n] * 9, 12, priority=1))
+        core.add(Request(f"user {n}", [15 + n] * 9, 8))
+        for _ in range(20):
+            core.step()
+        core.label(str(n))
+    log.close()
+    (path,) = tmp_path.glob(PATTERN)
+    found = replay(tmp_path)
+    assert found.decisions == found.identical == 9 * 20
+    path.write_bytes(path.read_bytes().replace(b'"users_prompt":9', b'"users_prompt":8', 1) + b'{"half a line')
+    found = replay(tmp_path)
+    assert (found.decisions, found.identical) == (9 * 20, 9 * 20 - 1)
+    assert "users_prompt=9" in found.first_difference and path.name in found.first_difference
 
 
 def test_users_take_a_cache_that_rollouts_have_filled() -> None:

@@ -1,59 +1,107 @@
 """What the next step of an engine does that serves users and lends to rollouts what they leave. Pure.
 
 Owns: what steps have cost so far, whether rollouts stand still. Does not own: the slack of a step
-(rollout.decide.engines.slack), requests, engines, clocks. Both engines choose by it: the embedded one
-(rollout.engine.embedded.lending), and vLLM, in whose process only this module and the one of the slack are loaded
-(rollout/engine/inside/pagurus_lending.py).
+(rollout.decide.engines.slack), requests, engines, clocks, files. Both engines choose by it: the embedded one
+(rollout.engine.embedded.lending), and vLLM, in whose process only this module, the one of the slack and the one of the
+log (rollout.engine.step_log) are loaded (rollout/engine/inside/pagurus_lending.py).
+Guarantee: the same promise and the same events give the same steps, on every machine: no library computes them.
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
-the newest steps count most. A step is taken for as long as the line says and half the usual error more.
+the newest steps count most, and none for more than twice what was expected. A step is taken for as long as the line
+says, and as much longer as the worst step of late took: what holds up one step may hold up the next ones.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+
+import msgspec
 
 from rollout.decide.engines.slack import Budget, EngineView, Step, StepCost, next_step
 
 FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
 KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
-HALF = 400  # steps: half of the weight is on the last so many
+KEEP = 0.5 ** (1 / 400)  # half of the weight is on the last 400 steps
+FADES = 0.5 ** (1 / 100)  # so does what the worst step took too long, with each step
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Before a step."""
+
+    now: float
+    view: EngineView
+    step: Step
+
+
+class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """After it: what it computed, and for how long. Not of one that computed nothing."""
+
+    answers: int
+    prompt_tokens: int
+    seconds: float
+
+
+Event = Decided | Took
 
 
 class Lending:
     """``step = lending.step(view, now)``, and after that step ``lending.took(answers, tokens, seconds)``"""
 
-    def __init__(self, budget: Budget):
+    def __init__(self, budget: Budget, *, log: Callable[[Event], None] | None = None):
         self.budget = budget
         self.frozen = False  # rollouts stand still until the next version, at which the caller makes it false
-        self._keep = 0.5 ** (1 / HALF)
-        guess = np.array([FIRST.base, FIRST.per_answer, FIRST.per_prompt_token])
-        some = np.array([[1.0, 0.0, 0.0], [1.0, 32.0, 0.0], [1.0, 0.0, 500.0]])
-        self._first: NDArray[np.float64] = some.T @ some * (TRUSTED / 3)
-        self._guess: NDArray[np.float64] = self._first @ guess
-        self._squares, self._products = self._first * (1 - KEPT), self._guess * (1 - KEPT)
-        self._error = 0.0
+        self._log = log
+        first = [_sums(*point) for point in (_at(0, 0), _at(32, 0), _at(0, 500))]
+        self._first = [sum(each) * TRUSTED / 3 for each in zip(*first, strict=True)]
+        self._seen = [each * (1 - KEPT) for each in self._first]
+        self._worse = 0.0  # seconds
+        self._served = float("-inf")  # when a user was last there
 
     @property
     def cost(self) -> StepCost:
-        squares, products = self._squares + KEPT * self._first, self._products + KEPT * self._guess
-        base, answer, token = np.linalg.solve(squares, products).clip(0.0)
-        return StepCost(base=float(base) + self._error / 2, per_answer=float(answer), per_prompt_token=float(token))
+        base, answer, token = _line([seen + KEPT * first for seen, first in zip(self._seen, self._first, strict=True)])
+        return StepCost(base=base + self._worse, per_answer=answer, per_prompt_token=token)
 
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        missed = abs(seconds - self.cost.step(answers, prompt_tokens))
-        self._error += (min(missed, seconds) - self._error) / 32
-        seen = np.array([1.0, float(answers), float(prompt_tokens)])
-        self._squares = self._squares * self._keep + np.outer(seen, seen)
-        self._products = self._products * self._keep + seen * seconds
+        usual = self.cost.step(answers, prompt_tokens) - self._worse
+        self._worse = max(min(seconds - usual, self.budget.tpot), self._worse * FADES)
+        new = _sums(answers, prompt_tokens, min(seconds, 2 * usual))
+        self._seen = [KEEP * seen + each for seen, each in zip(self._seen, new, strict=True)]
+        if self._log is not None:
+            self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
 
     def step(self, view: EngineView, now: float) -> Step:
         """What fits beside users. If it says `cut`, the caller ends all rollouts, and refuses others while `frozen`."""
-        step = next_step(view, self.budget, self.cost, now)
-        idle = not view.last_tokens and not view.waiting and not view.frozen
-        if idle and not step.rollouts and not step.rollout_prompt:
-            return Step(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
+        step = self._fitting(view, now)
         self.frozen = self.frozen or step.cut
+        if self._log is not None:
+            self._log(Decided(now=now, view=view, step=step))
         return step
+
+    def _fitting(self, view: EngineView, now: float) -> Step:
+        nobody = not view.last_tokens and not view.waiting
+        self._served = self._served if nobody else now
+        step = next_step(view, self.budget, self.cost, now, alone=now - self._served)
+        if nobody and not view.frozen and not step.rollouts and not step.rollout_prompt:
+            return Step(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
+        return step
+
+
+def _at(answers: int, tokens: int) -> tuple[int, int, float]:
+    return answers, tokens, FIRST.step(answers, tokens)
+
+
+def _sums(answers: float, tokens: float, seconds: float) -> list[float]:
+    """What one step adds to the normal equations of ``seconds = base + answer * answers + token * tokens``."""
+    a, t, s = answers, tokens, seconds
+    return [1.0, a, t, a * a, a * t, t * t, s, s * a, s * t]
+
+
+def _line(sums: list[float]) -> tuple[float, float, float]:
+    """Base, seconds of an answer and of a token that fit best; none below 0."""
+    n, a, t, aa, at, tt, s, sa, st = sums
+    aa, at, tt, sa, st = aa - a * a / n, at - a * t / n, tt - t * t / n, sa - a * s / n, st - t * s / n
+    token = (st - sa * at / aa) / (tt - at * at / aa)
+    answer = (sa - at * token) / aa
+    return max(0.0, (s - a * answer - t * token) / n), max(0.0, answer), max(0.0, token)

@@ -10,8 +10,8 @@ For a request that waits and one that is answered (ROSE, arXiv:2605.06534)::
     S_prefill = (arrival + TTFT budget) - now - predicted prefill
     S_decode  = (last token + TPOT budget) - now - predicted decode
 
-While somebody waits for a first token no step is longer than the TPOT budget, however much of the TTFT budget is left:
-whoever comes next waits for its end too.
+No step is longer than the TPOT budget, however much of the TTFT budget is left: whoever comes next waits for its end
+too. Where no user was there for as long as the TTFT budget, nobody is expected.
 
 A burst of users takes its cache from the rollouts, once: their cache is cut and they stand still until the next version
 of the weights, since the cache would have to be built anew then in any case.
@@ -73,12 +73,15 @@ class Step(msgspec.Struct, frozen=True):
 CHUNK = 512  # tokens of prompts that a step reads at most
 
 
-def slack(view: EngineView, budget: Budget, cost: StepCost, now: float) -> float:
-    """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done."""
+def slack(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> float:
+    """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done.
+
+    `alone`: seconds since a user was there.
+    """
     answers, read = len(view.last_tokens), 0
     step = budget.tpot * (1 - budget.margin)
     own = cost.step(answers, min(CHUNK, sum(request.left for request in view.waiting)))
-    left = step - own if view.waiting else float("inf")
+    left = step - own if view.waiting or alone < budget.ttft else float("inf")
     for request in view.waiting:
         read += request.left
         steps = -(-read // CHUNK)
@@ -89,14 +92,14 @@ def slack(view: EngineView, budget: Budget, cost: StepCost, now: float) -> float
     return left
 
 
-def next_step(view: EngineView, budget: Budget, cost: StepCost, now: float) -> Step:
+def next_step(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> Step:
     """What fits. Users' prompts go first, then answers of rollouts, then their prompts."""
     users = min(CHUNK, sum(request.left for request in view.waiting))
     if view.wanted > view.free and view.held and not view.frozen:
         return Step(users, 0, 0, cut=True)
     if view.frozen:
         return Step(users, 0, 0)
-    left = slack(view, budget, cost, now)
+    left = slack(view, budget, cost, now, alone=alone)
     if left <= 0:
         return Step(users, 0, 0)
     answers = _fitting(left, cost.per_answer, view.rollouts)

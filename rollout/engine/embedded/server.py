@@ -32,6 +32,7 @@ from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
+from rollout.engine.step_log import StepLog
 from rollout.weights.process import PullerProcess
 from sandbox import structs
 from sandbox.errors import EngineFailed, Invalid, PagurusError
@@ -301,6 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--tpot", type=float, default=0.05, help="with --ttft: seconds from one token to the next")
     parser.add_argument("--margin", type=float, default=0.5, help="share of what was promised that is left unused")
+    parser.add_argument("--steps", type=Path, help="with --ttft: a folder for a log of all steps and why they were so")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
         return
@@ -320,7 +322,8 @@ async def run(options: argparse.Namespace) -> None:
             options.version = str(await weights.first(options.at))
         lending = None
         if options.ttft is not None:
-            lending = Lending(Budget(ttft=options.ttft, tpot=options.tpot, margin=options.margin))
+            budget = Budget(ttft=options.ttft, tpot=options.tpot, margin=options.margin)
+            lending = Lending(budget, log=options.steps and StepLog(options.steps, budget).append)
         core = Core(
             options.model,
             version=options.version,

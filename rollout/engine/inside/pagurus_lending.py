@@ -7,7 +7,7 @@ pieces; all others are rollouts', and get in each step no more than `Lending.ste
 
 vLLM imports this module in its engine process (``--scheduler-cls pagurus_lending.LendingScheduler``, with the promise
 in ``--additional-config``) and in its API server (``--middleware pagurus_lending.Telling``). The package `rollout`
-needs much that vLLM's interpreter has not, so the two modules that decide are loaded without it.
+needs much that vLLM's interpreter has not, so the two modules that decide and the log are loaded without it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from vllm.v1.request import RequestStatus
 
 
 def _load(name: str) -> None:
-    """A module of rollout.decide, without the packages that it lies in."""
-    path = Path(__file__).parents[2] / "decide" / "engines" / f"{name}.py"
-    spec = spec_from_file_location(f"rollout.decide.engines.{name}", path)
+    """A module of `rollout`, without the packages that it lies in."""
+    path = Path(__file__).parents[2].joinpath(*name.split(".")).with_suffix(".py")
+    spec = spec_from_file_location(f"rollout.{name}", path)
     assert spec is not None and spec.loader is not None
     sys.modules[spec.name] = module = module_from_spec(spec)
     spec.loader.exec_module(module)
 
 
-for _name in ("slack", "lending"):
+for _name in ("decide.engines.slack", "decide.engines.lending", "engine.step_log"):
     _load(_name)
 
 from rollout.decide.engines.lending import Lending  # noqa: E402
 from rollout.decide.engines.slack import Budget, EngineView, Step, Waiting  # noqa: E402
+from rollout.engine.step_log import StepLog  # noqa: E402
 
-PROMISE = "pagurus_lending"  # of --additional-config
+PROMISE, STEPS = "pagurus_lending", "pagurus_steps"  # of --additional-config
 ROUTE = "/statistics"
 
 
@@ -53,7 +54,9 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
             raise ValueError("lending: no Mamba layers, no speculative decoding, no pipeline parallelism")
         if not hasattr(Scheduler, "_reserve_prefill_lookahead"):
             raise ValueError("lending: this vLLM's scheduler does not ask how many tokens a request gets; take 0.32")
-        self.lending = Lending(msgspec.convert(self.vllm_config.additional_config[PROMISE], Budget))
+        told = self.vllm_config.additional_config
+        budget = msgspec.convert(told[PROMISE], Budget)
+        self.lending = Lending(budget, log=StepLog(Path(told[STEPS]), budget).append if STEPS in told else None)
         self.lent_slots = max(1, self.max_num_active_reqs // 2)
         self._blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ended: list[tuple[int, EngineCoreOutput]] = []  # rollouts, and the clients that have to be told

@@ -1,0 +1,56 @@
+"""The log of an engine that lends to rollouts: what it saw and decided before each step, and what that step took.
+
+Owns: ``steps-PID.jsonl``, one for each process of an engine. Does not own: deciding, also again
+(rollout.store.decisions). Also loaded inside vLLM.
+Guarantee: the whole lines of a killed engine's file can be read; the newest may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rollout.decide.engines.lending import Event
+from rollout.decide.engines.slack import Budget
+
+PATTERN = "steps-*.jsonl"
+
+
+class StepLog:
+    """``Lending(budget, log=StepLog(folder, budget).append)``. The first line is the promise.
+
+    A thread writes: where a disk is busy that takes seconds, for which no step waits.
+    """
+
+    def __init__(self, folder: Path, budget: Budget):
+        self._file = (folder / PATTERN.replace("*", str(os.getpid()))).open("wb")
+        self._events: queue.SimpleQueue[msgspec.Struct | None] = queue.SimpleQueue()
+        self._events.put(budget)
+        self._thread = threading.Thread(target=self._write, name="step log", daemon=True)
+        self._thread.start()
+
+    def append(self, event: Event) -> None:
+        self._events.put(event)
+
+    def close(self) -> None:
+        self._events.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        encoder = msgspec.json.Encoder()
+        with self._file:
+            while (each := self._events.get()) is not None:
+                self._file.write(encoder.encode(each) + b"\n")
+                if self._events.empty():
+                    self._file.flush()
+
+
+def read(path: Path) -> tuple[Budget, Iterator[Event]]:
+    """The promise, and what came after."""
+    budget, *events = path.read_bytes().split(b"\n")[:-1]
+    return msgspec.json.decode(budget, type=Budget), map(msgspec.json.Decoder(Event).decode, events)
