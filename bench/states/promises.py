@@ -29,6 +29,7 @@ _REFUSED = _each(
     "refused",
     proc_namespace="close it",
     event_semaphore="use a POSIX semaphore or a pipe",
+    pressure_trigger="close it before the checkpoint",
     threads_directory="CLONE_FS",
     threads_descriptors="CLONE_FILES",
     shared_directory="CLONE_FS",

@@ -150,6 +150,14 @@ LOOK(event_counter) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8
 STATE(event_semaphore, "events", "eventfd(EFD_SEMAPHORE)");
 MAKE(event_semaphore) { fd[0] = must(eventfd(3, EFD_SEMAPHORE)); }
 LOOK(event_semaphore) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8)); say("%ld", (long)value); if (write(fd[0], &value, 8)) { } }
+STATE(pressure_trigger, "events", "a trigger of /proc/pressure/memory");
+MAKE(pressure_trigger)
+{
+	static const char trigger[] = "some 1000000 2000000";
+	fd[0] = must(open("/proc/pressure/memory", O_RDWR | O_CLOEXEC));
+	must(write(fd[0], trigger, sizeof trigger));
+}
+LOOK(pressure_trigger) { struct pollfd p = {fd[0], POLLPRI, 0}; poll(&p, 1, 0); say("%x", p.revents & POLLERR); }
 STATE(signal_descriptor, "events", "signalfd with a signal to be read");
 MAKE(signal_descriptor)
 {

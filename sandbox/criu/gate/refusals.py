@@ -59,6 +59,8 @@ def _found(one: Frozen) -> Iterator[tuple[str, str]]:
         for number, link in one.links:
             if link == "anon_inode:[eventfd]" and _is_semaphore(one.pid, number):
                 yield f"has an eventfd that is a semaphore, descriptor {number}", "use a POSIX semaphore or a pipe"
+            if link.startswith("/proc/pressure/") and _is_writable(one.pid, number):
+                yield f"has a trigger of {link}, descriptor {number}", "close it before the checkpoint"
             if link.startswith("/memfd:") and _attributes(one.pid, number):
                 yield f"has a memfd with attributes, descriptor {number}", "remove them (removexattr), or use a file"
             if link.startswith("socket:["):
@@ -107,6 +109,14 @@ def _attributes(pid: int, descriptor: int) -> list[str]:
 def _is_semaphore(pid: int, descriptor: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
         return re.search(rb"eventfd-semaphore:\s*1", file.read()) is not None
+    return False
+
+
+def _is_writable(pid: int, descriptor: int) -> bool:
+    """Only by writing is a trigger made, and nobody is told whether there is one."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
+        found = re.search(rb"flags:\s*(\d+)", file.read())
+        return found is not None and int(found[1], 8) & os.O_ACCMODE != os.O_RDONLY
     return False
 
 
