@@ -6,6 +6,7 @@ one call; many of them together are what must not reach anybody else.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
@@ -14,11 +15,13 @@ from typing import Any
 import aiohttp
 
 from bench.hostile.api import LIMITS, ApiScene, act
+from daemon.auth.shares import DISK_MOST, memory_part
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 
 SWELLING = 30  # requests with as many labels as one may have
 SETTINGS_MOST = 1 << 20  # bytes of what is told of a sandbox
+FORKS = 40
 FLOOD = 30  # answers of 8 MB, which are more than the daemon keeps
 
 
@@ -100,3 +103,95 @@ async def _forget(scene: ApiScene) -> str:
             return f"a neighbour's command was carried out twice: {again[1].get('stdout')}"
     kept = sum(path.stat().st_size for path in scene.run.glob("answers*"))
     return "" if kept < 160 << 20 else f"{kept >> 20} MiB of answers are kept"
+
+
+async def refused_while_held(tenant: Tenant, method: str, path: str, size: int, most: int) -> str:
+    """Requests whose bodies, `size` bytes each, never end, until they hold more than `most` bytes: one is refused."""
+    over, sent = asyncio.Event(), 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(size >> 20):
+            yield bytes(1 << 20)
+        sent += 1
+        await over.wait()
+
+    async def ask() -> int:
+        headers = {**tenant.headers, "Content-Type": "application/octet-stream"}
+        try:
+            async with tenant.session.request(method, path, data=body(), headers=headers) as answer:
+                return answer.status
+        except aiohttp.ClientError:  # it answered, and closed the connection before all was sent
+            return 429
+
+    asked: set[asyncio.Task[int]] = set()
+    try:
+        for number in range(1, 2 + most // size):
+            asked.add(asyncio.create_task(ask()))
+            while sent < number and not any(task.done() for task in asked):  # noqa: ASYNC110 - either of two ends it
+                await asyncio.sleep(0.05)
+            if ended := [task.result() for task in asked if task.done()]:
+                return "" if ended == [429] else f"was not tried: {ended}"
+        return f"{sent} requests hold {sent * size >> 20} MiB"
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        over.set()
+
+
+@act("fill the daemon's memory with requests that never end")
+async def _bodies(scene: ApiScene) -> str:
+    async with tenant(scene) as attacker, tenant(scene) as neighbour, attacker.sandbox() as sandbox:
+        path, size = f"/v1/sandboxes/{sandbox.id}/exec", 60 << 20
+        said = await refused_while_held(attacker, "POST", path, size, memory_part())
+        async with neighbour.sandbox() as other:
+            return said or ("" if (await other.exec("echo on")).text == "on\n" else "the neighbour is not served")
+
+
+@act("fill the daemon's memory with outputs")
+async def _outputs(scene: ApiScene) -> str:
+    async with tenant(scene) as attacker, attacker.sandbox() as sandbox:
+        wanted = {"command": "sleep 1000", "output_limit": 16 << 20, "timeout": 20, "ends_turn": False}
+        path, count = f"/v1/sandboxes/{sandbox.id}/exec", 2 + memory_part() // (30 << 20)
+        asked = {asyncio.create_task(attacker.ask("POST", path, wanted)) for _ in range(count)}
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        status, said = next(iter(done)).result()
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return "" if status == 429 else f"{count} commands may keep 32 MiB each: {status} {said}"
+
+
+@act("fill the host's disk with files that are being written")
+async def _uploads(scene: ApiScene) -> str:
+    async with tenant(scene) as attacker, attacker.sandbox() as sandbox:
+        path = f"/v1/sandboxes/{sandbox.id}/files?path=/large"
+        return await refused_while_held(attacker, "PUT", path, 250 << 20, DISK_MOST)
+
+
+@act("take all places of forks")
+async def _forks(scene: ApiScene) -> str:
+    """A neighbour's one fork is made while most of the attacker's still wait."""
+    async with (
+        tenant(scene) as attacker,
+        tenant(scene) as neighbour,
+        attacker.sandbox() as taker,
+        neighbour.sandbox() as other,
+    ):
+        path = f"/v1/sandboxes/{taker.id}/fork"
+        asked = asyncio.create_task(attacker.ask("POST", path, {"count": FORKS}))
+        try:
+            while len(await attacker.client.sandboxes()) == 1 and not asked.done():  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.02)
+            made = await neighbour.ask("POST", f"/v1/sandboxes/{other.id}/fork", {"count": 1})
+            theirs = len(await attacker.client.sandboxes()) - 1
+            await asked
+        finally:
+            for client, kept in ((attacker.client, taker), (neighbour.client, other)):
+                for each in await client.sandboxes():
+                    if each.id != kept.id:
+                        await (await client.get(each.id)).remove()
+    if made[0] != 201 or asked.result()[0] != 201:
+        return f"was not tried: {made} {asked.result()}"
+    return "" if theirs <= FORKS // 2 else f"one fork waited until {theirs} of {FORKS} forks of another were made"

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from daemon.api.presence import while_asked, while_there
 from daemon.api.route import Area, Stream
-from daemon.api.wire import RAW, chunks, frame, packed, ready, streaming
+from daemon.api.wire import DISK, RAW, chunks, frame, packed, ready, streaming
 from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.turns import watches
@@ -110,6 +110,7 @@ async def _write(request: web.Request, host: Host, alive: LiveSandbox, query: Wr
     with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.folder)) as spool:
         try:
             async for data in chunks(request):
+                request[DISK].add(len(data))
                 await asyncio.to_thread(spool.write, data)  # to the disk, under no name, what is larger than a chunk
         except OSError as error:
             raise safe_path.refused(error, query.path) from error

@@ -23,10 +23,11 @@ from aiohttp import web
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
 from daemon.api.route import Handler, Route
-from daemon.api.wire import JSON, ROUTE, carry_out, content, refusal
+from daemon.api.wire import DISK, JSON, MEMORY, ROUTE, carry_out, content, refusal
 from daemon.auth import access
 from daemon.auth.access import CALLER, Caller
 from daemon.auth.quota import Bucket, take
+from daemon.auth.shares import DISK_MOST, Shares, memory_part
 from daemon.auth.tokens import Tokens
 from daemon.auth.visibility import KEY
 from daemon.host.host import Host
@@ -38,6 +39,7 @@ log = logging.getLogger("pagurus.access")
 STARTED = web.RequestKey("started", web.StreamResponse)
 KEY_HEADER = "Idempotency-Key"
 ID_HEADER = "X-Request-Id"
+LARGE = 1 << 20  # bytes of an answer that count as long as whoever asked does not take them
 _UNKEPT = (401, 403, 429, 503)  # answers that say: it was not carried out
 
 
@@ -50,6 +52,8 @@ class Gate:
         self._answers = answers
         self._buckets: dict[str, Bucket] = {}
         self._acting: Counter[str] = Counter()
+        self._memory = Shares("in memory", memory_part())
+        self._disk = Shares("of uploads", DISK_MOST)
 
     def handler(self, route: Route) -> Handler:
         """What the router calls for `route`."""
@@ -86,10 +90,16 @@ class Gate:
             row = self.host.live(request.match_info["id"]).row
             request.match_info["id"] = row.id
             SUBJECT.set(row)
-        with self._at_once(caller, route):
+        with self._at_once(caller, route), self._memory.call(caller) as memory, self._disk.call(caller) as disk:
+            request[MEMORY], request[DISK] = memory, disk
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
-                return await carry_out(request, route)
-            return await self._once(request, route, caller, self._answers)
+                answer = await carry_out(request, route)
+            else:
+                answer = await self._once(request, route, caller, self._answers)
+            if isinstance(answer, web.Response) and (answer.content_length or 0) > LARGE:
+                memory.count(answer.content_length or 0)
+                await _sent(request, answer)
+            return answer
 
     # ----------------------------------------------------------------- who, and how often
 
@@ -157,6 +167,13 @@ class Gate:
         for live in [live for live in self.host.live_sandboxes.values() if live.row.made_by == name]:
             with contextlib.suppress(NotFound):  # removed meanwhile
                 await self.host.remove(live.row.id)
+
+
+async def _sent(request: web.Request, answer: web.Response) -> None:
+    """Returns when the answer has been taken, but for what is on its way; or nobody is there to take it."""
+    with contextlib.suppress(ConnectionError):
+        await answer.prepare(request)
+        await answer.write_eof()
 
 
 async def started(request: web.Request, response: web.StreamResponse) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.route import Route
+from daemon.auth.shares import Held
 from daemon.auth.tokens import Tokens
 from daemon.host.host import Host
 from daemon.wording import plain
@@ -33,6 +34,9 @@ HOST: web.AppKey[Host] = web.AppKey("host", Host)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 ROUTE = web.RequestKey("route", Route)
 CONTENT = web.RequestKey("content", bytes)
+MEMORY = web.RequestKey("memory", Held)  # what the call holds of it
+DISK = web.RequestKey("disk", Held)
+KEPT_FREE = 1 << 20  # bytes of each output of a command that a caller may have kept without being counted
 
 
 class TooLarge(Invalid):
@@ -147,7 +151,11 @@ async def _content(request: web.Request) -> bytes:
         if len(raw) > request[ROUTE].body_most:
             raise _too_large(request[ROUTE].body_most)
         return raw
-    return b"".join([part async for part in chunks(request)])
+    parts = []
+    async for part in chunks(request):
+        request[MEMORY].add(len(part))
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _body(request: web.Request) -> object:
@@ -158,10 +166,13 @@ async def _body(request: web.Request) -> object:
         raise BadType(f"a body of type {request.content_type}", remedy=f"send {JSON} or {MSGPACK}")
     try:
         if request.content_type == MSGPACK:
-            return msgspec.msgpack.decode(raw, type=kind)
-        return msgspec.json.decode(raw or b"{}", type=kind)
+            body: object = msgspec.msgpack.decode(raw, type=kind)
+        else:
+            body = msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the request cannot be taken: {plain(error)}") from None
+    request[MEMORY].add(2 * max(0, getattr(body, "output_limit", 0) - KEPT_FREE))
+    return body
 
 
 def _query(request: web.Request) -> object:

@@ -46,6 +46,7 @@ from daemon.checkpoints.schedule import Stage
 from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import Fence
+from daemon.host.fork_places import ForkPlaces
 from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
@@ -97,7 +98,7 @@ class Host:
         self.run_dir = run_dir  # one directory for each sandbox below it
         self.live_sandboxes: dict[str, LiveSandbox] = {}
         self._ids = IdRanges()
-        self._making = asyncio.Semaphore(FORKS_AT_ONCE)
+        self._forking = ForkPlaces(FORKS_AT_ONCE)
         self.gateway: GatewayService | None = None  # where the daemon has one
         self.arrivals: Arrivals  # set at the start
         self.making = Making(self.live_sandboxes)
@@ -215,7 +216,7 @@ class Host:
                 row.labels = dict(request.labels)
             with self.made(row):
                 async with contextlib.AsyncExitStack() as place:
-                    await place.enter_async_context(self._making)
+                    await place.enter_async_context(self._forking.place(row.owner))
                     await self.make(row, self.restorer.tree_below(row), origin, verify=request.verify, place=place)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):

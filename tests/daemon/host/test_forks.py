@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from daemon.host import host as host_module
+from daemon.host.fork_places import ForkPlaces
 from daemon.host.host import Host
 from sandbox import NoSpace
 from sandbox.messages import ForkRequest, SandboxState
@@ -21,7 +22,7 @@ class Forking(Host):
     def __init__(self, fates: list[BaseException | None]) -> None:
         self.fates = iter(fates)
         self.released: list[int] = []
-        self._making = asyncio.Semaphore(1)
+        self._forking = ForkPlaces(1)
         self._ids = SimpleNamespace(release=self.released.append)  # type: ignore[assignment]
         self._numbers = iter(range(len(fates) + 1))
         self.collector = SimpleNamespace(pin=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
@@ -35,7 +36,7 @@ class Forking(Host):
         number = next(self._numbers)
         if number == 3:
             raise NoSpace("no range of ids is free")
-        return SimpleNamespace(uid_base=number, info=lambda: f"sandbox {number}")
+        return SimpleNamespace(owner="", uid_base=number, info=lambda: f"sandbox {number}")
 
     async def make(self, row: object, *_: object, **__: object) -> None:
         if (fate := next(self.fates)) is not None:
@@ -59,7 +60,14 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(Forking, "make", Host.make)
     monkeypatch.setattr(Forking, "admit", lambda *_: None)
     monkeypatch.setattr(host_module, "put_sandbox", lambda row: None)
-    made = {"mounts": [], "state": SandboxState.CREATING, "uid_base": 1, "image": "", "info": lambda: "made"}
+    made = {
+        "owner": "",
+        "mounts": [],
+        "state": SandboxState.CREATING,
+        "uid_base": 1,
+        "image": "",
+        "info": lambda: "made",
+    }
     monkeypatch.setattr(Forking, "forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -82,3 +90,40 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     assert not any(task.done() for task in slow)
     ended.set()
     assert [entry.error for entry in await asyncio.gather(*slow)] == [None] * 3
+
+
+async def test_an_owner_with_a_thousand_forks_keeps_nobody_else_waiting() -> None:
+    places, running, ends = ForkPlaces(4), [], {}
+
+    async def fork(name: str) -> None:
+        async with places.place(name[0]):
+            running.append(name)
+            ends[name] = asyncio.Event()
+            await ends[name].wait()
+            running.remove(name)
+
+    async def settled() -> list[str]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return sorted(running)
+
+    tasks = [asyncio.create_task(fork(f"a{number}")) for number in range(1000)]
+    assert await settled() == ["a0", "a1", "a2", "a3"]
+    tasks += [asyncio.create_task(fork(f"b{number}")) for number in range(3)]
+    assert await settled() == ["a0", "a1", "a2", "a3", "b0"]
+    ends["b0"].set()
+    assert await settled() == ["a0", "a1", "a2", "a3", "b1"]
+    ends["a0"].set()
+    assert await settled() == ["a1", "a2", "a3", "b1"]  # more than one each has only who waits alone
+    ends["a1"].set()
+    assert await settled() == ["a2", "a3", "b1", "b2"]  # who has the fewest
+    tasks[4].cancel()  # it waits
+    tasks[2].cancel()  # it has a place
+    running.remove("a2")  # it was cancelled in it
+    assert await settled() == ["a3", "a5", "b1", "b2"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with places.place("c"), places.place("c"), places.place("c"), places.place("c"):
+        pass
+    assert not places._taken and not places._waiting
