@@ -5,8 +5,11 @@ Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decid
 
 `queue`: a live rollout over an embedded engine of 16 slots, lengths drawn: 16 prompts of 4 answers wait for slots, over
 batches of 4 prompts each of which waits for its longest answer. `over_bound`: of Q·mean/K + longest (ROLL Flash).
+`flash`: ROLL Flash's other ideas, live over two embedded engines of 64 slots: single requests over one request for a
+group (`replication`), 9 groups of 9 where 8 of 8 are used (`redundancy`), trajectories that go on by themselves over
+batches that step together (`asynchrony`); a pair without and with for each round.
 `tail`: a live rollout over an embedded engine, P0 = 8 prompts of R0 = 4 answers, lengths drawn; without and with tail
-batching in turns. In both, a step of the engine takes `--step-ms` at least, however many answers it advances, as on a
+batching in turns. In these, a step of the engine takes `--step-ms` at least, however many answers it advances, as on a
 GPU (0: as long as it computes; then the answers that tail batching starts in addition cost what it saves). `ratio` is
 the time per trained prompt without over with; `control` the same with equal lengths. The engine's rates are measured
 before on answers of equal length (`calibrated`), and what the simulation says of the drawn ones stands beside, without
@@ -32,7 +35,7 @@ step takes `--step-ms`. `ratio`: steps without handover over steps with it, of t
 (`--rounds` pairs); `control`, every third pair: of equal lengths. `hidden`: of the gradients' seconds, those before a
 batch is complete.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
-Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
+Runs of `queue`, `flash` and `tail` need no sandboxes: what is measured is the engine and the rollout.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import command, handed_over, lent_engine, lent_figures, shared_runs
+from bench.harness import command, handed_over, lent_engine, lent_figures, rollflash, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.drawn_runs import GROUPS, Way, compared
 from bench.harness.paced_engine import paced
@@ -60,7 +63,7 @@ PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
-PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns", "handover")
+PARTS = ("queue", "flash", "tail", "affinity", "place", "harvest", "lent", "turns", "handover")
 WINDOW = 20  # trajectories
 
 
@@ -163,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument(
-        "--step-ms", type=float, default=20.0, help="of a step of the engine of `queue` and `tail`, at least"
+        "--step-ms", type=float, default=20.0, help="of a step of an engine of `queue`, `flash` and `tail`, at least"
     )
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
@@ -188,6 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
         figures["handover"] = handed_over.compared(options.rounds, lambda kind: paced(kind, options.step_ms))
     if options.part in ("queue", "all"):
         figures["queue"] = asyncio.run(compared(options, 16, (Way(4), Way(16)), 32))
+    if options.part in ("flash", "all"):
+        figures["flash"] = asyncio.run(rollflash.compared(options.rounds, options.step_ms))
     if options.part in ("tail", "all"):
         figures["tail"] = asyncio.run(compared(options, 64, (Way(GROUPS), Way(GROUPS, 1.25)), 5 * GROUPS))
     if options.part in ("affinity", "all"):

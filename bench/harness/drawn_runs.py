@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ GROUPS, SIZE = 8, 4
 MOST = 900  # tokens of an answer
 EVEN = 240  # tokens of each answer, of a control
 FIRST = 10  # token of the digit 0 in prompts
+DIGITS = 6  # of a prompt
 
 Law = Callable[[int, int], int]  # tokens of a prompt's answer, by the number of the answer
 
@@ -66,12 +67,13 @@ class Digits:
 
 
 class OneAnswer(Environment):
-    """The prompt is the seed; the answer's end is the episode's."""
+    """The prompt is the seed; the answer's end is the episode's. It needs no sandbox."""
 
     shares_reset = False
+    image = ""
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
-        return Observation(str(seed))
+        return Observation(f"{seed:0{DIGITS}}")
 
     async def step(self, sandbox: Any, action: str) -> Observation:
         return Observation("", reward=1.0, done=True)
@@ -80,18 +82,24 @@ class OneAnswer(Environment):
         return Observation("", reward=float(len(action) % 2), done=True)
 
 
+class Generates(Protocol):
+    """An engine, or a pool of some."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation: ...
+
+
 class Drawn:
     """An engine whose answers have the lengths that a law gives."""
 
-    def __init__(self, engine: EngineSupervisor, law: Law):
+    def __init__(self, engine: Generates, law: Law):
         self.engine, self.law = engine, law
         self.answers: Counter[tuple[int, ...]] = Counter()
         self.live = self.version = 0
         self.seen: list[tuple[int, float, float]] = []  # tokens, answers at once, seconds
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        key = tuple(prompt_ids)
-        prompt, answer = int(Digits().decode(prompt_ids)), self.answers[key]
+        key = tuple(prompt_ids[:DIGITS])
+        prompt, answer = int(Digits().decode(prompt_ids[:DIGITS])), self.answers[key]
         self.answers[key] += 1
         drawn = msgspec.structs.replace(sampling, max_tokens=self.law(prompt, answer), ignore_eos=True)
         self.live += 1
@@ -105,14 +113,25 @@ class Drawn:
         return generation
 
 
-async def live(engine: EngineSupervisor, law: Law, prompts: int, way: Way) -> dict[str, Any]:
-    """One run to its end: seconds per trained prompt, and what the engine was seen to take."""
-    config = RolloutConfig(groups=way.groups, size=SIZE, tail=way.tail, staleness=0, concurrency=256)
-    drawn = Drawn(engine, law)
+@dataclass(frozen=True)
+class Way:
+    """How a run goes about its prompts: so many groups of so many trajectories are one batch; `tail` as in its plan."""
+
+    groups: int
+    tail: float = 0.0
+    size: int = SIZE
+
+    @property
+    def config(self) -> RolloutConfig:
+        return RolloutConfig(groups=self.groups, size=self.size, tail=self.tail, staleness=0, concurrency=1024)
+
+
+async def play(engine: Drawn, environment: Callable[[], Environment], prompts: int, config: RolloutConfig) -> float:
+    """Seconds per prompt of one run to its end, whose trainer takes no time."""
     with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-") as folder:
         async with FakeHost() as fake, fake.client() as host:
             rollout = RolloutController(
-                environment=OneAnswer, host=host, engine=drawn, tokenizer=Digits(), config=config, folder=folder,
+                environment=environment, host=host, engine=engine, tokenizer=Digits(), config=config, folder=folder,
                 seeds=range(prompts),
             )  # fmt: skip
             trained = list[int]()
@@ -125,20 +144,18 @@ async def live(engine: EngineSupervisor, law: Law, prompts: int, way: Way) -> di
                         break
                     trained += [group.seed for group in batch.groups]
                     await rollout.consumed(batch)
-                    drawn.version = rollout.version + 1
-                    await rollout.published(drawn.version)
+                    engine.version = rollout.version + 1
+                    await rollout.published(engine.version)
                 seconds = time.monotonic() - began
     if Counter(trained) != Counter(range(prompts)):
         raise RuntimeError(f"of {prompts} prompts {len(set(trained))} were trained, {len(trained)} times in all")
-    return {"seconds_per_prompt": seconds / prompts, "seen": drawn.seen}
+    return seconds / prompts
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a run goes about its prompts: so many groups are one batch; `tail` as in its plan."""
-
-    groups: int
-    tail: float = 0.0
+async def live(engine: Generates, law: Law, prompts: int, way: Way) -> dict[str, Any]:
+    """One run of single answers: seconds per trained prompt, and what the engine was seen to take."""
+    drawn = Drawn(engine, law)
+    return {"seconds_per_prompt": await play(drawn, OneAnswer, prompts, way.config), "seen": drawn.seen}
 
 
 def simulated(law: Law, prompts: int, way: Way, rates: Rates, overhead: float) -> float:
@@ -149,8 +166,7 @@ def simulated(law: Law, prompts: int, way: Way, rates: Rates, overhead: float) -
         answers[prompt] += 1
         return [Turn(0, law(prompt, answers[prompt] - 1), overhead)]
 
-    config = RolloutConfig(groups=way.groups, size=SIZE, tail=way.tail, staleness=0, concurrency=256)
-    plan = Plan(rules=config.rules, engines=[rates], workload=workload, prompts=prompts)
+    plan = Plan(rules=way.config.rules, engines=[rates], workload=workload, prompts=prompts)
     return Simulated(plan).run().seconds / prompts
 
 
