@@ -85,7 +85,8 @@ class Store:
 
         Where an image was made of them before and is still there, only the name is new.
         """
-        row, source, images = await self._host.restorable(checkpoint), f"checkpoint {checkpoint}", self._host.images
+        row, images = await self._host.restorable(checkpoint), self._host.images
+        source = f"checkpoint {row.id}"
         below = await asyncio.to_thread(self._host.image_below, row)
         wanted = config or below.config
         if row.image:

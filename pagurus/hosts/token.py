@@ -95,4 +95,5 @@ def _when(moment: float | None) -> str:
 
 def _quota(found: ApiToken) -> str:
     values = {name: getattr(found.quota, name) for name in found.quota.__struct_fields__}
-    return " ".join(f"{name}={value:g}" for name, value in values.items() if value is not None)
+    shown = {name: output.size if name in ("memory", "disk") else "{:g}".format for name in values}
+    return ", ".join(f"{name} {shown[name](value)}" for name, value in values.items() if value is not None)

@@ -69,7 +69,7 @@ def execute(
     with -i, and without it when it is a file, or a pipe that holds something.
     """
     with exit_codes():
-        need_no_options(command, "the sandbox", f"pagurus exec {command[0]} {sandbox} ...")
+        need_no_options(command, "the sandbox", f"pagurus exec [OPTIONS] {sandbox} COMMAND")
         variables = pairs(env, "--env")
         if terminal:
             import asyncio
@@ -122,9 +122,10 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 
 def need_no_options(command: Sequence[str] | None, what: str, right: str) -> None:
-    """Refuse options of ours where those of the command begin. Raises Invalid."""
+    """Refuse options of ours where those of the command begin: wrong usage."""
     if command and command[0].startswith("-") and command[0] != "--":
-        raise Invalid(f"options go before {what}: {command[0]} stands behind it", remedy=f"write {right}")
+        output.complain(f"options go before {what}: {command[0]} stands behind it (write {right})")
+        raise typer.Exit(2)
 
 
 def given(wanted: bool) -> bytes:

@@ -77,7 +77,7 @@ def run(
     with exit_codes():
         from sandbox.messages import AtEnd, Gateway, Limits, Network
 
-        need_no_options(command, "the image", f"pagurus run {(command or [''])[0]} ... {image_name}")
+        need_no_options(command, "the image", f"pagurus run [OPTIONS] {image_name}")
         settings: dict[str, Any] = {
             "name": name,
             "labels": pairs(label, "--label"),

@@ -28,10 +28,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from sandbox.errors import CheckpointFailed, CommandNotFound, Invalid, NotFound, PagurusError
+from msgspec import ValidationError, convert
+
+from sandbox.errors import CheckpointFailed, CommandNotFound, Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import reference
 from sandbox.image.dockerfile import Instruction, Stage
 from sandbox.messages import ImageInfo, Limits, Network
+from sandbox.messages.images import ImageName
 from sandbox.sdk import build_mounts, context, fetch, plan
 from sandbox.sdk.context import Ignored
 from sandbox.sdk.handle import Sandbox
@@ -117,6 +120,7 @@ class Builder:
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""
         last = self._position(target)
+        await self._look_at_name(name, replace_name)
         async with self._undo:
             try:
                 for number in sorted(plan.needed(self._stages, last)):
@@ -132,6 +136,15 @@ class Builder:
         if not self._carried_out:
             self._output("nothing was run: every step is kept from an earlier build")
         return made
+
+    async def _look_at_name(self, name: str, replace_name: bool) -> None:
+        """A name that the image cannot have is refused before anything is built, as it would be at the end."""
+        try:
+            convert(name, ImageName)
+        except ValidationError:
+            raise Invalid(f"{name!r} is no name of an image", remedy="write it like debian or team/tools:1.2") from None
+        if not replace_name and name in {each.name for each in await self._host.images.list()}:
+            raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
 
     async def _commit(self, stage: _Stage, name: str, replace_name: bool) -> ImageInfo:
         commit, config = self._host.images.commit, stage.state.config()

@@ -51,11 +51,11 @@ def box(daemon: Daemon) -> Iterator[str]:
         (["run", "--env", "x", "debian"], 125, "--env 'x' has no value (write --env NAME=VALUE)"),
         (["run", "--mount", "/a", "debian"], 125, "not a mount: '/a' (write --mount /of/this/host:/in/the/sandbox;"),
         (["run", "--lifetime", "soon", "debian"], 125, "not a time: 'soon' (write it like 90s, 15m, 2h or 1d)"),
-        (["run", "debian", "--name", "x"], 125, "options go before the image: --name stands behind it (write pagurus"),
+        (["run", "debian", "--name", "x"], 2, "options go before the image: --name stands behind it (write pagurus"),
         (["run", "debian-12"], 125, "debian-12"),
         (
             ["exec", "web", "-it", "bash"],
-            125,
+            2,
             "options go before the sandbox: -it stands behind it (write pagurus exec",
         ),
         (["exec", "nosuch", "true"], 125, "no such sandbox: nosuch (list those there are with `pagurus ls`)"),
