@@ -322,6 +322,8 @@ def detach(run: Path) -> int:
 def follow(run: Path) -> Iterator[bytes]:
     """What a detached run says, from its beginning until none of its processes lives."""
     path = run / "run.log"
+    if not run.is_dir():
+        raise NotFound(f"there is no run folder {run}", remedy="name one, such as runs/latest")
     if not path.exists():
         raise NotFound(f"{run} was not started with --detach", remedy="its terminal shows what it says")
     with path.open("rb") as log:

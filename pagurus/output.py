@@ -75,8 +75,8 @@ def tell(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stdout."""
-    print(printable(text))
+    """One line on stdout, at once: what goes on after it may last, and stdout may be a log."""
+    print(printable(text), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -27,6 +27,8 @@ def preview(config: Config) -> int:
         raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
     need_model(start, *environments(config))
     shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
+    shown.add_column()
+    shown.add_column(overflow="fold")
     for name in KEYS:
         shown.add_row(name, str(getattr(config, name)))
     for name, value in estimate.table(estimated(config, start)):

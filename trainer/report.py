@@ -153,7 +153,7 @@ def table(content: dict[str, Any], folder: Path) -> Table:
     """The summary as a person reads it."""
     shown = Table(title=f"Run {folder}", show_header=False, title_justify="left")
     shown.add_column(style="bold")
-    shown.add_column()
+    shown.add_column(overflow="fold")
     verdicts, stored, full = content["verdicts"], content["stored_bytes"], content["full_bytes"]
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(content["checkpoints_by_kind"].items()))
     means = f"mean {content['checkpoint_ms_mean']} ms, frozen {content['frozen_ms_mean']} ms"

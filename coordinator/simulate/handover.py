@@ -108,6 +108,7 @@ class Rollout:
 
 
 def figures(seed: int, steps: int = 12) -> dict[str, Any]:
+    """Engines that go over to gradients before the last answers have ended, against engines that stay."""
     rates = Rates(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
 
     def ratio(spread: float, share: float) -> dict[str, float]:

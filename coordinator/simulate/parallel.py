@@ -81,6 +81,7 @@ def run(means: list[float], seed: int, hardware: Hardware, gpus: int | None) -> 
 
 
 def figures(seed: int, steps: int = 48) -> dict[str, Any]:
+    """GPUs of each engine chosen while answers grow and shrink, against each fixed number of them."""
     hardware, third = Hardware(), steps // 3
     grows = [*np.linspace(700, 3000, third), *([3000.0] * third), *([700.0] * (steps - 2 * third))]
     fixed = {gpus: run(grows, seed, hardware, gpus) for gpus in (1, 2, 4, 8)}

@@ -69,7 +69,9 @@ def refusal(request: web.Request, error: BaseException) -> web.Response:
 
 def _routing(request: web.Request, error: web.HTTPException) -> web.Response:
     if isinstance(error, web.HTTPNotFound):
-        return reply(request, Invalid(f"no such route: {request.path}").body(), 404)
+        remedy = "ask a coordinator, whose socket or address PAGURUS_HOST names (`pagurus cluster up`)"
+        cluster = request.path.startswith("/v1/cluster")
+        return reply(request, Invalid(f"no such route: {request.path}", remedy=remedy if cluster else "").body(), 404)
     if isinstance(error, web.HTTPMethodNotAllowed):
         answer = reply(request, Invalid(f"{request.method} is not possible on {request.path}").body(), 405)
         answer.headers["Allow"] = ", ".join(sorted(error.allowed_methods))

@@ -46,6 +46,8 @@ def why(run: Run, json: Json = False) -> None:
     now = time.time()
     age = now - status.at
     said = "the rollout lives" if age < STALE else f"no rollout has written here for {age:.0f} s: it is dead, or hangs"
+    if (run / "summary.json").exists():
+        said = f"the run has ended; what the rollout wrote last, {age:.0f} s ago"
     output.say(f"{said}; policy version {status.version}, step {status.step}, the trainer is {status.trainer}")
     if status.asked_at is not None:
         output.say(f"a batch is waited for since {now - status.asked_at:.0f} s")

@@ -89,6 +89,8 @@ async def test_where_everything_is(run: Path) -> None:
     why = json.loads(told("why", str(run), "--json"))
     assert why["trainer"] in ("waiting", "training", "elsewhere")
     assert "prompts: " in told("why", str(run))
+    (run / "summary.json").write_text("{}")
+    assert "the run has ended; what the rollout wrote last" in told("why", str(run))
 
 
 async def test_a_trajectory_whose_states_are_gone_is_said_to_be(run: Path) -> None:
