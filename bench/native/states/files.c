@@ -157,7 +157,7 @@ MAKE(pressure_trigger)
 	fd[0] = must(open("/proc/pressure/memory", O_RDWR | O_CLOEXEC));
 	must(write(fd[0], trigger, sizeof trigger));
 }
-LOOK(pressure_trigger) { struct pollfd p = {fd[0], POLLPRI, 0}; poll(&p, 1, 0); say("%x", p.revents & POLLERR); }
+LOOK(pressure_trigger) { struct pollfd p = {fd[0], POLLPRI, 0}; poll(&p, 1, 0); say("%x", p.revents & POLLERR); say_flags(fd[0]); }
 STATE(signal_descriptor, "events", "signalfd with a signal to be read");
 MAKE(signal_descriptor)
 {
