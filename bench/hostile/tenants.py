@@ -22,6 +22,8 @@ from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 SWELLING = 30  # requests with as many labels as one may have
 SETTINGS_MOST = 1 << 20  # bytes of what is told of a sandbox
 FORKS = 40
+PATIENCE = 300.0  # seconds after which something is held to have no end
+SENT_MOST = 1 << 30  # bytes of a stream
 FLOOD = 30  # answers of 8 MB, which are more than the daemon keeps
 
 
@@ -195,3 +197,38 @@ async def _forks(scene: ApiScene) -> str:
     if made[0] != 201 or asked.result()[0] != 201:
         return f"was not tried: {made} {asked.result()}"
     return "" if theirs <= FORKS // 2 else f"one fork waited until {theirs} of {FORKS} forks of another were made"
+
+
+SHARING = """
+import fcntl, os, struct
+one = os.open('/shared', os.O_RDWR | os.O_CREAT)
+size = os.write(one, os.urandom(16 << 20))
+os.fsync(one)
+while size < 1 << 40:
+    part = min(size, 1 << 30)
+    fcntl.ioctl(one, 0x4020940d, struct.pack('=qQQQ', one, 0, part, size))
+    size += part
+"""
+
+
+@act("have the host read and send a tebibyte that lies on 16 MiB of disk")
+async def _shared(scene: ApiScene) -> str:
+    if said := await scene.tried(SHARING):
+        return said
+    taken = await scene.attacker.checkpoint("shared", wait="durable")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            (report,) = await scene.host.store.verify(taken)
+    except TimeoutError:
+        return "a verification does not come to an end"
+    if report.damage:
+        return f"verify: {report.damage[0][-200:]}"
+    sent = 0
+    try:
+        async for part in scene.host.store.stream(taken):
+            sent += len(part)
+            if sent > SENT_MOST:
+                return f"more than {SENT_MOST >> 20} MiB of it are sent"
+    except PagurusError:  # the stream breaks off
+        return ""
+    return "it was sent"

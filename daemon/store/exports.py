@@ -34,6 +34,7 @@ from sandbox.content.transfer import Entry, Have, Head, ImageFile
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree import hashing, safe_path, sparse
+from sandbox.tree.extents import added_bytes
 from sandbox.tree.walk import Step, walk
 
 WHITEOUT = (stat.S_IFCHR, 0)
@@ -45,6 +46,8 @@ KINDS: dict[int, Literal["d", "f", "l", "p", "s"]] = {
     stat.S_IFSOCK: "s",
 }
 NO_HASH = bytes(HASH)
+SHARED_MOST = 16  # times that a piece of the disk may travel on average: files can share their data
+SHARED_FREE = 1 << 30  # bytes that may travel in any case
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,10 @@ def export(
     with contextlib.ExitStack() as held:
         tree = None
         if row.files is not None:
-            root = held.enter_context(safe_path.directory(places.snapshot(row.files) / "upper"))
-            tree = _Tree(root, _known_contents(row, places, base))
+            snapshot = places.snapshot(row.files)
+            root = held.enter_context(safe_path.directory(snapshot / "upper"))
+            room = _Room(snapshot, row.files_bytes)
+            tree = _Tree(root, _known_contents(row, places, base), room)
             for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
                 yield writer.entries(batch)
         processes = Processes.at(row.dump, source, pages, base)
@@ -185,11 +190,36 @@ def export(
         yield writer.end()
 
 
+class _Room:
+    """How much content a snapshot may send: files that share their data each need their own elsewhere."""
+
+    def __init__(self, snapshot: Path, known: int) -> None:
+        """`known`: bytes that it has on the disk, as far as somebody has counted them."""
+        self._snapshot = snapshot
+        self._left = SHARED_FREE + SHARED_MOST * known
+        self._counted = False
+
+    def take(self, found: os.stat_result, step: Step) -> None:
+        """Before a file is read. Raises Invalid."""
+        if stat.S_ISREG(found.st_mode):
+            self._left -= sparse.data_size(found)
+        if self._left < 0 and not self._counted:
+            self._counted = True
+            self._left += SHARED_MOST * added_bytes(self._snapshot, None)
+        if self._left < 0:
+            raise Invalid(
+                f"its files share their data more than {SHARED_MOST} times over, at {step.path[-200:]}: elsewhere each "
+                "would need a disk of its own",
+                remedy="remove copies (cp --reflink) that are not needed, then take another checkpoint",
+            )
+
+
 class _Tree:
     """The file tree of a snapshot. Remembers where each content lies, by numbers: paths may be long and many."""
 
-    def __init__(self, root: int, known: dict[int, bytes]) -> None:
+    def __init__(self, root: int, known: dict[int, bytes], room: _Room) -> None:
         self.root = root
+        self.room = room
         self.known = known  # content hashes by inode
         self.wanted: dict[bytes, int] = {}  # content -> the first entry that has it
         self._names: list[tuple[int, str]] = []  # by number: the entry's parent and name
@@ -208,6 +238,7 @@ class _Tree:
                 kind = _kind(found, step)
                 entry = Entry(parent=parent, name=os.fsencode(step.name), kind=kind, same_as=linked[found.st_ino])
             else:
+                self.room.take(found, step)
                 entry = _entry(holder, step.name, parent, found, self.known, step)
             yield self._noted(entry, step.name)
             above.append(number)

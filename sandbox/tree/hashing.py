@@ -11,7 +11,8 @@ twice.
 
 Guarantee: :func:`damage` reads every inode that the snapshot has from the disk, past the page cache, and names what
 is not as it was when it was hashed. Of files beyond HASHED_MOST bytes of data in one checkpoint, only the attributes
-are hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`).
+are hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`):
+what they share is read once, since a file of a tebibyte may lie on a mebibyte of the disk.
 Holes are never read, and a tree may be as deep as it likes.
 """
 
@@ -36,6 +37,7 @@ from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.names import told
 from sandbox.tree import btrfs, safe_path, sparse
+from sandbox.tree.extents import shared_once
 from sandbox.tree.walk import Step, walk
 
 SUFFIX = ".tree"
@@ -136,9 +138,11 @@ def damage(snapshot: Path, expected: Digest) -> list[str]:
         missing = np.setdiff1d(expected.inodes, np.array(present, dtype=np.uint64))
         wrong += [f"inode {number} is missing" for number in missing.tolist()]
         found = set()
+        unhashed = expected.inodes[(expected.contents == np.frombuffer(UNHASHED, np.uint8)).all(axis=1)]
+        once = shared_once(root, set(unhashed.tolist())) if len(unhashed) else {}
         for place in _places(root, present):
             found.add(place.number)
-            if trouble := _trouble(place, expected):
+            if trouble := _trouble(place, expected, once.get(place.number, [])):
                 wrong.append(f"{place.told} {trouble}")
         wrong += [f"inode {number} has no name" for number in set(present) - found]
     except OSError as error:
@@ -148,16 +152,19 @@ def damage(snapshot: Path, expected: Digest) -> list[str]:
     return wrong
 
 
-def _trouble(place: _Place, expected: Digest) -> str:
-    """How an inode is not as it was hashed; "" when it is."""
+def _trouble(place: _Place, expected: Digest, once: list[tuple[int, int]]) -> str:
+    """How an inode is not as it was hashed; "" when it is. `once`: what is read of one whose content was not hashed."""
     at = int(np.searchsorted(expected.inodes, np.uint64(place.number)))
     if at == len(expected.inodes) or int(expected.inodes[at]) != place.number:
         return "was not there"
     known = expected.contents[at].tobytes()
     try:
-        attributes, content, _ = _record(place, WHOLE, fresh=True)
+        attributes, content, _ = _record(place, 0 if known == UNHASHED else WHOLE, fresh=True)
         if expected.attributes[at].tobytes() != attributes:
             return "has other attributes"
+        if known == UNHASHED:
+            with safe_path.regular(place.holder, place.name) as file:
+                sparse.read_once(file, once)
         if known in (UNHASHED, content):
             return ""
     except (OSError, Invalid) as error:

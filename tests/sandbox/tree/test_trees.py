@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from sandbox.criu import equality
 from sandbox.errors import Invalid
 from sandbox.tree import btrfs, diff, facts, hashing, safe_path, sparse
 from sandbox.tree import copy as copytree
+from sandbox.tree.extents import shared_once
 from sandbox.tree.pool import Pool
 from sandbox.tree.walk import OPEN_MOST, remove_path, walk
 
@@ -284,6 +287,47 @@ def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: Pool) -> 
             assert sparse.of_file(file.fileno()) != first
     finally:
         btrfs.delete_subvolume(tree)
+
+
+def test_what_files_share_is_read_once_and_everything_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, shot = (pool.sandboxes / f"shared-{secrets.token_hex(4)}{end}" for end in ("", ".1"))
+    pool.create_tree(tree)
+    try:
+        upper = tree / "upper"
+        (upper / "one").write_bytes(os.urandom(3 << 20))
+        with open(upper / "one", "rb") as one, open(upper / "large", "r+b", opener=_creating) as large:
+            os.fsync(one.fileno())
+            for place in range(0, 3 << 30, 3 << 20):  # 3 GiB on the same 3 MiB
+                clone = struct.pack("=qQQQ", one.fileno(), 0, 3 << 20, place)
+                fcntl.ioctl(large, 0x4020940D, clone)
+            fcntl.ioctl(large, 0x4020940D, struct.pack("=qQQQ", one.fileno(), 1 << 20, 1 << 20, 3 << 30))
+        (upper / "small").write_bytes(b"in the tree itself")
+        (upper / "own").write_bytes(os.urandom(1 << 20))
+        with open(upper / "own", "rb") as own:
+            os.fsync(own.fileno())
+        btrfs.snapshot(tree, shot, readonly=True)
+        made = hashing.digest(shot, None, most=0)
+        numbers = {name: (shot / "upper" / name).stat().st_ino for name in ("one", "large", "small", "own")}
+        with btrfs.opened(shot) as root:
+            once = shared_once(root, set(numbers.values()))
+        told = {name: sum(size for _, size in once.get(number, [])) for name, number in numbers.items()}
+        assert told["one"] + told["large"] == 3 << 20
+        assert (told["small"], told["own"]) == (18, 1 << 20)
+        assert hashing.damage(shot, made) == []
+        monkeypatch.setattr(sparse, "read_once", _damaged)
+        assert len(hashing.damage(shot, made)) == 4
+    finally:
+        for path in (shot, tree):
+            if path.exists():
+                btrfs.delete_subvolume(path)
+
+
+def _creating(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _damaged(*_: object) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def _with_former_holes(made: hashing.Digest) -> hashing.Digest:
