@@ -210,9 +210,12 @@ class Networks:
     async def set(
         self, row: SandboxRow, container: Container | None, network: Network, publish: Callable[[], Any]
     ) -> None:
-        """Another policy for a sandbox; `publish` writes its row. Connections that it does not allow end."""
+        """Another policy for a sandbox; `publish` writes its row. Connections that it does not allow end.
+
+        One change of each owner at a time: there is one table, and whoever changes many keeps nobody else waiting.
+        """
         policy = compile_policy(network)
-        async with self._lock(row.id):
+        async with self._lock(f"changes of {row.owner}"), self._lock(row.id):
             former, row.network = row.network, network
             try:
                 await publish()
