@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -40,6 +41,15 @@ def call(work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(host)
 
     return asyncio.run(connected())
+
+
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
+    """Work that has started engines or sandboxes of its own: what asks us to end, ends it with them, as Ctrl-C does."""
+    import asyncio
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    return asyncio.run(work)
 
 
 @contextlib.contextmanager

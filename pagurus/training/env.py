@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import Env, Json, client
+from pagurus.common import Env, Json, carry_out, client
 
 if TYPE_CHECKING:
     from rollout.environments.check import Checked
@@ -59,7 +59,7 @@ def check(
             finally:
                 await asyncio.shield(host.sweep())
 
-    found = asyncio.run(work())
+    found = carry_out(work())
     if json:
         output.as_json(found)
     else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import Env, Json, client, needs_training
+from pagurus.common import Env, Json, carry_out, client, needs_training
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def play(
     json: Json = False,
 ) -> None:
     """Play one episode of an environment, turn by turn. Exits with 1 if it could not be played."""
-    import asyncio
 
     from rollout.engine.client import Sampling
     from rollout.environments.folder import load
@@ -93,7 +92,7 @@ def play(
             sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
             return await play_one(episodes, EpisodeSpec(prompt=f"play-{seed}", seed=seed), sampling)
 
-    trajectory = asyncio.run(work())
+    trajectory = carry_out(work())
     if json:
         output.as_json(trajectory)
     else:
@@ -123,7 +122,6 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a model at an environment: pass@1, pass@k. They have 95 % intervals. Exits with 1 without a score."""
-    import asyncio
 
     from rollout.engine.client import Sampling
     from rollout.environments.folder import load
@@ -154,7 +152,7 @@ def evaluate(
                 engine=oracle_of(made) if model == "oracle" else None,
             )
 
-    found = asyncio.run(work())
+    found = carry_out(work())
     if json:
         output.as_json(found)
     else:

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from pagurus import output
-from pagurus.common import Json, client, exit_codes, needs_training
+from pagurus.common import Json, carry_out, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -225,7 +225,6 @@ def resample(
     json: Json = False,
 ) -> None:
     """Play on from states of a trajectory. Tells what each was worth. Exits with 1 when nothing could be scored."""
-    import asyncio
 
     from rollout import timetravel
 
@@ -243,7 +242,7 @@ def resample(
                 for origin in chosen
             ]
 
-    found = asyncio.run(work())
+    found = carry_out(work())
     if json:
         output.as_json(found)
     else:
@@ -265,7 +264,6 @@ def rescore(
     json: Json = False,
 ) -> None:
     """Score final states anew, by the reward function as it is now. Nothing is played."""
-    import asyncio
 
     from pagurus.common import client
     from rollout.evaluate import scored_host
@@ -287,7 +285,7 @@ def rescore(
         async with scored_host(client, workers=workers) as (_, rewards):
             return await score_again(rewards, trajectories)
 
-    found = asyncio.run(work())
+    found = carry_out(work())
     if json:
         output.as_json(found)
     else:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import needs_training
+from pagurus.common import carry_out, needs_training
 from sandbox.errors import Invalid
 
 verbs = typer.Typer()
@@ -44,6 +44,6 @@ def serve(
 
     with tempfile.TemporaryDirectory(prefix="pagurus-serve-") as home:
         try:
-            asyncio.run(work(Path(home)))
+            carry_out(work(Path(home)))
         except KeyboardInterrupt:
             output.say("ended")

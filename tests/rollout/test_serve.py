@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -37,6 +40,30 @@ async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path)
     (sample,) = doors.recorder.session("default").samples
     assert sample.versions[-12:] == [0] * 12 and sum(sample.mask) == 12
     assert not (model / "manifest.json").exists(), "somebody else's folder is left as it is"
+
+
+def test_the_engines_of_the_program_end_with_it(tmp_path: Path) -> None:
+    """Also when it is asked to end by something else than a terminal."""
+    need_models()
+    model = small_chat_model(tmp_path / "small")
+    words = ["serve", str(model), "--engine", "embedded", "--length", "256", "--port", "0"]
+    with subprocess.Popen([sys.executable, "-m", "pagurus", *words], stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None and "/v1 serves small" in served.stdout.readline()  # into a pipe, at once
+        assert engines_of(model)
+        served.terminate()
+        assert served.communicate()[0] == "ended\n"
+    assert served.returncode == 0 and not engines_of(model)
+
+
+def engines_of(model: Path) -> list[int]:
+    """Processes that serve this folder."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = command.read_bytes().decode(errors="replace").split("\0")
+            if "rollout.engine.embedded.server" in words and str(model) in words:
+                found.append(int(command.parent.name))
+    return found
 
 
 def test_a_run_is_served_by_its_newest_version_and_nonsense_is_refused(tmp_path: Path) -> None:
