@@ -52,8 +52,10 @@ demo: setup-train
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
 
 # Files of tests go to workers. Compiled modules are kept whatever the environment says: each daemon of a test starts
-# from them.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(ROOT) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=10
+# from them. Torch computes with one thread in each process: with more processes than processors, threads that compute
+# one product together mostly wait for each other. The order of files is that of tests/conftest.py.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(ROOT) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --durations=10
 
 test: setup-train setup-models lint
 	@$(PYTEST) $(TESTS)

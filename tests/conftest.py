@@ -34,6 +34,45 @@ settings.register_profile("search", deadline=None, max_examples=1000, suppress_h
 settings.load_profile("suite")
 
 HERE = Path(__file__).parent
+# Workers take these files first, in this order: who takes the last of all has little to do when the others have ended.
+# One with tests that are `alone` leads, for at the beginning nobody has to come to an end for it. By the times of
+# `make test`; `--durations` shows them.
+LONGEST = (
+    "coordinator/test_jobs.py",
+    "rollout/test_paged.py",
+    "daemon/store/test_images.py",
+    "trainer/test_distributed.py",
+    "trainer/test_run.py",
+    "rollout/test_supervisor.py",
+    "trainer/test_steps.py",
+    "bench/test_inspector.py",
+    "daemon/store/test_retention.py",
+    "coordinator/test_failover.py",
+    "daemon/api/test_fuzz.py",
+    "daemon/host/test_recovery.py",
+    "ebpf/test_inspector.py",
+    "sandbox/container/test_hostile.py",
+    "daemon/gateway/test_agents.py",
+    "rollout/test_verifiers.py",
+    "pagurus/test_cli.py",
+    "trainer/test_recorded.py",
+    "trainer/test_handover.py",
+    "trainer/test_chat_run.py",
+    "trainer/test_policy.py",
+    "rollout/test_pool.py",
+    "rollout/test_engine.py",
+    "rollout/test_evaluate.py",
+    "sandbox/criu/test_held.py",
+    "sandbox/criu/test_processes.py",
+    "bench/test_tree_learning.py",
+    "rollout/test_rewards.py",
+    "rollout/test_agent_trains.py",
+    "sandbox/criu/test_waits.py",
+    "rollout/test_store.py",
+    "examples/test_twin.py",
+    "daemon/checkpoints/test_held_names.py",
+    "trainer/test_weights_ranks.py",
+)
 STARTED = pytest.StashKey[bool]()  # of a session in which a daemon has started
 
 
@@ -54,7 +93,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A torture may take its hours; every other test has the limit of pyproject.toml."""
+    """A torture may take its hours; every other test has the limit of pyproject.toml. Long files come first."""
+    rank = {HERE / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
     for item in items:
         if item.get_closest_marker("long") is not None:
             item.add_marker(pytest.mark.timeout(0))

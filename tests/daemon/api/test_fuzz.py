@@ -13,7 +13,7 @@ from sandbox import Client
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-EXAMPLES = 3  # of each operation and kind
+EXAMPLES = 2  # of each operation and kind
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of the fuzzer's own, about what it generates

@@ -19,7 +19,7 @@ from sandbox import CheckpointFailed, PagurusError, SandboxDead, SandboxState, V
 from sandbox.container.cgroup import Cgroup
 from sandbox.container.shim import SOCKET_NAME, Shim
 from sandbox.messages import CheckpointState
-from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, missing
+from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -171,6 +171,7 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
             assert await sandbox.files.read("/log") == log
         for info in await host.sandboxes():
             await (await host.get(info.id)).remove()
+        await until(lambda: not _left(daemon), "what is not needed any more is removed")
     await asyncio.to_thread(daemon.stop)
     assert _left(daemon) == []
     with contextlib.closing(sqlite3.connect(daemon.state / "catalogue.sqlite")) as database:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -264,22 +265,26 @@ async def test_an_image_of_a_checkpoint_is_made_once(host: Client, sb, daemon: A
 WEB = b"from the web\n"
 
 
-async def _web(asked: list[str]) -> TestServer:
+@pytest.fixture
+async def web_server() -> AsyncIterator[tuple[TestServer, list[str]]]:
+    """A server on the web, and what it was asked for."""
+    asked: list[str] = []
+
     async def answer(request: web.Request) -> web.Response:
         asked.append(request.path)
         return web.Response(body=WEB) if request.path == "/files/note.txt" else web.Response(status=404)
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    server = TestServer(app)
-    await server.start_server()
-    return server
+    async with TestServer(app) as server:
+        yield server, asked
 
 
-async def test_here_documents_caches_secrets_and_addresses(host: Client, tmp_path: Path, own_cache: Path) -> None:
-    folder, asked = tmp_path / "context", list[str]()
+async def test_here_documents_caches_secrets_and_addresses(
+    host: Client, tmp_path: Path, own_cache: Path, web_server: tuple[TestServer, list[str]]
+) -> None:
+    folder, (server, asked) = tmp_path / "context", web_server
     folder.mkdir()
-    server = await _web(asked)
     checksum = f"sha256:{hashlib.sha256(WEB).hexdigest()}"
     text = f"""FROM debian
 ENV NAME=crab
@@ -338,7 +343,6 @@ RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mou
         with pytest.raises(Invalid, match=message):
             await host.images.build("broken", folder)
     await host.images.remove("built")
-    await server.close()
 
 
 async def test_output_comes_in_lines_and_a_failure_hints_at_the_network(host: Client, tmp_path: Path) -> None:
