@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from bench.hostile.api import LIMITS, ApiScene, act
 from daemon.auth.shares import DISK_MOST, memory_part
@@ -36,7 +38,9 @@ class Tenant:
 
     async def ask(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """(status, what was answered)"""
-        async with self.session.request(method, path, json=body, headers={**self.headers, **headers}) as answer:
+        data = io.BytesIO(msgspec.json.encode(body))
+        headers = {**self.headers, "Content-Type": "application/json", **headers}
+        async with self.session.request(method, path, data=data, headers=headers) as answer:
             return answer.status, await answer.json()
 
     def sandbox(self, **options: Any) -> contextlib.AbstractAsyncContextManager[Sandbox]:
@@ -76,11 +80,12 @@ async def _labels(scene: ApiScene) -> str:
             async with attacker.session.get(place + path, headers=attacker.headers) as answer:
                 if (size := len(await answer.read())) > SETTINGS_MOST:
                     return f"{size} bytes are told of one sandbox ({path or 'itself'})"
-        try:
-            await attacker.client.create(scene.attacker.info.image, env={"A": "x" * 3_000_000})
-        except PagurusError:
-            return ""
-    return "a sandbox was made with a variable of 3 MB"
+        wanted = {"image": scene.attacker.info.image, "env": {"A": "x" * 3_000_000}}
+        status, made = await attacker.ask("POST", "/v1/sandboxes", wanted)
+        if status == 201:
+            await (await attacker.client.get(made["id"])).remove()
+            return "a sandbox was made with a variable of 3 MB"
+    return ""
 
 
 @act("have the daemon forget a neighbour's answers (idempotency keys)")
