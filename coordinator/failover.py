@@ -34,7 +34,6 @@ log = logging.getLogger("pagurus.cluster")
 LOOK = 0.1  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
-TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
 AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
 
 

@@ -33,15 +33,14 @@ from coordinator.forward import Upstream
 from coordinator.members import Members, Place
 from coordinator.state import MoveRow
 from sandbox.errors import Conflict, NotFound, PagurusError
-from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo, TurnInfo
-from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, Left, Moved
+from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo
+from sandbox.messages.cluster import ArriveRequest, Held, HoldRequest, Left, Moved
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
 LOOK = 0.5  # seconds between two looks at moves that were cut short
 PATIENCE = 120.0  # seconds for a step of a move
-TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
 UNUSED_LOOK = 0.02  # seconds between two looks whether calls on a sandbox have ended
 UNUSED = 5.0  # seconds for which a move waits until no call on the sandbox is under way
 UNUSED_UNASKED = 20.0  # likewise of one that nobody asked for, which then does not take place
@@ -173,37 +172,24 @@ class Moves:
         row, source = known.row, self._upstream(known.host)
         self._waits[row.id] = asyncio.Event()
         try:
-            last = await source.call("POST", f"/v1/sandboxes/{row.id}/hold", CheckpointInfo, timeout=PATIENCE)
+            held = await source.call("POST", f"/v1/sandboxes/{row.id}/hold", Held, timeout=PATIENCE)
             clock.passed("hold")
-            path = f"/v1/checkpoints/{part(last.id)}"
-            wanted = arrival(row)
-            size, wanted.programs, wanted.conversation, wanted.turns, _ = await asyncio.gather(
-                self.copies.rest(known.host, host, last.id, base, row.id),
-                source.call("GET", f"{path}/programs", dict[str, object]),
-                source.call("GET", f"{path}/conversation", Conversation),
-                self._turns(row.id, known.host),
+            size, _ = await asyncio.gather(
+                self.copies.rest(known.host, host, held.checkpoint, base, row.id),
                 self._state.put_home(row.id, host),
             )
             clock.passed("copy")
+            wanted = arrival(row)
+            wanted.programs, wanted.conversation, wanted.turns = held.programs, held.conversation, held.turns
             wanted.verify = False  # as in restores and forks
-            await arrive(self.members, row, last.id, host, wanted, moved=True)
-            self._last[row.id] = last.id, wanted
+            await arrive(self.members, row, held.checkpoint, host, wanted, moved=True)
+            self._last[row.id] = held.checkpoint, wanted
             clock.passed("arrive")
         except BaseException:
             await asyncio.shield(self._try_to_settle(row.id))  # until then calls on it wait
             raise
         self._go_on(row.id)
         return size
-
-    async def _turns(self, sandbox: str, host: str) -> list[TurnInfo]:
-        """The record of its turns, the newest as far as they fit into a request."""
-        path = f"/v1/sandboxes/{sandbox}/turns"
-        found, size = await self._upstream(host).call("GET", path, list[TurnInfo]), 0
-        for number, each in enumerate(reversed(found)):
-            size += len(msgspec.msgpack.encode(each))
-            if size > TURNS_MOST:
-                return found[len(found) - number :]
-        return found
 
     # ----------------------------------------------------------------- afterwards
 

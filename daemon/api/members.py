@@ -8,8 +8,8 @@ from daemon.host import leave
 from daemon.host.host import Host
 from daemon.host.report import report
 from daemon.turns.turns import LiveSandbox
-from sandbox.messages import CheckpointInfo, SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, HostReport, LeaseRequest, Left
+from sandbox.messages import SandboxInfo
+from sandbox.messages.cluster import ArriveRequest, Conversation, Held, HoldRequest, HostReport, LeaseRequest, Left
 
 AREA = Area()
 
@@ -44,9 +44,9 @@ async def _prepare(host: Host, live: LiveSandbox, body: HoldRequest) -> None:
 
 
 @AREA("POST", "/v1/sandboxes/{id}/hold", scope="admin")
-async def _hold(host: Host, live: LiveSandbox) -> CheckpointInfo:
+async def _hold(host: Host, live: LiveSandbox) -> Held:
     """Capture a sandbox; nothing of it runs from then on."""
-    return (await leave.hold(host, live)).row.info()
+    return await leave.held(host, live, (await leave.hold(host, live)).row)
 
 
 @AREA("DELETE", "/v1/sandboxes/{id}/hold", scope="admin")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import logging
 import secrets
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.turns")
 
 SUMMED = 5.0  # seconds after which sums over all checkpoints are made again: of removed ones they know only then
+MOVE_MOST = 5.0  # seconds for which a checkpoint that moves is not stored
 EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 
 
@@ -153,6 +155,8 @@ class InFlight:
         self.ticket: Ticket | None = None
         self.task: asyncio.Task[None] | None = None  # what moves it on
         self.hold = False  # the sandbox stays frozen when it is captured
+        self.moving = False  # somebody waits for the sandbox elsewhere: what is not needed for that comes later
+        self._asked = asyncio.Event()  # for it to be durable
         self.waited = False
         self.durable_waited = False
         self.error: PagurusError | None = None  # why it was not captured
@@ -181,11 +185,19 @@ class InFlight:
             self.promote()
         await asyncio.shield(self.durable if durable else self.captured)
 
+    async def unneeded(self) -> None:
+        """Until no move needs the processors and the disk more: until it is asked for, or `MOVE_MOST` seconds."""
+        if self.moving:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MOVE_MOST):
+                    await self._asked.wait()
+
     def expedite(self) -> None:
         """Somebody waits until it is durable, and with it for all that have to be so before."""
         inflight: InFlight | None = self
         while inflight is not None and not inflight.durable_waited:
             inflight.durable_waited = True
+            inflight._asked.set()
             inflight.promote()
             inflight = inflight.before
 

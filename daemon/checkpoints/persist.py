@@ -110,6 +110,7 @@ async def store_alone(
 ) -> None:
     """As `store`, to the end: of a checkpoint whose sandbox is not here."""
     try:
+        await inflight.unneeded()
         await store(services, inflight, confirm=confirm)
     finally:
         inflight.finish()

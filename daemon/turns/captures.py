@@ -94,7 +94,7 @@ class Captures:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
         row.programs = excluded.kept(self._of.row.programs)
         inflight = InFlight(row, self._of.services.checkpoints[self._of.row.head])
-        inflight.hold = hold
+        inflight.hold = inflight.moving = hold
         self._of.services.checkpoints[row.id] = row
         self._of.services.inflights[row.id] = inflight
         self.inflight = inflight
@@ -206,6 +206,7 @@ class Captures:
     async def store(self, inflight: InFlight) -> None:
         """From captured to durable."""
         try:
+            await inflight.unneeded()
             await store(self._of.services, inflight, durable_answers=self._of.row.durable_answers)
         finally:
             if self._of.row.durable_answers and inflight.unstored is not None:

@@ -117,6 +117,15 @@ class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     since: str  # the checkpoint that the other host has
 
 
+class Held(Brief, kw_only=True, omit_defaults=True):
+    """daemon -> coordinator: POST /v1/sandboxes/{id}/hold. A sandbox stands still: what the other host must know."""
+
+    checkpoint: str  # its last one
+    programs: dict[str, Any] = {}
+    conversation: Conversation = msgspec.field(default_factory=Conversation)
+    turns: list[TurnInfo] = []  # the newest
+
+
 class Left(Brief, kw_only=True, omit_defaults=True):
     """daemon -> coordinator: POST /v1/sandboxes/{id}/left. A sandbox that went on elsewhere is removed there."""
 

@@ -7,8 +7,9 @@ sandbox has run in between. A lean copy and what was split off it hold each page
 
 Where a run spans whole 2 MiB, it is given a huge page first (MADV_COLLAPSE): one allocation then stands for 512 page
 faults. The kernel may refuse; then the pages are small as before. Asking waits for every processor once, which takes
-long on a busy host: the first huge page tells, and the rest is not asked for where it took too long. A host that has
-turned huge pages off keeps them off.
+long on a busy host, and where free memory is in small pieces the kernel moves others together first, which takes
+longer than all the faults: as soon as a huge page has taken too long, no more are asked for. A host that has turned
+huge pages off keeps them off.
 
 CRIU reads pages with one thread, and each page costs it a page fault in the restored task (2.3 µs on the machine that
 this was measured on). process_vm_writev needs no fault (1.5 µs), and two threads halve that. No page comes later
@@ -373,7 +374,9 @@ class _Pipeline:
         with going_first():
             for part in self._work:
                 if self._huge:
+                    began = time.monotonic()
                     self._attempt(part.process.enlarge, part)
+                    self._huge = time.monotonic() - began < QUICK * max(1, part.size // HUGE)
                 self._ready.put(part)
             for _ in range(threads):
                 self._ready.put(None)

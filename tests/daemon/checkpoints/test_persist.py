@@ -15,7 +15,7 @@ import pytest
 
 from daemon.catalogue import Catalogue, CheckpointRow, put_checkpoint
 from daemon.checkpoints.inflight import InFlight, Services
-from daemon.checkpoints.persist import UNSTORED, nearest, store
+from daemon.checkpoints.persist import UNSTORED, nearest, store, store_alone
 from daemon.store.gc import GarbageCollector
 from sandbox import CheckpointFailed, Client, NoSpace, Sandbox, Verdict
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxState
@@ -105,6 +105,22 @@ async def test_captures_of_one_owner_wait_for_each_other_and_not_those_of_anothe
             each.finish()
             del these.inflights[each.row.id]
         await waiting
+
+
+async def test_what_moves_is_stored_when_somebody_asks_for_it(tmp_path: Path) -> None:
+    capturer = Capturer(tmp_path)
+    async with services(tmp_path, capturer) as these:
+        parent, child = row("c-1"), row("c-2", parent="c-1")
+        these.checkpoints.update({each.id: each for each in (parent, child)})
+        inflight = these.inflights["c-2"] = InFlight(child, parent)
+        inflight.moving = True
+        storing = asyncio.create_task(store_alone(these, inflight))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not capturer.done
+        await inflight.settled(durable=True)
+        assert capturer.done and child.state is CheckpointState.DURABLE
+        await storing
 
 
 async def test_who_writes_a_row_while_it_becomes_durable_does_not_take_that_back(tmp_path: Path) -> None:
