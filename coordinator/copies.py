@@ -249,7 +249,8 @@ class Copies:
         return have, paced.size + len(have)
 
     async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str = "", have: bytes = b"") -> int:
-        async with source.given(copy.sandbox, copy.checkpoint, base, have) as stream:
+        brief = bool(base) and isinstance(source, OnHost) and isinstance(target, OnHost)
+        async with source.given(copy.sandbox, copy.checkpoint, base, have, brief=brief) as stream:
             paced = _Paced(stream, self._pace)
             await target.take(copy.sandbox, copy.checkpoint, paced.parts(), base)
         return paced.size

@@ -26,11 +26,11 @@ class Holder(Protocol):
     """See the module."""
 
     def given(
-        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b"", *, brief: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The stream of a state, less what `since` has, another one that is here, and less what `have` lists.
 
-        Raises NotFound or Conflict where one of the two is not here.
+        `brief`: whoever takes it is a host. Raises NotFound or Conflict where one of the two is not here.
         """
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
@@ -50,9 +50,10 @@ class OnHost:
 
     @contextlib.asynccontextmanager
     async def given(
-        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b"", *, brief: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         query = (f"?since={part(since)}" if since else "?") + ("&soon=true" if self._arriving else "")
+        query += "&brief=true" if brief else ""
         async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export{query}", have) as found:
             yield found
 
@@ -81,7 +82,8 @@ class OnHost:
             yield found.content.iter_any()
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
-        url = "/v1/checkpoints/import" + (f"?arriving={part(sandbox)}" if self._arriving else "")
+        url = "/v1/checkpoints/import?" + (f"since={part(since)}" if since and not self._arriving else "")
+        url += f"arriving={part(sandbox)}" if self._arriving else ""  # what is prepared has its own
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         async with self._member.upstream.answered("POST", url, headers, stream, self._member.row.token) as taken:
             answer = Answer(taken.status, passed_on(taken.headers), await taken.read())

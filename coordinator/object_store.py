@@ -96,7 +96,7 @@ class ObjectStore:
 
     @contextlib.asynccontextmanager
     async def given(
-        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b"", *, brief: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         if since:
             raise NotFound("the store gives whole states only")

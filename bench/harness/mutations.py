@@ -53,7 +53,7 @@ class Stream:
     head: dict[str, Any]
     entries: list[dict[str, Any]]
     images: list[dict[str, Any]] = field(default_factory=list)
-    lists: list[tuple[str, bytes]] = field(default_factory=list)
+    lists: list[tuple[Any, ...]] = field(default_factory=list)  # name, hashes, and maybe places and a count
     parts: list[dict[str, Any]] = field(default_factory=list)
     pages: list[bytes] = field(default_factory=list)
     dumped: Files = field(default_factory=dict)  # the process images that it has, or may be given
@@ -239,16 +239,19 @@ def _of_images(stream: Stream, chance: random.Random) -> None:
 def _of_pages(stream: Stream, chance: random.Random) -> None:
     if not stream.lists:
         _put_processes(stream, stream.dumped)
-    match chance.randrange(4):
+    match chance.randrange(5):
         case 0:
             names = ("pages-../1.img", "pages-.img", "pages-²1.img", "pages-9999999999.img", "x", "pages-2.img")
-            stream.lists.append((chance.choice(names), stream.lists[0][1]))
+            stream.lists.append((chance.choice(names), *stream.lists[0][1:]))
         case 1:
             stream.lists[0] = (stream.lists[0][0], chance.randbytes(chance.choice((1, 31, 32, 32 * 2000))))
         case 2:
             stream.pages.append(chance.randbytes(chance.choice((1, PAGE, PAGE + 1, 64 * PAGE, 65 * PAGE))))
         case 3:
             stream.bombs.append(_zeros(chance.choice((PAGE, 64 * PAGE, 300 * MIB))))
+        case 4:
+            places, count = chance.randbytes(chance.choice((0, 4, 5))), chance.choice((0, 1, 3, *NUMBERS))
+            stream.lists[0] = (*stream.lists[0][:1], bytes(len(places) // 4 * 32), places, count)
 
 
 def _of_parts(stream: Stream, chance: random.Random) -> None:
@@ -291,7 +294,7 @@ def frames(stream: Stream, chance: random.Random) -> bytes:
         made.append((Kind.ENTRY, encode(batch)))
     if stream.images:
         made.append((Kind.IMAGE, encode([tuple(image.values()) for image in stream.images])))
-    made += [(Kind.LIST, encode((name, hashes))) for name, hashes in stream.lists]
+    made += [(Kind.LIST, encode(each)) for each in stream.lists]
     made += [(Kind.PART, encode(tuple(part.values()))) for part in stream.parts]
     made += [(Kind.PAGES, packed) for packed in [*map(_packed, stream.pages), *stream.bombs]]
     whole = chance.random()
@@ -323,4 +326,4 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
 #: The order of fields in a frame is that of the structs.
 assert list(_fields(Entry(parent=0, name=b"", kind="d"))) == list(Entry.__struct_fields__)
 assert ImageFile.__struct_fields__ == ("name", "size", "content")
-assert PageList.__struct_fields__ == ("name", "hashes") and Part.__struct_fields__[0] == "content"
+assert PageList.__struct_fields__[:2] == ("name", "hashes") and Part.__struct_fields__[0] == "content"

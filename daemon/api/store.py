@@ -24,12 +24,14 @@ class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     since: str | None = None
     manifest: bool = False
     soon: bool = False  # it need not be durable
+    brief: bool = False  # the import is told of `since` as well
 
 
 class ReceiveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`mounts`: forks of the checkpoint may mount the directories of this host that it names."""
 
     mounts: bool = False
+    since: str | None = None  # a checkpoint that is here, which a brief stream builds upon
     arriving: str = ""  # id of the sandbox for which something is prepared: its next checkpoint, durable later
 
 
@@ -74,7 +76,7 @@ async def _export(request: web.Request, host: Host, checkpoint: str, query: Expo
     """A checkpoint as one stream. The body, if any, is what the other side has."""
     have = await content(request)
     async with host.store.exporting(
-        checkpoint, since=query.since, have=have, manifest=query.manifest, soon=query.soon
+        checkpoint, since=query.since, have=have, manifest=query.manifest, soon=query.soon, brief=query.brief
     ) as parts:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         await response.prepare(request)
@@ -91,7 +93,8 @@ async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Impo
         former = None
         if query.arriving and (former := host.arrivals.former(query.arriving)) is None:
             raise Conflict(f"nothing is prepared for {query.arriving}", remedy="import it once it is durable")
-        return await host.store.receive(chunks(request), host_mounts=query.mounts, former=former)
+        stream = chunks(request)
+        return await host.store.receive(stream, host_mounts=query.mounts, former=former, since=query.since)
     except Protocol as error:  # the peer who broke the protocol is the caller
         raise Invalid(error.message, remedy=error.remedy) from error
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ from daemon.catalogue import CheckpointRow
 from daemon.checkpoints.capture import Places
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import HashedImages
+from sandbox.content.lists import PageHashes
+from sandbox.content.page_lists import changed, digest
 from sandbox.content.pages import HASH, PAGE, SLOTS, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile
 from sandbox.descriptors import closing
@@ -63,17 +65,12 @@ class Processes:
         """`source` is a dump file, or the directory of raw images, which needs neither index nor unpacking."""
         if source is None or dump is None:
             return cls({}, {}, lambda _: iter(()))
-        known = pages.lists.find(dump)
         if source.is_dir():
+            known = pages.lists.find(dump)
             return cls.of(dumpfile.hashed(source, None if base is None else base.raw, known=known))
         packed = dumpfile.read(source)
-        numbers = {name: packed.numbers(name) for name in sorted(packed.pages)}
-        if known is None or {name: len(each) for name, each in numbers.items()} != {
-            n: len(k) for n, k in known.items()
-        }:
-            known = {name: pages.digests(each) for name, each in numbers.items()}
-            pages.lists.remember(dump, known)
-        every = np.concatenate([np.zeros(0, np.uint64), *numbers.values()])
+        lists = dumpfile.page_lists(packed, dump, pages)
+        every = np.concatenate([np.zeros(0, np.uint64), *(numbers for numbers, _ in lists.values())])
 
         def read(places: np.ndarray) -> Iterator[bytes]:
             for first in range(0, len(places), SLOTS):
@@ -81,7 +78,7 @@ class Processes:
                 pages.read(every[places[first : first + SLOTS]], data.append)
                 yield b"".join(data)
 
-        return cls(packed.images, dict(known), read)
+        return cls(packed.images, {name: hashes for name, (_, hashes) in lists.items()}, read)
 
     @classmethod
     def of(cls, given: HashedImages) -> Processes:
@@ -98,12 +95,21 @@ class Processes:
 
         return cls(given.images, given.hashes(), read)
 
-    def unsent(self, have: bytes) -> Iterator[bytes]:
-        """The pages that the other side lacks, each once."""
-        every = np.concatenate([np.zeros((0, HASH), np.uint8), *self.hashes.values()])
-        missing = np.flatnonzero(every.any(axis=1) & ~_among(every, have))
-        _, first = np.unique(np.ascontiguousarray(every[missing]).view(f"V{HASH}"), return_index=True)
-        yield from self.read(missing[np.sort(first)])
+    def changed(self, before: PageHashes) -> dict[str, np.ndarray]:
+        """Places of the pages that these lists do not have at the same place. A list that is not there is left out."""
+        return {name: changed(before[name], each) for name, each in self.hashes.items() if name in before}
+
+    def unsent(self, have: bytes, few: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+        """The pages that the other side lacks, each once. `few`: of these lists, only the pages at these places."""
+        places, start = [np.zeros(0, np.int64)], 0
+        for name, each in self.hashes.items():
+            places.append(start + few.get(name, np.arange(len(each))))
+            start += len(each)
+        looked = np.concatenate(places)
+        hashes = np.concatenate([dumpfile.NOTHING, *self.hashes.values()])[looked]
+        missing = np.flatnonzero(hashes.any(axis=1) & ~_among(hashes, have))
+        _, first = np.unique(np.ascontiguousarray(hashes[missing]).view(f"V{HASH}"), return_index=True)
+        yield from self.read(looked[missing[np.sort(first)]])
 
 
 def _among(hashes: np.ndarray, beginnings: bytes) -> np.ndarray:
@@ -125,6 +131,7 @@ class Base:
     files: Path | None  # its snapshot
     digest: hashing.Digest | None
     raw: HashedImages | None  # its process images, where they are at hand
+    hashes: PageHashes
 
     @classmethod
     def of(cls, row: CheckpointRow, places: Places, pages: PageStore, source: Path | None) -> Base:
@@ -145,7 +152,7 @@ class Base:
         every = np.concatenate([np.zeros((0, HASH), np.uint8), *processes.hashes.values()])
         beginnings = np.ascontiguousarray(every[every.any(axis=1)][:, : transfer.HAVE_HASH])
         sorted_once = np.unique(beginnings.view(f"V{transfer.HAVE_HASH}")).tobytes()
-        return cls(Have(sorted_once, Have.of((), known).contents), files, digest, raw)
+        return cls(Have(sorted_once, Have.of((), known).contents), files, digest, raw, processes.hashes)
 
 
 def export(
@@ -158,8 +165,12 @@ def export(
     base: Base | None,
     *,
     manifest: bool = False,
+    brief: bool = False,
 ) -> Iterator[bytes]:
-    """The stream of a checkpoint that is pinned, less what `have` lists. `source`: see :meth:`Processes.at`. Blocks."""
+    """The stream of a checkpoint that is pinned, less what `have` lists. Blocks.
+
+    `source`: see :meth:`Processes.at`. `brief`: the importer builds upon `base`: lists of pages tell what changed.
+    """
     writer = transfer.Writer()
     listed = have or Have()
     yield writer.start(head)
@@ -177,8 +188,14 @@ def export(
         names = [ImageFile(name, len(c), blake3(c).digest()) for name, c in sorted(processes.images.items())]
         for batch in _batches(iter(names), transfer.ENTRIES_PER_FRAME):
             yield writer.images(batch)
+        before = base.hashes if brief and base is not None else {}
+        few = processes.changed(before)
         for name, each in processes.hashes.items():
-            yield from writer.pages_of(name, each.tobytes())
+            if name in few:
+                told = few[name].astype("<u4").tobytes(), each[few[name]].tobytes()
+                yield from writer.changed_pages_of(name, len(each), digest(before[name]), *told)
+            else:
+                yield from writer.pages_of(name, each.tobytes())
         if not manifest:
             have_contents = listed.sets()[1]
             for content, data in images.items():
@@ -186,7 +203,7 @@ def export(
                     yield from _parts(writer, content, _memory(data), len(data))
             if tree is not None:
                 yield from _files(writer, tree, have_contents)
-            yield from map(writer.pages, processes.unsent(listed.pages))
+            yield from map(writer.pages, processes.unsent(listed.pages, few))
         yield writer.end()
 
 

@@ -36,10 +36,11 @@ from daemon.checkpoints.capture import Places
 from daemon.store import numbered
 from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
-from sandbox.content.dumpfile import DumpFile
+from sandbox.content.dumpfile import DumpFile, PageLists
+from sandbox.content.page_lists import Changes
 from sandbox.content.pages import HASH, PAGE, ZERO, Hashed, PageStore
 from sandbox.content.renewed import Former
-from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
+from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind, PageList
 from sandbox.criu.gate import gate
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Protocol
@@ -61,21 +62,28 @@ class Importer:
     """One stream on its way in. `feed` the bytes, `finish`, then publish the row; or `abandon`. All of it blocks."""
 
     def __init__(
-        self, places: Places, pages: PageStore, need: Callable[[], None], former: Former | None = None
+        self,
+        places: Places,
+        pages: PageStore,
+        need: Callable[[], None],
+        former: Former | None = None,
+        base: PageLists | None = None,
     ) -> None:
         """`need` raises NoSpace while the disks have too little room; it is asked again and again.
 
         `former`: the checkpoint is the next one of a sandbox whose raw images are these: they become the new ones, and
-        the checkpoint is captured when it is finished, not durable.
+        the checkpoint is captured when it is finished, not durable. `base`: the stream may tell pages as changes to
+        these lists, whose pages stay stored meanwhile.
         """
         self._former = former
+        self._base = base or {}
         self._came_pages: dict[bytes, bytes] = {}  # by their hash; not stored yet
         self._places, self._pages, self._need = places, pages, need
         self._unasked = 0  # bytes that came since
         self._reader = transfer.Reader()
         self._tree = transfer.Tree()
         self._images: list[ImageFile] = []
-        self._lists: dict[str, list[bytes]] = {}
+        self._lists: dict[str, list[PageList]] = {}
         self._sizes: dict[bytes, int] = {}  # announced contents
         self._files: set[bytes] = set()  # of these, those of files
         self._listed: set[bytes] = set()  # announced pages
@@ -98,7 +106,7 @@ class Importer:
 
     @property
     def pages(self) -> int:
-        """Different memory pages of it."""
+        """Different memory pages that it tells of."""
         return len(self._listed - {NO_HASH})
 
     @property
@@ -129,7 +137,7 @@ class Importer:
                         self._images.append(image)
                         self._announce(image.content, image.size)
                 case Kind.LIST:
-                    self._lists.setdefault(value.name, []).append(value.hashes)
+                    self._lists.setdefault(value.name, []).append(value)
                     self._listed.update(_split(value.hashes))
                 case Kind.PART:
                     self._part(value)
@@ -377,9 +385,10 @@ class Importer:
         if self._former is not None:
             self._make_raw(row, images, self._former)
             return
-        numbers: dict[str, np.ndarray] = {}
-        for name, parts in self._lists.items():
-            hashes = [each for part in parts for each in _split(part)]
+        numbers, lists = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        for name, frames in self._lists.items():
+            told = Changes.told(frames)
+            hashes = _split(told.hashes.tobytes())
             known = self._pages.known(set(hashes) - {NO_HASH})
             missing = len(set(hashes) - {NO_HASH} - known.keys())
             if missing:
@@ -387,7 +396,10 @@ class Importer:
                     f"the stream lacks {missing} memory pages that are not here either",
                     remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
                 )
-            numbers[name] = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
+            found = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
+            before, former = self._base.get(name, (found[:0], told.hashes[:0]))
+            told.need(former)
+            numbers[name], lists[name] = told.over(before, found), told.over(former, told.hashes)
         _pass(images, {name: len(each) for name, each in numbers.items()})
         count = sum(len(each) for each in numbers.values())
         pages = {name: dumpfile.differences(each) for name, each in numbers.items()}
@@ -395,12 +407,15 @@ class Importer:
         dump = DumpFile(images=images, pages=pages, page_count=count, raw_bytes=raw)
         row.dump_bytes = raw
         row.stored_bytes += dumpfile.publish(self._places.packed(row.id), dump)
+        self._pages.lists.remember(row.id, lists)
 
     def _make_raw(self, row: CheckpointRow, images: dict[str, bytes], former: Former) -> None:
         """As a capture leaves them: they are packed later."""
-        lists = {
-            name: np.frombuffer(b"".join(parts), np.uint8).reshape(-1, HASH) for name, parts in self._lists.items()
-        }
+        before, lists = former.hashed.hashes(), dict[str, np.ndarray]()
+        for name, frames in self._lists.items():
+            told = Changes.told(frames)
+            told.need(had := before.get(name, told.hashes[:0]))
+            lists[name] = told.over(had, told.hashes)
         _pass(images, {name: len(each) for name, each in lists.items()})
         former.become(images, lists, self._came_pages)
         former.directory.rename(self._places.dump(row.id))

@@ -25,6 +25,8 @@ from daemon.store import exports
 from daemon.store.holder import Holder
 from daemon.store.imports import Importer
 from sandbox import paths
+from sandbox.content import dumpfile
+from sandbox.content.dumpfile import PageLists
 from sandbox.content.pages import PageStore
 from sandbox.content.renewed import Former
 from sandbox.content.transfer import Have, Head, read_have, write_have
@@ -131,10 +133,11 @@ class Store:
         have: bytes = b"",
         manifest: bool = False,
         soon: bool = False,
+        brief: bool = False,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`).
 
-        `soon`: it need not be durable yet.
+        `soon`: it need not be durable yet. `brief`: for an import that is told of `since` as well.
         """
         row = await (self._host.restorable(checkpoint) if soon else self._durable(checkpoint))
         known = await _streamed(read_have, have) if have else None
@@ -147,7 +150,8 @@ class Store:
             async with self._streams, self._processes(row) as source:
                 self._remembered = None  # it holds much
                 places, pages = self._host.places, self._pages
-                yield _threaded(exports.export(row, head, places, pages, source, known, base, manifest=manifest))
+                made = exports.export(row, head, places, pages, source, known, base, manifest=manifest, brief=brief)
+                yield _threaded(made)
 
     async def remember(self, checkpoint: str) -> None:
         """The next export will be for somebody who has this one."""
@@ -228,15 +232,20 @@ class Store:
     # ----------------------------------------------------------------- in
 
     async def receive(
-        self, stream: AsyncIterator[bytes], *, host_mounts: bool = False, former: Former | None = None
+        self,
+        stream: AsyncIterator[bytes],
+        *,
+        host_mounts: bool = False,
+        former: Former | None = None,
+        since: str | None = None,
     ) -> Imported:
         """Import one stream. All or nothing. `host_mounts`: it may name directories of this host for its forks.
 
         `former`: see :class:`Importer`; the checkpoint becomes durable later, unless its files are not what they
-        should be.
+        should be. `since`: a checkpoint that is here, which the stream builds upon.
         """
-        async with self._streams:
-            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need, former)
+        async with self._streams, self._lists(since) as base:
+            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need, former, base)
             mine: str | None = None
             try:
                 async for part in _gathered(stream):
@@ -263,7 +272,23 @@ class Store:
                 raise
             finally:
                 self._arriving.discard(mine or "")
-                await asyncio.shield(_streamed(importer.close))
+                closing = self._host.services.spawn(_streamed(importer.close), "end of an import")
+                if former is None:  # else somebody waits for the sandbox
+                    await asyncio.shield(closing)
+
+    @contextlib.asynccontextmanager
+    async def _lists(self, checkpoint: str | None) -> AsyncIterator[PageLists | None]:
+        """Of the pages of a checkpoint, which stays meanwhile."""
+        row = None if checkpoint is None else await self._durable(checkpoint)
+        if row is None or row.dump is None:
+            yield None
+            return
+        with self._host.collector.pin(row):
+            packed = await _streamed(dumpfile.read, self._host.places.packed(row.dump))
+            lists = await _streamed(dumpfile.page_lists, packed, row.dump, self._pages)
+            if row.damaged or await _streamed(self._pages.has_lost, [numbers for numbers, _ in lists.values()]):
+                raise Conflict(f"checkpoint {row.id} is damaged", remedy="export the other one in full")
+            yield lists
 
     async def _admitted(self, head: Head, host_mounts: bool) -> Template:
         """What forks of the checkpoint inherit, by the rules of new sandboxes. Raises when these refuse it."""
@@ -336,6 +361,7 @@ class Store:
         """Let a captured checkpoint become durable, as one of this host does."""
         services = self._host.services
         inflight = services.captured(row, services.checkpoints[row.parent or ""])
+        inflight.moving = True
         work = store_alone(services, inflight, lambda: _streamed(importer.confirm, row))
         services.spawn(work, f"store {row.id}")
 

@@ -42,12 +42,8 @@ class Sources:
         if not missing:
             return
         for path in self._stored(hashing.SUFFIX):
-            try:
-                digest = hashing.Digest.load(path)
-            except (FileNotFoundError, PagurusError):  # removed meanwhile, or damaged: content from elsewhere then
-                continue
             name = path.name.removesuffix(hashing.SUFFIX)
-            if not self.places.snapshot(name).is_dir():
+            if (digest := self._digest(path, name)) is None or not self.places.snapshot(name).is_dir():
                 continue
             for place, row in enumerate(digest.contents):
                 content = row.tobytes()
@@ -56,6 +52,18 @@ class Sources:
                     missing.discard(content)
             if not missing:
                 return
+
+    def _digest(self, path: Path, checkpoint: str) -> hashing.Digest | None:
+        """None: removed meanwhile, or damaged: content from elsewhere then. A likely one is made if it is not there."""
+        try:
+            return hashing.Digest.load(path)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                if checkpoint in self.likely:  # not hashed yet
+                    return hashing.digest(self.places.snapshot(checkpoint), None, most=hashing.WHOLE)
+        except PagurusError:
+            pass
+        return None
 
     def _stored(self, suffix: str) -> Iterator[Path]:
         """The likely ones, then all."""

@@ -34,9 +34,11 @@ from sandbox.errors import CheckpointFailed, NoSpace
 SUFFIX = ".dump"
 FORMAT = 1
 THREADS = 4  # that unpack
+COMPARING = 2  # that compare
 PART = 1024  # pages that one of them takes at a time
 SMALL = 64 << 10  # bytes read at a time of what is mostly smaller
 READ_STEP = 16 << 20  # bytes of page data in hand at a time
+PageLists = dict[str, tuple[np.ndarray, np.ndarray]]  # of each file, numbers [n] uint64 and hashes [n, 32] uint8
 NOTHING = np.zeros((0, HASH), np.uint8)  # hashes of no page
 # The statistics and logs of the dump are no part of the state.
 LEFT_OUT = (".log", "stats-dump", "stats-restore")
@@ -105,8 +107,9 @@ def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHash
                     for chunk, part in zip(chunks, parts, strict=False)
                 ]
             else:
-                pairs = itertools.zip_longest(chunks, before.get(name, ()))
-                pages[name] = [hash_pages(chunk, former) for chunk, former in pairs if chunk is not None]
+                with ThreadPoolExecutor(COMPARING) as pool:  # comparing needs no interpreter
+                    alike = itertools.chain(before.get(name, ()), itertools.repeat(None))
+                    pages[name] = list(pool.map(hash_pages, chunks, alike))
         else:
             images[name] = whole(f"{directory}/{name}")
             raw += len(images[name])
@@ -196,6 +199,16 @@ def read(path: Path) -> DumpFile:
     return dump
 
 
+def page_lists(packed: DumpFile, dump: str, store: PageStore) -> PageLists:
+    """Of each file of pages of the dump with this name. Blocks."""
+    numbers = {name: packed.numbers(name) for name in sorted(packed.pages)}
+    known = store.lists.find(dump)
+    if known is None or {name: len(each) for name, each in numbers.items()} != {n: len(k) for n, k in known.items()}:
+        known = {name: store.digests(each) for name, each in numbers.items()}
+        store.lists.remember(dump, known)
+    return {name: (each, known[name]) for name, each in numbers.items()}
+
+
 def unpack(path: Path, directory: Path, store: PageStore) -> None:
     """Write the image directory again. Blocks."""
     dump = read(path)
@@ -205,7 +218,8 @@ def unpack(path: Path, directory: Path, store: PageStore) -> None:
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         for name in dump.pages:
             numbers = dump.numbers(name)
-            (directory / name).touch()
+            with open(directory / name, "wb") as file:
+                file.truncate(len(numbers) * PAGE)  # a tmpfs gives large pages within a size that it knows
             write = functools.partial(_write_part, directory / name, numbers, store)
             for _ in pool.map(write, range(0, len(numbers), PART)):  # raises what a part raised
                 pass

@@ -58,6 +58,8 @@ class _Wanted:
             case Kind.HEAD:
                 return writer.start(value)
             case Kind.LIST:
+                if value.count >= 0:
+                    raise Protocol("a stream of a store tells pages as changes", remedy="use an older copy")
                 self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
             case _:
                 self.contents |= {each.content for each in value if each.size}

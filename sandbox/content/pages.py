@@ -22,6 +22,7 @@ Locks: `_append` (who appends or deletes) before `_lock` (the index and the cach
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import sqlite3
@@ -39,6 +40,7 @@ from sandbox.content.lists import Lists
 from sandbox.content.segments import Hole, Segments
 from sandbox.database import connect, transaction
 from sandbox.errors import CheckpointFailed, Conflict
+from sandbox.libc import library
 
 PAGE = 4096
 SLOTS = 64  # pages in a block: 256 KiB compress well and one read serves neighbours
@@ -119,11 +121,11 @@ def hash_pages(data: memoryview | bytes, like: Hashed | None = None) -> Hashed:
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Which rows differ, [n] bool: in parts that stay in the processor's cache, most of which are the same."""
+    """Which rows of two arrays of pages differ, [n] bool: in parts, most of which are the same."""
     found = np.zeros(len(one), dtype=bool)
     for first in range(0, len(one), COMPARED):
         a, b = one[first : first + COMPARED], other[first : first + COMPARED]
-        if not np.array_equal(a, b):
+        if library.memcmp(ctypes.c_void_p(a.ctypes.data), ctypes.c_void_p(b.ctypes.data), ctypes.c_size_t(a.nbytes)):
             found[first : first + COMPARED] = (a != b).any(axis=1)
     return found
 
@@ -365,6 +367,12 @@ class PageStore:
                 raise CheckpointFailed(f"page {number} is not in the store", remedy="the checkpoint is damaged")
             table[place] = np.frombuffer(row[0], dtype=np.uint8)
         return table[back]
+
+    def has_lost(self, lists: Iterable[np.ndarray]) -> bool:
+        """Whether it is known of one of these pages that it is damaged."""
+        with self._lock:
+            lost = [number for (number,) in self._db.execute("SELECT id FROM lost")]
+        return bool(lost) and any(np.isin(each, np.array(lost, np.uint64)).any() for each in lists)
 
     # ----------------------------------------------------------------- verifying
 

@@ -47,6 +47,7 @@ ENTRIES_MOST = 1_000_000
 ENTRIES_PER_FRAME = 2_000
 HASHES_PER_FRAME = 32_768
 PAGES_MOST = 1 << 28  # 1 TiB of memory
+PLACE = 4  # bytes of a page's place in a list
 NAME_MOST = 255
 PATH_MOST = 4096
 EXTENDED_MOST = 64 << 10  # bytes of all extended attributes of an entry
@@ -121,10 +122,17 @@ class ImageFile(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PageList(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """exporter -> importer: hashes of the next pages of a page file; zeros for the zero page."""
+    """exporter -> importer: hashes of the next pages of a page file; zeros for the zero page.
+
+    With a count: it has so many pages, these at these places, and else those that it has in the checkpoint which the
+    importer was asked to build upon, where the list has this hash.
+    """
 
     name: str
     hashes: bytes
+    places: bytes = b""  # 4 bytes each, little endian
+    count: int = -1
+    before: bytes = b""
 
 
 class Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -167,6 +175,12 @@ class Writer:
         step = HASHES_PER_FRAME * HASH
         for first in range(0, max(1, len(hashes)), step):
             yield self.frame(Kind.LIST, _encode(PageList(name, hashes[first : first + step])))
+
+    def changed_pages_of(self, name: str, count: int, before: bytes, places: bytes, hashes: bytes) -> Iterator[bytes]:
+        step = HASHES_PER_FRAME
+        for first in range(0, max(1, len(places) // PLACE), step):
+            some = places[first * PLACE : (first + step) * PLACE], hashes[first * HASH : (first + step) * HASH]
+            yield self.frame(Kind.LIST, _encode(PageList(name, some[1], some[0], count, before)))
 
     def part(self, content: bytes, offset: int, data: bytes) -> bytes:
         return self.frame(Kind.PART, _encode(Part(content, offset, len(data), self._packer.compress(data))))
@@ -276,9 +290,11 @@ class Reader:
                     check_image(image)
             case Kind.LIST:
                 check_page_file(value.name)
+                told = len(value.hashes) // HASH
                 self._need(len(value.hashes) % HASH == 0, "odd hashes")
-                self._pages += len(value.hashes) // HASH
-                self._need(self._pages <= PAGES_MOST, "memory pages")
+                self._need(len(value.places) == (PLACE * told if value.count >= 0 else 0), "places")
+                self._pages += told
+                self._need(max(self._pages, value.count) <= PAGES_MOST, "memory pages")
             case Kind.PART:
                 self._need(len(value.content) == HASH and 0 <= value.size <= PART_SIZE and value.offset >= 0, "content")
         return value

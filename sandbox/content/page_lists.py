@@ -1,0 +1,70 @@
+"""The list of a checkpoint's pages, told as what changed in the list of one before.
+
+Owns: finding what changed, and putting it back together. Does not own: the frames
+(:mod:`sandbox.content.transfer`), which checkpoint is the one before. Pure. Guarantee: what :func:`changed` told of two
+lists, :func:`Changes.over` makes the second of the first. Where the first is another one, :func:`Changes.need` raises
+Conflict; places that make no list raise Protocol, before more memory is spent than for what came and what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+
+from sandbox.content.pages import HASH
+from sandbox.content.transfer import PageList
+from sandbox.errors import Conflict, Protocol
+
+
+def changed(before: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """Places in `now` whose hash is not the one at this place in `before`, both [n, 32] uint8."""
+    both = min(len(before), len(now))
+    differ = np.ones(len(now), dtype=bool)
+    differ[:both] = (before[:both] != now[:both]).any(axis=1)
+    return np.flatnonzero(differ)
+
+
+def digest(hashes: np.ndarray) -> bytes:
+    """Of a list [n, 32] uint8."""
+    return blake3(hashes.tobytes()).digest()
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A list as its frames told it: `hashes` [n, 32] uint8 at `places` [n] of its `count` pages, the rest as before."""
+
+    count: int
+    places: np.ndarray
+    hashes: np.ndarray
+    before: bytes | None  # hash of the list before; None: this is the whole one
+
+    @classmethod
+    def told(cls, frames: Sequence[PageList]) -> Changes:
+        """Of all frames of one list. Raises Protocol."""
+        hashes = np.frombuffer(b"".join(frame.hashes for frame in frames), np.uint8).reshape(-1, HASH)
+        ((count, before), *others) = {(frame.count, frame.before) for frame in frames}
+        if others:
+            raise Protocol("a list of memory pages has two lengths, or follows two others")
+        if count < 0:
+            return cls(len(hashes), np.arange(len(hashes)), hashes, None)
+        places = np.frombuffer(b"".join(frame.places for frame in frames), "<u4").astype(np.int64)
+        return cls(count, places, hashes, before)
+
+    def need(self, before: np.ndarray) -> None:
+        """Raise Conflict unless these hashes are the list that it changes."""
+        if self.before is not None and self.before != digest(before):
+            raise Conflict("the checkpoint before has other memory pages here", remedy="export this one in full")
+
+    def over(self, before: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """`before` [n, ...] with `values` at the places. Raises Protocol where something is at no place, or missing."""
+        kept = 0 if self.before is None else min(len(before), self.count)
+        beyond = np.unique(self.places[self.places >= kept])
+        if len(beyond) != self.count - kept or (len(beyond) and int(beyond[-1]) >= self.count):
+            raise Protocol("a list of memory pages has gaps")
+        made = np.zeros((self.count, *values.shape[1:]), dtype=values.dtype)
+        made[:kept] = before[:kept]
+        made[self.places] = values
+        return made
