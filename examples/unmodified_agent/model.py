@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
-from examples.fix_the_service import fit
-from examples.fix_the_service.environment import OUTPUT_LIMIT, PROMPT
+from examples import fit
 from rollout.engine.client import Sampling
+from rollout.environments.shell import OUTPUT_LIMIT, PROMPT
 from trainer.models import policy
 
 ENDED = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent is told that the work is done
