@@ -101,8 +101,11 @@ async def play(
         first = number % len(modes)
         for mode in [*modes[first:], *modes[:first]]:
             await _slice(engine, part, mode, found[mode], clock)
-            p99 = float(np.percentile([token.wait for token in found[mode].first], 99))
-            print(f"slice {number}, {mode}: p99 to the first token so far {p99:.3f} s", file=sys.stderr)
+            seen = found[mode]
+            p99 = float(np.percentile([token.wait for token in seen.first], 99))
+            rate = seen.rollout_tokens / seen.seconds
+            told = f"p99 to the first token {p99:.3f} s, rollouts {rate:.0f} tokens a second so far"
+            print(f"slice {number}, {mode}: {told}", file=sys.stderr)
         if number % NOBODY_EVERY == 0:
             for mode in modes:
                 if mode != "alone":

@@ -28,7 +28,7 @@ from rollout.store import decisions
 
 TTFT, TPOT = 0.5, 0.05  # seconds that users were promised
 CLOCKS = {"embedded": time.monotonic, "vllm": time.time}  # of their steps
-SLOTS = 64
+SLOTS = 96
 
 
 class Users(NamedTuple):

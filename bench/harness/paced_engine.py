@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from rollout.engine.embedded import server
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.scheduler import Step
@@ -33,15 +35,22 @@ def paced(kind: Launch, milliseconds: float) -> Launch:
 
 class PacedCore(Core):
     least = 0.0  # seconds
-    ended = 0.0
+    began = ended = 0.0
 
     def _compute(self, plan: Step) -> list[Request]:
         now = time.monotonic()
-        began = self.ended if now - self.ended < self.least else now
+        self.began = self.ended if now - self.ended < self.least else now
         finished = super()._compute(plan)
-        time.sleep(max(0.0, began + self.least - time.monotonic()))
+        self._wait()  # also where nothing was sampled
         self.ended = time.monotonic()
         return finished
+
+    def _sample(self, requests: list[Request], logits: Tensor) -> list[Request]:
+        self._wait()  # tokens come at the end of a step
+        return super()._sample(requests, logits)
+
+    def _wait(self) -> None:
+        time.sleep(max(0.0, self.began + self.least - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Guarantee: the same promise and the same events give the same steps, on every ma
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
 the newest steps count most, and none for more than twice what was expected. A step is taken for as long as the line
-says, and as much longer as the worst step of late took: what holds up one step may hold up the next ones.
+says. If the worst step of late took so much longer that the budget's margin would not do, that is left unused instead:
+what holds up one step may hold up the next ones.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class Lending:
     @property
     def cost(self) -> StepCost:
         base, answer, token = _line([seen + KEPT * first for seen, first in zip(self._seen, self._first, strict=True)])
-        return StepCost(base=base + self._worse, per_answer=answer, per_prompt_token=token)
+        return StepCost(base=base, per_answer=answer, per_prompt_token=token)
 
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        usual = self.cost.step(answers, prompt_tokens) - self._worse
+        usual = self.cost.step(answers, prompt_tokens)
         self._worse = max(min(seconds - usual, self.budget.tpot), self._worse * FADES)
         new = _sums(answers, prompt_tokens, min(seconds, 2 * usual))
         self._seen = [KEEP * seen + each for seen, each in zip(self._seen, new, strict=True)]
@@ -82,7 +83,9 @@ class Lending:
     def _fitting(self, view: EngineView, now: float) -> Step:
         nobody = not view.last_tokens and not view.waiting
         self._served = self._served if nobody else now
-        step = next_step(view, self.budget, self.cost, now, alone=now - self._served)
+        margin = max(self.budget.margin, self._worse / self.budget.tpot)
+        budget = msgspec.structs.replace(self.budget, margin=margin)
+        step = next_step(view, budget, self.cost, now, alone=now - self._served)
         if nobody and not view.frozen and not step.rollouts and not step.rollout_prompt:
             return Step(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
         return step
