@@ -138,7 +138,7 @@ async def verified(final: Final, *, tests: str, digest: str, env: dict[str, str]
         value = json.loads(told.text)
         value = value["reward"] if isinstance(value, dict) else value
         return Score(reward=float(value), reason=said)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Score(reward=0.0, reason=f"the tests left no reward: {said}")
 
 

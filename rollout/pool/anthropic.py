@@ -68,7 +68,7 @@ def _block(item: Item) -> dict[str, Any]:
         return {"type": "text", "text": item.text}
     try:
         value = json.loads(item.text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = {"text": item.text}
     return {"type": "tool_use", "id": item.call["id"], "name": item.call["function"]["name"], "input": value}
 

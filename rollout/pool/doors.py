@@ -179,7 +179,7 @@ def _session(request: web.Request) -> str:
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(await request.read())
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Invalid(f"the request is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise Invalid("the request must be a JSON object")

@@ -336,7 +336,7 @@ def mark(message: Message) -> bytes:
     calls: list[Any] = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments", "")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls.append([call["function"]["name"], arguments])
     said = json.dumps([message["role"], str(content).strip(), calls], sort_keys=True, ensure_ascii=False)

@@ -187,6 +187,23 @@ async def test_nonsense_and_what_is_not_implemented_is_refused(session: aiohttp.
     assert not recorder.session("e").samples
 
 
+async def test_nesting_without_end_is_text_or_refused(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "done")
+    recorder = Recorder(engine, engine.renderer)
+    called = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "[" * 100_000}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
+    ]
+    async with Doors(recorder) as doors:
+        async with session.post(doors.url("e") + "/v1/chat/completions", data="[" * 100_000) as got:
+            assert got.status == 400 and "JSON" in (await got.json())["error"]["message"]
+        answer = await chat(session, doors.url("e"), messages, tools=[BASH])
+    assert answer["choices"][0]["message"]["content"] == "done"
+    exact(engine, recorder.session("e").samples)
+
+
 async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.")
     recorder = Recorder(engine, engine.renderer)
