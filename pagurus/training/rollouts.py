@@ -84,8 +84,9 @@ def account(run: Run, json: Json = False) -> None:
 
 @application.command("replay")
 def replay(run: Run, json: Json = False) -> None:
-    """Decide again on every logged view of a run, or of engines that logged into a folder: the actions must be the
-    same. Exit code 1 when one is not."""
+    """Decide again on each logged view: the actions must be the same.
+
+    Of a run, or of engines that logged into a folder. Exit code 1 when one is not."""
     from rollout.store import decisions
 
     found = decisions.replay(run if any(run.glob("steps-*.jsonl")) else rollout_of(run))
