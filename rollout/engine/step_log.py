@@ -28,6 +28,7 @@ class StepLog:
     """
 
     def __init__(self, folder: Path, budget: Budget):
+        folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / PATTERN.replace("*", str(os.getpid()))).open("wb")
         self._events: queue.SimpleQueue[msgspec.Struct | None] = queue.SimpleQueue()
         self._events.put(budget)
