@@ -11,6 +11,7 @@ Each mode plays the same users, in slices of time that take turns, so that what 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import sys
 import time
@@ -94,6 +95,8 @@ async def play(
     engine: EngineClient, traffic: Traffic, modes: Sequence[Mode], every: float, clock: Clock
 ) -> dict[Mode, Seen]:
     """All of it in each mode. `clock`: that of the engine's log of steps."""
+    gc.collect()
+    gc.freeze()  # looking through all that was imported would keep users waiting
     found = {mode: Seen() for mode in modes}
     versions = asyncio.create_task(_versions(engine))
     await _nobody(engine, "naive", 10.0, Seen())  # it learns what its steps cost, and is warm

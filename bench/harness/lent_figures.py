@@ -26,7 +26,7 @@ from rollout.decide.engines.slack import Budget
 from rollout.engine import launch, step_log
 from rollout.store import decisions
 
-TTFT, TPOT = 0.5, 0.05  # seconds that users were promised
+TTFT, TPOT = 0.5, 0.2  # seconds that users were promised
 CLOCKS = {"embedded": time.monotonic, "vllm": time.time}  # of their steps
 SLOTS = 96
 
@@ -114,31 +114,37 @@ class StepSeen(NamedTuple):
     began: float
     ended: float
     predicted: float  # seconds
+    late: bool  # somebody had waited for longer than was promised when it ended
 
 
 def steps_of(path: Path) -> Iterator[StepSeen]:
     """Of an engine's log; what was predicted is what it had learned until then."""
     budget, events = step_log.read(path)
-    lending, began = Lending(budget), 0.0
+    lending, before = Lending(budget), None
     for event in events:
         if isinstance(event, Decided):
-            began = event.now
-        else:
-            predicted = lending.cost.step(event.answers, event.prompt_tokens)
+            before = event
+        elif before is not None:
+            predicted, ended = lending.cost.step(event.answers, event.prompt_tokens), before.now + event.seconds
             lending.took(event.answers, event.prompt_tokens, event.seconds)
-            yield StepSeen(began, began + event.seconds, predicted)
+            late = any(ended - each.arrival > budget.ttft for each in before.view.waiting)
+            late = late or any(ended - last > budget.tpot for last in before.view.last_tokens)
+            yield StepSeen(before.now, ended, predicted, late)
 
 
 def cause(token: Token, promised: float, steps: list[StepSeen]) -> str:
     """Why it was late.
 
-    `outside`: without the time in which no step ran, or its news travelled, it would have been in time. `machine`: so
-    it would have, had no step taken longer than predicted. `decision`: neither.
+    `outside`: without the time in which no step ran, or its news travelled, it would have been in time; so it was when
+    its step ended. `machine`: it would have been, had no step taken longer than predicted. `decision`: neither.
     """
     began = token.came - token.wait
     first = bisect.bisect_right(steps, began, key=lambda step: step.ended)
+    during = steps[first : bisect.bisect_left(steps, token.came, key=lambda step: step.began)]
+    if not any(step.late for step in during):
+        return "outside"
     inside = predicted = 0.0
-    for step in steps[first : bisect.bisect_left(steps, token.came, key=lambda step: step.began)]:
+    for step in during:
         seconds = min(step.ended, token.came) - max(step.began, began)
         inside += seconds
         predicted += min(seconds, step.predicted)

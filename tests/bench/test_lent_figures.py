@@ -11,16 +11,21 @@ from coordinator.simulate.serving import Traffic
 PROMISED = 0.05
 
 
+def late(began: float, ended: float, predicted: float) -> StepSeen:
+    return StepSeen(began, ended, predicted, late=True)
+
+
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([StepSeen(10.00, 10.02, 0.02), StepSeen(10.06, 10.08, 0.02)], "outside"),  # 40 ms of it nothing ran
-        ([StepSeen(10.00, 10.08, 0.02)], "machine"),
-        ([StepSeen(10.00, 10.08, 0.08)], "decision"),
-        ([StepSeen(10.00, 10.04, 0.04), StepSeen(10.04, 10.08, 0.03)], "decision"),  # both were as long as expected
-        ([StepSeen(9.90, 10.08, 0.03)], "machine"),  # it began before
-        ([StepSeen(9.00, 9.99, 0.01), StepSeen(10.00, 10.08, 0.08), StepSeen(10.09, 11.0, 0.01)], "decision"),
+        ([late(10.00, 10.02, 0.02), late(10.06, 10.08, 0.02)], "outside"),  # 40 ms of it nothing ran
+        ([late(10.00, 10.08, 0.02)], "machine"),
+        ([late(10.00, 10.08, 0.08)], "decision"),
+        ([late(10.00, 10.04, 0.04), late(10.04, 10.08, 0.03)], "decision"),  # both were as long as expected
+        ([late(9.90, 10.08, 0.03)], "machine"),  # it began before
+        ([late(9.00, 9.99, 0.01), late(10.00, 10.08, 0.08), late(10.09, 11.0, 0.01)], "decision"),
         ([], "outside"),
+        ([StepSeen(10.00, 10.08, 0.02, late=False)], "outside"),  # nobody waited long for what it computed
     ],
 )
 def test_why_a_token_was_late(steps: list[StepSeen], why: str) -> None:

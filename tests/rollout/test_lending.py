@@ -65,7 +65,16 @@ def test_a_step_that_something_held_up_stops_rollouts_until_others_have_gone_wel
     assert 10 < steps < 300
     for _ in range(1000):
         lending.took(32, 0, 0.0052)
-    assert lending.cost.step(32, 0) == pytest.approx(cost.step(32, 0), rel=0.05)
+    assert lending.cost.step(32, 0) <= cost.step(32, 0)
+
+
+def test_steps_are_expected_to_take_as_long_as_the_long_ones_of_their_kind() -> None:
+    lending, draw = Lending(BUDGET), random.Random(0)
+    taken = [(tokens, 0.03 + tokens * draw.choice([0.0, 0.00005])) for tokens in [0, 100, 200, 400] * 1000]
+    for tokens, seconds in taken:
+        lending.took(8, tokens, seconds)
+    assert 0.03 <= lending.cost.step(8, 0) <= 0.031
+    assert 0.047 <= lending.cost.step(8, 400) <= 0.05
 
 
 def test_between_two_users_no_step_is_longer_than_one_of_them_would_wait() -> None:

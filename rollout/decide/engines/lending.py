@@ -7,9 +7,11 @@ log (rollout.engine.step_log) are loaded (rollout/engine/inside/pagurus_lending.
 Guarantee: the same promise and the same events give the same steps, on every machine: no library computes them.
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
-the newest steps count most, and none for more than twice what was expected. A step is taken for as long as the line
-says. If the worst step of late took so much longer that the budget's margin would not do, that is left unused instead:
-what holds up one step may hold up the next ones.
+the newest steps count most, and none for more than twice what was expected. Steps that took longer than the line says
+count twenty times as much as those that took less (an expectile: Newey and Powell, Econometrica 55, 1987), because
+users feel the long ones: steps that read much scatter more, and the line is higher there. A step is taken for as long
+as the line says. If the worst step of late took so much longer that the budget's margin would not do, that is left
+unused instead: what holds up one step may hold up the next ones.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of a
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
 KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
 KEEP = 0.5 ** (1 / 400)  # half of the weight is on the last 400 steps
+SHORTER = 0.05  # what a step counts for that took less than the line says
 FADES = 0.5 ** (1 / 100)  # so does what the worst step took too long, with each step
 
 
@@ -67,8 +70,8 @@ class Lending:
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
         usual = self.cost.step(answers, prompt_tokens)
         self._worse = max(min(seconds - usual, self.budget.tpot), self._worse * FADES)
-        new = _sums(answers, prompt_tokens, min(seconds, 2 * usual))
-        self._seen = [KEEP * seen + each for seen, each in zip(self._seen, new, strict=True)]
+        new, counts = _sums(answers, prompt_tokens, min(seconds, 2 * usual)), 1.0 if seconds > usual else SHORTER
+        self._seen = [KEEP * seen + counts * each for seen, each in zip(self._seen, new, strict=True)]
         if self._log is not None:
             self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
 

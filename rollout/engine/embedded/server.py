@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -268,6 +269,8 @@ async def serve(
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again and again would hold up a step
     waiters: list[asyncio.Future[Any]] = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
     if idle_exit is not None:
         waiters.append(asyncio.ensure_future(server.idle(idle_exit)))

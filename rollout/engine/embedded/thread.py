@@ -148,9 +148,9 @@ class EngineThread:
                 started = time.monotonic()
                 finished = core.step()
                 core.statistics.busy_s += time.monotonic() - started
+                self._progress()  # who watches an answer grow is told first
                 if finished:
                     self._loop.call_soon_threadsafe(self._deliver, finished)
-                self._progress()
                 if core.scheduler.idle:
                     for idle in self._idle:
                         self._loop.call_soon_threadsafe(_resolve, idle, None)
