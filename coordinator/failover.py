@@ -34,6 +34,7 @@ log = logging.getLogger("pagurus.cluster")
 LOOK = 0.1  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
+REST = 0.5  # seconds before one that did not come back is tried again
 AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
 
 
@@ -66,22 +67,31 @@ class Failover:
         self._in_use = in_use
         self._verify = verify
         self._room: dict[str, asyncio.Semaphore] = {}  # at each host
+        self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
 
     async def run(self) -> None:
-        """For as long as the coordinator lives."""
-        while True:
-            await asyncio.sleep(LOOK)
-            revived = self._decided()
-            if revived:
-                hosts = {each.source for each in revived}
+        """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
+        async with asyncio.TaskGroup() as coming:
+            while True:
+                await asyncio.sleep(LOOK)
+                revived = self._decided()
+                if not revived:
+                    continue
+                hosts = sorted({each.source for each in revived})
                 log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", ", ".join(hosts), len(revived))
-                self.members.withheld |= hosts
+                self._under_way |= {each.sandbox: each.source for each in revived}
+                self.members.withheld = set(self._under_way.values())
                 for host in hosts:
                     await self.members.member(host).upstream.drop()
-                try:
-                    await asyncio.gather(*(self._revive(each) for each in revived))
-                finally:
-                    self.members.withheld -= hosts
+                for each in revived:
+                    coming.create_task(self._come(each), name=f"return of {each.sandbox}")
+
+    async def _come(self, wanted: Revive) -> None:
+        with self.members.coming(self.members.member(wanted.target)):
+            if not await self._revive(wanted):
+                await asyncio.sleep(REST)
+        del self._under_way[wanted.sandbox]
+        self.members.withheld = set(self._under_way.values())
 
     def _decided(self) -> list[Revive]:
         now = time.monotonic()
@@ -93,6 +103,7 @@ class Failover:
             Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id))
             for id, rows in state.copies.items()
             if id not in self.members.moving  # these are settled first
+            and id not in self._under_way
             and (known := self.members.places.get(id)) is not None
             and known.host in over
             and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)])
@@ -106,7 +117,8 @@ class Failover:
         """Whether a sandbox may go on from it. For a host that was removed from the cluster nobody waits."""
         return not row.old and (row.host == STORE or row.host in self.members.hosts)
 
-    async def _revive(self, wanted: Revive) -> None:
+    async def _revive(self, wanted: Revive) -> bool:
+        """Whether it runs there now."""
         report = self.members.member(wanted.target).report
         most = AT_ONCE if report is None else max(AT_ONCE, report.cpus)
         async with self._room.setdefault(wanted.target, asyncio.Semaphore(most)):
@@ -118,6 +130,7 @@ class Failover:
                 if wanted.stored:
                     await self.copies.fetch(wanted.sandbox, wanted.checkpoint, wanted.target)
                 await self._arrive(wanted.sandbox, known.row, wanted.checkpoint, wanted.target)
+                return True
             except UNKNOWN as error:  # it may run there: asked again, for the same
                 log.error("%s: whether it is back on %s is unknown: %s", wanted.sandbox, wanted.target, error)
             except PagurusError as error:  # looked at again; until then it belongs where it was
@@ -126,6 +139,7 @@ class Failover:
                     await self.members.state.put_home(wanted.sandbox, wanted.source)
             finally:
                 self.members.moving.discard(wanted.sandbox)
+            return False
 
     async def _arrive(self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str) -> None:
         """It belongs there from now on, and runs."""

@@ -23,6 +23,8 @@ _LEVEL = 48  # bits of a number below the level
 _ASSIGN, _CREATE = (1 << 30) | (24 << 16) | (0x94 << 8) | 41, (1 << 30) | (16 << 16) | (0x94 << 8) | 42
 _ROOTS, _QUOTAS = 1, 8  # numbers of trees
 _ROOT_ITEM, _GROUP_INFO = 132, 242
+_GONE = (errno.ENOENT, errno.EINVAL)  # the group was swept away before the subvolume joined it
+TRIES = 20
 _USED = struct.Struct("=4Q")  # bytes referred to and exclusive, each also compressed
 
 
@@ -36,16 +38,16 @@ def join(path: Path, sandbox: str) -> None:
     """Count what is written into the subvolume `path` for this sandbox. Idempotent. Blocks."""
     number = btrfs.tree_of(path)
     with btrfs.opened(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
-        while True:
+        for left in reversed(range(TRIES)):
             try:
                 _call(fd, _CREATE, 1, group(sandbox), allowed=errno.EEXIST)
                 _call(fd, _ASSIGN, 1, number, group(sandbox), allowed=errno.EEXIST)
-            except FileNotFoundError:  # swept away between the two
-                continue
+                return
             except OSError as error:
-                if error.errno != errno.ENOTCONN:  # quotas are off: a limit will say so
+                if error.errno == errno.ENOTCONN:  # quotas are off: a limit will say so
+                    return
+                if error.errno not in _GONE or not left:
                     raise
-            return
 
 
 def count(tree: Path, sandbox: str) -> None:
@@ -67,8 +69,9 @@ def sweep(path: Path, sandboxes: Collection[str]) -> int:
     gone = 0
     keep = {group(name) for name in sandboxes}
     with btrfs.opened(path) as fd:
-        living = {number for number, kind, _, _ in btrfs.items(fd, tree=_ROOTS) if kind == _ROOT_ITEM}
         groups = [(offset, data) for _, kind, offset, data in btrfs.items(fd, tree=_QUOTAS) if kind == _GROUP_INFO]
+        # Looked at afterwards: what was made meanwhile lives.
+        living = {number for number, kind, _, _ in btrfs.items(fd, tree=_ROOTS) if kind == _ROOT_ITEM}
         members = {number for number, data in groups if not number >> _LEVEL and not any(_USED.unpack_from(data, 8))}
         for number in members - living:
             gone += _forget(fd, number)

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,22 @@ def test_a_full_subvolume_goes_with_all_that_lie_in_it(place: Path) -> None:
     assert write(place / "top/a", 20) < 20
     btrfs.delete_subvolume(place / "top")
     assert not list(place.iterdir())
+
+
+def test_sweeping_takes_no_group_from_a_sandbox_that_is_made_meanwhile(place: Path) -> None:
+    done = threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            quota.sweep(place, [])
+
+    sweeping = threading.Thread(target=sweep)
+    sweeping.start()
+    try:
+        for number in range(150):
+            btrfs.create_subvolume(place / f"tree{number}")
+            tree(place / f"tree{number}", f"s{number}", 10 * MIB)
+    finally:
+        done.set()
+        sweeping.join()
+    assert write(place / "tree149/a", 12) < 12
