@@ -180,6 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--every", type=float, default=30.0, help="of `lent`: seconds of a slice; the last ten: a burst"
     )
     parser.add_argument("--lent-step-ms", type=float, default=0.0, help="of a step of the engine of `lent`, at least")
+    parser.add_argument("--tpot", type=float, default=0.05, help="of `lent`: seconds between tokens that were promised")
     parser.add_argument(
         "--margin", type=float, default=0.5, help="of `lent`: share of what users were promised that is left unused"
     )
@@ -204,7 +205,8 @@ def main(arguments: list[str] | None = None) -> int:
         figures["harvest"] = harvested(options.requests)
     if options.part in ("lent", "all"):
         users = lent_figures.Users(options.requests, options.rate, options.reads, options.answers, options.every)
-        figures["lent"] = lent_figures.lent(users, options.engine, options.lent_step_ms, options.margin, options.log)
+        step_ms, tpot = options.lent_step_ms, options.tpot
+        figures["lent"] = lent_figures.lent(users, options.engine, step_ms, tpot, options.margin, options.log)
     if options.part in ("turns", "all"):
         figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
     command.show(figures, options)

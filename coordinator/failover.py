@@ -24,7 +24,7 @@ from coordinator.decide.failover import Held, Lost, Revive
 from coordinator.decide.replicate import STORE
 from coordinator.members import Members, Place
 from coordinator.state import CopyRow
-from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
+from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, HostedSandbox
 from sandbox.sdk.transport import part
@@ -82,16 +82,21 @@ class Failover:
                 self._under_way |= {each.sandbox: each.source for each in revived}
                 self.members.withheld = set(self._under_way.values())
                 for host in hosts:
-                    await self.members.member(host).upstream.drop()
+                    if host in self.members.hosts:  # and was not removed while others were dropped
+                        await self.members.member(host).upstream.drop()
                 for each in revived:
                     coming.create_task(self._come(each), name=f"return of {each.sandbox}")
 
     async def _come(self, wanted: Revive) -> None:
-        with self.members.coming(self.members.member(wanted.target)):
-            if not await self._revive(wanted):
-                await asyncio.sleep(REST)
-        del self._under_way[wanted.sandbox]
-        self.members.withheld = set(self._under_way.values())
+        try:
+            with self.members.coming(self.members.member(wanted.target)):
+                if not await self._revive(wanted):
+                    await asyncio.sleep(REST)
+        except NotFound as error:  # the host was removed from the cluster meanwhile: another one is looked for
+            log.warning("%s: %s", wanted.sandbox, error)
+        finally:
+            del self._under_way[wanted.sandbox]
+            self.members.withheld = set(self._under_way.values())
 
     def _decided(self) -> list[Revive]:
         now = time.monotonic()
@@ -122,7 +127,8 @@ class Failover:
         report = self.members.member(wanted.target).report
         most = AT_ONCE if report is None else max(AT_ONCE, report.cpus)
         async with self._room.setdefault(wanted.target, asyncio.Semaphore(most)):
-            known = self.members.places[wanted.sandbox]
+            if (known := self.members.places.get(wanted.sandbox)) is None:
+                return False  # it was removed, or its host came back without it
             await self.members.state.decided("failover", {"from": wanted.source}, wanted)
             self.members.moving.add(wanted.sandbox)
             begun = self.members.state.homes.get(wanted.sandbox) == wanted.target  # and its end was not heard of

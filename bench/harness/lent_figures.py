@@ -26,7 +26,7 @@ from rollout.decide.engines.slack import Budget
 from rollout.engine import launch, step_log
 from rollout.store import decisions
 
-TTFT, TPOT = 0.5, 0.2  # seconds that users were promised
+TTFT = 0.5  # seconds to the first token that users were promised
 CLOCKS = {"embedded": time.monotonic, "vllm": time.time}  # of their steps
 SLOTS = 96
 
@@ -53,9 +53,9 @@ def _scaled(drawn: Any, median: float, most: int) -> list[int]:
     return [int(each) for each in np.clip(np.array(drawn) * median / np.median(drawn), 2, most)]
 
 
-def lent(users: Users, kind: str, step_ms: float, margin: float, log: Path | None) -> dict[str, Any]:
+def lent(users: Users, kind: str, step_ms: float, tpot: float, margin: float, log: Path | None) -> dict[str, Any]:
     """Users alone, rollouts within their slack, rollouts in one queue with them."""
-    budget = Budget(ttft=TTFT, tpot=TPOT, margin=margin)
+    budget = Budget(ttft=TTFT, tpot=tpot, margin=margin)
     with aftermath.TemporaryFolder("pagurus-steps-") as home:
         folder = log or Path(home)
         folder.mkdir(exist_ok=True)

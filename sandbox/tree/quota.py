@@ -24,7 +24,7 @@ _ASSIGN, _CREATE = (1 << 30) | (24 << 16) | (0x94 << 8) | 41, (1 << 30) | (16 <<
 _ROOTS, _QUOTAS = 1, 8  # numbers of trees
 _ROOT_ITEM, _GROUP_INFO = 132, 242
 _GONE = (errno.ENOENT, errno.EINVAL)  # the group was swept away before the subvolume joined it
-TRIES = 20
+_TRIES = 20
 _USED = struct.Struct("=4Q")  # bytes referred to and exclusive, each also compressed
 
 
@@ -38,7 +38,7 @@ def join(path: Path, sandbox: str) -> None:
     """Count what is written into the subvolume `path` for this sandbox. Idempotent. Blocks."""
     number = btrfs.tree_of(path)
     with btrfs.opened(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(_TRIES)):
             try:
                 _call(fd, _CREATE, 1, group(sandbox), allowed=errno.EEXIST)
                 _call(fd, _ASSIGN, 1, number, group(sandbox), allowed=errno.EEXIST)

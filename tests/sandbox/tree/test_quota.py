@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -124,13 +125,13 @@ def test_sweeping_takes_no_group_from_a_sandbox_that_is_made_meanwhile(place: Pa
         while not done.is_set():
             quota.sweep(place, [])
 
-    sweeping = threading.Thread(target=sweep)
-    sweeping.start()
-    try:
-        for number in range(150):
-            btrfs.create_subvolume(place / f"tree{number}")
-            tree(place / f"tree{number}", f"s{number}", 10 * MIB)
-    finally:
-        done.set()
-        sweeping.join()
+    with ThreadPoolExecutor(1) as pool:
+        sweeping = pool.submit(sweep)
+        try:
+            for number in range(150):
+                btrfs.create_subvolume(place / f"tree{number}")
+                tree(place / f"tree{number}", f"s{number}", 10 * MIB)
+        finally:
+            done.set()
+        sweeping.result()
     assert write(place / "tree149/a", 12) < 12
