@@ -38,7 +38,7 @@ ELSEWHERE = {
     "pagurus image pull": ("a registry: tests/sandbox/image", ""),
     "pagurus run --allow pypi.org": ("the internet", "pypi.org"),
     "pagurus checkpoint pull https://host": ("another host", "https://host"),
-    "pagurus bench inspector": ("minutes: tests/bench", "bench"),
+    "pagurus bench": ("minutes: tests/bench", "bench"),
     "pagurus play": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus eval": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus weights": ("a run with trained weights", "runs/"),
@@ -71,9 +71,9 @@ class Example:
 
 
 def shown(text: str) -> Iterator[str]:
-    """The lines of a page that stand in blocks for a shell, or without a language."""
+    """The lines of a page that stand in blocks for a shell, or without a language; each as one, however broken."""
     language: str | None = None
-    for line in text.splitlines():
+    for line in re.sub(r" *\\\n *", " ", text).splitlines():
         if line.startswith("```"):
             language = None if language is not None else line[3:].strip()
         elif language in ("", "sh", "console", "bash", "text"):
