@@ -23,11 +23,12 @@ wait for a machine that waits for another machine's turn: then the cycle is that
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a job asks for. Durations are worst cases in seconds, on the machines that it asks for."""
 
     name: str
@@ -59,12 +60,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     train_gb: float = 1024.0
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     job: Job
     nodes: tuple[int, ...]  # rollout machines of the group that it uses
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for what is derived
     """Jobs that share machines."""
 
     members: tuple[Member, ...] = ()
@@ -75,13 +76,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         """Per hour."""
         return self.rollout_nodes * prices.rollout_node + self.train_nodes * prices.train_node
 
-    @property
+    @cached_property
     def natural(self) -> float:
         return max((member.job.alone for member in self.members), default=0.0)
 
-    @property
+    @cached_property
     def load(self) -> float:
-        return max([*self.node_loads(), sum(member.job.train for member in self.members)], default=0.0)
+        return max([*self.node_loads, self.trained], default=0.0)
 
     @property
     def cycle(self) -> float:
@@ -104,23 +105,36 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         used = {member.nodes for member in self.members}
         return sum(map(len, used)) == len({node for nodes in used for node in nodes})
 
-    @property
+    @cached_property
     def limit(self) -> float:
         """Seconds that a cycle may take: what the least patient member allows."""
         return min((member.job.limit for member in self.members), default=float("inf"))
 
-    def node_loads(self) -> list[float]:
+    @cached_property
+    def trained(self) -> float:
+        """Seconds of a cycle in which the training machines work."""
+        return sum(member.job.train for member in self.members)
+
+    @cached_property
+    def train_gb(self) -> float:
+        """Held in host memory by each training machine."""
+        return sum(member.job.train_gb for member in self.members)
+
+    @cached_property
+    def node_loads(self) -> tuple[float, ...]:
+        """Seconds of a cycle in which each rollout machine works."""
         return self._per_node([member.job.rollout for member in self.members])
 
-    def node_gb(self) -> list[float]:
+    @cached_property
+    def node_gb(self) -> tuple[float, ...]:
         return self._per_node([member.job.rollout_gb for member in self.members])
 
-    def _per_node(self, amounts: Sequence[float]) -> list[float]:
+    def _per_node(self, amounts: Sequence[float]) -> tuple[float, ...]:
         sums = [0.0] * self.rollout_nodes
         for member, amount in zip(self.members, amounts, strict=True):
             for node in member.nodes:
                 sums[node] += amount
-        return sums
+        return tuple(sums)
 
     def faults(self, prices: Prices) -> list[str]:
         """What of the guarantee does not hold, in words; empty for every group that is built here."""
@@ -131,12 +145,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         ]
         said += [
             f"rollout machine {number} would hold {held:.0f} GB"
-            for number, held in enumerate(self.node_gb())
+            for number, held in enumerate(self.node_gb)
             if held > prices.rollout_gb * (1 + 1e-9)
         ]
-        held = sum(member.job.train_gb for member in self.members)
-        if held > prices.train_gb * (1 + 1e-9):
-            said.append(f"the training machines would hold {held:.0f} GB")
+        if self.train_gb > prices.train_gb * (1 + 1e-9):
+            said.append(f"the training machines would hold {self.train_gb:.0f} GB")
         return said
 
 
@@ -144,16 +157,30 @@ PLAYED = 12  # cycles, of which the second half is measured
 
 
 def played_cycle(members: Sequence[Member], rollout_nodes: int) -> float:
-    """Seconds of a cycle in the long run, with the members' turns in their order on every machine."""
+    """Seconds of a cycle in the long run, with the members' turns in their order on every machine.
+
+    As soon as a cycle is the one before, only later, all that follow are too: such a recurrence of sums and maxima
+    depends on differences alone (Baccelli et al., Synchronization and Linearity, 1992).
+    """
     free, train_free = [0.0] * rollout_nodes, 0.0
     ready = [0.0] * len(members)
     half = 0.0
     for cycle in range(PLAYED):
+        before, last = (*free, *ready), train_free
         for index, member in enumerate(members):
-            rolled = max([ready[index], *(free[node] for node in member.nodes)]) + member.job.rollout
+            rolled = ready[index]
+            for node in member.nodes:
+                if free[node] > rolled:
+                    rolled = free[node]
+            rolled += member.job.rollout
             for node in member.nodes:
                 free[node] = rolled
-            train_free = ready[index] = max(rolled, train_free) + member.job.train
+            train_free = ready[index] = (rolled if rolled > train_free else train_free) + member.job.train
+        length = train_free - last
+        if cycle < PLAYED // 2 and all(
+            abs(now - then - length) < 1e-9 for now, then in zip((*free, *ready), before, strict=True)
+        ):
+            return length
         if cycle == PLAYED // 2 - 1:
             half = train_free
     return (train_free - half) / (PLAYED - PLAYED // 2)
@@ -176,14 +203,11 @@ def join(group: Group, job: Job, prices: Prices) -> Group | None:
     group has may not join: fewer would change its durations.
     """
     limit = min(group.limit, job.limit)
-    trained = sum(member.job.train for member in group.members) + job.train
-    held = sum(member.job.train_gb for member in group.members) + job.train_gb
-    if job.train_nodes > group.train_nodes or trained > limit or held > prices.train_gb:
+    if job.train_nodes > group.train_nodes or group.trained + job.train > limit:
         return None
-    loads = group.node_loads()
-    if max(group.natural, job.alone, *loads) > limit:
+    if group.train_gb + job.train_gb > prices.train_gb or max(group.natural, group.load, job.alone) > limit:
         return None
-    memory = group.node_gb()
+    loads, memory = group.node_loads, group.node_gb
     fitting = [
         node
         for node in range(group.rollout_nodes)

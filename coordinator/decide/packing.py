@@ -8,7 +8,7 @@ placing the jobs one by one as they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -20,6 +20,8 @@ ROUNDS = 8  # of that search
 SHUFFLES = 48  # orders to begin with, beside the sorted ones; drawn, but always the same
 IMPROVED = 6  # of the first arrangements, the cheapest ones
 ALL_ORDERS_UP_TO = 4  # jobs that are placed anew in every order
+
+LOAD, LOADS = 6, 7  # rows of a table: the group's load, and where those of its machines begin
 
 ORDERS: tuple[Callable[[Job], float], ...] = (
     lambda job: 0.0,  # as they came
@@ -118,24 +120,23 @@ def in_order(jobs: Sequence[Job], prices: Prices) -> list[Group]:
 class Table:
     """What `multiplex.place` looks at, of all groups at once, so that thousands of jobs are placed in a moment.
 
-    Columns are groups. Groups that none of `jobs` could join any more are taken out of the columns.
+    Columns are groups. Groups that none of `jobs` could join any more are taken out of the columns. Rows: what may not
+    be above what a job allows (`_candidates`), a group's load, then load and memory of each rollout machine.
     """
 
     def __init__(self, prices: Prices, jobs: Sequence[Job]):
         self.prices = prices
         self.groups: list[Group] = []
         self._least_train = min((job.train for job in jobs), default=0.0)
-        widest = max((job.rollout_nodes for job in jobs), default=1)
-        self._open: list[int] = []
-        self._rows = np.zeros((6, 64))
-        self._loads = np.full((64, widest * 2), np.inf)  # [column, rollout machine]; inf: there is none
-        self._memory = np.zeros_like(self._loads)
+        self._open: list[int] = []  # the groups that have a column
+        self._columns = np.zeros((LOADS, len(jobs)))
+        self._most = np.full((LOADS, 1), np.inf)
 
     def place(self, job: Job) -> None:
         """As `multiplex.place`, and keeps the result."""
         best: tuple[tuple[float, float], int, Group] | None = None
-        for column, more, left in self._best(job):
-            if best is not None and (more, left) >= best[0]:
+        for column, at_best in self._candidates(job):
+            if best is not None and best[0] <= at_best:
                 break
             group = self.groups[self._open[column]]
             joined = join(group, job, self.prices)
@@ -152,51 +153,44 @@ class Table:
             self.groups[self._open[column]] = joined
             self._show(self._open[column], column)
 
-    def _best(self, job: Job) -> Iterable[tuple[int, float, float]]:
+    def _candidates(self, job: Job) -> Iterator[tuple[int, tuple[float, float]]]:
         """Columns that may do, the cheapest first; of each, new rollout machines and room that is left at best."""
-        count = len(self._open)
-        if not count:
-            return ()
-        limit, trained, held, natural, load, machines = self._rows[:, :count]
-        bound = np.minimum(limit, job.limit)
-        fits = (trained <= bound - job.train) & (held <= self.prices.train_gb - job.train_gb)
-        fits &= (machines >= job.train_nodes) & (np.maximum(natural, job.alone) <= bound) & (load <= bound)
-        (columns,) = fits.nonzero()
+        prices, longest = self.prices, job.limit
+        spare = prices.train_gb - job.train_gb
+        self._most[:LOAD, 0] = longest, longest - job.train, -job.train, spare, -job.train_nodes, -job.alone
+        self._most += 1e-9  # `join` is exact
+        fits = self._columns[:LOADS, : len(self._open)] <= self._most
+        (columns,) = np.logical_and.reduce(fits).nonzero()
         if not len(columns):
-            return ()
-        loads, bound = self._loads[columns], bound[columns]
-        room = loads <= (bound - job.rollout)[:, None]
-        room &= self._memory[columns] <= self.prices.rollout_gb - job.rollout_gb
-        more = np.maximum(job.rollout_nodes - room.sum(axis=1), 0)
-        highest = np.where(room, loads, 0.0).max(axis=1) + job.rollout  # of the fullest machine that it can use
-        left = bound - np.maximum(np.maximum(load[columns], trained[columns] + job.train), highest)
-        order = np.lexsort((left, more))
-        return zip(columns[order].tolist(), more[order].tolist(), left[order].tolist(), strict=True)
+            return
+        rows = self._columns.take(columns, axis=1)
+        bound = np.minimum(-rows[5], longest)
+        loads = rows[LOADS::2] + job.rollout
+        room = loads <= bound
+        room &= rows[LOADS + 1 :: 2] <= prices.rollout_gb - job.rollout_gb
+        more = np.maximum(job.rollout_nodes - np.add.reduce(room), 0)
+        loads[~room] = 0.0
+        fullest = np.maximum.reduce(loads)  # of the machines that it can use
+        left = bound - np.maximum(fullest, np.maximum(rows[LOAD], rows[1] + job.train))
+        for at in np.lexsort((left, more)):
+            yield int(columns[at]), (float(more[at]), float(left[at]))
 
     def _show(self, index: int, column: int) -> None:
         """Writes a group into a column, or takes the column out when the group is full."""
         group = self.groups[index]
-        trained = sum(member.job.train for member in group.members)
-        limit = group.limit
+        limit, trained, load = group.limit, group.trained, group.load
         if limit - trained < self._least_train:
             self._drop(column)
             return
         if column == len(self._open):
             self._open.append(index)
-        if column >= self._rows.shape[1]:
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)], axis=1)
-            self._loads = np.concatenate([self._loads, np.full_like(self._loads, np.inf)])
-            self._memory = np.concatenate([self._memory, np.zeros_like(self._memory)])
-        if group.rollout_nodes > self._loads.shape[1]:
-            wide = (len(self._loads), group.rollout_nodes)
-            self._loads = np.concatenate([self._loads, np.full(wide, np.inf)], axis=1)
-            self._memory = np.concatenate([self._memory, np.zeros(wide)], axis=1)
-        held = sum(member.job.train_gb for member in group.members)
-        loads = group.node_loads()
-        self._rows[:, column] = (limit, trained, held, group.natural, max(*loads, trained), group.train_nodes)
-        self._loads[column] = np.inf
-        self._loads[column, : group.rollout_nodes] = loads
-        self._memory[column, : group.rollout_nodes] = group.node_gb()
+        if (missing := LOADS + 2 * group.rollout_nodes - len(self._columns)) > 0:
+            self._columns = np.concatenate([self._columns, np.full((missing, self._columns.shape[1]), np.inf)])
+        busy = max(load, group.natural)
+        none = [np.inf] * (len(self._columns) - LOADS - 2 * group.rollout_nodes)
+        machines = [amount for each in zip(group.node_loads, group.node_gb, strict=True) for amount in each]
+        allowed = (busy, trained, trained - limit, group.train_gb, -group.train_nodes, -limit)
+        self._columns[:, column] = (*allowed, load, *machines, *none)
 
     def _drop(self, column: int) -> None:
         """The last column takes its place."""
@@ -204,6 +198,5 @@ class Table:
             return
         last = len(self._open) - 1
         self._open[column] = self._open[last]
-        self._rows[:, column] = self._rows[:, last]
-        self._loads[column], self._memory[column] = self._loads[last], self._memory[last]
+        self._columns[:, column] = self._columns[:, last]
         self._open.pop()
