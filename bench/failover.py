@@ -75,7 +75,7 @@ class Watch:
         self.looks += 1
         seen = Counter(name for host in self._hosts for name in host.groups())
         for player in self._players:
-            if seen[player.sandbox.id] < 2:
+            if seen[player.sandbox.id] < 2 or sum(host.moves(player.sandbox.id) for host in self._hosts) < 2:
                 continue
             acting = [host for host in self._hosts if host.acts(player.sandbox.id)]
             # Looks take time: who is seen before and after another one was seen did act at the same time.

@@ -61,6 +61,7 @@ class _Told(msgspec.Struct):
     """What is looked for in an answer that goes on."""
 
     checkpoint: str | None = None
+    turn: int | None = None  # of a command
     id: str | None = None
 
 
@@ -101,7 +102,7 @@ class Calls:
     ) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             if (there := await member.upstream.joined(path, await self.callers.token(member))) is not None:
-                return await bridge(request, there)
+                return await bridge(request, there, member.upstream)
             return (await self._whole(member, "GET", path, passed_on(request.headers), None)).response()
         if request.method == "DELETE" and not rest:
             answer = await self._repeated(request, lambda: self.find(id)[1], path)
@@ -125,10 +126,10 @@ class Calls:
                 answer = await self._repeated(request, lambda: self.find(id)[1], path)
             host = self.find(id)[1].name
             self._remember(self.find(id)[1], answer)
-            checkpoint = self._told(answer).checkpoint
-            if answer.status >= 300 or checkpoint is None:
+            told = self._told(answer)
+            if answer.status >= 300 or told.checkpoint is None:
                 return answer.response()
-            if await self.copies.wait(id, checkpoint, host):
+            if await self.copies.wait(id, told.checkpoint, host, told.turn):
                 break  # else the host was lost before the state was copied: it has not taken place
         await self.members.state.put_answer(call, id, msgspec.msgpack.encode(answer))
         return answer.response()

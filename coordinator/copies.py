@@ -21,6 +21,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.decide import replicate
@@ -70,6 +71,13 @@ class _Paced:
             yield each
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    copy: Copy
+    task: asyncio.Task[None]
+    since: float
+
+
 class Copies:
     """See the module."""
 
@@ -83,7 +91,7 @@ class Copies:
         self._since: dict[tuple[str, bool], float] = {}
         self._waited: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
-        self._under_way: dict[tuple[str, bool], asyncio.Task[None]] = {}  # of a sandbox, to the store or a host
+        self._under_way: dict[tuple[str, bool], _UnderWay] = {}  # of a sandbox, to the store or a host
         self._locks: dict[tuple[str, bool], asyncio.Lock] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         rows = (row for rows in self.state.copies.values() for row in rows.values())
@@ -103,7 +111,7 @@ class Copies:
             for copy in replicate.decide(self.members.views(), subjects, self._busy, AT_ONCE):
                 self._busy.update((copy.source, copy.target))
                 task = asyncio.create_task(self._make(copy), name=f"copy of {copy.sandbox}")
-                self._under_way[copy.sandbox, copy.target == STORE] = task
+                self._under_way[copy.sandbox, copy.target == STORE] = _UnderWay(copy, task, time.monotonic())
             if time.monotonic() > self._sweep_at:
                 self._sweep_at = time.monotonic() + SWEEP
                 for sandbox in self.state.copies.keys() - self.members.places.keys() - self.members.moving:
@@ -262,10 +270,11 @@ class Copies:
 
     # ----------------------------------------------------------------- waiting
 
-    async def wait(self, sandbox: str, checkpoint: str, host: str) -> bool:
+    async def wait(self, sandbox: str, checkpoint: str, host: str, turn: int | None = None) -> bool:
         """Until another host than `host`, where it runs, or the store holds this state; False: it went on without it.
 
-        Raises Timeout.
+        `turn`: after which it was taken, of a command. Then a state after a later turn will do: it tells of this one
+        too, and a copy of this one that came after that would undo what was told meanwhile. Raises Timeout.
         """
         if self._is_copied(sandbox, checkpoint, host):
             return True
@@ -277,18 +286,20 @@ class Copies:
                     if known.host != host and not known.moved:
                         return False
                     if known.host != host:  # as it was: what it has there tells of this state too
-                        checkpoint, host = known.row.head, known.host
+                        checkpoint, host, turn = known.row.head, known.host, known.row.turn
                         continue
-                    await self._hasten(sandbox, checkpoint, host)
+                    if turn is not None and turn < known.row.durable_turn:
+                        checkpoint, turn = known.row.durable, known.row.durable_turn
+                    else:
+                        await self._hasten(sandbox, checkpoint, host, turn or 0)
         except TimeoutError:
-            raise Timeout(
-                f"no other host holds checkpoint {checkpoint} yet", remedy="see `pagurus cluster ls`", sandbox=sandbox
-            ) from None
+            why = f"no other host holds checkpoint {checkpoint} yet: {self._why_not(sandbox, checkpoint)}"
+            raise Timeout(why, remedy="see `pagurus cluster ls`", sandbox=sandbox) from None
         finally:
             self._waited[sandbox] -= 1
         return True
 
-    async def _hasten(self, sandbox: str, checkpoint: str, host: str) -> None:
+    async def _hasten(self, sandbox: str, checkpoint: str, host: str, turn: int) -> None:
         """Wait a while: until the checkpoint is durable where the sandbox runs, then until something was copied."""
         known = self.members.places[sandbox]
         try:
@@ -296,13 +307,23 @@ class Copies:
                 path = f"/v1/checkpoints/{part(checkpoint)}?wait=durable&timeout=5"
                 info = await self.members.member(host).upstream.call("GET", path, CheckpointInfo, timeout=10)
                 if info.state is CheckpointState.DURABLE and self.members.places.get(sandbox) is known:
-                    known.row.durable = checkpoint
+                    known.row.durable, known.row.durable_turn = checkpoint, turn
         except (NoDaemon, ConnectionBroken, Timeout):
             await asyncio.sleep(LOOK)  # the host is away: it comes back, or its lease ends
         self._wake.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK), self._changed:
                 await self._changed.wait()
+
+    def _why_not(self, sandbox: str, checkpoint: str) -> str:
+        for store in (False, True):
+            if (found := self._under_way.get((sandbox, store))) is not None:
+                seconds = time.monotonic() - found.since
+                return f"{found.copy.checkpoint} is on its way to {found.copy.target} for {seconds:.0f} s"
+        known = self.members.places.get(sandbox)
+        if known is not None and known.row.durable != checkpoint:
+            return f"it is not durable on {known.host}"
+        return "the sandbox is about to move" if sandbox in self.members.leaving else "no host takes it"
 
     def is_waited(self, sandbox: str) -> bool:
         """Whether an answer waits for a copy of it."""
@@ -370,7 +391,7 @@ class Copies:
             log.warning("copies of %s are not removed yet: %s", sandbox, error)
 
     async def close(self) -> None:
-        tasks = [*self._under_way.values(), *self._keeping]
+        tasks = [*(each.task for each in self._under_way.values()), *self._keeping]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,7 +49,7 @@ async def arrive(
     """Let a sandbox run at a host that holds this state of it, and know that it is there."""
     path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
     info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
-    there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", idle_s=None)
+    there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", durable_turn=0, idle_s=None)
     members.places[row.id] = Place(host, there, time.monotonic(), moved)
     members.remember(checkpoint, host)
     log.info("goes on at %s from %s", host, checkpoint, extra={"sandbox": row.id})
@@ -71,19 +71,22 @@ class Failover:
 
     async def run(self) -> None:
         """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
+        known: set[str] = set()
         async with asyncio.TaskGroup() as coming:
             while True:
                 await asyncio.sleep(LOOK)
-                revived = self._decided()
-                if not revived:
-                    continue
-                hosts = sorted({each.source for each in revived})
-                log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", ", ".join(hosts), len(revived))
+                now = time.monotonic()
+                over = {name for name, member in self.members.hosts.items() if lease.over(member.lease, now)}
+                revived = self._decided(over) if over else []
+                if revived:
+                    hosts = ", ".join(sorted({each.source for each in revived}))
+                    log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", hosts, len(revived))
                 self._under_way |= {each.sandbox: each.source for each in revived}
                 self.members.withheld = set(self._under_way.values())
-                for host in hosts:
-                    if host in self.members.hosts:  # and was not removed while others were dropped
-                        await self.members.member(host).upstream.drop()
+                for host in over - known:  # also one without sandboxes: copies may be on their way there
+                    if (member := self.members.hosts.get(host)) is not None:  # not removed while others were dropped
+                        await member.upstream.drop()
+                known = over
                 for each in revived:
                     coming.create_task(self._come(each), name=f"return of {each.sandbox}")
 
@@ -98,11 +101,7 @@ class Failover:
             del self._under_way[wanted.sandbox]
             self.members.withheld = set(self._under_way.values())
 
-    def _decided(self) -> list[Revive]:
-        now = time.monotonic()
-        over = {name for name, member in self.members.hosts.items() if lease.over(member.lease, now)}
-        if not over:
-            return []
+    def _decided(self, over: set[str]) -> list[Revive]:
         state = self.members.state
         lost = [
             Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id))

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from sandbox.errors import NoDaemon, NotFound, Protocol
+from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
 from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error
 
 T = TypeVar("T")
@@ -29,6 +29,7 @@ OWN = {  # headers that belong to one connection, or to who asked
     "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
 WHOLE_MOST = 32 << 20  # bytes of an answer that is looked into before it goes on
+CLOSE = 0.1  # seconds that it may take to close what is dropped
 LOOK = 0.5  # seconds between two looks whether the caller is still there
 
 
@@ -57,6 +58,32 @@ class Answer:
 class Upstream(Transport):
     """The connection to one host."""
 
+    def __init__(self, address: str, *, token: str | None = None, ca: str | None = None) -> None:
+        super().__init__(address, token=token, ca=ca, connections=4096, patience=0.0)
+        self._under_way: set[asyncio.Timeout] = set()
+
+    @contextlib.asynccontextmanager
+    async def breakable(self, method: str, path: str) -> AsyncIterator[None]:
+        """What waits within, for whatever it does, is broken off by `drop`. Raises ConnectionBroken then."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._under_way.add(scope)
+                yield
+        except TimeoutError:
+            if scope.expired():
+                raise ConnectionBroken(f"{method} {path}: the host is lost") from None
+            raise
+        finally:
+            self._under_way.discard(scope)
+
+    @contextlib.asynccontextmanager
+    async def request(
+        self, method: str, path: str, *request: Any, **named: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self.breakable(method, path), super().request(method, path, *request, **named) as response:
+            yield response
+
     async def ask(self, method: str, path: str, kind: type[T], body: bytes | None = None, *, token: str | None) -> T:
         """One question of the caller's, whose answer is for us. Raises what the host refused with."""
         answer = await self.whole(method, path, {"Accept": MSGPACK, "Content-Type": MSGPACK}, body, token)
@@ -79,9 +106,12 @@ class Upstream(Transport):
         sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
         limit = aiohttp.ClientTimeout(total=None, sock_connect=5)
         try:
-            async with self._open().request(
-                method, self._at(path), data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
-            ) as found:
+            async with (
+                self.breakable(method, path),
+                self._open().request(
+                    method, self._at(path), data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
+                ) as found,
+            ):
                 yield found
         except aiohttp.ClientConnectorError as error:
             raise NoDaemon(f"the host does not answer: {error.os_error.strerror or error}") from None
@@ -95,10 +125,18 @@ class Upstream(Transport):
         return self._base + path
 
     async def drop(self) -> None:
-        """Break what is under way: of a host that is gone nobody hears, and calls would wait for minutes."""
+        """Break what is under way: of a host that is gone nobody hears, and calls would wait for minutes, or for ever.
+
+        Closing a session is not enough: whoever reads an answer waits on, as does one who sends what nobody takes.
+        """
+        scopes, self._under_way = self._under_way, set()
+        for scope in scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
         session, self._session = self._session, None
         if session is not None:
-            await session.close()
+            with contextlib.suppress(TimeoutError):  # it would wait until all that was sent has arrived
+                async with asyncio.timeout(CLOSE):
+                    await session.close()
 
     async def joined(self, path: str, token: str | None) -> aiohttp.ClientWebSocketResponse | None:
         """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
@@ -154,13 +192,17 @@ async def _leave(request: web.Request, task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-async def bridge(request: web.Request, there: aiohttp.ClientWebSocketResponse) -> web.WebSocketResponse:
-    """Messages both ways, until one side ends."""
+async def bridge(
+    request: web.Request, there: aiohttp.ClientWebSocketResponse, upstream: Upstream
+) -> web.WebSocketResponse:
+    """Messages both ways, until one side ends or the host is lost."""
     here = web.WebSocketResponse(max_msg_size=FRAME_MOST, compress=False)
     await here.prepare(request)
     ways = [asyncio.ensure_future(_carry(here, there)), asyncio.ensure_future(_carry(there, here))]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(ConnectionBroken):
+            async with upstream.breakable("GET", request.path):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for way in ways:
             way.cancel()

@@ -53,7 +53,7 @@ class Member:
     def __init__(self, name: str, row: HostRow, ttl: float) -> None:
         self.name = name
         self.row = row
-        self.upstream = Upstream(row.address, token=row.token, ca=row.ca, connections=4096, patience=0.0)
+        self.upstream = Upstream(row.address, token=row.token, ca=row.ca)
         self.lease = lease.Lease(ttl)
         self.report: HostReport | None = None
         self.images: frozenset[str] = frozenset()  # names of files that its images are
@@ -69,12 +69,13 @@ class Member:
         if grant and known is not None:
             self.lease, until = lease.asked(self.lease, clock=known.clock)
         wanted = LeaseRequest(until=until, boot="" if known is None else known.boot)
+        asked_at = time.monotonic()
         try:
             report = await self.upstream.call("POST", "/v1/host", HostReport, wanted, timeout=self.lease.ttl / 2)
         except NoDaemon:
             self.lease = lease.refused(self.lease, before)
             raise
-        self.lease = lease.heard(self.lease, time.monotonic())
+        self.lease = lease.heard(self.lease, time.monotonic(), asked_at=asked_at, clock=report.clock)
         if known is None or known.images != report.images:
             self.images = frozenset(name for name in map(filed, report.images) if name is not None)
         self.report, self.error = report, ""

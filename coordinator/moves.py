@@ -32,7 +32,7 @@ from coordinator.failover import arrival, arrive
 from coordinator.forward import Upstream
 from coordinator.members import Members, Place
 from coordinator.state import MoveRow
-from sandbox.errors import Conflict, NotFound, PagurusError
+from sandbox.errors import Conflict, NotFound, PagurusError, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, Held, HoldRequest, Left, Moved
 from sandbox.sdk.transport import part
@@ -41,6 +41,7 @@ log = logging.getLogger("pagurus.cluster")
 
 LOOK = 0.5  # seconds between two looks at moves that were cut short
 PATIENCE = 120.0  # seconds for a step of a move
+PAUSE = 25.0  # seconds for which calls wait; then it goes on where it was. Answers that wait for copies wait longer
 UNUSED_LOOK = 0.02  # seconds between two looks whether calls on a sandbox have ended
 UNUSED = 5.0  # seconds for which a move waits until no call on the sandbox is under way
 UNUSED_UNASKED = 20.0  # likewise of one that nobody asked for, which then does not take place
@@ -169,26 +170,34 @@ class Moves:
 
     async def _switch(self, known: Place, base: str, host: str, clock: _Clock) -> int:
         """From one host to the other; the bytes that were copied."""
-        row, source = known.row, self._upstream(known.host)
-        self._waits[row.id] = asyncio.Event()
+        self._waits[known.row.id] = asyncio.Event()
         try:
-            held = await source.call("POST", f"/v1/sandboxes/{row.id}/hold", Held, timeout=PATIENCE)
-            clock.passed("hold")
-            size, _ = await asyncio.gather(
-                self.copies.rest(known.host, host, held.checkpoint, base, row.id),
-                self._state.put_home(row.id, host),
-            )
-            clock.passed("copy")
-            wanted = arrival(row)
-            wanted.programs, wanted.conversation, wanted.turns = held.programs, held.conversation, held.turns
-            wanted.verify = False  # as in restores and forks
-            await arrive(self.members, row, held.checkpoint, host, wanted, moved=True)
-            self._last[row.id] = held.checkpoint, wanted
-            clock.passed("arrive")
-        except BaseException:
-            await asyncio.shield(self._try_to_settle(row.id))  # until then calls on it wait
+            async with asyncio.timeout(PAUSE):
+                size = await self._carried(known, base, host, clock)
+        except BaseException as error:
+            await asyncio.shield(self._try_to_settle(known.row.id))  # until then calls on it wait
+            if isinstance(error, TimeoutError):
+                why = f"it did not arrive at {host} within {PAUSE:g} s, and stays"
+                raise Timeout(why, remedy="move it when the host is less busy", sandbox=known.row.id) from None
             raise
-        self._go_on(row.id)
+        self._go_on(known.row.id)
+        return size
+
+    async def _carried(self, known: Place, base: str, host: str, clock: _Clock) -> int:
+        row = known.row
+        held = await self._upstream(known.host).call("POST", f"/v1/sandboxes/{row.id}/hold", Held, timeout=PATIENCE)
+        clock.passed("hold")
+        size, _ = await asyncio.gather(
+            self.copies.rest(known.host, host, held.checkpoint, base, row.id),
+            self._state.put_home(row.id, host),
+        )
+        clock.passed("copy")
+        wanted = arrival(row)
+        wanted.programs, wanted.conversation, wanted.turns = held.programs, held.conversation, held.turns
+        wanted.verify = False  # as in restores and forks
+        await arrive(self.members, row, held.checkpoint, host, wanted, moved=True)
+        self._last[row.id] = held.checkpoint, wanted
+        clock.passed("arrive")
         return size
 
     # ----------------------------------------------------------------- afterwards
@@ -235,13 +244,14 @@ class Moves:
         return None
 
     async def _back(self, sandbox: str, move: MoveRow) -> None:
-        """It goes on where it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
+        """It goes on where and as it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
         await self._state.put_home(sandbox, move.source)
-        if (known := self.members.places.get(sandbox)) is not None:
-            known.host = move.source
         if move.source in self.members.hosts and not self._over(move.source):
             with contextlib.suppress(NotFound):
                 await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}/hold", msgspec.Raw)
+        known = self.members.places.get(sandbox)
+        if known is not None and known.host != move.source:  # what it has done at the other host has not taken place
+            self.members.places[sandbox] = Place(move.source, move.sandbox, time.monotonic())
 
     def _over(self, host: str) -> bool:
         """Whether a host surely acts no more."""

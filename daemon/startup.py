@@ -89,6 +89,7 @@ async def open_host(options: config.Config) -> Host:
         host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
         host.arrivals = Arrivals(host)
         STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
+        host.fence.watch()
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
         gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
         undo.push_async_callback(gateway.close)

@@ -100,18 +100,21 @@ class NetHost(BenchHost):
             return os.listdir(group(self, ""))
         return []
 
+    def moves(self, sandbox: str) -> bool:
+        """Whether processes of the sandbox are here that are not frozen."""
+        try:
+            events = (group(self, sandbox) / "cgroup.events").read_text()
+        except OSError:
+            return False
+        return not ("populated 0" in events or "frozen 1" in events)
+
     def acts(self, sandbox: str) -> bool:
         """Whether processes of the sandbox run here now. One that is frozen and killed leaves the freezer to die.
 
         Pid 1 is ours, does nothing by itself, and waits alone where a sandbox is about to arrive.
         """
-        where = group(self, sandbox)
         try:
-            events = (where / "cgroup.events").read_text()
-            if "populated 0" in events or "frozen 1" in events:
-                return False
-            tasks = self.tasks(sandbox)
-            return not all(dying(task) or is_init(task) for task in tasks)
+            return self.moves(sandbox) and not all(dying(task) or is_init(task) for task in self.tasks(sandbox))
         except OSError:
             return False
 

@@ -2,31 +2,43 @@
 
 A host's lease ends at a moment of its own clock. The coordinator asks a host for a report; the report carries the
 host's clock, and the next request grants a lease up to that clock plus the time to live. So a request that lingers in
-the network extends nothing: what it grants was counted from before it was sent. The coordinator counts from when the
-report *came*, which is later than when the host read its clock. Therefore a host's own lease is always over before the
-coordinator believes it is, however long messages travel; `DRIFT` is for clocks that run at different speeds.
+the network extends nothing: what it grants was counted from before it was sent.
+
+What the host's clock shows now is bounded from below by each report: it shows at least what it showed when it was read,
+and the least that may have passed since the report came (Marzullo's algorithm uses such bounds). The best of these
+bounds counts, as a rule that of a report that travelled fast, so a slow one does not delay what follows the end of a
+lease. A host's own lease is always over before the coordinator believes it is, however long messages travel; `DRIFT`
+is for clocks that run at different speeds. A bound that the next report contradicts is dropped: the host was started
+anew, or stood still.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
-DRIFT = 0.02  # part of a lease by which two clocks may differ over its time
+DRIFT = 0.005  # by which clocks may differ over a time: ten times what a kernel slews its clock by, at most
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What the coordinator knows of one host's lease. Times are the coordinator's."""
+    """What the coordinator knows of one host's lease. Times are the coordinator's, but for `clock`."""
 
     ttl: float
     heard_at: float | None = None  # when the last report came
     ends_at: float | None = None  # when the host's lease is surely over; None: it never had one
     refused: bool = False  # since it was heard last, a request did not reach it, and nobody listens there
+    clock: float = -inf  # what the host's clock showed at `heard_at`, at least
 
 
-def heard(lease: Lease, now: float) -> Lease:
-    """A report came."""
-    return Lease(lease.ttl, now, lease.ends_at)
+def heard(lease: Lease, now: float, *, asked_at: float, clock: float) -> Lease:
+    """A report came, which was asked for at `asked_at`. `clock` is the host's, of some moment between."""
+    least = clock
+    if lease.heard_at is not None:
+        known = lease.clock + (now - lease.heard_at) / (1 + DRIFT)
+        if known <= clock + (now - asked_at) * (1 + DRIFT):
+            least = max(clock, known)
+    return Lease(lease.ttl, now, lease.ends_at, clock=least)
 
 
 def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
@@ -36,8 +48,9 @@ def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
     """
     if lease.heard_at is None:
         return lease, None
-    ends = max(lease.ends_at or lease.heard_at, lease.heard_at + lease.ttl * (1 + DRIFT))
-    return Lease(lease.ttl, lease.heard_at, ends, lease.refused), clock + lease.ttl
+    until = clock + lease.ttl
+    ends = lease.heard_at + (until - lease.clock) * (1 + DRIFT)
+    return replace(lease, ends_at=max(lease.ends_at or lease.heard_at, ends)), until
 
 
 def refused(lease: Lease, before: Lease) -> Lease:
@@ -45,12 +58,12 @@ def refused(lease: Lease, before: Lease) -> Lease:
 
     So of a host whose daemon is dead the lease is known to end when it ends, and not a request later.
     """
-    return Lease(lease.ttl, lease.heard_at, before.ends_at, refused=True)
+    return replace(lease, ends_at=before.ends_at, refused=True)
 
 
 def unknown(lease: Lease, now: float) -> Lease:
     """A former coordinator may have granted a lease until just now: it is waited for."""
-    return Lease(lease.ttl, lease.heard_at, now + lease.ttl * (1 + DRIFT))
+    return replace(lease, ends_at=now + lease.ttl * (1 + DRIFT))
 
 
 def alive(lease: Lease, now: float) -> bool:

@@ -58,17 +58,23 @@ class Arrivals:
 
     host: Host
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    _arriving: dict[str, asyncio.Event] = field(default_factory=dict)
+    _arriving: dict[str, asyncio.Task[SandboxInfo]] = field(default_factory=dict)
 
     async def arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
-        """It runs when this returns. Raises Conflict where the id is taken by something else."""
+        """It runs when this returns. Raises Conflict where the id is taken by something else, or nothing may act."""
+        self.host.fence.need_lease()
         if request.id in self._arriving:
             raise Conflict(f"{request.id} is arriving already", remedy="ask again", sandbox=request.id)
-        self._arriving[request.id] = asyncio.Event()
+        task = asyncio.create_task(self._arrive(checkpoint, request), name=f"arrival of {request.id}")
+        self._arriving[request.id] = task
         try:
-            return await self._arrive(checkpoint, request)
+            return await task
+        except asyncio.CancelledError:
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise
+            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=request.id) from None
         finally:
-            self._arriving.pop(request.id).set()
+            del self._arriving[request.id]
 
     def coming(self) -> set[str]:
         """Sandboxes that are arriving."""
@@ -129,6 +135,7 @@ class Arrivals:
     async def prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         """Make all that takes long, from a former checkpoint of the sandbox."""
         host = self.host
+        host.fence.need_lease()
         origin = await host.restorable(checkpoint)
         await self.drop(request.id)
         if request.id in host.live_sandboxes:
@@ -186,9 +193,10 @@ class Arrivals:
         self.host.services.spawn(self.drop(sandbox), f"end of what was prepared for {sandbox}")
 
     async def drop(self, sandbox: str) -> None:
-        """What was prepared is not needed; one that is arriving has arrived or failed by then. Idempotent."""
+        """What was prepared is not needed; one that is arriving gives up, or has arrived by then. Idempotent."""
         if (arriving := self._arriving.get(sandbox)) is not None:
-            await arriving.wait()
+            arriving.cancel()
+            await asyncio.wait([arriving])
         if (prepared := self._take(sandbox)) is not None:
             await _drop(prepared)
 

@@ -67,7 +67,12 @@ class Fence:
             return
         durable.publish(self._run / FILE, repr(until).encode(), mode=0o600, durable=False)
         self._until = until
-        if not self._watched():
+        self.watch()
+
+    def watch(self) -> None:
+        """Let a process look at the lease, if there is one. Also of a daemon that begins: with the former it may have
+        ended, and sandboxes that stand still since then wait for who lets them go on."""
+        if self._until is not None and not self._watched():
             subprocess.Popen(
                 [sys.executable, "-m", "daemon.fence", str(self._run)],
                 stdin=subprocess.DEVNULL,

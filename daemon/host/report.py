@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from daemon.catalogue import CheckpointRow
 from daemon.host.expiry_watch import life
 from daemon.host.fence import boot, clock
 from daemon.host.host import Host
@@ -26,8 +27,7 @@ LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 async def report(host: Host) -> HostReport:
     """As it is now."""
-    newest = _newest(host)
-    here = [_hosted(live, newest.get(live.row.id, "")) for live in host.live_sandboxes.values()]
+    here = [_hosted(live, _durable(host, live)) for live in host.live_sandboxes.values()]
     inits = {live.row.id: live.container.init_pid for live in host.live_sandboxes.values() if _reaches_out(live)}
     found = await asyncio.to_thread(_report, host, here, inits)
     # As late as can be: the coordinator counts the lease from when this comes, others act for this host only after it.
@@ -64,13 +64,13 @@ def _images(host: Host) -> dict[str, str]:
     return found
 
 
-def _newest(host: Host) -> dict[str, str]:
-    """The newest durable checkpoint of each sandbox that has one of its own."""
-    newest: dict[str, tuple[int, str]] = {}
-    for row in host.services.checkpoints.values():
-        if row.state is CheckpointState.DURABLE and not row.damaged:
-            newest[row.sandbox] = max(newest.get(row.sandbox, (0, "")), (row.number, row.id))
-    return {sandbox: id for sandbox, (_, id) in newest.items()}
+def _durable(host: Host, live: LiveSandbox) -> CheckpointRow | None:
+    """The newest durable checkpoint that the sandbox's state descends from, where it is one of its own."""
+    checkpoints = host.services.checkpoints
+    row = checkpoints.get(live.row.head)
+    while row is not None and (row.state is not CheckpointState.DURABLE or row.damaged):
+        row = checkpoints.get(row.parent or "")
+    return row if row is not None and row.sandbox == live.row.id else None
 
 
 def _reaches_out(live: LiveSandbox) -> bool:
@@ -90,7 +90,7 @@ def connected(init: int | None) -> bool:
     return False
 
 
-def _hosted(live: LiveSandbox, durable: str) -> HostedSandbox:
+def _hosted(live: LiveSandbox, durable: CheckpointRow | None) -> HostedSandbox:
     row = live.row
     known = life(live)
     return HostedSandbox(
@@ -101,7 +101,8 @@ def _hosted(live: LiveSandbox, durable: str) -> HostedSandbox:
         limits=row.limits,
         state=row.state.value,
         head=row.head,
-        durable=durable,
+        durable="" if durable is None else durable.id,
+        durable_turn=0 if durable is None else durable.turn,
         turn=row.turn,
         created_at=row.created_at,
         replicated_answers=row.replicated_answers,

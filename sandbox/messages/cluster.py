@@ -25,7 +25,8 @@ class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
     limits: Limits = Limits()
     state: str = ""
     head: str = ""  # checkpoint that its current state descends from
-    durable: str = ""  # its newest durable checkpoint
+    durable: str = ""  # the newest durable checkpoint that its state descends from
+    durable_turn: int = 0  # after which that was taken
     turn: int = 0
     created_at: float = 0.0
     replicated_answers: bool = False

@@ -97,7 +97,7 @@ def test_why_no_host_can_is_said_for_each() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 20), st.floats(0, 20), st.booleans()), min_size=1, max_size=20),
     st.floats(-1e6, 1e6),
-    st.floats(-0.01, 0.01),
+    st.floats(-lease.DRIFT, lease.DRIFT),
 )
 def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
     rounds: list[tuple[float, float, float, bool]], offset: float, drift: float
@@ -114,13 +114,13 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
         grant = None
         if clock is not None:
             known, grant = lease.asked(known, clock=clock)
-        now += there
+        asked_at, now = now, now + there
         read = hosts_clock(now)
         if grant is not None:
             until = max(until or grant, grant)  # it never takes a grant back
         now += back
         if answered:
-            known, clock = lease.heard(known, now), read
+            known, clock = lease.heard(known, now, asked_at=asked_at, clock=read), read
         if until is not None and lease.over(known, now):
             assert hosts_clock(now) >= until - 1e-6
     end = max(known.ends_at or 0, (known.heard_at or 0) + ttl)
@@ -187,17 +187,32 @@ def _able(views: dict[str, HostView], name: str, subject: Subject) -> bool:
 
 
 def test_a_grant_that_nobody_listened_for_does_not_prolong_a_lease() -> None:
-    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0), clock=110.0)
-    known = lease.heard(known, 11.0)
+    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    known = lease.heard(known, 11.0, asked_at=11.0, clock=111.0)
     before = known
     known, until = lease.asked(known, clock=111.0)
-    assert until == 116.0 and known.ends_at == pytest.approx(16.1)
+    assert until == 116.0 and known.ends_at == pytest.approx(16.025)
     found = lease.refused(known, before)
-    assert found.ends_at == pytest.approx(15.1)
+    assert found.ends_at == pytest.approx(15.025)
     assert not lease.over(found, 15.0) and lease.over(found, 15.2)
     again, _ = lease.asked(found, clock=111.0)  # this one may arrive
     assert not lease.over(again, 15.2) and lease.over(again, 16.2)
-    assert not lease.over(lease.heard(again, 15.2), 16.05)
+    assert not lease.over(lease.heard(again, 15.2, asked_at=15.1, clock=115.1), 16.01)
+
+
+def test_an_answer_that_travels_slowly_does_not_prolong_a_lease() -> None:
+    fast = lease.heard(Lease(5.0), 10.0, asked_at=9.99, clock=110.0)
+    slow = lease.heard(fast, 12.0, asked_at=11.0, clock=111.0)  # read at 11, came at 12
+    assert lease.asked(slow, clock=111.0)[0].ends_at == pytest.approx(16.0, abs=0.05)
+    alone = lease.heard(Lease(5.0), 12.0, asked_at=11.0, clock=111.0)
+    assert lease.asked(alone, clock=111.0)[0].ends_at == pytest.approx(17.0, abs=0.05)
+
+
+def test_a_host_that_stood_still_or_was_started_anew_is_counted_from_its_next_report() -> None:
+    before = lease.heard(Lease(5.0), 10.0, asked_at=9.99, clock=110.0)
+    for clock in (113.0, 0.5):  # it slept for 17 seconds that its clock does not count; it has another clock
+        after = lease.heard(before, 30.2, asked_at=30.0, clock=clock)
+        assert lease.asked(after, clock=clock)[0].ends_at == pytest.approx(35.2, abs=0.05)
 
 
 @pytest.mark.parametrize(

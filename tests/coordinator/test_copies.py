@@ -1,0 +1,84 @@
+"""When an answer may go out that waits for a copy: not before the state that it tells of has another holder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.copies import Copies
+from coordinator.decide.lease import Lease
+from coordinator.members import Member, Members, Place
+from coordinator.moves import Moves
+from coordinator.state import CopyRow, HostRow, MoveRow, State
+from sandbox.messages.cluster import HostedSandbox
+
+ID = "s-1"
+
+
+def row(**told: object) -> HostedSandbox:
+    return HostedSandbox(id=ID, replicated_answers=True, **told)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def copies(tmp_path: Path) -> AsyncIterator[Copies]:
+    """Over two hosts that do not answer."""
+    state = State(tmp_path / "state" / "cluster.sqlite")
+    members = Members(state, leasing=True)
+    for name in ("one", "two"):
+        members.hosts[name] = Member(name, HostRow(address=str(tmp_path / name)), members.ttl)
+    yield Copies(members)
+    await members.close()
+    await state.close()
+
+
+async def copied(copies: Copies, checkpoint: str, host: str, number: int) -> None:
+    made = CopyRow(checkpoint=checkpoint, host=host, source="one", sandbox=row(), number=number)
+    await copies.state.put_copy(ID, made)
+
+
+async def test_what_was_done_after_a_move_that_is_taken_back_has_not_taken_place(copies: Copies) -> None:
+    members, moves = copies.members, Moves(copies.members, copies)
+    members.hosts["one"].lease = Lease(members.ttl, ends_at=0.0)  # its former host is lost, too
+    before = row(head="c-held", turn=4)
+    members.places[ID] = Place("two", row(head="c-held", turn=4), time.monotonic(), moved=True)  # it has arrived
+    await copied(copies, "c-held", "two", 1)
+    waiting = asyncio.create_task(copies.wait(ID, "c-done-at-two", "two", 5))
+    await asyncio.sleep(0.1)
+    await moves._back(ID, MoveRow(source="one", target="two", sandbox=before))
+    assert await waiting is False
+    assert (members.places[ID].host, copies.state.homes[ID]) == ("one", "one")
+
+
+async def test_what_was_done_before_a_move_is_told_once_the_state_that_moved_is_copied(copies: Copies) -> None:
+    copies.members.places[ID] = Place("one", row(head="c-done", turn=5), time.monotonic())
+    waiting = asyncio.create_task(copies.wait(ID, "c-done", "one", 5))
+    await asyncio.sleep(0.1)
+    copies.members.places[ID] = Place("two", row(head="c-held", turn=5), time.monotonic(), moved=True)
+    await asyncio.sleep(0.6)
+    assert not waiting.done()
+    await copied(copies, "c-held", "one", 2)
+    assert await waiting is True
+
+
+async def test_a_copy_of_a_later_turn_tells_of_an_earlier_one_and_stays_the_newest(copies: Copies) -> None:
+    """Of two commands at a time: the earlier state is not copied after the later one, which would undo that."""
+    known = row(head="c-6", turn=6, durable="c-6", durable_turn=6)
+    copies.members.places[ID] = Place("one", known, time.monotonic())
+    await copied(copies, "c-6", "two", 6)
+    assert await copies.wait(ID, "c-5", "one", 5) is True
+    assert known.durable == "c-6"
+
+
+async def test_a_former_state_that_was_restored_is_waited_for_itself(copies: Copies) -> None:
+    known = row(head="c-3", turn=3, durable="c-6", durable_turn=6)  # as the last report told
+    copies.members.places[ID] = Place("one", known, time.monotonic())
+    await copied(copies, "c-6", "two", 6)
+    waiting = asyncio.create_task(copies.wait(ID, "c-3", "one"))
+    await asyncio.sleep(0.6)
+    assert not waiting.done()
+    await copied(copies, "c-3", "two", 7)
+    assert await waiting is True
