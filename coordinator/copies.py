@@ -165,10 +165,11 @@ class Copies:
 
     async def _copy(self, copy: Copy, number: int) -> int:
         rows = self._rows(copy.sandbox, copy.target == STORE)
-        if any((row.checkpoint, row.host) == (copy.checkpoint, copy.target) for row in rows):
+        there = [row for row in rows if (row.checkpoint, row.host) == (copy.checkpoint, copy.target)]
+        if any(not row.old for row in there):
             return 0
         source, target = self.members.member(copy.source), self._holder(copy.target)
-        size = await self._stream(OnHost(source), target, copy)
+        size = 0 if there else await self._stream(OnHost(source), target, copy)  # one that was kept counts again
         path = f"/v1/checkpoints/{part(copy.checkpoint)}"
         programs, conversation = await asyncio.gather(
             source.upstream.call("GET", f"{path}/programs", dict[str, Any]),

@@ -221,6 +221,9 @@ class Moves:
             if head.durable_at is None:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
             await self._state.went_on(sandbox, move.target)
+            if (known := self.members.places.get(sandbox)) is not None and known.host == move.target:
+                # A report from before tells of a former state, which must not become the newest copy.
+                known.row.durable, known.row.durable_turn, known.since = head.id, head.turn, time.monotonic()
             if move.source in self.members.hosts:
                 with contextlib.suppress(NotFound):
                     path = f"/v1/sandboxes/{sandbox}/left"
