@@ -31,7 +31,7 @@ from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
-LOOK = 0.1  # seconds between two looks at the leases
+LOOK = 0.05  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
 REST = 0.5  # seconds before one that did not come back is tried again
@@ -84,8 +84,8 @@ class Failover:
                 self._under_way |= {each.sandbox: each.source for each in revived}
                 self.members.withheld = set(self._under_way.values())
                 for host in over - known:  # also one without sandboxes: copies may be on their way there
-                    if (member := self.members.hosts.get(host)) is not None:  # not removed while others were dropped
-                        await member.upstream.drop()
+                    member = self.members.hosts[host]
+                    coming.create_task(member.upstream.drop(), name=f"end of what {host} was asked")
                 known = over
                 for each in revived:
                     coming.create_task(self._come(each), name=f"return of {each.sandbox}")
