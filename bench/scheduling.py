@@ -34,8 +34,8 @@ does not choose so, but has rollouts wait behind users by its own priority sched
 step takes `--step-ms`. `ratio`: steps without handover over steps with it, of the same drawn lengths, in turns
 (`--rounds` pairs); `control`, every third pair: of equal lengths. `hidden`: of the gradients' seconds, those before a
 batch is complete.
-`place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs, the median
-of five times.
+`place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs, the
+median of five times.
 Runs of `queue`, `flash` and `tail` need no sandboxes: what is measured is the engine and the rollout.
 """
 

@@ -341,7 +341,7 @@ class Copies:
             return True  # removed: there is nothing to lose
         if known.host != host:
             return known.row.head == checkpoint
-        return any(row.checkpoint == checkpoint for row in rows.values())
+        return any(row.checkpoint == checkpoint and not row.old for row in rows.values())
 
     def keep_later(self, sandbox: str, host: str, checkpoint: str) -> None:
         """Likewise, while nobody waits."""

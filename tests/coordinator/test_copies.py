@@ -82,3 +82,14 @@ async def test_a_former_state_that_was_restored_is_waited_for_itself(copies: Cop
     assert not waiting.done()
     await copied(copies, "c-3", "two", 7)
     assert await waiting is True
+
+
+async def test_what_a_host_kept_from_before_is_no_copy_until_it_counts_again(copies: Copies) -> None:
+    copies.members.places[ID] = Place("one", row(head="c-1", turn=1, durable="c-1", durable_turn=1), time.monotonic())
+    kept = CopyRow(checkpoint="c-1", host="two", source="one", sandbox=row(), number=1, old=True)
+    await copies.state.put_copy(ID, kept)
+    waiting = asyncio.create_task(copies.wait(ID, "c-1", "one", 2))  # nothing changed in turn 2
+    await asyncio.sleep(0.4)
+    assert not waiting.done()
+    await copied(copies, "c-1", "two", 2)
+    assert await waiting is True
