@@ -54,22 +54,31 @@ class RoleState(msgspec.Struct, kw_only=True):
     """One process of a run, as `pagurus roles` shows it."""
 
     name: str
-    alive: bool
+    alive: bool | None  # None: it is on another machine
     pid: int
     generation: int
     age_s: float
     url: str = ""
     log: str = ""
+    host: str = ""
 
 
 def roles_of(run: Path) -> Path:
     return run / "roles"
 
 
+def part_of(run: Path, part: str) -> Path:
+    """Where the processes of a part of a job are written down that has a machine of its own."""
+    return run / "parts" / part
+
+
 def written(run: Path) -> dict[str, Named]:
     """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
-    own, each rank of a trainer a name."""
+    own, each rank of a trainer a name; parts on other machines have supervisors of their own."""
     places = {name: (roles_of(run), name) for name in ROLES}
+    for folder in sorted((run / "parts").glob("*")):
+        places |= {f"{folder.name}.{name}": (roles_of(folder), name) for name in ("supervisor", "keeper")}
+        places |= {name: (roles_of(folder), name) for name in ROLES if folder.name == name}
     places |= {path.stem: (roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))}
     places |= {folder.name: (folder, "engine") for folder in sorted((run / "engines").glob("*"))}
     read = {name: adopted.read(folder, role) for name, (folder, role) in places.items()}
@@ -86,12 +95,13 @@ def states(run: Path) -> list[RoleState]:
         found.append(
             RoleState(
                 name=name,
-                alive=descriptor is not None,
+                alive=descriptor is not None if adopted.here(role) else None,
                 pid=role.pid,
                 generation=role.generation,
                 age_s=time.time() - role.at,
                 url=role.url,
                 log=role.log,
+                host=role.host,
             )
         )
     if not found:
@@ -117,16 +127,21 @@ def programs(run: Path) -> dict[str, list[str]]:
     return {role: [sys.executable, "-m", role, str(run)] for role in ("rollout", "trainer")}
 
 
-def supervise(run: Path, programs: Mapping[str, Sequence[str]], *, spares: Collection[str] = ()) -> int:
+def supervise(
+    run: Path, programs: Mapping[str, Sequence[str]], *, spares: Collection[str] = (), at: Path | None = None
+) -> int:
     """Keep these alive as the run's roles until one says that it is over; the trainer's status, or the one that it
     ended by. Blocks. `spares`: roles of which a process is held ready that takes over when the one that works dies.
+    `at`: where they are written down, if not in the run folder itself.
 
     Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
     """
-    with own(run, "supervisor.lock"), _passed_on() as passed:
-        _write_down(run, "supervisor", os.getpid())
+    at = at or run
+    at.mkdir(parents=True, exist_ok=True)
+    with own(at, "supervisor.lock"), _passed_on() as passed:
+        _write_down(at, "supervisor", os.getpid())
         stages.note(roles_of(run), "supervisor", stages.READY)
-        return _Supervisor(run, programs, spares, passed).watch()
+        return _Supervisor(run, at, programs, spares, passed).watch()
 
 
 @dataclass(eq=False)
@@ -158,8 +173,10 @@ class _Role:
 class _Supervisor:
     """Consumes deaths. Produces living roles, until one of them says that the run is over."""
 
-    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: _Passed):
-        self.run, self.spares, self.passed = run, spares, passed
+    def __init__(
+        self, run: Path, at: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: _Passed
+    ):
+        self.run, self.at, self.spares, self.passed = run, at, spares, passed
         self.roles = [_Role(name, argv) for name, argv in programs.items()]
 
     def watch(self) -> int:
@@ -175,7 +192,7 @@ class _Supervisor:
 
     def _begin(self, role: _Role) -> None:
         """Adopt what lives, else start it."""
-        left = adopted.read(roles_of(self.run), role.name)
+        left = adopted.read(roles_of(self.at), role.name)
         descriptor = adopted.hold(left) if left is not None else None
         role.since = time.monotonic()
         if left is not None and descriptor is not None:
@@ -186,13 +203,13 @@ class _Supervisor:
             role.was_spare, role.process = taken is not None, taken or self._popen(role.argv, log)
             role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
             stages.note(roles_of(self.run), role.name, stages.BEGUN, role.pid)
-            _write_down(self.run, role.name, role.pid, log=log)
+            _write_down(self.at, role.name, role.pid, log=log)
         self.passed.to.add(role.pid)
         if self.passed.asked:  # before it was in there
             signal.pidfd_send_signal(role.descriptor, signal.SIGINT)
 
     def _log(self, role: _Role) -> str:
-        return "" if role.name in SHOWN else str(self.run / f"{role.name}.log")
+        return "" if role.name in SHOWN else str(self.at / f"{role.name}.log")
 
     def _popen(self, argv: Sequence[str], log: str, **options: Any) -> subprocess.Popen[bytes]:
         with open(log, "ab") if log else contextlib.nullcontext() as out:
@@ -281,7 +298,7 @@ class _Supervisor:
 
     def _quote(self, role: _Role, code: int) -> None:
         """The last words of a role whose log nobody sees."""
-        log = self.run / f"{role.name}.log"
+        log = self.at / f"{role.name}.log"
         if code == SAID and not self.passed.asked and role.name not in SHOWN and log.exists():
             lines = log.read_text(errors="replace").splitlines()
             print(f"the {role.name} stopped: {lines[-1] if lines else 'without a word'}", file=sys.stderr)

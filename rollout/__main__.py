@@ -19,13 +19,16 @@ from pathlib import Path
 
 from rollout.calm import calm
 from rollout.config import RolloutConfig
+from rollout.engine.tls import folder_of, listening
 from rollout.labels import Labelled
 from rollout.plan import read_plan
+from rollout.service.engines import serving
+from rollout.service.protocol import ADDRESS
 from rollout.service.role import RolloutRole
 from rollout.service.server import Door
 from rollout.store import stages
 from rollout.store.lock import own
-from sandbox import Client, structs
+from sandbox import Client, durable, structs
 from sandbox.errors import Conflict, PagurusError
 
 LOCK = "rollout.lock"
@@ -34,20 +37,27 @@ OWNED = 75  # exit status: try again later
 log = logging.getLogger("pagurus.rollout.main")
 
 
-async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-    """Until SIGTERM or SIGINT; raises what it cannot go on without."""
+async def serve(
+    run: Path, *, listen: str | None = None, tls: ssl.SSLContext | None = None, at: str = "", placed: bool = False
+) -> None:
+    """Until SIGTERM or SIGINT; raises what it cannot go on without. `at`: address of this machine, where roles of the
+    run on other ones ask. `placed`: its engines are such."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     plan = read_plan(run)
     os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
+    engines = serving(plan, run, placed=placed)
     async with (
         _client() as client,
-        RolloutRole(run, plan, Labelled(client, run, idle=_idle(plan.config))) as role,
+        RolloutRole(run, plan, Labelled(client, run, idle=_idle(plan.config)), serve=engines) as role,
         Door(role, run / "roles") as door,
     ):
         if listen is not None:
             await door.listen(listen, tls)
+        if at:
+            port = await door.listen(f"{at}:0", listening(folder_of(run)))
+            durable.publish(run / "roles" / ADDRESS, f"https://{at}:{port}".encode())
         log.info("pid %d serves %s", os.getpid(), run)
         calm()
         ends = [asyncio.ensure_future(role.ended()), asyncio.ensure_future(stop.wait())]
@@ -77,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listen", help="also serve trainers of other hosts, at HOST:PORT")
     parser.add_argument("--certificate", type=Path, help="for --listen")
     parser.add_argument("--key", type=Path, help="for --listen")
+    parser.add_argument("--at", default="", help="address of this machine: the run's trainer on another one asks there")
+    parser.add_argument("--placed", action="store_true", help="the run's engines are on machines of their own")
     options = parser.parse_args(arguments)
     if options.wait and not sys.stdin.buffer.readline():
         return 0
@@ -89,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
             tls.load_cert_chain(options.certificate, options.key)
         with own(options.run, LOCK):
             stages.note(options.run / "roles", "rollout", stages.IMPORTED)
-            asyncio.run(serve(options.run.resolve(), listen=options.listen, tls=tls))
+            more = {"at": options.at, "placed": options.placed}
+            asyncio.run(serve(options.run.resolve(), listen=options.listen, tls=tls, **more))
     except Conflict as error:
         print(error, file=sys.stderr)
         return OWNED

@@ -21,7 +21,9 @@ NAME = "plan.json"
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which engine servers a run uses. Example: ``PoolPlan(engines=2)``"""
 
-    engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # servers that the run starts on its host
+    engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = (
+        1  # servers that the run starts: on its machine, or as parts of a job
+    )
     urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
     hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.engines.affinity
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server

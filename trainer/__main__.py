@@ -26,10 +26,13 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run folder's own")
+    parser.add_argument("--elsewhere", action="store_true", help="the rollout is where the run folder says")
     options = parser.parse_args()
     if options.wait:
         warm()
         if not sys.stdin.buffer.readline():
             raise SystemExit(0)
     away = client(options.rollout) if options.rollout else None
+    if options.elsewhere:
+        away = RolloutClient.elsewhere(options.run)
     raise SystemExit(main(Config(task=Path(), resume=options.run), client=away))

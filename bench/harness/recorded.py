@@ -74,9 +74,9 @@ class Recorded:
         return wire.Evaluated([self.store.sample(prompt, member)])
 
     async def finish(self, ask: wire.Finish) -> wire.Counts:
-        return await self.counts()
+        return await self.count(wire.Count())
 
-    async def counts(self) -> wire.Counts:
+    async def count(self, ask: wire.Count) -> wire.Counts:
         return wire.Counts(born=1.0)
 
 

@@ -2,7 +2,8 @@
 
 Jobs are taken by priority, then in the order in which they came. A job for which there is no room now holds back all
 behind it, so that a large one is not overtaken for ever by small ones. Two kinds do not hold back others: one whose
-owner uses what may be used at once, and one that no machine of the cluster could ever take.
+owner uses what may be used at once, and one that the cluster could never take. Which machines the parts of a job get is
+for Ray to say; of jobs of several parts one at a time looks for room, so that no two have half of what they need.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ class Queued:
     """A job that waits, or that has begun."""
 
     job: str
-    needs: Amounts
+    parts: Sequence[Amounts]  # what each of its parts needs of one machine
     owner: str = ""
     priority: int = 0
     number: int = 0  # the order in which they came
+    placed: bool = True  # of one that has begun: all its parts had room once
+
+    @property
+    def needs(self) -> Amounts:
+        return total(self.parts)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def decide(view: View) -> list[Start | Wait]:
     for each in view.begun:
         _take(each, free, used)
     actions: list[Start | Wait] = []
-    ahead = ""
+    ahead = next((each.job for each in view.begun if not each.placed and len(each.parts) > 1), "")
     for each in sorted(view.waiting, key=lambda each: (-each.priority, each.number)):
         reason = _never(each, view.machines) or _beyond(each, view.quotas, used.get(each.owner, {}))
         if not reason and ahead:
@@ -67,6 +73,7 @@ def decide(view: View) -> list[Start | Wait]:
         else:
             actions.append(Start(each.job))
             _take(each, free, used)
+            ahead = each.job if len(each.parts) > 1 else ahead
     return actions
 
 
@@ -90,8 +97,12 @@ def _never(each: Queued, machines: Sequence[Amounts]) -> str:
     """Why no machine can take it even when nothing runs; "" when one can."""
     if not machines:
         return "no machine is there"
-    lacks = [_missing(each.needs, machine) for machine in machines]
-    return f"no machine has what it needs: {min(lacks, key=len)}" if all(lacks) else ""
+    for part in each.parts:
+        lacks = [_missing(part, machine) for machine in machines]
+        if all(lacks):
+            return f"no machine has what it needs: {min(lacks, key=len)}"
+    missing = _missing(each.needs, total(machines))
+    return f"all machines together lack what it needs: {missing}" if missing else ""
 
 
 def _beyond(each: Queued, quotas: Mapping[str, Amounts], mine: Amounts) -> str:

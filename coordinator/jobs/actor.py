@@ -1,4 +1,4 @@
-"""`RunActor`: what Ray places and starts again. It keeps the supervisor of one run alive on its machine.
+"""`RunActor`: what Ray places and starts again. It keeps the supervisor of one part of a job alive on its machine.
 
 Owns: that process. Does not own: what it does (:mod:`coordinator.local`); a run folder has one owner by a lock of the
 kernel, and its roles have generations, so two actors of one run could not both act.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,24 +23,32 @@ BEGIN = ("setsid", "--fork", "--wait", sys.executable, "-m", "coordinator.jobs.s
 AGAIN = 1.0  # seconds before a supervisor that did not end by its own will is started again
 
 
-class RunActor:
-    """Made by Ray: ``RunActor.options(...).remote("/shared/runs/latest")``."""
+def address() -> str:
+    """Of this machine, as Ray knows it: at it the parts on other machines ask."""
+    from ray.util import get_node_ip_address
 
-    def __init__(self, run: str) -> None:
-        self._run = Path(run)
+    return str(get_node_ip_address())
+
+
+class RunActor:
+    """Made by Ray: ``RunActor.options(...).remote("/shared/runs/latest", "run", ["run", "engine-0"])``."""
+
+    def __init__(self, run: str, part: str, parts: Sequence[str]) -> None:
+        """`parts`: all of the job."""
+        self._run, self._words = Path(run), [part, *parts, "--at", address()]
         self._process: subprocess.Popen[bytes] | None = None
         self._status: Future[int] = Future()
         threading.Thread(target=self._keep, daemon=True, name="supervisor").start()
 
     def ended(self) -> int:
-        """When the run is over: with which status. However often it is asked."""
+        """When the part is over: with which status. However often it is asked."""
         return self._status.result()
 
     def _keep(self) -> None:
         try:
             while True:
                 with (self._run / "run.log").open("ab") as out:
-                    self._process = tied.begin([*BEGIN, str(self._run)], out)
+                    self._process = tied.begin([*BEGIN, str(self._run), *self._words], out)
                 status = self._process.wait()
                 if status in (local.DONE, local.SAID):
                     self._status.set_result(status)

@@ -24,6 +24,7 @@ from typing import Protocol
 from coordinator import local
 from coordinator.decide.queue import Queued, Start, View, Wait, decide
 from coordinator.jobs import own_ray, tied
+from coordinator.jobs.shape import Needs, parts_of
 from coordinator.jobs.store import JobRow, JobStore
 from daemon import logs
 from rollout.store.lock import own
@@ -50,7 +51,7 @@ class Cluster(Protocol):
     """See :class:`coordinator.jobs.on_ray.OnRay`."""
 
     def machines(self) -> Sequence[Mapping[str, float]]: ...
-    def place(self, job: str, run: str, needs: Mapping[str, float]) -> bool: ...
+    def place(self, job: str, run: str, parts: Mapping[str, Needs]) -> bool: ...
     def ended(self, patience: float) -> Sequence[Ended]: ...
     def remove(self, job: str) -> None: ...
 
@@ -68,7 +69,7 @@ class Head:
             for each in begun:
                 if each.cancelling:
                     self._end(each.id, "cancelled")
-                elif self.cluster.place(each.id, each.run, each.needs) and each.state == "starting":
+                elif self.cluster.place(each.id, each.run, parts_of(each)) and each.state == "starting":
                     self.store.change(each.id, state="running", reason="", started_at=each.started_at or time.time())
             self._begin([each for each in jobs if each.state == "queued"], begun)
             before = time.monotonic()
@@ -109,7 +110,8 @@ class Head:
 
 
 def _queued(row: JobRow) -> Queued:
-    return Queued(row.id, row.needs, owner=row.owner, priority=row.priority, number=row.number)
+    parts = list(parts_of(row).values())
+    return Queued(row.id, parts, row.owner, row.priority, row.number, placed=row.state != "starting")
 
 
 def _connected(address: str, folder: Path) -> Cluster:

@@ -1,8 +1,9 @@
-"""Ray as jobs need it: machines, and for each job a placement group with an actor in it.
+"""Ray as jobs need it: machines, and for each part of a job a placement group with an actor in it.
 
-Owns: the only imports of Ray. Does not own: which job begins (:mod:`coordinator.decide.queue`).
-Guarantee: groups and actors have the job's name and belong to nobody, so that whoever is the head finds them, and a job
-has one of each.
+Owns: the only imports of Ray but for a machine's address. Does not own: which job begins
+(:mod:`coordinator.decide.queue`), which parts a job has (:mod:`coordinator.jobs.shape`).
+Guarantee: groups and actors have the names of job and part and belong to nobody, so that whoever is the head finds
+them, and there is one of each. Parts have groups of their own: one that lost its machine does not wait for another's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from coordinator import local
 from coordinator.jobs.actor import RunActor
+from coordinator.jobs.shape import ENGINE, RUN, Needs
 from sandbox.errors import Unsupported
 
 try:
@@ -45,67 +47,91 @@ class OnRay:
     def __init__(self, address: str) -> None:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's own handler writes a trace of calls
-        self._ends: dict[str, Any] = {}  # the answer of each job's actor that is waited for
+        self._ends: dict[tuple[str, str], Any] = {}  # of each job's parts, the answer that is waited for
+        self._failed: set[tuple[str, str]] = set()  # engines that have ended by themselves
 
     def machines(self) -> list[dict[str, float]]:
         """What each living one has in all."""
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
-    def place(self, job: str, run: str, needs: Mapping[str, float]) -> bool:
-        """Ask for room and an actor there; asked again, nothing new. Whether there was room."""
-        group = self._group(job)
-        if group is None:
-            group = ray.util.placement_group([dict(needs)], strategy="STRICT_PACK", name=job, lifetime="detached")
-        if job not in self._ends:
-            others = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
-            options: dict[str, Any] = {
-                "num_cpus": needs.get("CPU", 0),
-                "num_gpus": needs.get("GPU", 0),
-                "resources": others,
-                "name": job,
-                "lifetime": "detached",
-                "get_if_exists": True,
-                "max_restarts": -1,  # by Ray, on another machine too, whether a head is there or not
-                "max_task_retries": -1,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
-            }
-            if "memory" in needs:
-                options["memory"] = needs["memory"]
-            actor: Any = ray.remote(RunActor).options(**options).remote(run)
-            self._ends[job] = actor.ended.remote()
-        return ray.util.placement_group_table(group)["state"] == PLACED
+    def place(self, job: str, run: str, parts: Mapping[str, Needs]) -> bool:
+        """Ask for room and an actor for each part; asked again, nothing new. Whether there was room for all."""
+        states = []
+        for part, needs in parts.items():
+            name = _name(job, part)
+            group = self._group(name)
+            if group is None:
+                group = ray.util.placement_group([dict(needs)], strategy="STRICT_PACK", name=name, lifetime="detached")
+            if (job, part) not in self._ends:
+                actor: Any = ray.remote(RunActor).options(
+                    **_amounts(needs),
+                    name=name,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    max_restarts=-1,  # by Ray, on another machine too, whether a head is there or not
+                    max_task_retries=-1,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+                )
+                self._ends[job, part] = actor.remote(run, part, list(parts)).ended.remote()
+            states.append(ray.util.placement_group_table(group)["state"])
+        return all(state == PLACED for state in states)
 
     def ended(self, patience: float) -> list[Ended]:
         """Jobs that are over, as soon as there is one; none after `patience` seconds."""
-        jobs = {end: job for job, end in self._ends.items()}
-        if not jobs:
+        waited = {end: key for key, end in self._ends.items() if key not in self._failed}
+        if not waited:
             return []
-        ready, _ = ray.wait(list(jobs), timeout=patience)
-        return [found for end in ready if (found := self._outcome(jobs[end], end)) is not None]
+        ready, _ = ray.wait(list(waited), num_returns=1, timeout=patience)
+        return [found for end in ready if (found := self._outcome(*waited[end], end)) is not None]
 
-    def _outcome(self, job: str, end: Any) -> Ended | None:
-        del self._ends[job]
+    def _outcome(self, job: str, part: str, end: Any) -> Ended | None:
         try:
-            return Ended(job, ray.get(end))
+            status, reason = ray.get(end), ""
         except RayTaskError as error:
-            return Ended(job, local.SAID, str(error.cause).splitlines()[0])
+            status, reason = local.SAID, str(error.cause).splitlines()[0]
         except RayActorError as error:  # somebody killed it: it is placed again
-            log.warning("%s lost its actor: %s", job, str(error).splitlines()[0])
+            log.warning("%s lost its actor: %s", _name(job, part), str(error).splitlines()[0])
             self.remove(job)
             return None
+        if part.startswith(ENGINE):  # the run goes on with the others, while there is one
+            self._failed.add((job, part))
+            if any(key[0] == job and key[1].startswith(ENGINE) for key in self._ends.keys() - self._failed):
+                log.warning("%s has ended by itself: the job goes on without it. %s", _name(job, part), reason)
+                return None
+        return Ended(job, status, reason)
 
     def remove(self, job: str) -> None:
-        """End its actor, with the run's processes, and give its room back. Idempotent."""
-        self._ends.pop(job, None)
-        with contextlib.suppress(ValueError):  # there is none
-            ray.kill(ray.get_actor(job), no_restart=True)
-        group = self._group(job)
-        if group is not None:
-            ray.util.remove_placement_group(group)
+        """End its actors, with the run's processes, and give its room back. Idempotent."""
+        for key in [key for key in self._ends if key[0] == job]:
+            del self._ends[key]
+            self._failed.discard(key)
+        for name in ray.util.list_named_actors():
+            if _job(name) == job:
+                with contextlib.suppress(ValueError):  # it has just ended
+                    ray.kill(ray.get_actor(name), no_restart=True)
+        for each in ray.util.placement_group_table().values():
+            if _job(each["name"]) == job and (group := self._group(each["name"])) is not None:
+                ray.util.remove_placement_group(group)
 
-    def _group(self, job: str) -> Any:
+    def _group(self, name: str) -> Any:
         try:
-            group = ray.util.get_placement_group(job)
+            group = ray.util.get_placement_group(name)
         except ValueError:
             return None
         return None if ray.util.placement_group_table(group)["state"] == REMOVED else group
+
+
+def _name(job: str, part: str) -> str:
+    return job if part == RUN else f"{job}.{part}"
+
+
+def _job(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _amounts(needs: Needs) -> dict[str, Any]:
+    """As Ray's options of an actor have them."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    found: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0}
+    found |= {named[name]: amount for name, amount in needs.items() if name in named}
+    return found | {"resources": {name: amount for name, amount in needs.items() if name not in named}}

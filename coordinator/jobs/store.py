@@ -68,6 +68,9 @@ class JobStore:
                 run=request.run,
                 owner=owner,
                 needs=request.needs,
+                trainer_needs=request.trainer_needs,
+                engine_needs=request.engine_needs,
+                engines=request.engines,
                 priority=request.priority,
                 submitted_at=time.time(),
             )

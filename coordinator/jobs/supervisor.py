@@ -1,17 +1,19 @@
-"""``python -m coordinator.jobs.supervisor RUN``: the supervisor of a run, tied to the actor that Ray placed.
+"""``python -m coordinator.jobs.supervisor RUN PART``: the supervisor of a part of a job, tied to its actor.
 
 Owns: how its roles reach the sandboxes, its exit status. Does not own: what it does (:mod:`coordinator.local`).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator import local
+from coordinator.jobs.parts import processes
 from coordinator.jobs.tied import tie
 from sandbox import private
 from sandbox.errors import Conflict
@@ -27,7 +29,7 @@ def remember(run: Path, environment: Mapping[str, str]) -> None:
     path.write_text(json.dumps(environment))
 
 
-def main(run: Path) -> int:
+def main(run: Path, part: str, parts: Sequence[str], address: str) -> int:
     tie()
     known = local.roles_of(run) / ENVIRONMENT
     if known.exists():
@@ -35,11 +37,18 @@ def main(run: Path) -> int:
     if (run / "summary.json").exists():
         return local.DONE
     try:
-        return local.supervise(run, local.programs(run), spares=local.SPARES)
+        kept = processes(run, part, parts, address)
+        return local.supervise(run, kept.programs, spares=kept.spares, at=kept.folder)
     except Conflict as error:  # of an actor that has not quite ended, or of `pagurus train`
         print(error, file=sys.stderr)
         return local.OWNED
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(prog="python -m coordinator.jobs.supervisor")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("part")
+    parser.add_argument("parts", nargs="*", help="all of the job")
+    parser.add_argument("--at", required=True, help="address of this machine")
+    options = parser.parse_args()
+    raise SystemExit(main(options.run, options.part, options.parts, options.at))

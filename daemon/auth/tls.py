@@ -56,6 +56,7 @@ def _make(host: str) -> tuple[bytes, bytes]:
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     key = ec.generate_private_key(ec.SECP256R1())
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]  # roles of a run have it at both ends
     named = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pagurus")])
     now = datetime.datetime.now(datetime.UTC)
     usage = x509.KeyUsage(
@@ -80,7 +81,7 @@ def _make(host: str) -> tuple[bytes, bytes]:
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )

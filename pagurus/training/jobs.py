@@ -15,6 +15,7 @@ import typer
 
 from pagurus import output
 from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, each, needs_training
+from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
     from sandbox import Client
@@ -30,6 +31,10 @@ FOLLOW_EVERY = 0.5  # seconds
 def submit(
     what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
     needs: Annotated[str, typer.Option(help="Resources of one machine, by Ray's names: CPU=2,GPU=1.")] = "CPU=2",
+    trainer_needs: Annotated[str, typer.Option(help="Of the trainer, to have it on a machine of its own.")] = "",
+    engine_needs: Annotated[
+        str, typer.Option(help="Of each engine of the plan, to have Ray find each a machine.")
+    ] = "",
     priority: Annotated[int, typer.Option(help="Higher ones come first.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     fresh: Annotated[
@@ -43,19 +48,35 @@ def submit(
     """
     with needs_training():
         from coordinator.jobs.keeper import parse_needs
+        from coordinator.jobs.parts import make_key
         from coordinator.jobs.supervisor import remember
+        from rollout.plan import read_plan
         from trainer import config as configuration
         from trainer.prepare import prepare
     from sandbox.messages.cluster import JobInfo, JobRequest
 
-    amounts = parse_needs(needs)
+    amounts, trainer, engine = (parse_needs(each) if each else {} for each in (needs, trainer_needs, engine_needs))
     content = configuration.read(what) if what.suffix == ".toml" else {"task": what}
     run = prepare(configuration.make(content | ({"resume": resume} if resume else {})), fresh=fresh)
     if run is None:
         raise typer.Exit(1)
     # How its processes reach the sandboxes: as this command does.
     remember(run.resolve(), {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
-    request = JobRequest(run=str(run.resolve()), needs=amounts, priority=priority)
+    pool = read_plan(run).pool
+    if engine and pool.urls:
+        raise Invalid(
+            "the plan names engines that somebody else runs", remedy="leave out --engine-needs, or [pool] urls"
+        )
+    if trainer or engine:
+        make_key(run)
+    request = JobRequest(
+        run=str(run.resolve()),
+        needs=amounts,
+        trainer_needs=trainer,
+        engine_needs=engine,
+        engines=pool.engines if engine else 0,
+        priority=priority,
+    )
     made = call(lambda cluster: cluster.call("POST", "/v1/cluster/jobs", JobInfo, request, keyed=True))
     if json:
         output.as_json(made)
@@ -80,7 +101,12 @@ def list_jobs(
 
 
 def _row(job: JobInfo) -> tuple[object, ...]:
-    needs = ",".join(f"{name}={amount:g}" for name, amount in job.needs.items())
+    parts = [("", job.needs), ("trainer ", job.trainer_needs), (f"{job.engines} engines, each ", job.engine_needs)]
+    needs = "; ".join(
+        title + ",".join(f"{name}={amount:g}" for name, amount in amounts.items())
+        for title, amounts in parts
+        if amounts
+    )
     age = f"{time.time() - job.submitted_at:.0f} s"
     return job.id, job.state, job.priority, needs, job.owner, age, job.run, job.reason
 

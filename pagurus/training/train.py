@@ -106,8 +106,9 @@ def roles(
     if json:
         output.as_json(states)
         return
-    rows = [(s.name, "lives" if s.alive else "gone", s.pid, s.generation, f"{s.age_s:.0f} s", s.url) for s in states]
-    output.table(("role", "", "pid", "generation", "started", "address"), rows)
+    alive = {True: "lives", False: "gone", None: "elsewhere"}
+    rows = [(s.name, alive[s.alive], s.host, s.pid, s.generation, f"{s.age_s:.0f} s", s.url) for s in states]
+    output.table(("role", "", "machine", "pid", "generation", "started", "address"), rows)
 
 
 @verbs.command()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ class Named(msgspec.Struct, kw_only=True):
     generation: int = 1  # how often it was started in this run
     url: str = ""
     log: str = ""
+    host: str = msgspec.field(default_factory=socket.gethostname)
 
 
 def started(pid: int) -> int | None:
@@ -54,8 +56,15 @@ def read(folder: Path, name: str) -> Named | None:
         return None
 
 
+def here(role: Named) -> bool:
+    """Whether it was started on this machine."""
+    return role.host == socket.gethostname()
+
+
 def hold(role: Named) -> int | None:
     """A pidfd of the process if it still is the one that was written down, else None. The caller closes it."""
+    if not here(role):
+        return None
     try:
         descriptor = os.pidfd_open(role.pid)
     except ProcessLookupError:

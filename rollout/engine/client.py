@@ -22,6 +22,7 @@ import msgspec
 
 from rollout.engine import protocol as wire
 from rollout.engine.computed import computed_hashes
+from rollout.engine.tls import calling
 from sandbox.errors import EngineFailed, Invalid, Timeout
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -88,8 +89,10 @@ class Published(msgspec.Struct, kw_only=True):
 class EngineClient:
     """``async with EngineClient("http://127.0.0.1:8000") as engine: await engine.generate([1, 2], Sampling())``"""
 
-    def __init__(self, url: str, *, timeout: float = 600.0):
+    def __init__(self, url: str, *, timeout: float = 600.0, tls: Path | None = None):
+        """`tls`: the folder of the key that the server wants to see (rollout.engine.tls)."""
         self.url = url.rstrip("/")
+        self._trust = True if tls is None else calling(tls)
         self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
         self._loaded: list[int] = []  # adapters before it that the server still has
         self.adapter: int | None = None  # the version of the adapter that requests ask for (vLLM), if it is one
@@ -323,7 +326,7 @@ class EngineClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=self._trust),
                 headers={"content-type": "application/json"},
             )
         return self._session

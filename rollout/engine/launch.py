@@ -1,13 +1,14 @@
 """How to start each kind of engine server: its command line and environment.
 
 Owns: the flags. Does not own: processes (supervisor), the protocol (client).
-Guarantee: a launched engine listens on the loopback only, serves the token protocol and the RL routes, and returns
-log-probabilities of the distribution that it samples from.
+Guarantee: a launched engine listens on the loopback only, unless it was made `reachable`; it serves the token protocol
+and the RL routes, and returns log-probabilities of the distribution that it samples from.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import msgspec
 
 from rollout.decide.engines.slack import Budget
 from rollout.engine.patches import INSIDE
+from rollout.engine.tls import CERTIFICATE, KEY
 from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
 
@@ -46,6 +48,11 @@ class Launch:
     spare: Command | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
     patches: bool = False  # its workers write changes into their weights
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
+    host: str = "127.0.0.1"  # where it listens
+    tls: Path | None = None  # the folder of the certificate that it and its callers have; None: plain HTTP
+
+    def url(self, port: int) -> str:
+        return f"{'http' if self.tls is None else 'https'}://{self.host}:{port}"
 
 
 def embedded(
@@ -70,6 +77,24 @@ def embedded(
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search(CHECKOUT)}
     waiting = Command([*program, "--wait"], env)
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
+
+
+def reachable(launch: Launch, host: str, tls: Path) -> Launch:
+    """An engine that other machines reach at `host`. It answers who has the key in the folder `tls`
+    (rollout.engine.tls), and nobody else."""
+
+    def command(folder: Path, port: int) -> Command:
+        plain = launch.command(folder, port)
+        argv = [*plain.argv, "--host", host]
+        if launch.name == "vllm":
+            certificate, key = str(tls / CERTIFICATE), str(tls / KEY)
+            argv += ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", certificate]
+            argv += ["--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED))]
+        else:
+            argv += ["--tls", str(tls)]
+        return replace(plain, argv=argv)
+
+    return replace(launch, command=command, host=host, tls=tls)
 
 
 def lent(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:

@@ -239,7 +239,7 @@ class EngineSupervisor:
         descriptor = adopted.hold(role)
         if descriptor is None:
             return False
-        process, client = Adopted(role.pid, descriptor), EngineClient(role.url)
+        process, client = Adopted(role.pid, descriptor), EngineClient(role.url, tls=self.launch.tls)
         try:
             await self.weights.adopt(client, self.version)
         except (EngineFailed, Timeout, Invalid, NotFound) as error:
@@ -255,7 +255,7 @@ class EngineSupervisor:
     async def _start(self) -> None:
         """Start a server of the last published weights and wait until it serves them."""
         await self.weights.ready(self.version)
-        port = free_port()
+        port = free_port(self.launch.host)
         command = self.launch.command(self.weights.model, port)
         command = Command([*command.argv, *self.weights.arguments(self.version)], command.env)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +271,7 @@ class EngineSupervisor:
             )
         self.pid = self._process.pid
         self._note(stages.BEGUN)
-        client = EngineClient(f"http://127.0.0.1:{port}")
+        client = EngineClient(self.launch.url(port), tls=self.launch.tls)
         self._write_down(client.url)
         ended = asyncio.ensure_future(self._process.wait())
         healthy = asyncio.ensure_future(wait_healthy(client))
@@ -383,10 +383,10 @@ class EngineSupervisor:
         return EngineFailed(f"{message}; its log {self.log} ends:{quoted}", remedy=f"read {self.log}")
 
 
-def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port of an address of this machine that nobody listens on now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return probe.getsockname()[1]
 
 

@@ -7,13 +7,16 @@ store has. A trainer that was replaced gets `Conflict` from every call.
 
 from __future__ import annotations
 
+import errno
 import os
+import ssl
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from rollout.engine import tls
 from rollout.messages import Batch, Group, Trajectory
 from rollout.service import protocol as wire
 from rollout.store.samples import Fence, unpacked
@@ -32,13 +35,14 @@ class RolloutClient(Transport):
         address: str,
         *,
         token: str | None = None,
-        ca: str | Path | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
         patience: float = PATIENCE,
         folder: int | None = None,
     ):
         super().__init__(address, token=token, ca=ca, patience=patience)
         self._met = True  # it is started beside us: the first call waits for it like any other
         self._folder = folder
+        self._told: Path | None = None  # a file that says where it is
         self._fence: Fence | None = None
         self.step = 0
         self.last: wire.Taken | None = None  # the batch that `next_batch` gave
@@ -50,6 +54,21 @@ class RolloutClient(Transport):
         roles.mkdir(exist_ok=True)
         folder = os.open(roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(f"/proc/self/fd/{folder}/{wire.SOCKET}", folder=folder, **options)  # type: ignore[arg-type]
+
+    @classmethod
+    def elsewhere(cls, run: Path) -> RolloutClient:
+        """The rollout of a run folder on whichever machine it is. Each call goes to where it is by then."""
+        made = cls("https://rollout", ca=tls.calling(tls.folder_of(run)))
+        made._told = run / "roles" / wire.ADDRESS
+        return made
+
+    def _where(self) -> str:
+        if self._told is None:
+            return super()._where()
+        try:
+            return self._told.read_text()
+        except FileNotFoundError:
+            raise self._unreached(OSError(errno.ENOENT, "it has not begun")) from None
 
     async def close(self) -> None:
         await super().close()
@@ -96,7 +115,7 @@ class RolloutClient(Transport):
         return await self._ask(wire.Finish(fence=self.fence), wire.Counts)
 
     async def counts(self) -> wire.Counts:
-        return await self.call("GET", "/counts", wire.Counts)
+        return await self._ask(wire.Count(), wire.Counts)
 
     async def _fetched(self, taken: wire.Taken) -> Batch:
         groups = []
@@ -114,5 +133,5 @@ class RolloutClient(Transport):
         return await self.call("POST", f"/{type(body).__name__.lower()}", answer, body, keyed=True)
 
     def _unreached(self, error: OSError) -> NoDaemon:
-        why = "nothing is there" if error.errno == 2 else error.strerror or str(error)
+        why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)
         return NoDaemon(f"the rollout of this run does not answer: {why}", remedy="`pagurus roles RUN` shows it")

@@ -1,4 +1,5 @@
-"""The engines of a run, as its plan names them: one server, a pool of several, or servers that somebody else runs.
+"""The engines of a run, as its plan names them: one server, a pool of several on this machine or on others, or servers
+that somebody else runs.
 
 Owns: which of these, and how the servers are started. Does not own: servers, pools, weights.
 Guarantee: what is yielded serves the version that was asked for; servers of ours outlive a killed rollout, and the next
@@ -7,6 +8,8 @@ one adopts them.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,8 +24,11 @@ from rollout.plan import RolloutPlan
 from rollout.pool.member import Remote
 from rollout.pool.pool import Pool
 from rollout.pool.started import started
+from rollout.service.placed import Placed, name_of
 from rollout.service.protocol import VersionRef
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, PagurusError
+
+log = logging.getLogger("pagurus.rollout.engines")
 
 
 class Engines(Engine, Protocol):
@@ -34,10 +40,13 @@ class Engines(Engine, Protocol):
 Serve = Callable[[VersionRef], AbstractAsyncContextManager[Engines]]
 
 
-def serving(plan: RolloutPlan, run: Path) -> Serve:
-    """What serves a version for this plan. ``async with serving(plan, run)(ref) as engines``"""
+def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
+    """What serves a version for this plan. ``async with serving(plan, run)(ref) as engines``. `placed`: its servers are
+    kept on machines of their own (rollout.service.placed)."""
 
     def serve(ref: VersionRef) -> AbstractAsyncContextManager[Engines]:
+        if placed:
+            return _placed(plan, ref, run)
         if plan.pool.urls:
             return _remote(plan, ref, run)
         if plan.pool.engines > 1:
@@ -64,6 +73,33 @@ def launch(plan: RolloutPlan) -> Launch:
         pool = plan.pool
         return embedded(slots=slots, length=length, threads=pool.threads, device=pool.device, dtype=pool.dtype)
     raise Invalid(f"no engine {plan.engine!r}", remedy="embedded or vllm")
+
+
+@asynccontextmanager
+async def _placed(plan: RolloutPlan, ref: VersionRef, run: Path) -> AsyncIterator[Pool]:
+    """As soon as one of them serves: the others may wait for a machine."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool())
+        joining = []
+        for number in range(plan.pool.engines):
+            server = Placed(run, number, slots=plan.pool.slots)
+            stack.push_async_callback(server.close)
+            joining.append(asyncio.create_task(_join(pool, name_of(number), server)))
+        try:
+            await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+            await pool.publish(ref.folder, ref.version)
+            yield pool
+        finally:
+            for task in joining:
+                task.cancel()
+            await asyncio.gather(*joining, return_exceptions=True)
+
+
+async def _join(pool: Pool, name: str, server: Placed) -> None:
+    try:
+        await pool.join(name, server)
+    except PagurusError as error:
+        log.error("%s does not join: %s", name, error)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from rollout.store.samples import Fence
 
 SOCKET = "rollout.sock"  # in the folder of roles
 TOKEN = "rollout.token"  # beside it, where TCP is served
+ADDRESS = "rollout.at"  # beside it, where roles on other machines ask: its URL
 
 
 class VersionRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,41 @@ class Finish(msgspec.Struct, kw_only=True):
     """The run is over: remove all its sandboxes. Answer: `Counts`."""
 
     fence: Fence
+
+
+class Count(msgspec.Struct, kw_only=True):
+    """What was counted so far. Answer: `Counts`."""
+
+
+# --------------------------------------------------------------------------- rollout -> keeper of an engine elsewhere
+
+
+class Serving(msgspec.Struct, kw_only=True):
+    """Where the engine serves; waits until it does. Answer: `Served`."""
+
+
+class Fetch(msgspec.Struct, kw_only=True):
+    """Have a version on that machine before it is served; requests go on. Answer: `Done`."""
+
+    version: int
+
+
+class Change(msgspec.Struct, kw_only=True):
+    """Serve this version. Answer: `rollout.engine.client.Published`."""
+
+    folder: str  # of versions
+    version: int
+
+
+class End(msgspec.Struct, kw_only=True):
+    """The engine hangs: end it, and start another. Answer: `Done`."""
+
+
+# --------------------------------------------------------------------------- keeper -> rollout
+
+
+class Served(msgspec.Struct, kw_only=True):
+    url: str
 
 
 # --------------------------------------------------------------------------- rollout -> trainer

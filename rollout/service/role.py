@@ -42,13 +42,13 @@ from rollout.plan import RolloutPlan
 from rollout.pool.crew import Crew
 from rollout.rewards import book
 from rollout.rewards.service import RewardService
+from rollout.service import accepted
 from rollout.service import protocol as wire
 from rollout.service.engines import Engines, Serve, serving
 from rollout.service.phases import Phases
 from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
 from rollout.weights.store import VersionStore
-from sandbox import durable
 from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, PagurusError
 
 log = logging.getLogger("pagurus.rollout.role")
@@ -56,7 +56,6 @@ log = logging.getLogger("pagurus.rollout.role")
 SEEDS = 1_000_000  # of a run's seed
 TRAINER = "trainer"  # owner of fences
 ROLLOUT = "rollout"
-ACCEPTED = "version.json"  # in the rollout's folder
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
 PREPARED = ".prepared"  # beside the runs, which share it
@@ -77,7 +76,7 @@ class RolloutRole:
         self.born = time.time()
         self._serve = serve or serving(plan, run)
         self.phases = None if plan.share is None else Phases(plan.share, run)
-        self._ref = _accepted(self.folder)
+        self._ref = accepted.read(self.folder)
         self._served: wire.VersionRef | None = None
         self._published: Published | None = None  # the last change of weights
         self._changed = asyncio.Condition()
@@ -119,7 +118,7 @@ class RolloutRole:
 
     async def publish(self, ask: wire.Publish) -> wire.Done:
         await self._need(ask.fence)
-        await asyncio.to_thread(_accept, self.folder, ask.ref)
+        await asyncio.to_thread(accepted.write, self.folder, ask.ref)
         async with self._changed:
             self._ref = ask.ref
             self._changed.notify_all()
@@ -171,6 +170,9 @@ class RolloutRole:
         if self.phases is not None:
             await self.phases.leave()
         return counts
+
+    async def count(self, ask: wire.Count) -> wire.Counts:
+        return await self.counts()
 
     async def counts(self) -> wire.Counts:
         """Of this process. Where the host does not answer, its part is what it last was."""
@@ -391,14 +393,3 @@ def by_reference(
         paused_s=0.0 if published is None else published.paused_s,
         sync={} if published is None else {f"sync_{name}": getattr(published, name) for name in PHASES},
     )
-
-
-def _accept(folder: Path, ref: wire.VersionRef) -> None:
-    durable.publish(folder / ACCEPTED, msgspec.json.encode(ref))
-
-
-def _accepted(folder: Path) -> wire.VersionRef | None:
-    try:
-        return msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=wire.VersionRef)
-    except FileNotFoundError:
-        return None

@@ -1,8 +1,8 @@
 """The rollout's door: HTTP over a Unix socket of the run folder, and over TCP where other hosts ask.
 
 Owns: sockets, routes, who may ask, errors on the wire. Does not own: what is asked (role).
-Guarantee: the Unix socket is this user's alone; TCP asks for the token of the run folder, and is refused without TLS
-unless it is the loopback.
+Guarantee: the Unix socket is this user's alone. TCP asks for the key of the run folder (rollout.engine.tls), or for its
+token, and is refused without TLS unless it is the loopback.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from rollout.engine.client import Published
 from rollout.service import protocol as wire
 from rollout.store.samples import Fence
 from sandbox.errors import Invalid, PagurusError
@@ -39,21 +40,34 @@ class Desk(Protocol):
     async def ack(self, ask: wire.Ack) -> wire.Done: ...
     async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated: ...
     async def finish(self, ask: wire.Finish) -> wire.Counts: ...
-    async def counts(self) -> wire.Counts: ...
+    async def count(self, ask: wire.Count) -> wire.Counts: ...
 
 
-ASKS = (wire.Open, wire.Publish, wire.Take, wire.Whole, wire.Named, wire.Ack, wire.Evaluate, wire.Finish)
+class EngineDesk(Protocol):
+    """What can be asked of who keeps an engine. A method per struct."""
+
+    async def serving(self, ask: wire.Serving) -> wire.Served: ...
+    async def fetch(self, ask: wire.Fetch) -> wire.Done: ...
+    async def change(self, ask: wire.Change) -> Published: ...
+    async def end(self, ask: wire.End) -> wire.Done: ...
+
+
+Asks = tuple[type[Any], ...]
+ASKS: Asks = (
+    *(wire.Open, wire.Publish, wire.Take, wire.Whole, wire.Named, wire.Ack, wire.Evaluate, wire.Finish, wire.Count),
+)
+ENGINE_ASKS: Asks = (wire.Serving, wire.Fetch, wire.Change, wire.End)
 
 
 class Door:
     """``async with Door(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other hosts."""
 
-    def __init__(self, desk: Desk, roles: Path):
-        self.desk, self.roles = desk, roles
+    def __init__(self, desk: Desk | EngineDesk, roles: Path, *, socket: str = wire.SOCKET, asks: Asks = ASKS):
+        """`socket`: its name in the folder of roles. `asks`: what can be asked, by the names of the structs."""
+        self.desk, self.roles, self._socket = desk, roles, socket
         self._token = ""
         application = web.Application(client_max_size=BODY_MOST, middlewares=[self._guarded])
-        application.add_routes([self._route(kind) for kind in ASKS])
-        application.add_routes([web.get("/counts", self._counts)])
+        application.add_routes([self._route(kind) for kind in asks])
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=600.0
         )
@@ -64,8 +78,8 @@ class Door:
         folder = os.open(self.roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         before = os.umask(0o177)
         try:
-            (self.roles / wire.SOCKET).unlink(missing_ok=True)  # of a process that died: this one holds the run's lock
-            await web.UnixSite(self._runner, f"/proc/self/fd/{folder}/{wire.SOCKET}").start()
+            (self.roles / self._socket).unlink(missing_ok=True)  # of a process that died: this one holds the run's lock
+            await web.UnixSite(self._runner, f"/proc/self/fd/{folder}/{self._socket}").start()
         finally:
             os.umask(before)
             os.close(folder)
@@ -74,8 +88,8 @@ class Door:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    async def listen(self, address: str, tls: ssl.SSLContext | None = None) -> None:
-        """Serve TCP as well, for who has the token of the run folder."""
+    async def listen(self, address: str, tls: ssl.SSLContext | None = None) -> int:
+        """Serve TCP as well, for who has the run's key or its token. The port: that of the address, if it is not 0."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise Invalid(f"{address!r} is no address", remedy="write it like 10.0.0.1:8710")
@@ -83,6 +97,7 @@ class Door:
             raise Invalid(f"{address} would carry samples and a token in the clear", remedy="give certificate and key")
         self._token = _token(self.roles / wire.TOKEN)
         await web.TCPSite(self._runner, host, int(port), ssl_context=tls).start()
+        return int(self._runner.addresses[-1][1])
 
     def _route(self, kind: type[Any]) -> web.RouteDef:
         name = kind.__name__.lower()
@@ -92,9 +107,6 @@ class Door:
             return _answer(await act(msgspec.msgpack.decode(await request.read(), type=kind)))
 
         return web.post(f"/{name}", handle)
-
-    async def _counts(self, _: web.Request) -> web.Response:
-        return _answer(await self.desk.counts())
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -112,6 +124,8 @@ class Door:
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         if not isinstance(peer, tuple):
             return  # the Unix socket: the kernel has checked who may open it
+        if request.transport is not None and request.transport.get_extra_info("peercert"):
+            return  # it has the run's key, or its certificate would have been refused
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
             raise Invalid("no token, or a wrong one", remedy=f"give the content of {wire.TOKEN} of the run folder")

@@ -198,12 +198,11 @@ class PlaceInfo(Brief, kw_only=True, omit_defaults=True):
     host: str
 
 
-Needs = Annotated[
-    dict[
-        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")], Annotated[float, msgspec.Meta(gt=0, le=1e15)]
-    ],
-    msgspec.Meta(min_length=1, max_length=16),
+Amounts = dict[
+    Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")], Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 ]
+Needs = Annotated[Amounts, msgspec.Meta(min_length=1, max_length=16)]
+Apart = Annotated[Amounts, msgspec.Meta(max_length=16)]
 
 
 class JobRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -211,6 +210,9 @@ class JobRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknow
 
     run: str  # an absolute path
     needs: Needs  # resources of Ray, all of one machine: CPU, GPU, memory, or names that its machines were given
+    trainer_needs: Apart = {}  # of the trainer, if it is to be on a machine of its own
+    engine_needs: Apart = {}  # of each engine, if they are to be
+    engines: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # how many
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
 
 
@@ -223,6 +225,9 @@ class JobInfo(Brief, kw_only=True, omit_defaults=True):
     state: Literal["queued", "starting", "running", "done", "failed", "cancelled"] = "queued"
     reason: str = ""  # why it waits, or failed
     needs: dict[str, float] = {}
+    trainer_needs: dict[str, float] = {}
+    engine_needs: dict[str, float] = {}
+    engines: int = 0
     priority: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None

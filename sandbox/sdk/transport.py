@@ -52,8 +52,8 @@ class Transport:
     """A daemon, reached by its socket or by a URL. Opens on first use.
 
     `ca` (with https): a file with the authority's certificate, or ``"sha256:..."``, the fingerprint of the daemon's
-    own; None: the authorities of this system. `patience`: seconds for which a call is sent again when the
-    connection breaks, as it does while a daemon is replaced.
+    own, or a context with a certificate of ours; None: the authorities of this system. `patience`: seconds for which a
+    call is sent again when the connection breaks, as it does while a daemon is replaced.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Transport:
         address: str | Path | None = None,
         *,
         token: str | None = None,
-        ca: str | Path | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
         connections: int = 256,
         patience: float = 20.0,
     ):
@@ -187,7 +187,7 @@ class Transport:
         headers = {**(headers or {}), **({"Content-Type": kind} if data is not None else {})}
         try:
             async with self._open().request(
-                method, self._base + path, data=data, headers=headers, timeout=limit
+                method, self._where() + path, data=data, headers=headers, timeout=limit
             ) as response:
                 if response.status >= 400:
                     raise decoded_error(response.status, await response.read(), f"{method} {path}")
@@ -203,6 +203,9 @@ class Transport:
             raise self._unreached(error.os_error) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise broken(method, path, error) from None
+
+    def _where(self) -> str:
+        return self._base
 
     def _unreached(self, error: OSError) -> NoDaemon:
         place = self._url or self._socket
@@ -257,9 +260,11 @@ def _private(url: str) -> bool:
         return False
 
 
-def _trust(ca: str | Path | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
+def _trust(ca: str | Path | ssl.SSLContext | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
     if ca is None:
         return True
+    if isinstance(ca, ssl.SSLContext):
+        return ca
     if (pinned := re.fullmatch(r"sha256:([0-9a-fA-F:]+)", str(ca))) is not None:
         digest = bytes.fromhex(pinned[1].replace(":", ""))
         if len(digest) != 32:

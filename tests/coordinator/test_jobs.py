@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +22,11 @@ from coordinator import local
 from coordinator.jobs import own_ray
 from coordinator.jobs.head import Head
 from coordinator.jobs.keeper import parse_quotas
+from coordinator.jobs.parts import make_key
 from coordinator.jobs.store import JobStore
 from coordinator.jobs.supervisor import remember
 from rollout.engine import adopted
+from rollout.plan import PoolPlan
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.messages.cluster import JobInfo, JobRequest
@@ -34,7 +37,13 @@ from tests.support.small_run import rows, small
 from trainer.config import open_run
 
 LONG = 400.0  # seconds; other tests run beside this one
-EACH = {"slot": 1, "pool": 1}  # what a machine has: room for a trainer, and for an engine pool
+EACH = {"slot": 1}  # what a machine has: room for a run
+APART = {"trainer_needs": {"train": 1}, "engine_needs": {"pool": 1}, "engines": 2}
+PARTS: dict[str, tuple[str, ...]] = {  # of a job, and their processes
+    "run": ("supervisor", "rollout", "trainer", "engine"),
+    "trainer": ("trainer.supervisor", "trainer"),
+    **{name: (f"{name}.supervisor", f"{name}.keeper", name) for name in ("engine-0", "engine-1")},
+}
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -50,9 +59,10 @@ class Jobs:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def submit(self, run: Path, host: Path, **needs: float) -> JobInfo:
+    def submit(self, run: Path, host: Path, apart: Mapping[str, Any] | None = None, **needs: float) -> JobInfo:
         remember(run, {"PAGURUS_HOST": str(host)})
-        return self._call("POST", "", JobInfo, JobRequest(run=str(run), needs=needs))
+        make_key(run)
+        return self._call("POST", "", JobInfo, JobRequest(run=str(run), needs=needs, **apart or {}))
 
     def all(self) -> dict[str, JobInfo]:
         return {each.id: each for each in self._call("GET", "", list[JobInfo])}
@@ -77,7 +87,7 @@ class Jobs:
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    """A cluster of Ray: one node that has nothing, two with a slot and a pool each."""
+    """A cluster of Ray: one node that has nothing, two with room for a run each."""
     made = Machines()
     try:
         for has in ({}, EACH, EACH):
@@ -117,9 +127,7 @@ def test_a_job_goes_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_pa
         jobs = Jobs(cluster)
         job = jobs.submit(folder, own.socket, slot=1).id
         waits = jobs.submit(other, own.socket, slot=1).id
-        until(
-            lambda: rows(folder, "samples.sqlite", "select count(*) from prompts where state='handed'") > 0, "no batch"
-        )
+        until(lambda: handed(folder) > 0, "no batch")
         assert jobs.all()[job].state == "running"
         until(lambda: "may use slot=1" in jobs.all()[waits].reason, "the quota is not told")
         supervisor = local.written(folder)["supervisor"]
@@ -153,42 +161,79 @@ def whole(folder: Path) -> None:
     assert (summary["steps"], summary["trajectories_lost"]) == (3, 0)
 
 
+def handed(folder: Path) -> int:
+    """Prompts of a batch that the trainer has."""
+    return rows(folder, "samples.sqlite", "select count(*) from prompts where state='handed'")
+
+
+def apart(folder: Path, **more: Any) -> Path:
+    """A run of three steps for which two engines are to be placed."""
+    return open_run(small(folder, steps=3, pace=0.2, held_out=1, faults=0, pool=PoolPlan(engines=2), **more))[0]
+
+
 @pytest.mark.alone
-@pytest.mark.long  # three runs on two slots, each machine lost in turn: minutes
-def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
-    """They share two machines with an engine pool and a trainer's slot each. kill -9 of every role, of the head that
-    speaks to Ray, of the coordinator, and of all that runs on each machine, in turn; another machine comes for it."""
-    folders = [open_run(small(tmp_path / "runs", steps=3, pace=0.2, held_out=1, faults=0))[0] for _ in range(3)]
+def test_a_job_has_parts_on_machines_of_their_own(machines: Machines, own: Daemon, tmp_path: Path) -> None:
+    """kill -9 of all on the machine of an engine, for which there is no other one, then on that of the trainer."""
+    for has in ({"train": 1}, {"train": 1}, {"pool": 1}, {"pool": 1}):
+        add_machine(machines, has)
+    folder = apart(tmp_path / "runs")
     cluster = Cluster(tmp_path, "--ray", machines.address).start()
     try:
         jobs = Jobs(cluster)
-        runs = {jobs.submit(folder, own.socket, slot=1, pool=1).id: folder for folder in folders}
+        job = jobs.submit(folder, own.socket, APART, slot=1).id
+        until(lambda: handed(folder) > 0, "no batch")
+        assert set(local.written(folder)) >= {name for names in PARTS.values() for name in names} - {"engine"}
+        assert local.written(folder)["engine-0"].url.startswith("https://")
+        before = local.written(folder)["trainer"].generation
+        for part in ("engine-1", "trainer"):
+            lose_machine(machines, folder, part)
+        until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
+        assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
+        assert local.written(folder)["trainer"].generation > before
+    finally:
+        cluster.clean()
+    whole(folder)
+    until(lambda: not any(each.alive for each in local.states(folder)), "something of it lives on")
+
+
+@pytest.mark.alone
+@pytest.mark.long  # three runs on two slots, each machine lost in turn: minutes
+def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
+    """They share two trainers' slots and two pools of two engines. kill -9 of every role, of the head that speaks to
+    Ray, of the coordinator, and of all that runs on a machine of each kind, in turn; another machine comes for it."""
+    kinds: dict[str, dict[str, float]] = {"run": EACH, "trainer": {"train": 1}, "engine-0": {"pool": 2}}
+    for kind in ("trainer", "trainer", "engine-0", "engine-0"):
+        add_machine(machines, kinds[kind])
+    folders = [apart(tmp_path / "runs", seed=seed) for seed in range(3)]
+    cluster = Cluster(tmp_path, "--ray", machines.address).start()
+    try:
+        jobs = Jobs(cluster)
+        runs = {jobs.submit(folder, own.socket, APART, slot=1).id: folder for folder in folders}
 
         def working() -> list[Path]:
             """Jobs that have handed out a batch and are not over."""
             going = [folder for job, folder in runs.items() if jobs.all()[job].state == "running"]
-            handed = "select count(*) from prompts where state='handed'"
-            return [folder for folder in going if rows(folder, "samples.sqlite", handed) > 0]
+            return [folder for folder in going if handed(folder) > 0]
 
         def settled() -> bool:
             """As many work as there is room for, or all are over."""
             left = sum(info.ended_at is None for info in jobs.all().values())
             return len(working()) >= min(2, left)
 
-        def lose_one() -> bool:
+        def lose_one(part: str) -> bool:
             """A machine of one that works, unless all are over by now."""
             for folder in reversed(working()):
                 with contextlib.suppress(FileNotFoundError, ValueError):  # its supervisor has just ended
-                    lose_machine(machines, folder)
+                    lose_machine(machines, folder, part)
                     return True
             return all(info.ended_at is not None for info in jobs.all().values())
 
         until(settled, "two do not begin")
-        for act in ("roles", "head", "coordinator", "machine", "machine"):
+        for act in ("roles", "head", "coordinator", "engine-0", "trainer", "run"):
             until(settled, f"not all go on before the death of: {act}")
             if act == "roles":
                 for folder in working():
-                    for role in ("rollout", "trainer", "engine", "supervisor"):
+                    for role in {name for names in PARTS.values() for name in names}:
                         local.restart(folder, role)
             elif act == "head":
                 os.kill(int((tmp_path / "state" / "head.lock").read_text()), signal.SIGKILL)
@@ -196,8 +241,8 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
                 cluster.kill()
                 cluster.start()
             else:
-                until(lose_one, "no machine is lost")
-                add_machine(machines, EACH)
+                until(lambda part=act: lose_one(part), "no machine is lost")
+                add_machine(machines, kinds[act])
         until(lambda: all(info.ended_at is not None for info in jobs.all().values()), "not all jobs end")
         assert {info.state for info in jobs.all().values()} == {"done"}
     finally:
@@ -206,16 +251,16 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
         whole(folder)
 
 
-def lose_machine(machines: Machines, folder: Path) -> None:
-    """kill -9 of all that runs on the machine of a job."""
+def lose_machine(machines: Machines, folder: Path, part: str = "run") -> None:
+    """kill -9 of all that runs on the machine of a part of a job."""
     living = [node for node in machines.list_all_nodes() if "raylet" in node.all_processes]
     raylets = {node.all_processes["raylet"][0].process.pid: node for node in living}
-    above = lineage(local.written(folder)["supervisor"].pid)
+    above = lineage(local.written(folder)[PARTS[part][0]].pid)
     (where,) = raylets.keys() & set(above)
     raylets[where].kill_raylet()
     with contextlib.suppress(ProcessLookupError):
         os.kill(above[1], signal.SIGKILL)  # the actor
-    for role in ("supervisor", "rollout", "trainer", "engine"):
+    for role in PARTS[part]:
         local.restart(folder, role)
 
 
@@ -252,7 +297,7 @@ class OneMachine:
     def machines(self) -> Sequence[Mapping[str, float]]:
         return [{"CPU": 2.0}]
 
-    def place(self, job: str, run: str, needs: Mapping[str, float]) -> bool:
+    def place(self, job: str, run: str, parts: Mapping[str, Mapping[str, float]]) -> bool:
         if job not in self.placed:
             self.placed.append(job)
         return self.placed.index(job) < self.room
@@ -284,10 +329,10 @@ def test_a_head_adopts_what_began_before_it(tmp_path: Path, monkeypatch: pytest.
     machine.ends = [End(first), End(third, local.SAID, "no disk")]
     sight: list[dict[str, str]] = []
 
-    def place(job: str, run: str, needs: Mapping[str, float]) -> bool:
+    def place(job: str, run: str, parts: Mapping[str, Mapping[str, float]]) -> bool:
         sight.append({each.id: each.state for each in store.all()})
         machine.ends = machine.ends or [End(third, local.SAID, "no disk")]
-        return OneMachine.place(machine, job, run, needs)
+        return OneMachine.place(machine, job, run, parts)
 
     monkeypatch.setattr(machine, "place", place)
     machine.room = 2
@@ -321,7 +366,8 @@ ACTOR = """
 import sys, time
 from coordinator.jobs import actor
 actor.BEGIN = (*actor.BEGIN[:-2], "-c", sys.argv[2])
-made = actor.RunActor(sys.argv[1])
+actor.address = lambda: "127.0.0.1"
+made = actor.RunActor(sys.argv[1], "run", ["run"])
 while made._process is None:
     time.sleep(0.01)
 print(made._process.pid, flush=True)

@@ -14,6 +14,7 @@ import asyncio
 import gc
 import logging
 import os
+import ssl
 import sys
 import time
 import uuid
@@ -34,6 +35,7 @@ from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.engine.step_log import StepLog
+from rollout.engine.tls import listening
 from rollout.weights.process import PullerProcess
 from sandbox import structs
 from sandbox.errors import EngineFailed, Invalid, PagurusError
@@ -259,6 +261,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     idle_exit: float | None = None,
     weights: PulledWeights | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until `stop`, `idle_exit` seconds without a call, or a fatal error of the engine thread (raised)."""
     loop = asyncio.get_running_loop()
@@ -267,7 +270,7 @@ async def serve(
     server = Server(thread, weights)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, host, port, ssl_context=tls).start()
     log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again and again would hold up a step
@@ -288,6 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--tls", type=Path, help="answer only who has the key in this folder (rollout.engine.tls)")
     parser.add_argument("--version", default="0", help="what to call the weights, without --weights")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--cache", type=int, help="tokens of all sequences together; else slots times length")
@@ -340,7 +344,9 @@ async def run(options: argparse.Namespace) -> None:
             paged=options.paged,
         )
         log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
-        await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)
+        tls = None if options.tls is None else listening(options.tls)
+        at = {"host": options.host, "port": options.port, "tls": tls}
+        await serve(core, **at, idle_exit=options.idle_exit, weights=weights)
     finally:
         if weights is not None:
             await weights.close()

@@ -20,9 +20,9 @@ def reasons(view: View) -> dict[str, str]:
 
 def test_the_higher_priority_comes_first_then_the_older() -> None:
     waiting = [
-        Queued("new", {"GPU": 1}, number=3),
-        Queued("old", {"GPU": 1}, number=1),
-        Queued("low", {"GPU": 1}, "", -1),
+        Queued("new", [{"GPU": 1}], number=3),
+        Queued("old", [{"GPU": 1}], number=1),
+        Queued("low", [{"GPU": 1}], "", -1),
     ]
     assert started(View(waiting, machines=MACHINES)) == ["old", "new"]
     assert reasons(View(waiting, machines=MACHINES)) == {"low": "GPU=1 are in use"}
@@ -30,8 +30,8 @@ def test_the_higher_priority_comes_first_then_the_older() -> None:
 
 def test_a_large_job_is_not_overtaken_by_small_ones() -> None:
     view = View(
-        waiting=[Queued("large", {"GPU": 2}, number=2), Queued("small", {"CPU": 1}, number=3)],
-        begun=[Queued("first", {"GPU": 1}, number=1)],
+        waiting=[Queued("large", [{"GPU": 2}], number=2), Queued("small", [{"CPU": 1}], number=3)],
+        begun=[Queued("first", [{"GPU": 1}], number=1)],
         machines=MACHINES,
     )
     assert reasons(view) == {"large": "GPU=2 are in use", "small": "large comes first"}
@@ -40,12 +40,13 @@ def test_a_large_job_is_not_overtaken_by_small_ones() -> None:
 def test_who_can_never_run_or_has_used_his_quota_holds_back_nobody() -> None:
     view = View(
         waiting=[
-            Queued("huge", {"CPU": 12}, number=1),  # as much as all machines have, but no single one
-            Queued("odd", {"tpu": 1}, number=2),
-            Queued("second", {"GPU": 1}, "alice", number=3),
-            Queued("other", {"GPU": 1}, "bob", number=4),
+            Queued("huge", [{"CPU": 12}], number=1),  # as much as all machines have, but no single one
+            Queued("odd", [{"tpu": 1}], number=2),
+            Queued("wide", [{"CPU": 8}, {"CPU": 4}, {"CPU": 4}], number=2),  # each part alone finds a machine
+            Queued("second", [{"GPU": 1}], "alice", number=3),
+            Queued("other", [{"GPU": 1}], "bob", number=4),
         ],
-        begun=[Queued("hers", {"GPU": 1}, "alice")],
+        begun=[Queued("hers", [{"GPU": 1}], "alice")],
         machines=MACHINES,
         quotas={"alice": {"GPU": 1}, "": {"GPU": 8}},
     )
@@ -53,8 +54,20 @@ def test_who_can_never_run_or_has_used_his_quota_holds_back_nobody() -> None:
     assert reasons(view) == {
         "huge": "no machine has what it needs: CPU=12",
         "odd": "no machine has what it needs: tpu=1",
+        "wide": "all machines together lack what it needs: CPU=16",
         "second": "its owner may use GPU=1 at once",
     }
+
+
+def test_of_jobs_of_several_parts_one_at_a_time_looks_for_room() -> None:
+    large, other, small = (
+        Queued(name, [{"CPU": 1}] * parts, number=parts) for name, parts in (("l", 2), ("o", 3), ("s", 1))
+    )
+    assert started(View([large, other, small], machines=MACHINES)) == ["s", "l"]
+    assert reasons(View([large, other, small], machines=MACHINES)) == {"o": "l comes first"}
+    looking = Queued("looking", [{"CPU": 1}, {"GPU": 1}], placed=False)
+    assert started(View([small], [looking], MACHINES)) == []
+    assert started(View([small], [Queued("looking", [{"CPU": 1}], placed=False)], MACHINES)) == ["s"]
 
 
 needs = st.dictionaries(st.sampled_from(["CPU", "GPU", "slot"]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1)
@@ -62,7 +75,7 @@ jobs = st.lists(
     st.builds(
         Queued,
         job=st.uuids().map(str),
-        needs=needs,
+        parts=st.lists(needs, min_size=1, max_size=3),
         owner=st.sampled_from(["a", "b"]),
         priority=st.integers(-1, 1),
         number=st.integers(),

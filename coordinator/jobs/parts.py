@@ -1,0 +1,55 @@
+"""The processes of each part of a job.
+
+Owns: which these are, the key by which they know each other. Does not own: which parts there are
+(:mod:`coordinator.jobs.shape`), placing them (:mod:`coordinator.jobs.on_ray`), keeping them alive
+(:mod:`coordinator.local`).
+
+::
+
+    run: supervisor ─▶ rollout ──────── TLS ────────▶ engine-0, engine-1, ...: supervisor ─▶ keeper ─▶ engine
+                          ▲ TLS
+    trainer: supervisor ──┴▶ trainer                  all of them read and write the run folder
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator import local
+from coordinator.jobs.shape import ENGINE, TRAINER
+from daemon.auth.tls import self_signed
+from rollout.engine import tls
+
+
+def make_key(run: Path) -> None:
+    """Certificate and key by which the parts of a job on several machines know each other, if there is none yet."""
+    self_signed(tls.folder_of(run), "localhost")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What is kept alive for a part. `folder`: where its processes are written down."""
+
+    folder: Path
+    programs: Mapping[str, Sequence[str]]
+    spares: Sequence[str] = field(default=local.SPARES)
+
+
+def processes(run: Path, part: str, others: Sequence[str], address: str) -> Processes:
+    """`others`: parts of the same job. `address`: of this machine, for the others."""
+    if part == TRAINER:
+        argv = [sys.executable, "-m", "trainer", str(run), "--elsewhere"]
+        return Processes(local.part_of(run, part), {TRAINER: argv}, (TRAINER,))
+    if part.startswith(ENGINE):
+        argv = [sys.executable, "-m", "rollout.service.keeper", str(run), part.removeprefix(ENGINE), "--at", address]
+        return Processes(local.part_of(run, part), {"keeper": argv}, ())
+    programs = dict(local.programs(run))
+    if TRAINER in others:
+        del programs["trainer"]
+        programs["rollout"] = [*programs["rollout"], "--at", address]
+    if any(each.startswith(ENGINE) for each in others):
+        programs["rollout"] = [*programs["rollout"], "--placed"]
+    return Processes(run, programs)

@@ -1,0 +1,36 @@
+"""TLS between the roles of one run on several machines: all of them have one certificate, and its key.
+
+Owns: where both lie, contexts for either end. Does not own: making them (daemon.auth.tls), who listens where.
+Guarantee: whoever does not hold the run's key is neither answered nor believed. The key lies in the run folder, which
+its roles share; who reads that reads all that they say anyway.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+
+
+def folder_of(run: Path) -> Path:
+    """Where a run has them, if its roles are on several machines."""
+    return run / "roles" / "tls"
+
+
+def listening(folder: Path) -> ssl.SSLContext:
+    return _both(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), folder)
+
+
+def calling(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # a role may be on any machine; what counts is the key
+    return _both(context, folder)
+
+
+def _both(context: ssl.SSLContext, folder: Path) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.load_verify_locations(folder / CERTIFICATE)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

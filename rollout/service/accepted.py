@@ -1,0 +1,25 @@
+"""The version that a run's engines are to serve, as the trainer published it last. On disk, in the rollout's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rollout.service.protocol import VersionRef
+from sandbox import durable
+
+NAME = "version.json"
+
+
+def write(folder: Path, ref: VersionRef) -> None:
+    """It survives a loss of power from now on."""
+    durable.publish(folder / NAME, msgspec.json.encode(ref))
+
+
+def read(folder: Path) -> VersionRef | None:
+    """None: nothing was published yet."""
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=VersionRef)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,121 @@
+"""Keeps an engine server of a run on a machine of its own: its process there.
+
+    python -m rollout.service.keeper RUN NUMBER --at ADDRESS
+
+Owns: what the rollout may ask of it, where it is written down. Does not own: the server's life
+(rollout.engine.supervisor), on which machine it is (coordinator.jobs.parts), how the rollout uses it
+(rollout.service.placed).
+Guarantee: keeper and server talk to who has the run's key alone. Of the keepers of one server one works, by a lock in
+the run folder; a server that a killed keeper left is adopted by the next one on that machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rollout.engine import tls
+from rollout.engine.client import Published
+from rollout.engine.launch import Launch, reachable
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.plan import read_plan
+from rollout.service import accepted
+from rollout.service import protocol as wire
+from rollout.service.engines import launch as launch_of
+from rollout.service.placed import ADDRESS, folder_of, name_of
+from rollout.service.server import ENGINE_ASKS, Door
+from rollout.store import stages
+from rollout.store.lock import own
+from sandbox import durable, structs
+from sandbox.errors import Conflict, EngineFailed, PagurusError
+
+LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's folder
+ROLE = "keeper"
+LOOK = 0.5  # seconds between two looks for the run's first version
+OWNED = 75  # exit status: try again later
+
+
+class Keeper:
+    """What the rollout asks of the process that keeps a server."""
+
+    def __init__(self, engine: EngineSupervisor, roles: Path):
+        self.engine, self.roles = engine, roles
+        self.failed = asyncio.Event()
+
+    async def serving(self, ask: wire.Serving) -> wire.Served:
+        try:
+            served = wire.Served(url=(await self.engine.wait_serving()).url)
+        except EngineFailed:  # for good
+            self.failed.set()
+            raise
+        stages.note(self.roles, ROLE, stages.WORKED)
+        return served
+
+    async def fetch(self, ask: wire.Fetch) -> wire.Done:
+        await self.engine.fetch(ask.version)
+        return wire.Done()
+
+    async def change(self, ask: wire.Change) -> Published:
+        return await self.engine.publish(ask.folder, ask.version)
+
+    async def end(self, ask: wire.End) -> wire.Done:
+        self.engine.kill()
+        return wire.Done()
+
+
+async def keep(run: Path, number: int, launch: Launch, address: str) -> None:
+    """Until SIGTERM or SIGINT; raises what it cannot go on without. `address`: of this machine, for the others."""
+    this = asyncio.current_task()
+    assert this is not None
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, this.cancel)
+    while (ref := await asyncio.to_thread(accepted.read, run / "rollout")) is None:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(LOOK)
+    folder, keys = folder_of(run, number), tls.folder_of(run)
+    launch = reachable(launch, address, keys)
+    where = run / f"{name_of(number)}.log"
+    async with EngineSupervisor(launch, ref.folder, ref.version, log=where, roles=folder) as engine:
+        keeper = Keeper(engine, run / "roles")
+        async with Door(keeper, folder, socket=SOCKET, asks=ENGINE_ASKS) as door:
+            port = await door.listen(f"{address}:0", tls.listening(keys))
+            durable.publish(folder / ADDRESS, f"https://{address}:{port}".encode())
+            stages.note(keeper.roles, ROLE, stages.READY)
+            await keeper.failed.wait()
+            await engine.wait_serving()  # raises
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout.service.keeper", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("run", type=Path, help="a run folder, which the run's other machines see too")
+    parser.add_argument("number", type=int, help="of the server: from 0 to one less than `engines` of its plan")
+    parser.add_argument("--at", required=True, help="address of this machine")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    structs.learn()
+    try:
+        plan = read_plan(options.run)
+        os.nice(plan.nice)
+        folder = folder_of(options.run, options.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        with own(folder, LOCK):
+            asyncio.run(keep(options.run.resolve(), options.number, launch_of(plan), options.at))
+    except asyncio.CancelledError:  # its supervisor knows whether it asked for that
+        return OWNED
+    except Conflict as error:
+        print(error, file=sys.stderr)
+        return OWNED
+    except (PagurusError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,103 @@
+"""An engine server of a run on a machine of its own, as the rollout's pool sees it: a process there keeps it.
+
+Owns: where that process is found, what is asked of it. Does not own: what it does (rollout.service.keeper), requests
+(rollout.pool).
+Guarantee: the server is found wherever it is started next. Whoever does not hold the run's key is not believed.
+
+::
+
+    rollout: Placed ─┬─ serving, fetch, change, end ─▶ keeper ─▶ EngineSupervisor ─▶ engine
+                     ╰─ generate ───────────────────────────────────────────────────▶ ╯
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rollout.engine import tls
+from rollout.engine.client import EngineClient, Published
+from rollout.service import protocol as wire
+from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
+from sandbox.sdk.transport import Transport
+
+T = TypeVar("T")
+ADDRESS = "keeper.at"  # in the server's folder: the URL of its keeper
+AGAIN = 0.5  # seconds between two looks for a keeper
+log = logging.getLogger("pagurus.rollout.placed")
+
+
+def name_of(number: int) -> str:
+    return f"engine-{number}"
+
+
+def folder_of(run: Path, number: int) -> Path:
+    return run / "engines" / name_of(number)
+
+
+class Placed:
+    """A server of a run, wherever its keeper is by now. For a `Pool`."""
+
+    def __init__(self, run: Path, number: int, *, slots: int):
+        self.slots: int = slots
+        self._told, self._tls = folder_of(run, number) / ADDRESS, tls.folder_of(run)
+        self._keeper: Transport | None = None
+        self._at = ""
+        self._client: EngineClient | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def wait_serving(self) -> EngineClient:
+        while True:
+            try:
+                served = await self._ask(wire.Serving(), wire.Served)
+                break
+            except PagurusError as error:
+                log.debug("%s: %s", self._told.parent.name, error)
+                await asyncio.sleep(AGAIN)
+        if self._client is None or self._client.url != served.url:
+            if self._client is not None:
+                await self._client.close()
+            self._client = EngineClient(served.url, tls=self._tls)
+        return self._client
+
+    async def fetch(self, version: int) -> None:
+        await self._ask(wire.Fetch(version=version), wire.Done)
+
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        return await self._ask(wire.Change(folder=str(weights), version=version), Published)
+
+    def kill(self) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._end(), name=f"end of {self._told.parent.name}")
+
+    async def _end(self) -> None:
+        try:
+            await self._ask(wire.End(), wire.Done)
+        except PagurusError as error:
+            log.warning("%s may hang still: %s", self._told.parent.name, error)
+
+    async def close(self) -> None:
+        for each in (self._keeper, self._client):
+            if each is not None:
+                await each.close()
+
+    async def _ask(self, body: msgspec.Struct, answer: type[T]) -> T:
+        """EngineFailed where nobody answers, or not the keeper."""
+        try:
+            keeper = await self._reached()
+            return await keeper.call("POST", f"/{type(body).__name__.lower()}", answer, body)
+        except (EngineFailed, Timeout, NotFound, Invalid):  # its own words
+            raise
+        except (OSError, PagurusError) as error:
+            raise EngineFailed(f"{self._told.parent.name} is out of reach: {error}") from None
+
+    async def _reached(self) -> Transport:
+        at = await asyncio.to_thread(self._told.read_text)
+        if self._keeper is None or at != self._at:
+            if self._keeper is not None:
+                await self._keeper.close()
+            self._keeper, self._at = Transport(at, ca=tls.calling(self._tls), patience=0.0), at
+        return self._keeper
