@@ -39,7 +39,8 @@ class Callers:
         async with self._making:
             if (known := state.tokens.get((caller.token, member.name))) is not None:
                 return known[1]
-            wanted = TokenRequest(name=f"cluster {caller.token}", scope=caller.scope, owner=caller.owner)  # type: ignore[arg-type]
+            quota = msgspec.structs.replace(caller.quota, requests_per_s=None, execs=None)  # of these, all hosts' count
+            wanted = TokenRequest(name=f"cluster {caller.token}", scope=caller.scope, owner=caller.owner, quota=quota)  # type: ignore[arg-type]
             made = await member.upstream.call("POST", "/v1/tokens", NewToken, wanted)
             await state.put_token(caller.token, member.name, made.token.id, made.text)
             return made.text

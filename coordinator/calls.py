@@ -27,7 +27,8 @@ from coordinator.forward import WHOLE_MOST, Answer, abort, bridge, passed_on, re
 from coordinator.members import Member, Members
 from coordinator.moves import Moves
 from coordinator.wire import body as decoded
-from coordinator.wire import reply
+from coordinator.wire import raw, reply
+from daemon.api.idempotency import identity
 from daemon.auth import visibility
 from daemon.auth.access import CALLER
 from daemon.auth.quota import excess, usage
@@ -89,7 +90,7 @@ class Calls:
         id, member = self.find(request.match_info["id"])
         await self.moves.free(id)
         member = self.find(id)[1]
-        rest = request.match_info.get("rest")
+        rest = _rest(request)
         path = f"/v1/sandboxes/{id}" + (f"/{rest}" if rest else "") + _query(request)
         removed = request.method == "DELETE" and not rest
         if KEY in request.headers and self.members.places[id].row.replicated_answers and rest != "fork" and not removed:
@@ -110,9 +111,7 @@ class Calls:
                 await self.members.removed(id)
             return answer.response()
         if rest == "fork":
-            answer = await self._repeated(request, lambda: self.find(id)[1], path)
-            self._made(self.find(id)[1], answer)
-            return answer.response()
+            return await self._fork_sandbox(request, id, path)
         return await self._through(request, lambda: self.find(id)[1], path)
 
     async def _held(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
@@ -163,7 +162,7 @@ class Calls:
 
     async def _repeated(self, request: web.Request, holder: Any, path: str) -> Answer:
         """The whole answer, of the host that holds it by then. Sent again while the host is away, if it has a key."""
-        raw = await request.read()
+        data = await raw(request) or None
         deadline = time.monotonic() + PATIENCE
         while True:
             member = holder()
@@ -173,7 +172,7 @@ class Calls:
                 continue
             try:
                 async with while_there(request):
-                    answer = await self._whole(member, request.method, path, passed_on(request.headers), raw or None)
+                    answer = await self._whole(member, request.method, path, passed_on(request.headers), data)
                 if answer.status != LEASE_OVER or KEY not in request.headers or time.monotonic() > deadline:
                     return answer
             except (NoDaemon, ConnectionBroken):
@@ -183,10 +182,10 @@ class Calls:
             await asyncio.sleep(LOOK)
 
     async def _whole(
-        self, member: Member, method: str, path: str, headers: Mapping[str, str], raw: bytes | None
+        self, member: Member, method: str, path: str, headers: Mapping[str, str], data: bytes | None
     ) -> Answer:
         sent = {name: value for name, value in headers.items() if name.lower() != "content-length"}
-        return await member.upstream.whole(method, path, sent, raw, await self.callers.token(member))
+        return await member.upstream.whole(method, path, sent, data, await self.callers.token(member))
 
     def _remember(self, member: Member, answer: Answer) -> None:
         """Where the checkpoint is that an answer names."""
@@ -284,18 +283,46 @@ class Calls:
     def _call(self, request: web.Request) -> str | None:
         """What a repetition of this call is known by."""
         key = request.headers.get(KEY)
-        return None if key is None else "\n".join((CALLER.get().token, request.method, request.path, key))
+        if key is None:
+            return None
+        token = CALLER.get().token
+        return f"{token} {identity(token, request.method, request.path, key)}"
+
+    # ----------------------------------------------------------------- forks
+
+    async def _forks(self, request: web.Request, sandbox: str) -> tuple[ForkRequest, Any]:
+        """What is asked, and within what it is made: the quota, unless this call was admitted before."""
+        wanted = await decoded(request, ForkRequest)
+        wanted.need_count()
+        if self._call(request) in self.members.state.calls:
+            return wanted, contextlib.nullcontext()
+        known = self.members.places.get(sandbox)  # of one that is gone, its host counts what forks may use
+        limits = Limits(cpus=0.01, memory=1, disk=1) if known is None else known.row.limits
+        return wanted, self._admitted(None, [limits] * wanted.count)
+
+    async def _fork_sandbox(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
+        """New sandboxes that go on from a sandbox as it is now, on its host."""
+        wanted, admitted = await self._forks(request, id)
+        with admitted:
+            if (call := self._call(request)) is not None:
+                await self.members.state.put_call(call, self.find(id)[1].name)
+            with self.members.coming(self.find(id)[1], wanted.count):
+                answer = await self._repeated(request, lambda: self.find(id)[1], path)
+            self._made(self.find(id)[1], answer)
+        return answer.response()
 
     # ----------------------------------------------------------------- on a checkpoint
 
     async def on_checkpoint(self, request: web.Request) -> web.StreamResponse:
         """A call on one checkpoint, to a host that holds it."""
         found = await self.members.holders(request.match_info["checkpoint"], self.callers.token)
-        id = next(iter(found.values())).id
-        rest = request.match_info.get("rest")
+        info = next(iter(found.values()))
+        rest = _rest(request)
         if rest == "fork":
-            return await self._fork(request, id, frozenset(found))
-        path = f"/v1/checkpoints/{part(id)}" + (f"/{rest}" if rest else "") + _query(request)
+            wanted, admitted = await self._forks(request, info.sandbox)
+            with admitted:
+                return await self._fork(request, wanted, info.id, frozenset(found))
+        path = f"/v1/checkpoints/{part(info.id)}" + (f"/{rest}" if rest else "") + _query(request)
         order = place.ranked(self.members.views(), Wanted(holders=frozenset(found))) or sorted(found)
         if request.method == "DELETE" or rest == "label":
             held = [self.members.member(name) for name in sorted(found)]
@@ -303,9 +330,10 @@ class Calls:
             return max(answers, key=lambda answer: answer.status).response()
         return await self._through(request, lambda: self.members.member(order[0]), path)
 
-    async def _fork(self, request: web.Request, checkpoint: str, holders: frozenset[str]) -> web.StreamResponse:
+    async def _fork(
+        self, request: web.Request, wanted: ForkRequest, checkpoint: str, holders: frozenset[str]
+    ) -> web.StreamResponse:
         """New sandboxes on the hosts that hold the checkpoint, spread by how busy these are."""
-        wanted = await decoded(request, ForkRequest)
         call, state = self._call(request), self.members.state
         asked = Wanted(holders=holders, labels=wanted.labels or {})
         hosts = self.members.views()
@@ -318,9 +346,10 @@ class Calls:
                 raise NoSpace(f"no host can take it: {why}", remedy="see `pagurus cluster ls`")
             if call is not None:
                 await state.put_call(call, msgspec.json.encode(shares).decode())
-            await state.decided("fork", {"hosts": hosts, "wanted": asked, "count": wanted.count}, shares)
         path = f"/v1/checkpoints/{part(checkpoint)}/fork"
         parts = await asyncio.gather(*(self._share(request, n, c, path, wanted) for n, c in shares.items()))
+        if known is None and any(answer.status < 300 for _, answer in parts):
+            await state.decided("fork", {"hosts": hosts, "wanted": asked, "count": wanted.count}, shares)
         if len(parts) == 1:
             return parts[0][1].response()
         if all(answer.status >= 400 for _, answer in parts):
@@ -332,12 +361,20 @@ class Calls:
     ) -> tuple[list[ForkEntry], Answer]:
         member = self.members.member(host)
         headers = {**passed_on(request.headers), "Content-Type": MSGPACK}
-        raw = msgspec.msgpack.encode(msgspec.structs.replace(wanted, count=count))
+        data = msgspec.msgpack.encode(msgspec.structs.replace(wanted, count=count))
         with self.members.coming(member, count):
-            answer = await self._whole(member, "POST", path, headers, raw)
+            answer = await self._whole(member, "POST", path, headers, data)
         if answer.status < 300:
             return self._made(member, answer), answer
         return [ForkEntry(error=answer.decoded(ErrorBody)) for _ in range(count)], answer
+
+
+def _rest(request: web.Request) -> str | None:
+    """The end of the path. Decoded once more on the way, it could be another one at the host."""
+    rest = request.match_info.get("rest")
+    if rest is not None and not set("%?#").isdisjoint(rest):
+        raise NotFound("no such route", remedy="write the path as the description of the API has it")
+    return rest
 
 
 def _query(request: web.Request) -> str:

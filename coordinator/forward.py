@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,8 +21,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from daemon.auth.shares import Held
 from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
-from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error
+from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error, whole
 
 T = TypeVar("T")
 OWN = {  # headers that belong to one connection, or to who asked
@@ -29,8 +31,10 @@ OWN = {  # headers that belong to one connection, or to who asked
     "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
 WHOLE_MOST = 32 << 20  # bytes of an answer that is looked into before it goes on
+ANSWER_MOST = 128 << 20  # bytes of an answer that is held here: a command may tell 16 MiB twice, in base64
 CLOSE = 0.1  # seconds that it may take to close what is dropped
 LOOK = 0.5  # seconds between two looks whether the caller is still there
+MEMORY: contextvars.ContextVar[Held | None] = contextvars.ContextVar("memory", default=None)  # of the call under way
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,11 @@ class Upstream(Transport):
     ) -> Answer:
         """The whole answer, whatever its status."""
         async with self.answered(method, path, headers, body, token) as found:
-            return Answer(found.status, passed_on(found.headers), await found.read())
+            return Answer(found.status, passed_on(found.headers), await gathered(found))
+
+    async def raw(self, method: str, path: str, *request: Any, **named: Any) -> bytes:
+        async with self.request(method, path, *request, **named) as response:
+            return await gathered(response)
 
     @contextlib.asynccontextmanager
     async def answered(
@@ -147,6 +155,14 @@ class Upstream(Transport):
             return None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise broken("GET", path, error) from None
+
+
+async def gathered(found: aiohttp.ClientResponse, most: int | None = None) -> bytes:
+    """All of an answer, which its caller holds as long as the call lasts. Raises Protocol where there is more."""
+    data = await whole(found, most or ANSWER_MOST)
+    if (memory := MEMORY.get()) is not None:
+        memory.count(len(data))
+    return data
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:

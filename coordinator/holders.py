@@ -15,11 +15,14 @@ from typing import Protocol
 
 import msgspec
 
-from coordinator.forward import Answer, passed_on
+from coordinator.forward import Answer, gathered, passed_on
 from coordinator.members import Member
+from sandbox import errors
 from sandbox.errors import PagurusError
 from sandbox.messages.store import Imported
 from sandbox.sdk.transport import MSGPACK, decoded_error, part
+
+HAVE_MOST = 1 << 30  # bytes, as a daemon takes them
 
 
 class Holder(Protocol):
@@ -34,7 +37,8 @@ class Holder(Protocol):
         """
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
-        """Keep a state. Raises NotFound or Conflict where `since`, which it builds upon, is not here."""
+        """Keep a state, this one of this sandbox. Raises NotFound or Conflict where `since`, which it builds upon, is
+        not here."""
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
         """This state is not needed any more. What others build upon stays."""
@@ -68,7 +72,7 @@ class OnHost:
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         url = "/v1/checkpoints/survey"
         async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as found:
-            have = await found.read()
+            have = await gathered(found, HAVE_MOST)
             if found.status >= 400:
                 raise decoded_error(found.status, have, url)
             return have
@@ -78,7 +82,7 @@ class OnHost:
         headers = {"Accept": MSGPACK}
         async with self._member.upstream.answered("POST", path, headers, have, self._member.row.token) as found:
             if found.status >= 400:
-                raise decoded_error(found.status, await found.read(), path)
+                raise decoded_error(found.status, await gathered(found), path)
             yield found.content.iter_any()
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
@@ -86,10 +90,14 @@ class OnHost:
         url += f"arriving={part(sandbox)}" if self._arriving else ""  # what is prepared has its own
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         async with self._member.upstream.answered("POST", url, headers, stream, self._member.row.token) as taken:
-            answer = Answer(taken.status, passed_on(taken.headers), await taken.read())
+            answer = Answer(taken.status, passed_on(taken.headers), await gathered(taken))
         if answer.status >= 400:
             raise decoded_error(answer.status, answer.body, url)
-        answer.decoded(Imported)
+        found = answer.decoded(Imported)
+        if (found.checkpoint.sandbox, found.checkpoint.id) != (sandbox, checkpoint):
+            if not found.already:
+                await self.discard(sandbox, found.checkpoint.id)
+            raise errors.Protocol(f"{found.checkpoint.id} of {found.checkpoint.sandbox} came instead of {checkpoint}")
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
         with contextlib.suppress(PagurusError):  # something stands on it by now

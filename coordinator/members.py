@@ -14,7 +14,7 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ from coordinator.decide import lease
 from coordinator.decide.place import HostView
 from coordinator.forward import Upstream
 from coordinator.state import HostRow, State
-from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError
+from sandbox.content.transfer import CHECKPOINT_ID
+from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport, LeaseRequest, Left
@@ -32,6 +33,7 @@ log = logging.getLogger("pagurus.cluster")
 
 TTL = 5.0  # seconds without a report after which a host counts as silent
 CHECKPOINTS = 100_000  # of which the host is remembered
+ANSWER = 30.0  # seconds for which a host that reports is waited for when it is asked what it has
 FOREVER = 1e9  # seconds
 NOWHERE = ""  # home of a sandbox that was removed, while a host that it left may still have it
 TokenFor = Callable[["Member"], Awaitable[str | None]]  # what a caller shows to a host
@@ -316,25 +318,51 @@ class Members:
         """
         known = self._checkpoints.get(checkpoint)
         asked = [self.hosts[known]] if known in self.hosts and self.hosts[known].alive() else self.living()
-        found = await self._of(checkpoint, asked, token)
+        found, troubles = await self._of(checkpoint, asked, token)
         if not found and len(asked) < len(self.living()):
-            found = await self._of(checkpoint, self.living(), token)
+            found, troubles = await self._of(checkpoint, self.living(), token)
         if len({info.id for info in found.values()}) > 1:
             names = ", ".join(f"{info.id} on {host}" for host, info in sorted(found.items()))
             raise Conflict(f"several checkpoints are meant by {checkpoint}: {names}", remedy="use the id")
         for host, info in found.items():
             self.remember(info.id, host)
+        if not found and troubles:
+            raise troubles[0]
         if not found:
             raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
         return found
 
-    async def _of(self, checkpoint: str, asked: Iterable[Member], token: TokenFor) -> dict[str, CheckpointInfo]:
-        async def one(member: Member) -> tuple[str, CheckpointInfo | None]:
-            try:
-                path = f"/v1/checkpoints/{part(checkpoint)}"
-                return member.name, await member.upstream.ask("GET", path, CheckpointInfo, token=await token(member))
-            except (NotFound, NoDaemon, ConnectionBroken):
-                return member.name, None
+    async def _of(
+        self, checkpoint: str, asked: Iterable[Member], token: TokenFor
+    ) -> tuple[dict[str, CheckpointInfo], list[PagurusError]]:
+        """What hosts say of it, and why others said nothing: whoever has it need not wait for these."""
+        found: dict[str, CheckpointInfo] = {}
+        troubles: list[PagurusError] = []
 
-        answers = await asyncio.gather(*(one(member) for member in asked))
-        return {name: info for name, info in answers if info is not None}
+        async def one(member: Member) -> None:
+            path = f"/v1/checkpoints/{part(checkpoint)}"
+            try:
+                async with answering(member):
+                    info = await member.upstream.ask("GET", path, CheckpointInfo, token=await token(member))
+            except (NotFound, NoDaemon, ConnectionBroken):
+                return
+            except PagurusError as error:
+                log.warning("%s does not say whether it has %s: %s", member.name, checkpoint, error)
+                troubles.append(error)
+                return
+            if info.id == checkpoint or not CHECKPOINT_ID.fullmatch(checkpoint):
+                found[member.name] = info
+
+        await asyncio.gather(*(one(member) for member in asked))
+        return found, troubles
+
+
+@contextlib.asynccontextmanager
+async def answering(member: Member) -> AsyncIterator[None]:
+    """A host is asked within. Raises Timeout, which names it, where it says nothing for long."""
+    try:
+        async with asyncio.timeout(ANSWER):
+            yield
+    except TimeoutError:
+        why = f"host {member.name} reports, but has not answered for {ANSWER:g} s"
+        raise Timeout(why, remedy="start its daemon again, or `pagurus cluster rm` it") from None

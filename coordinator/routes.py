@@ -7,6 +7,7 @@ A route that is not here is refused, not guessed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -19,15 +20,17 @@ from coordinator.calls import Calls
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import Wanted
-from coordinator.forward import Answer, passed_on, relay, while_there
+from coordinator.forward import MEMORY, Answer, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
-from coordinator.members import Member, Members
+from coordinator.members import Member, Members, answering
 from coordinator.moves import Moves
 from coordinator.phases import Phases
 from coordinator.state import HostRow
-from coordinator.wire import body, refusal, reply
+from coordinator.wire import body, raw, refusal, reply
 from daemon.auth import access
 from daemon.auth.access import CALLER
+from daemon.auth.pace import Pace
+from daemon.auth.shares import Shares, memory_part
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
 from sandbox.messages.cluster import (
     CopyInfo,
@@ -59,9 +62,11 @@ class Routes:
         self.callers = callers
         self.moves = moves
         self.calls = Calls(members, callers, copies, moves)
+        self._pace = Pace()
+        self._memory = Shares("in memory", memory_part())
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=256 << 20, middlewares=[self._admitted])
+        app = web.Application(middlewares=[self._admitted])
         for method, path, handler in self._table():
             app.router.add_route(method, path, handler)
         return app
@@ -123,8 +128,9 @@ class Routes:
     @web.middleware
     async def _admitted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Who calls is known before anything is done; every error is an answer of the closed table."""
+        caller = access.NOBODY
         try:
-            CALLER.set(access.NOBODY)
+            CALLER.set(caller)
             if request.path not in ("/v1/health", "/v1/openapi.json"):
                 caller = self.callers.tokens.caller(request)
                 own = request.path.startswith(("/v1/cluster/", "/v1/tokens"))
@@ -132,7 +138,11 @@ class Routes:
                 if (refused := access.refusal(caller, scope)) is not None:
                     raise refused
                 CALLER.set(caller)
-            return await handler(request)
+                self._pace.need(caller)
+            acting = contextlib.nullcontext() if request.method == "GET" else self._pace.acting(caller)
+            with acting, self._memory.call(caller) as memory:
+                MEMORY.set(memory)
+                return await handler(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
             return refusal(request, error)
 
@@ -140,13 +150,14 @@ class Routes:
 
     async def _ask_all(self, request: web.Request) -> dict[str, Answer]:
         """What each living host answers. Raises the first refusal."""
-        raw = await request.read()
+        data = await raw(request) or None
         headers = {**passed_on(request.headers), "Accept": MSGPACK}
         headers.pop("Content-Length", None)
 
         async def one(member: Member) -> Answer:
-            token = await self.callers.token(member)
-            return await member.upstream.whole(request.method, request.path_qs, headers, raw or None, token)
+            async with answering(member) if request.method == "GET" else contextlib.nullcontext():
+                token = await self.callers.token(member)
+                return await member.upstream.whole(request.method, request.path_qs, headers, data, token)
 
         living = self.members.living()
         answers = dict(zip([m.name for m in living], await asyncio.gather(*map(one, living)), strict=True))
@@ -233,10 +244,9 @@ class Routes:
         wanted = await body(request, KeepStep)
         holders = await self.members.holders(wanted.checkpoint, self.callers.token)
         member = self.members.member(next(iter(holders)))
-        raw = await request.read()
         token = await self.callers.token(member)
         headers = {key: value for key, value in passed_on(request.headers).items() if key.lower() != "content-length"}
-        return (await member.upstream.whole("PUT", request.path_qs, headers, raw, token)).response()
+        return (await member.upstream.whole("PUT", request.path_qs, headers, await raw(request), token)).response()
 
     # ----------------------------------------------------------------- the cluster's own
 

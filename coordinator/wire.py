@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
+from coordinator.forward import MEMORY
 from daemon.wording import plain
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid, PagurusError, Timeout
 from sandbox.sdk.transport import MSGPACK
 
 log = logging.getLogger("pagurus.cluster")
 T = TypeVar("T")
+RAW = web.RequestKey("raw", bytes)
+BODY_MOST = 64 << 20  # bytes of a call that is held here: a command with its stdin. Others pass by
+STRUCT_MOST = 4 << 20  # bytes of what is decoded here
+PATIENCE = 30.0  # seconds without a byte after which a sender is given up
 
 
 def reply(request: web.Request, value: object, status: int = 200) -> web.Response:
@@ -29,15 +35,42 @@ def refusal(request: web.Request, error: Exception) -> web.Response:
     if not isinstance(error, PagurusError):
         log.error("%s %s", request.method, request.path, exc_info=error)
         error = PagurusError(f"a bug in the coordinator: {type(error).__name__}", remedy="see its log")
-    return reply(request, error.body(), error.status)
+    answer = reply(request, error.body(), error.status)
+    if (wait := getattr(error, "retry_after", None)) is not None:
+        answer.headers["Retry-After"] = str(max(1, round(wait)))
+    return answer
+
+
+async def raw(request: web.Request, most: int = BODY_MOST) -> bytes:
+    """The whole body, which the call holds. Raises TooMany where the calls of its owner hold too much."""
+    if RAW not in request:
+        memory, found = MEMORY.get(), bytearray()
+        while part := await _part(request):
+            if memory is not None:
+                memory.add(len(part))
+            found += part
+            if len(found) > most:
+                raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=len(found))
+        request[RAW] = bytes(found)
+    return request[RAW]
+
+
+async def _part(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await request.content.readany()
+    except TimeoutError:
+        raise Timeout(f"no byte of the body came for {PATIENCE:g} s") from None
+    except web.RequestPayloadError as error:
+        raise Invalid(f"the body cannot be read: {error}") from None
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
     """The decoded body. Raises Invalid."""
-    raw = await request.read()
+    data = await raw(request, STRUCT_MOST)
     try:
         if request.content_type == MSGPACK:
-            return msgspec.msgpack.decode(raw, type=kind)
-        return msgspec.json.decode(raw or b"{}", type=kind)
+            return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.json.decode(data or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the request cannot be taken: {plain(error)}") from None

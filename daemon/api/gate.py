@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterator
 
 from aiohttp import web
 
@@ -26,13 +24,13 @@ from daemon.api.route import Handler, Route
 from daemon.api.wire import DISK, JSON, MEMORY, ROUTE, carry_out, content, refusal
 from daemon.auth import access
 from daemon.auth.access import CALLER, Caller
-from daemon.auth.quota import Bucket, take
+from daemon.auth.pace import Pace
 from daemon.auth.shares import DISK_MOST, Shares, memory_part
 from daemon.auth.tokens import Tokens
 from daemon.auth.visibility import KEY
 from daemon.host.host import Host
 from daemon.logs import REQUEST, SUBJECT, request_id
-from sandbox.errors import NotFound, TooMany
+from sandbox.errors import NotFound
 
 log = logging.getLogger("pagurus.access")
 
@@ -50,8 +48,7 @@ class Gate:
         self.host = host
         self.tokens = tokens
         self._answers = answers
-        self._buckets: dict[str, Bucket] = {}
-        self._acting: Counter[str] = Counter()
+        self._pace = Pace()
         self._memory = Shares("in memory", memory_part())
         self._disk = Shares("of uploads", DISK_MOST)
 
@@ -84,13 +81,14 @@ class Gate:
         CALLER.set(caller)
         if route.scope == "exec" and route.method != "DELETE":
             self.host.fence.need_lease()
-        self._need_rate(caller)
+        self._pace.need(caller)
         if route.path.startswith("/v1/sandboxes/{id}"):
             # From here on the id, whether a name was given or not: handlers and keys see one spelling.
             row = self.host.live(request.match_info["id"]).row
             request.match_info["id"] = row.id
             SUBJECT.set(row)
-        with self._at_once(caller, route), self._memory.call(caller) as memory, self._disk.call(caller) as disk:
+        acting = self._pace.acting(caller) if route.scope == "exec" else contextlib.nullcontext()
+        with acting, self._memory.call(caller) as memory, self._disk.call(caller) as disk:
             request[MEMORY], request[DISK] = memory, disk
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
                 answer = await carry_out(request, route)
@@ -100,32 +98,6 @@ class Gate:
                 memory.count(answer.content_length or 0)
                 await _sent(request, answer)
             return answer
-
-    # ----------------------------------------------------------------- who, and how often
-
-    def _need_rate(self, caller: Caller) -> None:
-        rate = caller.quota.requests_per_s
-        if rate is None:
-            return
-        self._buckets[caller.token], wait = take(self._buckets.get(caller.token), rate, time.monotonic())
-        if wait:
-            refused = TooMany(f"more than {rate:g} requests per second", remedy=f"again in {wait:.2f} s")
-            refused.retry_after = wait
-            raise refused
-
-    @contextlib.contextmanager
-    def _at_once(self, caller: Caller, route: Route) -> Iterator[None]:
-        most = caller.quota.execs
-        if most is None or route.scope != "exec":
-            yield
-            return
-        if self._acting[caller.token] >= most:
-            raise TooMany(f"{most} calls of this token are under way", remedy="wait until one has ended")
-        self._acting[caller.token] += 1
-        try:
-            yield
-        finally:
-            self._acting[caller.token] -= 1
 
     # ----------------------------------------------------------------- once
 

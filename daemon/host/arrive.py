@@ -82,7 +82,7 @@ class Arrivals:
 
     async def _arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         host = self.host
-        origin = await host.restorable(checkpoint)
+        origin = await self._origin(checkpoint, request)
         if (known := host.live_sandboxes.get(request.id)) is not None:
             if known.row.origin == origin.id:
                 return known.row.info()
@@ -111,9 +111,13 @@ class Arrivals:
         origin.owner = request.owner  # whoever sees the sandbox sees what it came from
         return row.info()
 
-    def _row(self, origin: CheckpointRow, request: ArriveRequest) -> SandboxRow:
-        if origin.sandbox != request.id:
+    async def _origin(self, checkpoint: str, request: ArriveRequest) -> CheckpointRow:
+        origin = await self.host.restorable(checkpoint)
+        if origin.sandbox != request.id:  # another one's memory and files, which its owner would see
             raise Conflict(f"checkpoint {origin.id} is of another sandbox: {origin.sandbox}", remedy="fork it instead")
+        return origin
+
+    def _row(self, origin: CheckpointRow, request: ArriveRequest) -> SandboxRow:
         row = self.host.forked(origin)
         row.id, row.hostname = request.id, request.id.removeprefix("s-")
         row.name, row.owner = request.name, request.owner
@@ -136,7 +140,7 @@ class Arrivals:
         """Make all that takes long, from a former checkpoint of the sandbox."""
         host = self.host
         host.fence.need_lease()
-        origin = await host.restorable(checkpoint)
+        origin = await self._origin(checkpoint, request)
         await self.drop(request.id)
         if request.id in host.live_sandboxes:
             raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)

@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.host")
 
 FORKS_AT_ONCE = 4
-FORKS_MOST = 1024
 
 
 class Host:
@@ -197,8 +196,7 @@ class Host:
 
     async def fork(self, checkpoint: str, request: ForkRequest) -> list[ForkEntry]:
         """New sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-        if not 1 <= request.count <= FORKS_MOST:
-            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {request.count}")
+        request.need_count()
         create.need_labels(request.labels or {})
         origin = await self.restorable(checkpoint)
         with self.collector.pin(origin):

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sandbox.errors import ErrorBody
+from sandbox.errors import ErrorBody, Invalid
 from sandbox.messages.brief import Brief
 from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
 
+FORKS_MOST = 1024  # of one call
 Label = Annotated[str, msgspec.Meta(max_length=4096)]  # of a checkpoint, as somebody asks for it
 
 
@@ -73,6 +74,11 @@ class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     count: int = 1
     verify: bool = False  # compare each child with the checkpoint before it runs; one that differs has failed
     labels: dict[str, str] | None = None  # of the children; none: those of the sandbox they come from
+
+    def need_count(self) -> None:
+        """Raises Invalid for too few or too many."""
+        if not 1 <= self.count <= FORKS_MOST:
+            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {self.count}")
 
 
 class ForkEntry(Brief, kw_only=True, omit_defaults=True):

@@ -13,12 +13,16 @@ from sandbox.messages.sandboxes import Limits
 
 SOLE = "on."  # labels of a sandbox that begin so ask for a label of the host: on.zone=a
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+SandboxId = Annotated[str, msgspec.Meta(pattern="^s-[0-9a-f]{10}$")]
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]  # bytes
+SomeSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]  # bytes that others are divided by
 
 
 class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sandbox, as its daemon tells the coordinator of it."""
 
-    id: str
+    id: SandboxId
     owner: str = ""
     name: str | None = None
     image: str = ""
@@ -38,16 +42,16 @@ class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
 class HostReport(Brief, kw_only=True, omit_defaults=True):
     """daemon -> coordinator: POST /v1/host. What a host has, holds and does."""
 
-    clock: float  # seconds of a clock that runs evenly since `boot`, while the host sleeps too
+    clock: Moment  # of a clock that runs evenly since `boot`, while the host sleeps too
     boot: str  # another one after each start of the host
-    cpus: int
-    memory_bytes: int
-    memory_free: int
-    disk_bytes: int
-    disk_free: int
-    load: float  # tasks that run or want to, over the last minute
-    images: dict[str, str] = {}  # digests by name
-    sandboxes: list[HostedSandbox] = []
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    memory_bytes: SomeSize
+    memory_free: Size
+    disk_bytes: SomeSize
+    disk_free: Size
+    load: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # tasks that run or want to, over the last minute
+    images: Annotated[dict[str, str], msgspec.Meta(max_length=100_000)] = {}  # digests by name
+    sandboxes: Annotated[list[HostedSandbox], msgspec.Meta(max_length=10_000)] = []
 
 
 class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -56,13 +60,12 @@ class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     `boot`: the start of the host whose clock that is; for another one it means nothing. `release`: it needs none.
     """
 
-    until: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    until: Moment | None = None
     boot: str = ""
     release: bool = False
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
@@ -101,10 +104,10 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
 class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """coordinator -> daemon: POST /v1/checkpoints/{id}/arrive. A sandbox of another host goes on here, as itself."""
 
-    id: Annotated[str, msgspec.Meta(pattern="^s-[0-9a-f]{10}$")]
+    id: SandboxId
     name: str | None = None
     owner: str = ""
-    created_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
+    created_at: Moment = 0.0
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
     turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
     conversation: Conversation = msgspec.field(default_factory=Conversation)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 FRAME_MOST = 64 << 20  # bytes of one value of a stream
+REFUSAL_MOST = 1 << 20  # bytes of an answer that says why not
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last one from then on
 
 
@@ -190,7 +191,7 @@ class Transport:
                 method, self._where() + path, data=data, headers=headers, timeout=limit
             ) as response:
                 if response.status >= 400:
-                    raise decoded_error(response.status, await response.read(), f"{method} {path}")
+                    raise decoded_error(response.status, await whole(response, REFUSAL_MOST), f"{method} {path}")
                 yield response
         except TimeoutError as error:
             raise Timeout(f"{method} {path} took longer than {timeout} s") from error
@@ -245,8 +246,28 @@ class Transport:
                 if self._socket
                 else aiohttp.TCPConnector(limit=self._connections, ssl=self._trust)
             )
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
+            told = aiohttp.TraceConfig()
+            told.on_request_redirect.append(_stay)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, auto_decompress=False, trace_configs=[told]
+            )
         return self._session
+
+
+async def _stay(_: object, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
+    """No daemon sends a call elsewhere; one that lies would have us ask what only we can reach."""
+    told.response.close()
+    raise Protocol(f"{told.method} {told.url.path}: the answer sends the call elsewhere", remedy="is it a daemon?")
+
+
+async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """All of an answer. Raises Protocol where it is longer."""
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) > most:
+            raise Protocol(f"{response.method} {response.url.path}: an answer of more than {most} bytes")
+    return bytes(found)
 
 
 def _private(url: str) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
-from sandbox.messages import CreateRequest, SandboxInfo
+from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, SandboxInfo
 from sandbox.messages.cluster import HostChange, HostInfo, HostReport, PlaceInfo
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 from tests.support.cluster import Cluster
@@ -128,6 +129,45 @@ def own_cluster_port(cluster: Cluster) -> int:
     cluster.options("--listen", f"127.0.0.1:{port}", "--plain")
     cluster.start()
     return port
+
+
+async def test_forks_are_counted_and_calls_are_paced_over_all_hosts(
+    cluster: Cluster, client: Client, own_cluster_port: int
+) -> None:
+    async def own(**quota: Any) -> Client:
+        wanted = TokenRequest(name="t", scope="exec", quota=TokenQuota(**quota))
+        made = await client.call("POST", "/v1/tokens", NewToken, wanted)
+        return Client(f"http://127.0.0.1:{own_cluster_port}", token=made.text)
+
+    async with await own(sandboxes=3, memory=3 << 30) as caller, caller.create("debian") as mine:
+        kept = await mine.checkpoint()
+        with pytest.raises(Invalid, match="count must lie between"):  # it would place them until it is ended
+            await caller.fork(kept, 10**15)
+        with pytest.raises(TooMany, match="quota"):
+            await mine.fork(3)
+        with pytest.raises(TooMany, match="quota"):
+            await caller.fork(kept, 3)
+        with pytest.raises(NotFound):  # a way to write the route by which it would not be counted
+            await caller.call("POST", f"/v1/sandboxes/{mine.id}/fork%3F", list[ForkEntry], ForkRequest(count=2))
+        request = ForkRequest()
+        made = [
+            await caller.call("POST", f"/v1/sandboxes/{mine.id}/fork", list[ForkEntry], request, keyed="once")
+            for _ in range(2)  # sent again, it is not counted again
+        ]
+        assert made[0] == made[1]
+        (child,) = await caller.fork(kept, 1)
+        assert len(await caller.sandboxes()) == 3
+        with pytest.raises(TooMany, match="quota"):
+            await child.sandbox.fork(1)
+        for info in [each for each in await caller.sandboxes() if each.id != mine.id]:
+            await (await caller.get(info.id)).remove()
+    async with await own(requests_per_s=0.001) as caller:
+        assert await caller.sandboxes() == []
+        with pytest.raises(TooMany, match="requests per second"):
+            await caller.sandboxes()
+    async with await own(execs=0) as caller:
+        with pytest.raises(TooMany, match="under way"):
+            await caller.create("debian")
 
 
 async def test_a_host_that_falls_silent_gets_nothing_new_and_comes_back(cluster: Cluster, client: Client) -> None:
