@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from coordinator.balance import Balance
 from coordinator.callers import Callers
@@ -35,10 +37,12 @@ from daemon.listener import Listeners
 from daemon.notify import notify
 from sandbox import paths, private, structs
 from sandbox.container.cgroup import parse_bytes
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid, NoSpace, PagurusError
 
 NAME = "cluster.sock"
 CONNECTIONS = 8192
+AGAIN = 1.0  # seconds before a part that found the disk full goes on
+log = logging.getLogger("pagurus.cluster")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -99,11 +103,12 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
-        working = [asyncio.create_task(each.run()) for each in (jobs, phases, moves)]
+        parts: list[Part] = [jobs, phases, moves]
         if replicating:
-            working += [asyncio.create_task(each.run()) for each in (copies, failover)]
+            parts += [copies, failover]
         if replicating and not options.no_balance:
-            working.append(asyncio.create_task(Balance(members, moves).run()))
+            parts.append(Balance(members, moves))
+        working = [asyncio.create_task(lasting(each)) for each in parts]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():
@@ -118,6 +123,22 @@ async def serve(options: argparse.Namespace) -> None:
         await listeners.close()
         await members.close()
         await state.close()
+
+
+class Part(Protocol):
+    """Of a coordinator: works as long as it lives."""
+
+    async def run(self) -> None: ...
+
+
+async def lasting(part: Part) -> None:
+    """A full disk ends no part: with the coordinator, the leases of all hosts would end."""
+    while True:
+        try:
+            return await part.run()
+        except NoSpace as error:
+            log.error("%s: %s", type(part).__name__.lower(), error)
+            await asyncio.sleep(AGAIN)
 
 
 async def _serve_tcp(listeners: Listeners, options: argparse.Namespace) -> None:

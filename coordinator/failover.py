@@ -24,7 +24,7 @@ from coordinator.decide.failover import Held, Lost, Revive
 from coordinator.decide.replicate import STORE
 from coordinator.members import Members, Place
 from coordinator.state import CopyRow
-from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
+from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, HostedSandbox
 from sandbox.sdk.transport import part
@@ -95,8 +95,9 @@ class Failover:
             with self.members.coming(self.members.member(wanted.target)):
                 if not await self._revive(wanted):
                     await asyncio.sleep(REST)
-        except NotFound as error:  # the host was removed from the cluster meanwhile: another one is looked for
+        except PagurusError as error:  # the host was removed from the cluster, or the disk is full: looked at again
             log.warning("%s: %s", wanted.sandbox, error)
+            await asyncio.sleep(REST)
         finally:
             del self._under_way[wanted.sandbox]
             self.members.withheld = set(self._under_way.values())

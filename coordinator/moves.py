@@ -248,12 +248,14 @@ class Moves:
 
     async def _back(self, sandbox: str, move: MoveRow) -> None:
         """It goes on where and as it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
-        await self._state.put_home(sandbox, move.source)
+        known = self.members.places.get(sandbox)
+        been = known is not None and known.host != move.source
+        if been or self._state.homes.get(sandbox, move.source) != move.source:  # else a full disk holds nobody up
+            await self._state.put_home(sandbox, move.source)
         if move.source in self.members.hosts and not self._over(move.source):
             with contextlib.suppress(NotFound):
                 await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}/hold", msgspec.Raw)
-        known = self.members.places.get(sandbox)
-        if known is not None and known.host != move.source:  # what it has done at the other host has not taken place
+        if been:  # what it has done at the other host has not taken place
             self.members.places[sandbox] = Place(move.source, move.sandbox, time.monotonic())
 
     def _over(self, host: str) -> bool:

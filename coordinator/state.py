@@ -8,19 +8,22 @@ and is its owner's alone.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from coordinator.decide.replicate import STORE
 from sandbox import private
 from sandbox.database import Writer, connect
+from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages.cluster import Conversation, HostedSandbox, HostRequest
 
+T = TypeVar("T")
 VERSION = 1
 SCHEMA = """
 CREATE TABLE hosts (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
@@ -40,9 +43,17 @@ CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHO
 CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
     PRIMARY KEY (job, phase)) WITHOUT ROWID;
 """  # of second copies, copies in the store, moves and jobs that take turns, also in files that were made before
+# Of each caller, the word that a call's id begins with, the oldest.
+FORGET = """DELETE FROM {table} WHERE at < ? OR id IN (SELECT id FROM (SELECT id, sum({each}) OVER
+    (PARTITION BY substr(id, 1, instr(id, ' ')) ORDER BY at DESC) AS newer FROM {table}) WHERE newer > ?)
+    RETURNING id"""
+FORGET_CALLS = FORGET.format(table="calls", each="1")
+FORGET_ANSWERS = FORGET.format(table="answers", each="length(row) + 1024")
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
 PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
+CALLS = 50_000  # of one caller of which it is known where they went, at most a tenth more
+ANSWERS = 64 << 20  # bytes of the answers to one caller that are kept, at most an eighth more and one answer
 COPIES = ("copies", "seconds", "stored")  # tables: of two hosts, and the store
 DECISIONS = 10_000  # kept, at most a tenth more
 
@@ -74,6 +85,26 @@ class MoveRow(msgspec.Struct, kw_only=True):
     sandbox: HostedSandbox
 
 
+@contextlib.contextmanager
+def _known(rows: dict[str, T], key: str, row: T | None) -> Iterator[None]:
+    """It is known as soon as it is being written down; what is not written down, for the disk is full, is not."""
+    before = rows.get(key)
+    _put(rows, key, row)
+    try:
+        yield
+    except PagurusError:
+        if rows.get(key) is row:
+            _put(rows, key, before)
+        raise
+
+
+def _put(rows: dict[str, T], key: str, row: T | None) -> None:
+    if row is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = row
+
+
 class State:
     """The file at `path`. Reads at the start; one coordinator owns it."""
 
@@ -96,7 +127,7 @@ class State:
         rows = database.execute("SELECT sandbox, row FROM moves").fetchall()
         self.moves = {name: msgspec.msgpack.decode(row, type=MoveRow) for name, row in rows}
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
-        self._until_pruned = 0
+        self._until_pruned = self._calls_since = self._answers_since = 0
         self._writer = Writer(database, "the coordinator's state")
 
     @staticmethod
@@ -121,6 +152,11 @@ class State:
         """Before the call goes out: whoever repeats it reaches the same host, also by the next coordinator."""
         self.calls[call] = host
         await self._do("INSERT OR REPLACE INTO calls VALUES (?, ?, ?)", (call, host, time.time()))
+        self._calls_since += 1
+        if self._calls_since >= CALLS // 10:
+            self._calls_since = 0
+            for (id,) in await self._forget(FORGET_CALLS, CALLS):
+                self.calls.pop(id, None)
 
     async def put_token(self, caller: str, host: str, number: str, text: str) -> None:
         """The token by which calls of `caller` (its token here) act on `host`."""
@@ -135,9 +171,10 @@ class State:
         """The one that it replaces: the former one of this holder, or the older one of two hosts."""
         rows = self.copies.setdefault(sandbox, {})
         table = "stored" if row.host == STORE else self._table(rows, row.host)
-        former, rows[table] = rows.get(table), row
+        former = rows.get(table)
         packed = msgspec.msgpack.encode(row)
-        await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
+        with _known(rows, table, row):
+            await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
         return former
 
     @staticmethod
@@ -165,28 +202,37 @@ class State:
 
     async def put_move(self, sandbox: str, row: MoveRow) -> None:
         """Before a sandbox is held: the next coordinator brings the move to an end."""
-        self.moves[sandbox] = row
         packed = msgspec.msgpack.encode(row)
-        await self._do("INSERT OR REPLACE INTO moves VALUES (?, ?)", (sandbox, packed), durable=True)
+        with _known(self.moves, sandbox, row):
+            await self._do("INSERT OR REPLACE INTO moves VALUES (?, ?)", (sandbox, packed), durable=True)
 
     async def drop_move(self, sandbox: str) -> None:
-        self.moves.pop(sandbox, None)
-        await self._do("DELETE FROM moves WHERE sandbox = ?", (sandbox,))
+        with _known(self.moves, sandbox, None):
+            await self._do("DELETE FROM moves WHERE sandbox = ?", (sandbox,))
 
     async def put_home(self, sandbox: str, host: str) -> None:
         """A sandbox that has left its host belongs there from now on, and nowhere else."""
-        self.homes[sandbox] = host
-        await self._do("INSERT OR REPLACE INTO homes VALUES (?, ?)", (sandbox, host), durable=True)
+        with _known(self.homes, sandbox, host):
+            await self._do("INSERT OR REPLACE INTO homes VALUES (?, ?)", (sandbox, host), durable=True)
 
     async def drop_home(self, sandbox: str) -> None:
-        if self.homes.pop(sandbox, None) is not None:
-            await self._do("DELETE FROM homes WHERE sandbox = ?", (sandbox,))
+        if sandbox in self.homes:
+            with _known(self.homes, sandbox, None):
+                await self._do("DELETE FROM homes WHERE sandbox = ?", (sandbox,))
             await self._do("DELETE FROM answers WHERE sandbox = ?", (sandbox,))
 
     async def put_answer(self, call: str, sandbox: str, row: bytes) -> None:
         """What a call was answered whose state another host holds: repeated there, it is not carried out again."""
         statement = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)"
         await self._do(statement, (call, sandbox, time.time(), row), durable=True)
+        self._answers_since += len(row) + 1024
+        if self._answers_since >= ANSWERS // 8:
+            self._answers_since = 0
+            await self._forget(FORGET_ANSWERS, ANSWERS)
+
+    async def _forget(self, statement: str, most: int) -> list[tuple[str]]:
+        values = time.time() - CALL_AGE, most
+        return await self._writer.do(lambda database: database.execute(statement, values).fetchall())
 
     async def answer(self, call: str) -> bytes | None:
         query = "SELECT row FROM answers WHERE id = ?"
@@ -194,13 +240,14 @@ class State:
         return None if found is None else found[0]
 
     async def decided(self, kind: str, view: object, action: object) -> None:
-        """Log a decision with all that it was made from, so that it can be made again."""
+        """Log a decision with all that it was made from, so that it can be made again. On a full disk it is not."""
         row = msgspec.json.encode({"view": view, "action": action})
         self._until_pruned -= 1
-        if self._until_pruned <= 0:
-            self._until_pruned = DECISIONS // 10
-            await self._do(FORGET_DECISIONS, (DECISIONS,))
-        await self._do("INSERT INTO decisions (at, kind, row) VALUES (?, ?, ?)", (time.time(), kind, row))
+        with contextlib.suppress(NoSpace):
+            if self._until_pruned <= 0:
+                self._until_pruned = DECISIONS // 10
+                await self._do(FORGET_DECISIONS, (DECISIONS,))
+            await self._do("INSERT INTO decisions (at, kind, row) VALUES (?, ?, ?)", (time.time(), kind, row))
 
     async def all_or_none(self, changes: Sequence[tuple[str, tuple[object, ...]]]) -> None:
         """These statements, in one durable transaction."""
