@@ -114,4 +114,4 @@ async def _commit(request: web.Request, host: Host, checkpoint: str, body: Commi
 @AREA("DELETE", "/v1/images/{name}", scope="admin")
 async def _remove(host: Host, name: str) -> None:
     """Remove the name of an image. Its tree stays while another name or a sandbox needs it."""
-    await asyncio.to_thread(host.images.remove, name, set(host.images_used()))
+    await asyncio.to_thread(host.images.remove, name, host.images_used)

@@ -90,6 +90,10 @@ class Making:
         self._live_sandboxes = live_sandboxes
         self._rows: dict[str, SandboxRow] = {}
 
+    def rows(self) -> list[SandboxRow]:
+        """Those that are being made."""
+        return list(self._rows.values())
+
     @contextlib.contextmanager
     def admitted(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within. Its owner is the caller's, where the caller is no administrator."""

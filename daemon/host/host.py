@@ -313,10 +313,11 @@ class Host:
         )
 
     def images_used(self) -> dict[str, int]:
-        """How many sandboxes and imported checkpoints stand on each image, by digest."""
-        rows: list[Template] = [live.row for live in self.live_sandboxes.values()]
-        rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
-        return collections.Counter(row.image_digest for row in rows)
+        """How many sandboxes and imported checkpoints stand on each image, by digest; those that are being made too.
+        From any thread."""
+        rows: list[Template] = [*self.making.rows(), *(live.row for live in list(self.live_sandboxes.values()))]
+        rows += [row.template for row in list(self.services.checkpoints.values()) if row.template is not None]
+        return collections.Counter([*self.store.coming, *(row.image_digest for row in rows)])
 
     def admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
         """Take over a sandbox that exists. `container` is None for a dead one."""

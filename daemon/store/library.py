@@ -51,6 +51,7 @@ class Store:
         self._host = host
         self._streams = asyncio.Semaphore(STREAMS)
         self._arriving: set[str] = set()
+        self.coming: list[str] = []  # digests of the images of what is being imported
         self._remembered: tuple[str, exports.Base] | None = None  # what the next export builds upon
 
     # ----------------------------------------------------------------- small acts
@@ -73,7 +74,7 @@ class Store:
             self._host.collector.changed(name)
         await self._host.collector.thin()
         await self._host.collector.collect_pages()
-        await asyncio.to_thread(self._host.images.collect, set(self._host.images_used()))
+        await asyncio.to_thread(self._host.images.collect, self._host.images_used)
 
     async def verify(self, checkpoints: list[str]) -> list[CheckpointReport]:
         """Reports on these checkpoints; without any, on all and on the catalogue."""
@@ -247,10 +248,12 @@ class Store:
         async with self._streams, self._lists(since) as base:
             importer = Importer(self._host.places, self._pages, self._host.services.capturer.need, former, base)
             mine: str | None = None
+            image: str | None = None
             try:
                 async for part in _gathered(stream):
                     head = await _streamed(importer.feed, part)
                     if head is not None:
+                        self.coming.append(image := head.image_digest)
                         importer.template = await self._admitted(head, host_mounts)
                         importer.look_first(self._of(head.sandbox))
                         mine = await self._welcome(head)
@@ -272,6 +275,8 @@ class Store:
                 raise
             finally:
                 self._arriving.discard(mine or "")
+                if image is not None:
+                    self.coming.remove(image)
                 closing = self._host.services.spawn(_streamed(importer.close), "end of an import")
                 if former is None:  # else somebody waits for the sandbox
                     await asyncio.shield(closing)

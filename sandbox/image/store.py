@@ -24,7 +24,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -44,6 +44,7 @@ FILE_MOST = 250  # characters of the name of a file
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+Used = Callable[[], Container[str]]  # digests of trees that somebody stands on, or is about to
 Fill = Callable[[Path], ImageConfig | None]
 
 
@@ -150,25 +151,25 @@ class ImageStore:
 
     # ---------------------------------------------------------------- removing
 
-    def remove(self, name: str, used: Sequence[str] | set[str] = ()) -> bool:
-        """Remove a name, and its tree unless another name points to it or its digest is in `used`.
+    def remove(self, name: str, used: Used = tuple) -> bool:
+        """Remove a name, and its tree unless another name points to it or `used` says that somebody stands on it.
 
         Returns whether the tree went too.
         """
         with self._locked():
             image = self.resolve(name)
             (self._path(name) or self.folder).unlink()
-            if image.digest in used or any(self.resolve(other).digest == image.digest for other in self.list()):
+            if any(self.resolve(other).digest == image.digest for other in self.list()):
                 return False
-            return self._drop(image.digest)
+            return self._drop(image.digest, used)
 
-    def collect(self, used: Sequence[str] | set[str]) -> int:
+    def collect(self, used: Used) -> int:
         """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many trees.
 
         What another process is making stays.
         """
         with self._locked():
-            named = {self.resolve(name).digest for name in self.list()} | set(used)
+            named = {self.resolve(name).digest for name in self.list()}
             gone = 0
             for entry in _entries(self.trees):
                 if DIGEST.fullmatch(entry.name) is None:
@@ -176,15 +177,18 @@ class ImageStore:
                     with contextlib.suppress(OSError), held:  # else it is tried again by the next
                         walk.remove_path(entry)
                 elif entry.name not in named:
-                    gone += self._drop(entry.name)
+                    gone += self._drop(entry.name, used)
             return gone
 
-    def _drop(self, content: str) -> bool:
+    def _drop(self, content: str, used: Used) -> bool:
         place = self.trees / content
-        if not place.is_dir():
+        if not place.is_dir() or content in used():
             return False
         aside = self.trees / f".gone-{secrets.token_hex(6)}"
         place.rename(aside)
+        if content in used():  # by one that began in between; whoever begins now does not find it
+            aside.rename(place)
+            return False
         walk.remove_path(aside)
         return True
 
