@@ -15,7 +15,7 @@ import contextlib
 
 import msgspec
 
-from coordinator.members import Member, Members
+from coordinator.members import Member, Members, answering
 from daemon.auth.access import CALLER
 from daemon.auth.tokens import Tokens
 from sandbox.errors import PagurusError
@@ -28,7 +28,7 @@ class Callers:
     def __init__(self, tokens: Tokens, members: Members) -> None:
         self.tokens = tokens
         self._members = members
-        self._making = asyncio.Lock()
+        self._making: dict[str, asyncio.Lock] = {}  # by host
 
     async def token(self, member: Member) -> str | None:
         """What the call under way shows to a host; None: nothing, on a socket that is root's alone."""
@@ -36,7 +36,9 @@ class Callers:
         if caller.everything:
             return member.row.token
         state = self._members.state
-        async with self._making:
+        if (known := state.tokens.get((caller.token, member.name))) is not None:
+            return known[1]
+        async with self._making.setdefault(member.name, asyncio.Lock()), answering(member):
             if (known := state.tokens.get((caller.token, member.name))) is not None:
                 return known[1]
             quota = msgspec.structs.replace(caller.quota, requests_per_s=None, execs=None)  # of these, all hosts' count

@@ -16,14 +16,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from coordinator import forward, holders
+from coordinator.callers import Callers
 from coordinator.decide import place, replicate
 from coordinator.decide.place import Wanted
 from coordinator.holders import OnHost
 from coordinator.members import Member, Members
 from coordinator.state import HostRow, State
+from daemon.auth.access import CALLER, Caller
+from daemon.auth.tokens import Tokens
 from sandbox.errors import NotFound, PagurusError, Protocol, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.messages.store import Imported
+from sandbox.messages.tokens import ApiToken, NewToken
 from sandbox.sdk.transport import MSGPACK
 
 REPORT = {
@@ -227,3 +231,30 @@ async def test_that_nobody_has_it_is_not_said_while_one_host_does_not_say(
         await found(members, hanging)
     with pytest.raises(NotFound):
         await found(members, another_one)
+
+
+async def test_a_host_that_makes_no_token_keeps_no_call_to_another_waiting(
+    members: Members, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("coordinator.members.ANSWER", 2.0)
+    callers = Callers(Tokens(tmp_path / "tokens.json", clock=time.time), members)
+    asked = asyncio.Event()
+
+    async def makes(_: web.Request) -> web.Response:
+        token = ApiToken(id="0123456789ab", name="t", scope="exec", owner="o", created_at=0.0)
+        return packed(NewToken(token=token, text="shown"))
+
+    async def hangs(request: web.Request) -> web.Response:
+        asked.set()
+        return await hanging(request)
+
+    CALLER.set(Caller(token="0123456789ab", owner="o", scope="exec", everything=False))
+    async with told(makes) as one, told(hangs) as two:
+        good, bad = member(one, "good"), member(two, "bad")
+        waiting = asyncio.create_task(callers.token(bad))
+        await asked.wait()
+        assert await callers.token(good) == "shown" and not waiting.done()
+        with pytest.raises(Timeout, match="host bad"):
+            await waiting
+        await good.upstream.close()
+        await bad.upstream.close()
