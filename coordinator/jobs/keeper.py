@@ -9,6 +9,8 @@ import asyncio
 import importlib.util
 import json
 import logging
+import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,12 +106,20 @@ class Jobs:
         path = Path((await self.job(id)).run) / "run.log"
 
         def read() -> bytes:
+            """What writes the run folder may have put a link, or a pipe that nobody writes, in its place."""
             try:
-                with path.open("rb") as file:
-                    file.seek(begin)
-                    return file.read(PART)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 return b""
+            except OSError as error:
+                raise Invalid(
+                    f"{path} cannot be read: {error.strerror}", remedy="look at it where the job runs"
+                ) from None
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise Invalid(f"{path} is no file", remedy="look at it where the job runs")
+                file.seek(begin)
+                return file.read(PART)
 
         return await asyncio.to_thread(read)
 

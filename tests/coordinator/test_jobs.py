@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster as Machines
 from coordinator import local
 from coordinator.jobs import own_ray
 from coordinator.jobs.head import Head
+from coordinator.jobs.keeper import Jobs as Keeper
 from coordinator.jobs.keeper import parse_quotas
 from coordinator.jobs.parts import make_key
 from coordinator.jobs.store import JobStore
@@ -283,6 +284,24 @@ def test_a_cluster_of_this_machine_lives_while_there_are_jobs(tmp_path: Path) ->
         until(lambda: adopted.hold(known) is None, "Ray is still there")
     finally:
         cluster.clean()
+
+
+async def test_a_log_that_was_replaced_by_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "run" / "run.log"
+    run.mkdir()
+    (run / "plan.json").write_text("{}")
+    (tmp_path / "secret").write_text("secret")
+    kept = Keeper(tmp_path)
+    job = (await kept.submit(JobRequest(run=str(run), needs={"CPU": 1.0}), "")).id
+    assert await kept.said(job, 0) == b""
+    log.write_bytes(b"one line")
+    assert await kept.said(job, 4) == b"line"
+    for put in (lambda: log.symlink_to(tmp_path / "secret"), lambda: os.mkfifo(log)):
+        log.unlink()
+        put()
+        with pytest.raises(Invalid, match="cannot be read|no file"):
+            await kept.said(job, 0)
+    await kept.close()
 
 
 class OneMachine:

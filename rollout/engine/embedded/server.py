@@ -314,6 +314,8 @@ def main(arguments: list[str] | None = None) -> None:
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
         return
     options = parser.parse_args(told)
+    if options.tls is None and options.host not in ("127.0.0.1", "::1", "localhost"):
+        parser.error("an engine that others reach answers whoever has the run's key alone: give --tls")
     torch.set_num_threads(options.threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()
