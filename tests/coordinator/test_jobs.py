@@ -299,7 +299,7 @@ async def test_a_log_that_was_replaced_by_a_link_or_a_pipe_is_not_read(tmp_path:
     for put in (lambda: log.symlink_to(tmp_path / "secret"), lambda: os.mkfifo(log)):
         log.unlink()
         put()
-        with pytest.raises(Invalid, match="cannot be read|no file"):
+        with pytest.raises(Invalid, match=r"cannot be read|no file"):
             await kept.said(job, 0)
     await kept.close()
 
