@@ -22,7 +22,7 @@ from coordinator.balance import Balance
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.failover import Failover
-from coordinator.jobs.keeper import Jobs, parse_quotas
+from coordinator.jobs.keeper import Jobs, parse_prices, parse_quotas
 from coordinator.members import TTL, Members
 from coordinator.moves import Moves
 from coordinator.object_store import ObjectStore
@@ -69,6 +69,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="[OWNER:]NAME=N",
         help="what jobs of an owner may use at once",
     )
+    parser.add_argument(
+        "--price", action="append", default=[], metavar="NAME=N", help="of an hour of what jobs need: GPU=2.5"
+    )
     parser.add_argument("--share", metavar="AMOUNTS", help="machines that jobs take turns on: rollout=1,train=1")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser.parse_args(arguments)
@@ -91,7 +94,8 @@ async def serve(options: argparse.Namespace) -> None:
     moves = Moves(members, copies)
     failover = Failover(members, copies, moves.in_use, verify=options.verify)
     members.removing, members.left = copies.forget, copies.keep_later
-    jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
+    quotas, prices = parse_quotas(options.quota), parse_prices(options.price)
+    jobs = Jobs(options.state, ray=options.ray, quotas=quotas, prices=prices)
     phases = Phases(state, parse_share(options.share))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
     listeners = Listeners(Routes(members, callers, copies, moves, jobs, phases).application(), connections=CONNECTIONS)

@@ -12,13 +12,17 @@ import logging
 import os
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
+from coordinator.decide.cost import cost, so_far
 from coordinator.jobs import tied
 from coordinator.jobs.store import JobStore
 from sandbox.errors import Invalid, NotFound, Unsupported
-from sandbox.messages.cluster import JobInfo, JobRequest
+from sandbox.messages.cluster import JobInfo, JobRequest, Needs
 
 AGAIN = 1.0  # seconds before a head that died is started again
 PART = 1 << 20  # bytes of a log in one answer
@@ -48,11 +52,37 @@ def parse_needs(text: str) -> dict[str, float]:
         raise Invalid(f"{text!r} are no amounts", remedy="write them like CPU=2,GPU=1") from None
 
 
+def parse_prices(given: list[str]) -> dict[str, float]:
+    """``["GPU=2.5", "CPU=0.05"]``: what one of each costs in an hour. Raises Invalid.
+
+    >>> parse_prices(["GPU=2.5", "CPU=0.05"])
+    {'GPU': 2.5, 'CPU': 0.05}
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        try:
+            prices = msgspec.convert(parse_needs(text), Needs)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"--price {text}: {error}", remedy="write it like GPU=2.5") from None
+        if twice := sorted(set(prices) & set(found)):
+            raise Invalid(f"--price names {twice[0]} twice", remedy="give one price of an hour for each resource")
+        found |= prices
+    return found
+
+
 class Jobs:
     """See the module."""
 
-    def __init__(self, folder: Path, *, ray: str = "", quotas: Quotas | None = None) -> None:
-        self._folder, self._ray, self._quotas = folder, ray, quotas or {}
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ray: str = "",
+        quotas: Quotas | None = None,
+        prices: Mapping[str, float] | None = None,
+    ) -> None:
+        """`prices`: of an hour, by the names of what jobs need."""
+        self._folder, self._ray, self._quotas, self._prices = folder, ray, quotas or {}, prices or {}
         self._store = JobStore(folder)
         self._lock = asyncio.Lock()  # one thread at a time
         self._wake = asyncio.Event()
@@ -87,19 +117,24 @@ class Jobs:
         async with self._lock:
             made = await asyncio.to_thread(self._store.submit, request, owner)
         self._wake.set()
-        return made
+        return self._priced(made)
 
     async def all(self) -> list[JobInfo]:
         async with self._lock:
-            return await asyncio.to_thread(self._store.all)
+            return [self._priced(each) for each in await asyncio.to_thread(self._store.all)]
 
     async def job(self, id: str) -> JobInfo:
         async with self._lock:
-            return (await asyncio.to_thread(self._store.job, id)).told()
+            return self._priced((await asyncio.to_thread(self._store.job, id)).told())
 
     async def cancel(self, id: str) -> JobInfo:
         async with self._lock:
-            return await asyncio.to_thread(self._store.cancel, id)
+            return self._priced(await asyncio.to_thread(self._store.cancel, id))
+
+    def _priced(self, job: JobInfo) -> JobInfo:
+        if self._prices:
+            job.cost = cost(so_far(job.started_at, job.ended_at, time.time()), job.needs, self._prices)
+        return job
 
     async def said(self, id: str, begin: int) -> bytes:
         """A part of what the run says, from that byte on; nothing at its end."""

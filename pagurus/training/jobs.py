@@ -97,7 +97,7 @@ def list_jobs(
     if json:
         output.as_json(found)
     else:
-        output.table(("job", "state", "priority", "needs", "owner", "age", "run", ""), map(_row, found))
+        output.table(("job", "state", "priority", "needs", "owner", "age", "cost", "run", ""), map(_row, found))
 
 
 def _row(job: JobInfo) -> tuple[object, ...]:
@@ -108,7 +108,8 @@ def _row(job: JobInfo) -> tuple[object, ...]:
         if amounts
     )
     age = f"{time.time() - job.submitted_at:.0f} s"
-    return job.id, job.state, job.priority, needs, job.owner, age, job.run, job.reason
+    cost = "-" if job.cost is None else f"{job.cost:.2f}"
+    return job.id, job.state, job.priority, needs, job.owner, age, cost, job.run, job.reason
 
 
 @verbs.command()

@@ -235,6 +235,7 @@ class JobInfo(Brief, kw_only=True, omit_defaults=True):
     submitted_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None
+    cost: float | None = None  # so far, at the prices of `pagurus cluster up --price`; None: it has none
 
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]

@@ -1,0 +1,77 @@
+"""What jobs cost, by tables; a coordinator's answers with prices and without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.decide.cost import cost, so_far
+from coordinator.jobs.keeper import Jobs, parse_prices
+from coordinator.jobs.store import JobStore
+from sandbox.errors import Invalid
+from sandbox.messages.cluster import JobRequest
+
+PRICES = {"GPU": 2.5, "CPU": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "amounts", "prices", "told"),
+    [
+        (3600, {"GPU": 1}, PRICES, 2.5),
+        (1800, {"GPU": 2, "CPU": 8}, PRICES, 2.7),
+        (7200, {"pool": 3}, PRICES, 0.0),  # nothing of it has a price
+        (7200, {"GPU": 0.5, "pool": 3}, PRICES, 2.5),
+        (0, {"GPU": 1}, PRICES, 0.0),
+        (3600, {"GPU": 1}, {}, 0.0),
+    ],
+)
+def test_a_cost_is_hours_times_amounts_times_prices(
+    seconds: float, amounts: dict[str, float], prices: dict[str, float], told: float
+) -> None:
+    assert cost(seconds, amounts, prices) == pytest.approx(told)
+
+
+@pytest.mark.parametrize(
+    ("started", "ended", "seconds"),
+    [(None, None, 0), (None, 50.0, 0), (40.0, None, 60), (40.0, 55.0, 15), (200.0, None, 0)],
+)
+def test_a_job_holds_its_room_from_its_start_to_its_end(
+    started: float | None, ended: float | None, seconds: float
+) -> None:
+    assert so_far(started, ended, now=100.0) == seconds
+
+
+@pytest.mark.parametrize(
+    "given", [["GPU"], ["GPU=much"], ["GPU=-1"], ["GPU=0"], ["GPU=nan"], ["GPU=inf"], ["no name=1"], ["CPU=1", "CPU=2"]]
+)
+def test_prices_that_are_none_are_refused(given: list[str]) -> None:
+    with pytest.raises(Invalid) as refused:
+        parse_prices(given)
+    assert refused.value.remedy
+
+
+def test_a_coordinator_does_not_start_with_prices_that_are_none(tmp_path: Path) -> None:
+    folders = ["--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "coordinator", *folders, "--price", "GPU=-2"], capture_output=True, text=True
+    )
+    assert ran.returncode == 1 and "GPU=2.5" in ran.stderr, ran.stderr
+
+
+async def test_jobs_tell_what_they_have_cost(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    begun = store.submit(JobRequest(run="/a", needs={"GPU": 2, "CPU": 4}), "")
+    waits = store.submit(JobRequest(run="/b", needs={"GPU": 1}), "")
+    store.change(begun.id, state="running", started_at=time.time() - 1800)
+    store.change(begun.id, state="done")
+    store.close()
+    priced, free = Jobs(tmp_path, prices=parse_prices(["GPU=2.5", "CPU=0.05"])), Jobs(tmp_path)
+    told = {each.id: each.cost for each in await priced.all()}
+    assert told[waits.id] == 0 and told[begun.id] == (await priced.job(begun.id)).cost == pytest.approx(2.6, rel=0.01)
+    assert [each.cost for each in await free.all()] == [None, None]
+    await priced.close()
+    await free.close()
