@@ -105,8 +105,8 @@ def gantt(
     seconds: Annotated[float, typer.Option(help="So much of its newest time.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="The page; RUN/gantt.html when left out.")] = None,
 ) -> None:
-    """Write a page that shows who did what when. The trainer and each trajectory, with shares of the time."""
-    from rollout.gantt import chart
+    """Write a page that shows who did what when. Also why who waited, with shares of the time."""
+    from rollout.gantt.chart import chart
 
     page = out or run / "gantt.html"
     page.write_text(chart(rollout_of(run), run.resolve().name, seconds))

@@ -25,6 +25,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -70,6 +71,7 @@ class EngineSupervisor:
         self.restarts = 0
         self.retried = 0
         self.publications: list[Published] = []
+        self.on_serving: Callable[[bool], None] = lambda serves: None  # told of its death, and when it serves again
         self.pid: int | None = None
         self._client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | Adopted | None = None
@@ -294,6 +296,7 @@ class EngineSupervisor:
         self._client = client
         self._answered = False
         self._note(stages.READY)
+        self.on_serving(True)
         self._serving.set()
 
     async def _start_again(self) -> None:
@@ -320,6 +323,7 @@ class EngineSupervisor:
             code = await ended
             self._serving.clear()
             self._note(stages.NOTICED)
+            self.on_serving(False)
             client, self._client = self._client, None
             log.warning(
                 "engine %s (pid %s) ended with %s, restarting; log: %s", self.launch.name, self.pid, code, self.log

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,8 @@ from rollout.decide.engines.routing import ServerView, Signs, State, Taking
 from rollout.engine.client import EngineClient, Published, wait_healthy
 from rollout.engine.weights import Mirrored
 from sandbox.errors import PagurusError
+
+Note = Callable[[str, State, int, int], None]  # name, state, load, slots, whenever one of them has changed
 
 LOOK = 0.25  # seconds
 AT_ONCE = 16  # requests that leave a lost server in one turn of the event loop
@@ -126,6 +129,13 @@ class Member:
     restarts: int = 0
     waits: dict[asyncio.Timeout, float] = field(default_factory=dict)  # for a token, since when
     asleep: asyncio.Task[None] | None = None  # done when it rests
+    note: Note | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Whatever changes its state or its load is noted."""
+        super().__setattr__(name, value)
+        if name in ("state", "load") and (note := self.__dict__.get("note")) is not None:
+            note(self.name, self.state, self.load, self.server.slots)
 
     @property
     def view(self) -> ServerView:

@@ -34,7 +34,7 @@ from rollout.decide.view import CrewView
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
-from rollout.pool.member import Member, Server
+from rollout.pool.member import Member, Note, Server
 from rollout.pool.slots import Log, Slots, Ticket
 from sandbox.errors import Closed, Conflict, EngineFailed, NotFound, PagurusError
 
@@ -50,9 +50,17 @@ Enough = Callable[[list[int]], int | None]  # of an answer's tokens so far, how 
 class Pool:
     """``async with Pool() as pool: await pool.join("a", server); await pool.generate(ids, sampling)``"""
 
-    def __init__(self, *, rules: RoutingRules | None = None, at_once: int = 1, tell: Log | None = None):
-        """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view."""
-        self.rules, self.at_once = rules or RoutingRules(), at_once
+    def __init__(
+        self,
+        *,
+        rules: RoutingRules | None = None,
+        at_once: int = 1,
+        tell: Log | None = None,
+        note: Note | None = None,
+    ):
+        """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view; `note`
+        each change of a server's state or load."""
+        self.rules, self.at_once, self._note = rules or RoutingRules(), at_once, note
         self.members: dict[str, Member] = {}
         self.counts: Counter[str] = Counter()
         self.steps = Steps()
@@ -89,7 +97,7 @@ class Pool:
         it."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
-        member = self.members[name] = Member(name, server, hardware, lent)
+        member = self.members[name] = Member(name, server, hardware, lent, note=self._note)
         await self._revive(member)
 
     async def drain(self, name: str) -> Server:

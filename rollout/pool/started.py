@@ -13,12 +13,20 @@ from pathlib import Path
 from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import Launch
 from rollout.engine.supervisor import EngineSupervisor
+from rollout.pool.member import Note
 from rollout.pool.pool import Pool
 
 
 @asynccontextmanager
 async def started(
-    launch: Launch, folder: Path | str, version: int, *, count: int, run: Path, rules: RoutingRules | None = None
+    launch: Launch,
+    folder: Path | str,
+    version: int,
+    *,
+    count: int,
+    run: Path,
+    rules: RoutingRules | None = None,
+    note: Note | None = None,
 ) -> AsyncIterator[Pool]:
     """`count` servers of the sealed weights in `folder`, as one. They outlive this process if it is killed, and the
     next one adopts them: each is written down in a folder of its own below ``run/engines``."""
@@ -29,7 +37,7 @@ async def started(
     }
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
-        pool = await stack.enter_async_context(Pool(rules=rules))
+        pool = await stack.enter_async_context(Pool(rules=rules, note=note))
         for name, server in servers.items():
             await pool.join(name, server)
         yield pool

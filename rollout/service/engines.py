@@ -1,7 +1,7 @@
 """The engines of a run, as its plan names them: one server, a pool of several on this machine or on others, or servers
 that somebody else runs.
 
-Owns: which of these, and how the servers are started. Does not own: servers, pools, weights.
+Owns: which of these, how the servers are started, that what they do is written down. Does not own: servers, weights.
 Guarantee: what is yielded serves the version that was asked for; servers of ours outlive a killed rollout, and the next
 one adopts them.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Protocol
 
@@ -21,11 +21,13 @@ from rollout.engine.supervisor import EngineSupervisor
 from rollout.engine.weights import Mirrored
 from rollout.episode.turns import Engine
 from rollout.plan import RolloutPlan
-from rollout.pool.member import Remote
+from rollout.pool.alone import Alone
+from rollout.pool.member import Note, Remote
 from rollout.pool.pool import Pool
 from rollout.pool.started import started
 from rollout.service.placed import Placed, name_of
 from rollout.service.protocol import VersionRef
+from rollout.store.servers import ServerLog
 from sandbox.errors import Invalid, PagurusError
 
 log = logging.getLogger("pagurus.rollout.engines")
@@ -44,16 +46,29 @@ def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
     """What serves a version for this plan. ``async with serving(plan, run)(ref) as engines``. `placed`: its servers are
     kept on machines of their own (rollout.service.placed)."""
 
-    def serve(ref: VersionRef) -> AbstractAsyncContextManager[Engines]:
-        if placed:
-            return _placed(plan, ref, run)
-        if plan.pool.urls:
-            return _remote(plan, ref, run)
-        if plan.pool.engines > 1:
-            return started(launch(plan), ref.folder, ref.version, count=plan.pool.engines, run=run)
-        return EngineSupervisor(launch(plan), ref.folder, ref.version, log=run / "engine.log", roles=run / "roles")
+    @asynccontextmanager
+    async def serve(ref: VersionRef) -> AsyncIterator[Engines]:
+        with closing(ServerLog(run / "rollout")) as seen:
+            of = _placed(plan, ref, run, seen.note) if placed else _engines(plan, ref, run, seen.note)
+            async with of as engines:
+                yield engines
 
     return serve
+
+
+def _engines(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AbstractAsyncContextManager[Engines]:
+    if plan.pool.urls:
+        return _remote(plan, ref, run, note)
+    if plan.pool.engines > 1:
+        return started(launch(plan), ref.folder, ref.version, count=plan.pool.engines, run=run, note=note)
+    return _one(plan, ref, run, note)
+
+
+@asynccontextmanager
+async def _one(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Alone]:
+    log, roles = run / "engine.log", run / "roles"
+    async with EngineSupervisor(launch(plan), ref.folder, ref.version, log=log, roles=roles) as server:
+        yield Alone("engine", server, note)
 
 
 def launch(plan: RolloutPlan) -> Launch:
@@ -76,10 +91,10 @@ def launch(plan: RolloutPlan) -> Launch:
 
 
 @asynccontextmanager
-async def _placed(plan: RolloutPlan, ref: VersionRef, run: Path) -> AsyncIterator[Pool]:
+async def _placed(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Pool]:
     """As soon as one of them serves: the others may wait for a machine."""
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool())
+        pool = await stack.enter_async_context(Pool(note=note))
         joining = []
         for number in range(plan.pool.engines):
             server = Placed(run, number, slots=plan.pool.slots)
@@ -103,10 +118,10 @@ async def _join(pool: Pool, name: str, server: Placed) -> None:
 
 
 @asynccontextmanager
-async def _remote(plan: RolloutPlan, ref: VersionRef, run: Path) -> AsyncIterator[Pool]:
+async def _remote(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Pool]:
     pulls = launch(plan).pulls
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool())
+        pool = await stack.enter_async_context(Pool(note=note))
         hardware = plan.pool.hardware or [""] * len(plan.pool.urls)
         for number, (url, of) in enumerate(zip(plan.pool.urls, hardware, strict=True)):
             mirror = None if pulls else Mirrored(ref.folder, run / f"remote-{number}.weights")

@@ -2,8 +2,7 @@
 
 Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them; replaying what engines
 have logged that lend (rollout.engine.step_log). Does not own: deciding.
-Guarantee: what is complete in a file of a killed process can be read; `replay` decides again on each view and says
-where the actions differ.
+Guarantee: `replay` decides again on each view and says where the actions differ.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import zstandard
 
 from rollout.decide.engines.lending import Lending, Took
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import Action, Decision, Rules, View
 from rollout.engine import step_log
+from rollout.store import lines
 from sandbox.errors import Invalid, NotFound
 
 PATTERN = "decisions-*.jsonl.zst"
@@ -27,21 +26,14 @@ class DecisionLog:
     """Appends to the file of one generation. The first line holds the rules."""
 
     def __init__(self, folder: Path, generation: int, rules: Rules):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"decisions-{generation:06d}.jsonl.zst").open("wb")
-        self._writer = zstandard.ZstdCompressor(3).stream_writer(self._file, closefd=True)
-        self._line(rules)
+        self._lines = lines.Lines(folder / f"decisions-{generation:06d}.jsonl.zst")
+        self._lines.append(rules)
 
     def append(self, now: float, view: View, actions: list[Action]) -> None:
-        self._line(Decision(now=now, view=view, actions=actions))
+        self._lines.append(Decision(now=now, view=view, actions=actions))
 
     def close(self) -> None:
-        self._writer.close()
-
-    def _line(self, value: msgspec.Struct) -> None:
-        self._writer.write(msgspec.json.encode(value) + b"\n")
-        self._writer.flush(zstandard.FLUSH_BLOCK)
-        self._file.flush()
+        self._lines.close()
 
 
 class Replayed(msgspec.Struct, kw_only=True):
@@ -84,7 +76,7 @@ def _compare(found: Replayed, where: str, again: object, logged: object) -> None
 def read(path: Path) -> Iterator[tuple[Rules, Decision]]:
     """The complete lines of one file, each with the rules that it was decided by."""
     rules: Rules | None = None
-    for line in _lines(path):
+    for line in lines.read(path):
         try:
             if rules is None:
                 rules = msgspec.json.decode(line, type=Rules)
@@ -92,19 +84,3 @@ def read(path: Path) -> Iterator[tuple[Rules, Decision]]:
                 yield rules, msgspec.json.decode(line, type=Decision)
         except msgspec.MsgspecError as error:
             raise Invalid(f"{path} is damaged: {error}") from error
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    rest = b""
-    with path.open("rb") as file:
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        while chunk := _chunk(reader, path):
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from whole
-
-
-def _chunk(reader: zstandard.ZstdDecompressionReader, path: Path) -> bytes:
-    try:
-        return reader.read(1 << 16)
-    except zstandard.ZstdError as error:
-        raise Invalid(f"{path} is damaged: {error}") from error

@@ -10,29 +10,60 @@ from typer.testing import CliRunner
 
 from pagurus.training.rollouts import application
 from rollout import RolloutController
-from rollout.decide.view import Decision, View, Wait
-from rollout.gantt import Bar, lanes, of_trainer, of_trajectory, page, shares
+from rollout.decide.view import Action, Buffered, Decision, GroupView, Member, PartView, Rules, View, Wait
+from rollout.gantt import trainer
+from rollout.gantt.drawing import Bar, Lane, Part, page, shares, spent
+from rollout.gantt.trajectories import lanes, of_trajectory
 from rollout.messages import Trajectory, TurnRecord
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
+RULES = Rules(groups=2)
+REFUSES = [PartView("create", 1, 0, 0, "full")]
 
-def seen(now: float, *, training: bool = False, asked: bool = False, why: str = "") -> Decision:
-    view = View(version=3, asked=asked, training=training, running=[], buffered=[], queued=0, more=True)
-    return Decision(now=now, view=view, actions=[Wait("trainer", why)] if why else [])
+
+def group(*states: str) -> GroupView:
+    return GroupView("p", 0, [Member(n, state) for n, state in enumerate(states)])  # type: ignore[arg-type]
+
+
+def view(**known: object) -> View:
+    plain = {"version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True}
+    return View(**{**plain, **known})  # type: ignore[arg-type]
+
+
+def seen(now: float, *, why: str = "", **known: object) -> tuple[Rules, Decision]:
+    actions: list[Action] = [Wait("rollout", "create refuses"), Wait("trainer", why)] if why else []
+    return RULES, Decision(now=now, view=view(**known), actions=actions)
 
 
 def test_the_trainer_trains_or_waits_for_a_reason() -> None:
+    played, whole = [group("running", "scoring")], [Buffered("a", 0, [3]), Buffered("b", 1, [3])]
     log = [
-        seen(10, training=True), seen(12, training=True), seen(15, asked=True, why="stragglers"),
-        seen(16, asked=True, why="groups"), seen(18), seen(20, training=True), seen(21),
+        seen(10, training=True), seen(12, training=True), seen(15, asked=True, running=played, why="0 of 2 groups"),
+        seen(16, asked=True, buffered=whole, why="stragglers: p/1"), seen(18), seen(20, training=True), seen(21),
     ]  # fmt: skip
-    assert of_trainer(log) == [
-        Bar("trains", 10, 15, "version 3"),
-        Bar("waits for a batch", 15, 16, "stragglers"),
-        Bar("waits for a batch", 16, 18, "groups"),
-        Bar("trains", 20, 21, "version 3"),
+    assert trainer.of_trainer(log) == [
+        Bar(trainer.TRAINS, 10, 15, "version 3"),
+        Bar(trainer.PLAYED, 15, 16, "0 of 2 groups"),
+        Bar(trainer.STRAGGLERS, 16, 18, "stragglers: p/1"),
+        Bar(trainer.TRAINS, 20, 21, "version 3"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"training": True, "asked": True}, trainer.TRAINS),
+        ({}, ""),
+        ({"asked": True}, trainer.NONE),
+        ({"asked": True, "running": [group("waiting")]}, trainer.PLAYED),
+        ({"asked": True, "running": [group("ended", "scoring")]}, trainer.SCORED),
+        ({"asked": True, "running": [group("running")], "parts": REFUSES}, trainer.REFUSED),
+        ({"asked": True, "buffered": [Buffered("a", 0, [3]), Buffered("b", 1, [3])]}, trainer.STRAGGLERS),
+    ],
+)  # fmt: skip
+def test_why_the_trainer_waits(known: dict[str, object], told: str) -> None:
+    assert trainer.doing(RULES, view(**known)) == told
 
 
 def test_a_trajectory_is_what_its_turns_were() -> None:
@@ -52,20 +83,24 @@ def test_a_lane_holds_one_at_a_time() -> None:
     rows = [
         [Bar("samples", begin, end, "")] for begin, end in ((0.0, 4.0), (1.0, 2.0), (2.0, 3.0), (4.0, 5.0), (4.5, 6.0))
     ]
-    assert [[(bar.begin, bar.end) for bar in lane] for lane in lanes(rows)] == [
+    assert [[(bar.begin, bar.end) for bar in lane.bars] for lane in lanes(rows)] == [
         [(0, 4), (4, 5)],
         [(1, 2), (2, 3), (4.5, 6)],
     ]
 
 
 def test_shares_are_of_the_time_that_is_shown() -> None:
-    bars = [Bar("samples", 0, 4, ""), Bar("command", 4, 6, "")]
-    assert shares(bars, 2, 6, 2) == pytest.approx({"samples": 0.25, "command": 0.25, "nothing": 0.5})
+    bars = [Bar("samples", 0, 4, ""), Bar("command", 4, 6, ""), Bar("scored", 0, 1, "")]
+    part = Part(title="", lanes=[Lane("", bars), Lane("", [])], spent=spent(bars, 2, 6), rest="nothing")
+    assert shares(part, 2, 6) == [("samples", 2, 0.25), ("command", 2, 0.25), ("nothing", 4, 0.5)]
 
 
 def test_names_cannot_leave_their_place_on_the_page() -> None:
-    said = page("<script>", [Bar("trains", 1, 2, "</title><script>x</script>")], [], 60)
-    assert "<script>" not in said and "&lt;script&gt;" in said
+    evil = "</title></text><script>x</script>'\"&"
+    part = Part(title=evil, lanes=[Lane(evil, [Bar(evil, 1, 2, evil)])], spent={evil: 1.0}, rest=evil, said=evil)
+    said = page(evil, [part], 0, 2, {})
+    assert "<script" not in said and said.count("&lt;script&gt;") == 9 and "default-src 'none'" in said
+    assert re.findall(r"<rect [^>]*>", said) == ["<rect x='800.0' y='0.0' width='800.0' height='10.0' fill='#3b6fb6'>"]
 
 
 @pytest.mark.asyncio
@@ -80,4 +115,6 @@ async def test_a_run_s_page_shows_what_it_played(tmp_path: Path) -> None:
     ran = CliRunner().invoke(application, ["gantt", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     said = (tmp_path / "gantt.html").read_text()
-    assert len(set(re.findall(r"p\d+/\d, turn 0, \d+ tokens", said))) >= 8 and "trainer<td>" in said
+    assert (
+        len(set(re.findall(r"p\d+/\d, turn 0, \d+ tokens", said))) >= 8 and "Trainer" in said and trainer.PLAYED in said
+    )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ import msgspec
 import pytest
 
 from coordinator import local
+from rollout.gantt import engines
+from rollout.gantt.chart import chart
 from rollout.labels import BOOK, KEPT, PREPARED
 from rollout.service.protocol import Counts
-from rollout.store import decisions
+from rollout.store import decisions, servers
 from rollout.store.lock import own
 from rollout.store.samples import SampleStore
 from rollout.weights.export import export
@@ -111,6 +114,11 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     assert any(t.continued for batch in batches if batch is not None for t in batch.trajectories)
     replayed = decisions.replay(run.folder / "rollout")
     assert replayed.identical == replayed.decisions > 0, replayed.first_difference
+    noted = list(servers.read(run.folder / "rollout"))
+    assert {each.server for each in noted} == {"engine"} and max(each.load for each in noted) > 1
+    page = chart(run.folder / "rollout", "a run", seconds=3600)
+    for shown in (engines.ANSWERS, engines.STATES["updating"], engines.STATES[servers.LEFT], engines.IN["command"]):
+        assert f"</i> {escape(shown)}<td>" in page, shown
     left = asyncio.run(_sandboxes(daemon))
     assert {(info.state, *info.labels) for info in left} == {
         ("dead", PREPARED, BOOK),  # for the next run of these seeds

@@ -1,0 +1,38 @@
+"""The page of a run: what its trainer, its engines and its trajectories did when, and what shares of the time it took.
+
+Owns: what is read, and how much of it is shown. Does not own: lanes and causes (beside this), the page (drawing).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.gantt import engines, trainer, trajectories
+from rollout.gantt.drawing import Part, page, spent
+from rollout.store import decisions, servers
+from rollout.store.samples import SampleStore
+
+COLOURS = {**trajectories.COLOURS, **trainer.COLOURS, **engines.COLOURS}
+
+
+def chart(folder: Path, run: str, seconds: float) -> str:
+    """HTML of the newest `seconds` of a rollout's folder."""
+    logged = [each for path in sorted(folder.glob(decisions.PATTERN)) for each in decisions.read(path)]
+    doing = list(servers.read(folder))
+    store = SampleStore(folder)
+    try:
+        played = [trajectories.of_trajectory(store.sample(prompt, member)) for prompt, member, _, _ in store.samples()]
+    finally:
+        store.close()
+    trained, turns = trainer.of_trainer(logged), [bar for row in played for bar in row]
+    every = [*trained, *turns]
+    begun = [*(bar.begin for bar in every), *(each.at for each in doing)]
+    until = max([*(bar.end for bar in every), *(each.at for each in doing)], default=0.0)
+    since = max(until - seconds, min(begin for begin in begun)) if begun else 0.0
+    rows = trajectories.lanes([bar for bar in row if bar.end > since] for row in played)
+    parts = [
+        trainer.part(trained, since, until),
+        engines.part(doing, engines.of_decisions(logged), turns, since, until),
+        Part(title="Trajectories", lanes=rows, spent=spent(turns, since, until), said="Each lane holds one at a time."),
+    ]
+    return page(run, parts, since, until, COLOURS)
