@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,27 +28,44 @@ from coordinator.decide.turns import Turn, TurnsView, due
 from coordinator.jobs.keeper import parse_needs
 from coordinator.state import State
 from sandbox.errors import Invalid, Unsupported
-from sandbox.messages.cluster import PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
+from sandbox.messages.cluster import PastPhase, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
 GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
 LOOK = 1.0  # seconds between two looks for silent jobs
+PAST_MOST = 10_000  # phases that are told at once
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
+PAST = """SELECT job, phase, party, machines, asked, begun, ended, silent FROM phases WHERE machines IS NOT NULL
+    ORDER BY begun DESC LIMIT ?"""
+LASTED = "(coalesce(ended, ?) - begun) * json_array_length(coalesce(machines, '[]'))"  # machine-seconds
+USED = f"""SELECT job, max(phase), max(ended), sum({LASTED} * (phase % 2 = 0)), sum({LASTED} * (phase % 2))
+    FROM phases GROUP BY job"""
 NO_ROOM = "the machines have no room for it beside those that share them"
+
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What there is to share, as `--share` says."""
 
-    rollout: float = 0  # machines
-    train: float = 0
-    rollout_gb: float = 1024.0  # host memory of each
-    train_gb: float = 1024.0
+    rollout: Amount = 0  # machines
+    train: Amount = 0
+    rollout_gb: Amount = 1024.0  # host memory of each
+    train_gb: Amount = 1024.0
+    rollout_price: Amount = 0  # of an hour of each
+    train_price: Amount = 0
 
     @property
     def prices(self) -> Prices:
         return Prices(rollout_gb=self.rollout_gb, train_gb=self.train_gb)
+
+    def cost(self, rollout: float, train: float) -> float | None:
+        """Of so many machine-hours; None where they have no prices."""
+        if not self.rollout_price and not self.train_price:
+            return None
+        return rollout * self.rollout_price + train * self.train_price
 
 
 class Seat(msgspec.Struct, kw_only=True):
@@ -75,7 +92,13 @@ class Seat(msgspec.Struct, kw_only=True):
         return self.shift + number + (begun or (kind == "rollout" and bool(past)))
 
     def machines(self, kind: PhaseKind) -> tuple[int, ...]:
+        """For whose turn it is: the training machines of a group count as one."""
         return self.nodes if kind == "rollout" else (0,)
+
+    @property
+    def works_on(self) -> list[int]:
+        """All machines of its phase."""
+        return list(self.nodes if self.kind == "rollout" else range(self.job.train_nodes))
 
 
 class Phases:
@@ -109,6 +132,7 @@ class Phases:
             if seat.state == "lost" and silent > GONE:
                 self._remove(seat)
             elif seat.state != "lost" and silent > self.ttl:
+                self._end(seat, silent=silent)
                 seat.state = "lost"
                 self._keep(seat)
         self._begin()
@@ -156,18 +180,58 @@ class Phases:
             self._regroup(multiplex.leave(self._group(self._members(seat.group, seat)), job))
         self._place()
 
-    def all(self) -> list[PhaseInfo]:
-        return [
-            PhaseInfo(
+    async def all(self) -> list[PhaseInfo]:
+        """Who takes turns; then who has left and is still known."""
+        now = time.time()
+        used = {job: told for job, *told in await self._state.read(USED, (now, now))}
+        found = [self._info(seat) for seat in self.seats.values()]
+        for job in used.keys() - self.seats.keys():
+            phase, ended = used[job][:2]
+            left = PhaseInfo(job=job, kind=KINDS[phase % 2], number=phase // 2, state="left", since=ended or 0.0)
+            found.append(left)
+        for info in found:
+            rollout, train = (seconds / 3600 for seconds in used.get(info.job, (0, 0, 0.0, 0.0))[2:])
+            info.rollout_hours, info.train_hours, info.cost = rollout, train, self.shared.cost(rollout, train)
+        return found
+
+    def _info(self, seat: Seat) -> PhaseInfo:
+        return PhaseInfo(
+            job=seat.job.name,
+            kind=seat.kind,
+            number=seat.phase // 2,
+            state="silent" if seat.state == "lost" else seat.state,
+            reason="" if seat.state == "begun" else self._why(seat),
+            group=seat.group,
+            since=seat.begun if seat.state == "begun" else seat.asked,
+        )
+
+    async def past(self) -> list[PastPhase]:
+        """The newest phases that have begun, and those that wait for their turn."""
+        waiting = [
+            PastPhase(
                 job=seat.job.name,
                 kind=seat.kind,
                 number=seat.phase // 2,
-                state="silent" if seat.state == "lost" else seat.state,
-                reason="" if seat.state == "begun" else self._why(seat),
                 group=seat.group,
-                since=seat.begun if seat.state == "begun" else seat.asked,
+                machines=seat.works_on,
+                asked=seat.asked,
             )
             for seat in self.seats.values()
+            if seat.state == "waiting" and seat.group is not None
+        ]
+        return waiting + [
+            PastPhase(
+                job=job,
+                kind=KINDS[phase % 2],
+                number=phase // 2,
+                group=party,
+                machines=msgspec.json.decode(machines),
+                asked=asked,
+                begun=begun,
+                ended=ended,
+                silent=silent,
+            )
+            for job, phase, party, machines, asked, begun, ended, silent in await self._state.read(PAST, (PAST_MOST,))
         ]
 
     # ----------------------------------------------------------------- turns
@@ -183,8 +247,15 @@ class Phases:
                     # Another row for it would be a phase that runs twice, unless its job was lost in between.
                     self._pending.append(
                         (
-                            "INSERT INTO phases (job, phase, asked, begun) VALUES (?, ?, ?, ?)",
-                            (job, seat.phase, seat.asked, seat.begun),
+                            "INSERT INTO phases (job, phase, asked, begun, party, machines) VALUES (?, ?, ?, ?, ?, ?)",
+                            (
+                                job,
+                                seat.phase,
+                                seat.asked,
+                                seat.begun,
+                                group,
+                                str(seat.works_on),
+                            ),
                         )
                     )
                     self._keep(seat)
@@ -217,10 +288,11 @@ class Phases:
             seat.shift = max(seat.shift, self._round(seat) - phase // 2)
         self._keep(seat)
 
-    def _end(self, seat: Seat) -> None:
-        if seat.state != "waiting":
-            change = "UPDATE phases SET ended = ? WHERE job = ? AND phase = ?"
-            self._pending.append((change, (time.time(), seat.job.name, seat.phase)))
+    def _end(self, seat: Seat, *, silent: float = 0.0) -> None:
+        """One that was passed over ended then: others have its machines since."""
+        if seat.state == "begun":
+            change = "UPDATE phases SET ended = ?, silent = ? WHERE job = ? AND phase = ?"
+            self._pending.append((change, (time.time(), silent, seat.job.name, seat.phase)))
 
     def _round(self, but: Seat) -> int:
         """Whose end the others of its group have not reached yet: who comes now is the last in it."""

@@ -116,6 +116,7 @@ class Routes:
             ("GET", "/v1/cluster/copies", self._copies),
             ("POST", "/v1/cluster/moves", self._move),
             ("GET", "/v1/cluster/phases", self._phases),
+            ("GET", "/v1/cluster/phases/past", self._past_phases),
             ("POST", "/v1/phases", self._ask_phase),
             ("POST", "/v1/phases/leave", self._leave_phases),
             ("POST", "/v1/cluster/jobs", self._submit),
@@ -308,7 +309,10 @@ class Routes:
     # ----------------------------------------------------------------- jobs
 
     async def _phases(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, self.phases.all())
+        return reply(request, await self.phases.all())
+
+    async def _past_phases(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, await self.phases.past())
 
     async def _ask_phase(self, request: web.Request) -> web.StreamResponse:
         ask = await body(request, PhaseAsk)

@@ -49,6 +49,7 @@ FORGET = """DELETE FROM {table} WHERE at < ? OR id IN (SELECT id FROM (SELECT id
     RETURNING id"""
 FORGET_CALLS = FORGET.format(table="calls", each="1")
 FORGET_ANSWERS = FORGET.format(table="answers", each="length(row) + 1024")
+PHASES_ADDED = {"party": "INTEGER", "machines": "TEXT", "silent": "REAL NOT NULL DEFAULT 0"}  # group, machines as JSON
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
 PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
@@ -113,6 +114,9 @@ class State:
         private.file(path)
         database = connect(path, SCHEMA, version=VERSION)
         database.executescript(ADDED)
+        there = {name for _, name, *_ in database.execute("PRAGMA table_info(phases)").fetchall()}
+        for name in PHASES_ADDED.keys() - there:
+            database.execute(f"ALTER TABLE phases ADD COLUMN {name} {PHASES_ADDED[name]}")
         self._forget_old(database)
         rows = database.execute("SELECT name, row FROM hosts").fetchall()
         self.hosts = {name: msgspec.msgpack.decode(row, type=HostRow) for name, row in rows}
@@ -257,6 +261,10 @@ class State:
                 database.execute(statement, values)
 
         await self._writer.do(work, durable=True)
+
+    async def read(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """The rows that a query finds."""
+        return await self._writer.do(lambda database: database.execute(query, values).fetchall())
 
     async def _do(self, statement: str, values: tuple[object, ...], *, durable: bool = False) -> None:
         await self._writer.do(lambda database: database.execute(statement, values).rowcount, durable=durable)

@@ -5,6 +5,7 @@ Owns: names, arguments, what is printed. Does not own: behaviour (:mod:`coordina
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,10 @@ import typer
 
 from pagurus import output
 from pagurus.common import PASSED_ON, Json, call
+from sandbox.errors import NotFound
 
 if TYPE_CHECKING:
-    from sandbox.messages.cluster import HostChange, HostInfo
+    from sandbox.messages.cluster import HostChange, HostInfo, PhaseInfo
 
 application = typer.Typer(help="Hosts that work as one.", no_args_is_help=True)
 
@@ -107,16 +109,43 @@ def where(json: Json = False) -> None:
 
 
 @application.command("turns")
-def turns(json: Json = False) -> None:
-    """Jobs that take turns on the machines of `--share`. Who works, who waits for what."""
+def turns(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have left, for 30 days.")] = False,
+    gantt: Annotated[Path | None, typer.Option(help="Write a page of what each machine did when.")] = None,
+    seconds: Annotated[float, typer.Option(help="So much of the newest time, on that page.")] = 3600.0,
+    json: Json = False,
+) -> None:
+    """Jobs that take turns on the machines of `--share`. Who works, who waits for what, what each has used."""
     from sandbox.messages.cluster import PhaseInfo
 
+    if gantt is not None:
+        _draw_turns(gantt, seconds)
+        return
     found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases", list[PhaseInfo]))
+    found = [each for each in found if everything or each.state != "left"]
     if json:
         output.as_json(found)
         return
-    rows = [(each.job, each.group, f"{each.kind} {each.number}", each.state, each.reason) for each in found]
-    output.table(("job", "group", "phase", "", "because"), rows)
+    head = ("job", "group", "phase", "", "rollout machine-h", "training machine-h", "cost", "because")
+    output.table(head, map(_turn_row, found))
+
+
+def _turn_row(job: PhaseInfo) -> tuple[object, ...]:
+    group = "-" if job.group is None else job.group
+    cost = "-" if job.cost is None else f"{job.cost:.2f}"
+    used = f"{job.rollout_hours:.2f}", f"{job.train_hours:.2f}"
+    return job.job, group, f"{job.kind} {job.number}", job.state, *used, cost, job.reason
+
+
+def _draw_turns(file: Path, seconds: float) -> None:
+    from coordinator.gantt import chart
+    from sandbox.messages.cluster import PastPhase
+
+    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases/past", list[PastPhase]))
+    if not found:
+        raise NotFound("no job has taken a turn yet", remedy="a plan's table [share] lets its run take turns")
+    file.write_text(chart(found, time.time(), seconds))
+    output.say(str(file))
 
 
 def _change(host: str, change: HostChange) -> None:

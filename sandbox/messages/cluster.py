@@ -291,7 +291,24 @@ class PhaseInfo(Brief, kw_only=True, omit_defaults=True):
     job: str
     kind: PhaseKind
     number: int
-    state: Literal["begun", "waiting", "silent"]  # silent: not heard of for too long, others have its turns
+    state: Literal["begun", "waiting", "silent", "left"]  # silent: not heard of for too long, others have its turns
     reason: str = ""
     group: int | None = None
     since: float = 0.0
+    rollout_hours: float = 0.0  # machine-hours of its phases, as far as they are known: for 30 days
+    train_hours: float = 0.0
+    cost: float | None = None  # of these, at the prices of `--share`; None: it has none
+
+
+class PastPhase(Brief, kw_only=True, omit_defaults=True):
+    """coordinator -> CLI: GET /v1/cluster/phases/past. A phase of a job that takes turns; the newest ones."""
+
+    job: str
+    kind: PhaseKind
+    number: int
+    group: int
+    machines: list[int]  # of the group, of this kind
+    asked: float
+    begun: float | None = None  # None: it waits
+    ended: float | None = None
+    silent: float = 0.0  # seconds before its end in which nothing was heard of its job, which was then passed over

@@ -1,0 +1,117 @@
+"""The page of machines that jobs take turns on: a lane for each, coloured by job, and why it stood still. Pure.
+
+Owns: lanes and causes. Does not own: what is known of phases (coordinator.phases), the page (rollout.gantt.drawing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from rollout.gantt.drawing import Bar, Lane, Part, page, spent
+from sandbox.messages.cluster import PastPhase, PhaseKind
+
+NOBODY = "nobody asked"
+KEPT = "kept for a job that does not ask yet"
+OTHER = "who asked needs another machine too, which works"
+SILENT = "its job was silent"
+COLOURS = {NOBODY: "#e2e2e2", KEPT: "#f0c8a0", OTHER: "#d8c6e8", SILENT: "#e8a9a7"}
+NAMES: dict[PhaseKind, str] = {"rollout": "rollout machine", "train": "training machine"}
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Phases of one group, of machines of one kind. `there`: some job of the group is."""
+
+    works: Collection[PastPhase] = ()
+    silent: Collection[PastPhase] = ()
+    waits: Collection[PastPhase] = ()
+    there: bool = True
+
+
+def doing(machine: int, moment: Moment) -> str:
+    """For which job it works, or why for none. Empty: nobody is there."""
+    for phase in moment.works:
+        if machine in phase.machines:
+            return phase.job
+    if any(machine in phase.machines for phase in moment.silent):
+        return SILENT
+    asked = [set(phase.machines) for phase in moment.waits if machine in phase.machines]
+    if not asked:
+        return NOBODY if moment.there else ""
+    busy = {other for phase in moment.works for other in phase.machines}
+    return OTHER if any(machines & busy for machines in asked) else KEPT
+
+
+def chart(phases: Iterable[PastPhase], now: float, seconds: float) -> str:
+    """HTML of the newest `seconds`."""
+    known = list(phases)
+    until = max((now if each.ended is None else each.ended for each in known), default=now)
+    since = max(until - seconds, min((each.asked for each in known), default=until))
+    parts = [
+        _part(group, kind, [each for each in known if each.group == group], since, until)
+        for group in sorted({each.group for each in known})
+        for kind in NAMES
+    ]
+    return page("Machines that jobs take turns on", parts, since, until, COLOURS)
+
+
+def _part(group: int, kind: PhaseKind, phases: Sequence[PastPhase], since: float, until: float) -> Part:
+    machines = sorted({machine for each in phases if each.kind == kind for machine in each.machines})
+    lanes = {machine: list[Bar]() for machine in machines}
+    for begin, end, moment in moments(phases, kind, until):
+        for machine, bars in lanes.items():
+            if end > since and (what := doing(machine, moment)):
+                _append(bars, what, begin, end, f"{NAMES[kind]} {machine}")
+    return Part(
+        title=f"Group {group}: {NAMES[kind]}s",
+        lanes=[Lane(f"{NAMES[kind]} {machine}", bars) for machine, bars in lanes.items()],
+        spent=spent((bar for bars in lanes.values() for bar in bars), since, until),
+        rest="no job was there",
+        height=18,
+    )
+
+
+def _append(bars: list[Bar], kind: str, begin: float, end: float, who: str) -> None:
+    if bars and bars[-1].kind == kind and bars[-1].end == begin:
+        begin = bars.pop().begin
+    bars.append(Bar(kind, begin, end, who))
+
+
+def moments(phases: Iterable[PastPhase], kind: PhaseKind, until: float) -> Iterator[tuple[float, float, Moment]]:
+    """What went on of one group on machines of one kind, from change to change."""
+    events: list[tuple[float, int, str, PastPhase]] = []
+
+    def lasts(what: str, begin: float, end: float, phase: PastPhase) -> None:
+        if begin < end:
+            events.extend([(begin, 1, what, phase), (end, -1, what, phase)])
+
+    for each in phases:
+        ended = until if each.ended is None else each.ended
+        lasts("there", each.asked, ended, each)
+        if each.kind == kind and each.begun is None:
+            lasts("waits", each.asked, until, each)
+        elif each.kind == kind and each.begun is not None:
+            heard = max(each.begun, ended - each.silent)
+            lasts("waits", each.asked, each.begun, each)
+            lasts("works", each.begun, heard, each)
+            lasts("silent", heard, ended, each)
+    now: dict[str, list[PastPhase]] = {"there": [], "waits": [], "works": [], "silent": []}
+    at = 0.0
+    for when, step, what, phase in sorted(events, key=lambda each: each[:2]):
+        if when > at and any(now.values()):
+            yield (
+                at,
+                when,
+                Moment(
+                    works=tuple(now["works"]),
+                    silent=tuple(now["silent"]),
+                    waits=tuple(now["waits"]),
+                    there=bool(now["there"]),
+                ),
+            )
+        at = when
+        if step > 0:
+            now[what].append(phase)
+        else:
+            now[what].remove(phase)

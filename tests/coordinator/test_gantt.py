@@ -1,0 +1,180 @@
+"""Machines that jobs take turns on: what each did when, by tables; what jobs used and cost; asked of a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from coordinator import phases as module
+from coordinator.gantt import KEPT, NOBODY, OTHER, SILENT, Moment, chart, doing
+from coordinator.phases import Shared, parse_share
+from coordinator.state import State
+from rollout.plan import SharePlan
+from rollout.service.phases import Phases as Clients
+from sandbox.errors import Invalid
+from sandbox.messages.cluster import JobShape, PastPhase, PhaseKind
+from tests.coordinator.test_phases import ask, served, there
+from tests.support.cluster import Cluster
+
+
+def phase(
+    job: str, asked: float, begun: float | None = None, ended: float | None = None, *machines: int,
+    kind: PhaseKind = "rollout", silent: float = 0.0, group: int = 0,
+) -> PastPhase:  # fmt: skip
+    return PastPhase(
+        job=job, kind=kind, number=0, group=group, machines=list(machines or (0,)), asked=asked, begun=begun,
+        ended=ended, silent=silent,
+    )  # fmt: skip
+
+
+A, B = phase("a", 0, 0, 5), phase("b", 0, None, None, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [
+        (Moment(works=[A], waits=[B]), "a"),
+        (Moment(), NOBODY),
+        (Moment(there=False), ""),
+        (Moment(waits=[B]), KEPT),
+        (Moment(works=[phase("c", 0, 0, 5, 1)], waits=[B]), OTHER),
+        (Moment(works=[phase("c", 0, 0, 5, 2)], waits=[B]), KEPT),
+        (Moment(silent=[A], waits=[B]), SILENT),
+        (Moment(waits=[phase("b", 0, None, None, 1)]), NOBODY),
+    ],
+)
+def test_why_a_machine_stands_still(moment: Moment, told: str) -> None:
+    assert doing(0, moment) == told
+
+
+def test_lanes_are_of_machines_coloured_by_job() -> None:
+    known = [
+        phase("a", 0, 0, 10), phase("b", 4, 10, 16, silent=2), phase("a", 10, 10, 13, kind="train"),
+        phase("a", 14, 18, None), phase("c", 3, 3, 9, group=4),
+    ]  # fmt: skip
+    said = chart(known, 20, 3600)
+    tables = {
+        title: re.findall(r"</i> ([^<]*)<td>([\d.]+) s", rows)
+        for title, rows in re.findall(r"<h2>(.*?)</h2>.*?<table>(.*?)</table>", said, re.DOTALL)
+    }
+    assert tables == {
+        "Group 0: rollout machines": [
+            ("a", "12.0"), ("b", "4.0"), (SILENT, "2.0"), (KEPT, "2.0"), ("no job was there", "0.0")
+        ],
+        "Group 0: training machines": [(NOBODY, "17.0"), ("a", "3.0"), ("no job was there", "0.0")],
+        "Group 4: rollout machines": [("c", "6.0"), ("no job was there", "14.0")],
+    }  # fmt: skip
+    assert "rollout machine 0: b, 4.00 s" in said
+    late = chart(known, 20, 1)
+    assert "1 s, from left to right" in late and "rollout machine 0: b" not in late
+
+
+def test_a_job_s_name_cannot_leave_its_place() -> None:
+    said = chart([phase("<script>x</script>", 0, 0, 5)], 5, 60)
+    assert "<script" not in said and "&lt;script&gt;" in said
+
+
+async def test_a_job_is_told_what_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = now = 4e9  # what is older than 30 days is forgotten
+    clock = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: 0.0))
+    shared = Shared(rollout=3, train=2, rollout_price=1.5, train_price=4)
+    wide = JobShape(rollout=10, train=10, slowdown=3.0, rollout_nodes=2, train_nodes=2)
+    async with served(tmp_path, shared, clock=lambda: clock, ttl=30.0) as phases:
+        assert (await ask(phases, "a", "rollout", 0, wide)).state == "begun"
+        now += 1800
+        assert (await ask(phases, "a", "train", 0, wide)).state == "begun"
+        now += 900
+        (told,) = await phases.all()
+        assert (told.rollout_hours, told.train_hours, told.cost) == (1.0, 0.5, 3.5)  # the second one still goes on
+        await ask(phases, "a", "rollout", 1, wide)
+        await ask(phases, "b", "rollout", 0, wide)
+        now, clock = now + 60, 40.0
+        await phases.look()  # both are silent; only a had begun
+        past = {(each.job, each.kind, each.number): each for each in await phases.past()}
+        first, last = past["a", "rollout", 0], past["a", "rollout", 1]
+        assert (first.machines, first.ended, first.silent) == ([0, 1], begun + 1800, 0.0)
+        assert (past["a", "train", 0].machines, last.ended, last.silent) == ([0, 1], now, 40.0)
+        now += 3600
+        await phases.leave("a")
+        assert [each.job for each in await there(phases)] == ["b"]
+        (left,) = [each for each in await phases.all() if each.job == "a"]
+        assert (left.state, left.number, left.since) == ("left", 1, now - 3600)
+        assert left.rollout_hours == pytest.approx(1 + 2 * 60 / 3600)  # not the hour in which others had its machines
+    async with served(tmp_path) as phases:  # without prices
+        assert [each.cost for each in await phases.all()] == [None, None]
+
+
+async def test_who_waits_is_told_and_old_phases_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAST_MOST", 3)
+    async with served(tmp_path) as phases:
+        for number in range(3):
+            await ask(phases, "a", "rollout", number)
+            await ask(phases, "a", "train", number)
+        await ask(phases, "b", "train", 0)
+        found = [(each.job, each.kind, each.number, each.begun is None) for each in await phases.past()]
+    assert found == [("b", "train", 0, True)] + [
+        ("a", kind, number, False) for kind, number in (("train", 2), ("rollout", 2), ("train", 1))
+    ]
+
+
+async def test_a_state_of_before_gets_what_it_lacks(tmp_path: Path) -> None:
+    async with served(tmp_path) as phases:
+        await ask(phases, "a", "rollout", 0)
+    state = State(tmp_path / "cluster.sqlite")
+    for column in ("party", "machines", "silent"):
+        await state.all_or_none([(f"ALTER TABLE phases DROP COLUMN {column}", ())])
+    await state.close()
+    async with served(tmp_path) as phases:
+        assert await phases.past() == [] and [each.rollout_hours for each in await phases.all()] == [0.0]
+        await ask(phases, "a", "train", 0)
+        assert [each.kind for each in await phases.past()] == ["train"]
+
+
+@pytest.mark.parametrize("given", ["rollout=1,rollout_price=-1", "train=1,train_price=nan", "price=1"])
+def test_prices_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(Invalid, match="--share"):
+        parse_share(given)
+
+
+async def test_a_real_coordinator_s_machines_are_drawn(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "--share", "rollout=1,train=1,rollout_price=3600,train_price=1")
+    plan = SharePlan(rollout=10, train=10, slowdown=3.0, at=str(cluster.socket))
+
+    def pagurus(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pagurus", "cluster", "turns", *arguments]
+        environment = {**os.environ, "PAGURUS_HOST": str(cluster.socket)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    try:
+        await asyncio.to_thread(cluster.start)
+        ran = await asyncio.to_thread(pagurus, "--gantt", str(tmp_path / "none.html"))
+        assert ran.returncode and "no job has taken a turn" in ran.stderr and not (tmp_path / "none.html").exists()
+        async with Clients(plan, Path("/runs/a")) as first, Clients(plan, Path("/runs/<b>")) as second:
+            await first.begin("rollout", 0)
+            await first.begin("train", 0)
+            await second.begin("rollout", 0)
+            ran = await asyncio.to_thread(pagurus, "--gantt", str(tmp_path / "page.html"))
+            assert ran.returncode == 0 and ran.stdout.strip() == str(tmp_path / "page.html"), ran.stderr
+            await first.leave()
+        said = (tmp_path / "page.html").read_text()
+        for shown in ("Group 0: rollout machines", "rollout machine 0: /runs/&lt;b&gt;", "training machine 0: /runs/a"):
+            assert shown in said
+        for arguments, jobs in (("--json",), ["/runs/<b>"]), (("--json", "--all"), ["/runs/<b>", "/runs/a"]):
+            told = json.loads((await asyncio.to_thread(pagurus, *arguments)).stdout)
+            assert [each["job"] for each in told] == jobs
+            for each in told:
+                hours = each["rollout_hours"], each.get("train_hours", 0.0)
+                assert each["cost"] == pytest.approx(3600 * hours[0] + hours[1]) and hours[0] > 0
+        ran = await asyncio.to_thread(pagurus)
+        assert "rollout machine-h" in ran.stdout and "/runs/<b>" in ran.stdout
+    finally:
+        await asyncio.to_thread(cluster.clean)
