@@ -36,7 +36,8 @@ IN = {
     trajectories.SAMPLES: "answers were held back (`pace`), or asked of other servers",
 }
 UNTOLD = "trajectories were elsewhere: between these, or not ended yet"
-TURN, AHEAD = "the trainer had the turn", "the rollout was as far ahead as staleness allows"
+TURN = "the trainer had the turn, or another job of shared machines"
+AHEAD = "the rollout was as far ahead as staleness allows"
 MOST, BEGIN = "no more trajectories may go on at once (`concurrency`)", "trajectories were about to begin"
 REFUSED, ENDS, NO_PROMPTS = "a part of the platform refused", "the rollout was ending", "no prompts were left"
 UNDECIDED = "the rollout had decided nothing yet"

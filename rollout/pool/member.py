@@ -133,8 +133,9 @@ class Member:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Whatever changes its state or its load is noted."""
+        before = self.__dict__.get(name)
         super().__setattr__(name, value)
-        if name in ("state", "load") and (note := self.__dict__.get("note")) is not None:
+        if name in ("state", "load") and value != before and (note := self.__dict__.get("note")) is not None:
             note(self.name, self.state, self.load, self.server.slots)
 
     @property

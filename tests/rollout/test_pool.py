@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -252,6 +253,26 @@ async def test_servers_rest_until_the_next_version_and_their_requests_go_on(
     }  # fmt: skip
     answers = await asyncio.gather(*(pool.generate([40 + n], Sampling(max_tokens=4)) for n in range(8)))
     assert {span.version for each in answers for span in each.spans} == {1}
+
+
+async def test_each_change_of_a_server_is_noted(servers: dict[str, EngineSupervisor], folders: list[Path]) -> None:
+    noted: list[tuple[str, str, int, int]] = []
+    async with Pool(rules=RULES, note=lambda *each: noted.append(each)) as pool:
+        for name, server in servers.items():
+            await pool.join(name, server)
+        await pool.publish(folders[0].parent / "weights", 0)
+        del noted[:]
+        await asyncio.gather(*(pool.generate([20 + n], Sampling(max_tokens=4, ignore_eos=True)) for n in range(8)))
+        assert {(name, state, slots) for name, state, _, slots in noted} == {(name, "serving", 16) for name in "ab"}
+        for name in "ab":
+            loads = [load for each, _, load, _ in noted if each == name]
+            assert loads[-1] == 0 and [abs(one - other) for one, other in itertools.pairwise([0, *loads])] == [1] * 8
+        del noted[:]
+        pool.rest(1)
+        await until(lambda: pool.members["b"].asleep is not None and pool.members["b"].asleep.done())
+        await pool.publish(folders[1].parent / "weights", 1)
+        states = [[state for each, state, _, _ in noted if each == name] for name in "ab"]
+    assert states == [["updating", "serving"], ["down", "resting", "starting", "updating", "serving"]]
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
