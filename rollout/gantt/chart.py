@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.gantt import engines, trainer, trajectories
+from rollout.gantt import engines, roles, trainer, trajectories
 from rollout.gantt.drawing import Part, page, spent
-from rollout.store import decisions, servers
+from rollout.store import decisions, servers, stages
 from rollout.store.samples import SampleStore
 
 COLOURS = {**trajectories.COLOURS, **trainer.COLOURS, **engines.COLOURS}
@@ -24,7 +24,10 @@ def chart(folder: Path, run: str, seconds: float) -> str:
         played = [trajectories.of_trajectory(store.sample(prompt, member)) for prompt, member, _, _ in store.samples()]
     finally:
         store.close()
-    trained, turns = trainer.of_trainer(logged), [bar for row in played for bar in row]
+    noted = stages.read(folder.parent / "roles")
+    trained = roles.above(trainer.of_trainer(logged), roles.of_role(noted, "trainer"))
+    waited = [bar for bar in roles.of_role(noted, "rollout") if bar.kind == roles.TURN]
+    turns = [bar for row in played for bar in row]
     every = [*trained, *turns]
     begun = [*(bar.begin for bar in every), *(each.at for each in doing)]
     until = max([*(bar.end for bar in every), *(each.at for each in doing)], default=0.0)
@@ -32,7 +35,7 @@ def chart(folder: Path, run: str, seconds: float) -> str:
     rows = trajectories.lanes([bar for bar in row if bar.end > since] for row in played)
     parts = [
         trainer.part(trained, since, until),
-        engines.part(doing, engines.of_decisions(logged), turns, since, until),
+        engines.part(doing, engines.of_decisions(logged), [*turns, *waited], since, until),
         Part(title="Trajectories", lanes=rows, spent=spent(turns, since, until), said="Each lane holds one at a time."),
     ]
     return page(run, parts, since, until, COLOURS)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from rollout.decide.view import Decision, Rules, View
-from rollout.gantt import trajectories
+from rollout.gantt import roles, trajectories
 from rollout.gantt.drawing import Bar, Lane, Part
 from rollout.store.servers import LEFT, Doing
 
@@ -23,8 +23,8 @@ ANSWERS = "answers"
 STATES = {
     "updating": "takes weights",
     "resting": "rests until the next version",
-    "starting": "is down, or starts",
-    "down": "is down, or starts",
+    "starting": roles.DOWN,
+    "down": roles.DOWN,
     "draining": "is being taken out",
     LEFT: "no rollout was there to ask",
 }
@@ -36,7 +36,7 @@ IN = {
     trajectories.SAMPLES: "answers were held back (`pace`), or asked of other servers",
 }
 UNTOLD = "trajectories were elsewhere: between these, or not ended yet"
-TURN = "the trainer had the turn, or another job of shared machines"
+TURN, OTHERS = "the trainer had the turn", "another job had the turn on shared machines"
 AHEAD = "the rollout was as far ahead as staleness allows"
 MOST, BEGIN = "no more trajectories may go on at once (`concurrency`)", "trajectories were about to begin"
 REFUSED, ENDS, NO_PROMPTS = "a part of the platform refused", "the rollout was ending", "no prompts were left"
@@ -88,7 +88,8 @@ def of_decisions(logged: Iterable[tuple[Rules, Decision]]) -> list[Seen]:
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one moment. `did`: so many of the trajectories whose records are there were in that."""
+    """What is known of one moment. `did`: so many of the trajectories whose records are there were in that; also
+    whether the rollout waited for its turn."""
 
     servers: Sequence[Doing]
     seen: Seen
@@ -124,7 +125,7 @@ def _causes(moment: Moment, empty: float) -> dict[str, float]:
     known = sum(did.values())
     told = min(away, known)
     found = {cause: told * count / known for cause, count in did.items() if count}
-    return found | {UNTOLD: away - told, moment.seen.why: empty - away}
+    return found | {UNTOLD: away - told, OTHERS if moment.did.get(roles.TURN) else moment.seen.why: empty - away}
 
 
 def moments(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rollout.decide.view import Decision, Rules, View, Wait
+from rollout.gantt import roles
 from rollout.gantt.drawing import Bar, Lane, Part, spent
 
 TRAINS = "trains"
 PLAYED, SCORED = "waits: groups are played", "waits: groups are scored"
 STRAGGLERS, REFUSED = "waits: stragglers would be over-stale", "waits: a part of the platform refuses"
 NONE = "waits: no group is on its way"
-ELSEWHERE = "elsewhere: it starts, evaluates, or waits for a version to be served"  # nothing says that it does
+ELSEWHERE = "elsewhere: it evaluates, or waits for a version to be served"  # nothing says that it does
 COLOURS = {
     TRAINS: "#3b6fb6",
     PLAYED: "#d9d9d9",
@@ -19,6 +20,8 @@ COLOURS = {
     STRAGGLERS: "#f0c8a0",
     REFUSED: "#e8a9a7",
     NONE: "#ccc",
+    roles.TURN: "#d8c6e8",
+    roles.DOWN: "#c0504d",
 }
 
 

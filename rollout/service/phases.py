@@ -1,6 +1,6 @@
 """The turns of a run that shares its machines: its rollout and its trainer ask before they work there.
 
-Owns: asking, and saying that the run lives. Does not own: whose turn it is (coordinator.phases).
+Owns: asking, saying that the run lives, noting when it waited. Does not own: whose turn it is (coordinator.phases).
 Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies meanwhile; a phase that
 goes on notices nothing of that.
 """
@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 
 from rollout.plan import SharePlan
+from rollout.store import stages
 from sandbox.errors import PagurusError
 from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseKind, PhaseLeave
 from sandbox.sdk.transport import Transport
 
 WAIT = 5.0  # seconds of one call
+ROLES: dict[PhaseKind, str] = {"rollout": "rollout", "train": "trainer"}  # who asks
 BEAT = 5.0  # seconds between two words that a phase goes on
 log = logging.getLogger("pagurus.rollout.phases")
 
@@ -33,7 +35,11 @@ class Phases(Transport):
         token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("TOKEN", "CA"))
         super().__init__(plan.at or known.get("PAGURUS_HOST") or None, token=token, ca=ca, patience=math.inf)
         self._met = True  # there is one: whose address would it be else?
-        self._job, self._shape = str(run), msgspec.convert(plan, JobShape, from_attributes=True)
+        self._job, self._roles, self._shape = (
+            str(run),
+            run / "roles",
+            msgspec.convert(plan, JobShape, from_attributes=True),
+        )
         self._beat: asyncio.Task[None] | None = None
         self.waits = ""  # for what, as long as it waits
 
@@ -42,9 +48,11 @@ class Phases(Transport):
         await self._still()
         ask = PhaseAsk(job=self._job, kind=kind, number=number, shape=self._shape, wait=WAIT)
         self.waits = "the coordinator"
+        stages.note(self._roles, ROLES[kind], stages.ASKS)
         while (answer := await self._ask(ask)).state == "waiting":
             self.waits = f"its turn: {answer.reason}"
         self.waits = ""
+        stages.note(self._roles, ROLES[kind], stages.TURN)
         if answer.state == "begun":
             ask.wait = 0.0
             self._beat = asyncio.create_task(self._go_on(ask), name=f"{kind} {number} goes on")

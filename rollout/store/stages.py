@@ -19,6 +19,8 @@ NOTICED = "noticed"  # its death, by who starts it again
 BEGUN = "begun"  # the process exists
 IMPORTED = "imported"  # its code is loaded
 READY = "ready"  # it does what it is for, as far as others let it
+ASKS = "asks"  # for its turn on machines that jobs share
+TURN = "turn"  # it is
 WORKED = "worked"  # it has done so once: a turn was played, a step was saved, an answer was given
 
 

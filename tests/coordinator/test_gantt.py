@@ -19,6 +19,7 @@ from coordinator.phases import Shared, parse_share
 from coordinator.state import State
 from rollout.plan import SharePlan
 from rollout.service.phases import Phases as Clients
+from rollout.store import stages
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import JobShape, PastPhase, PhaseKind
 from tests.coordinator.test_phases import ask, served, there
@@ -148,6 +149,7 @@ def test_prices_that_are_none_are_refused(given: str) -> None:
 async def test_a_real_coordinator_s_machines_are_drawn(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "--share", "rollout=1,train=1,rollout_price=3600,train_price=1")
     plan = SharePlan(rollout=10, train=10, slowdown=3.0, at=str(cluster.socket))
+    runs = [tmp_path / "a", tmp_path / "<b>"]
 
     def pagurus(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pagurus", "cluster", "turns", *arguments]
@@ -158,7 +160,7 @@ async def test_a_real_coordinator_s_machines_are_drawn(tmp_path: Path) -> None:
         await asyncio.to_thread(cluster.start)
         ran = await asyncio.to_thread(pagurus, "--gantt", str(tmp_path / "none.html"))
         assert ran.returncode and "no job has taken a turn" in ran.stderr and not (tmp_path / "none.html").exists()
-        async with Clients(plan, Path("/runs/a")) as first, Clients(plan, Path("/runs/<b>")) as second:
+        async with Clients(plan, runs[0]) as first, Clients(plan, runs[1]) as second:
             await first.begin("rollout", 0)
             await first.begin("train", 0)
             await second.begin("rollout", 0)
@@ -166,15 +168,17 @@ async def test_a_real_coordinator_s_machines_are_drawn(tmp_path: Path) -> None:
             assert ran.returncode == 0 and ran.stdout.strip() == str(tmp_path / "page.html"), ran.stderr
             await first.leave()
         said = (tmp_path / "page.html").read_text()
-        for shown in ("Group 0: rollout machines", "rollout machine 0: /runs/&lt;b&gt;", "training machine 0: /runs/a"):
+        for shown in ("rollout machine 0: ", "training machine 0: ", "Group 0: rollout machines", "a, ", "&lt;b&gt;, "):
             assert shown in said
-        for arguments, jobs in (("--json",), ["/runs/<b>"]), (("--json", "--all"), ["/runs/<b>", "/runs/a"]):
+        noted = [(each.role, each.stage) for each in stages.read(runs[0] / "roles")]
+        assert noted == [(role, stage) for role in ("rollout", "trainer") for stage in (stages.ASKS, stages.TURN)]
+        for arguments, jobs in (("--json",), runs[1:]), (("--json", "--all"), runs[::-1]):
             told = json.loads((await asyncio.to_thread(pagurus, *arguments)).stdout)
-            assert [each["job"] for each in told] == jobs
+            assert [each["job"] for each in told] == list(map(str, jobs))
             for each in told:
                 hours = each["rollout_hours"], each.get("train_hours", 0.0)
                 assert each["cost"] == pytest.approx(3600 * hours[0] + hours[1]) and hours[0] > 0
         ran = await asyncio.to_thread(pagurus)
-        assert "rollout machine-h" in ran.stdout and "/runs/<b>" in ran.stdout
+        assert "rollout machine-h" in ran.stdout and str(runs[1]) in ran.stdout
     finally:
         await asyncio.to_thread(cluster.clean)

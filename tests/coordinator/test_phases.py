@@ -219,7 +219,7 @@ async def test_a_run_waits_through_deaths_of_a_real_coordinator(tmp_path: Path) 
     plan = SharePlan(rollout=10, train=10, slowdown=3.0, at=str(cluster.socket))
     try:
         await asyncio.to_thread(cluster.start)
-        async with Clients(plan, Path("/runs/a")) as first, Clients(plan, Path("/runs/b")) as second:
+        async with Clients(plan, tmp_path / "a") as first, Clients(plan, tmp_path / "b") as second:
             await first.begin("rollout", 0)
             waiting = asyncio.create_task(second.begin("rollout", 0))
             for _ in range(2):

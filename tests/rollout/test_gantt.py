@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from pagurus.training.rollouts import application
 from rollout import RolloutController
 from rollout.decide.view import Action, Buffered, Decision, GroupView, Member, PartView, Rules, View, Wait
-from rollout.gantt import trainer
+from rollout.gantt import roles, trainer
 from rollout.gantt.drawing import Bar, Lane, Part, page, shares, spent
 from rollout.gantt.trajectories import lanes, of_trajectory
 from rollout.messages import Trajectory, TurnRecord
+from rollout.store.stages import Stage
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
@@ -64,6 +65,27 @@ def test_the_trainer_trains_or_waits_for_a_reason() -> None:
 )  # fmt: skip
 def test_why_the_trainer_waits(known: dict[str, object], told: str) -> None:
     assert trainer.doing(RULES, view(**known)) == told
+
+
+def test_a_role_is_down_or_waits_for_its_turn() -> None:
+    noted = [
+        Stage(at, role, 7, stage)
+        for at, role, stage in [
+            (1, "trainer", "begun"), (2, "trainer", "imported"), (3, "trainer", "ready"), (4, "trainer", "asks"),
+            (5, "rollout", "turn"), (6, "trainer", "asks"), (7, "trainer", "turn"), (8, "trainer", "noticed"),
+            (9, "trainer", "begun"), (10, "rollout", "ready"), (11, "trainer", "ready"), (12, "trainer", "asks"),
+        ]
+    ]  # fmt: skip
+    bars = [(bar.kind, bar.begin, bar.end) for bar in roles.of_role(noted, "trainer")]
+    assert bars == [(roles.DOWN, 1, 3), (roles.TURN, 4, 7), (roles.DOWN, 8, 11)]
+
+
+def test_bars_lie_above_others() -> None:
+    under = [Bar("trains", 0, 10, "v"), Bar("waits", 10, 12, "v")]
+    found = roles.above(under, [Bar("turn", 2, 4, ""), Bar("down", 9, 11, "")])
+    assert [(bar.kind, bar.begin, bar.end) for bar in found] == [
+        ("trains", 0, 2), ("trains", 4, 9), ("waits", 11, 12), ("turn", 2, 4), ("down", 9, 11)
+    ]  # fmt: skip
 
 
 def test_a_trajectory_is_what_its_turns_were() -> None:

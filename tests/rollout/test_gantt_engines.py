@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rollout.decide.view import GroupView, Member, PartView, Rules, View
-from rollout.gantt import engines
+from rollout.gantt import engines, roles
 from rollout.gantt.drawing import Bar
 from rollout.gantt.engines import ANSWERS, STATES, Moment, Seen, bubbles
 from rollout.store import lines, servers
@@ -41,6 +41,7 @@ COMMAND, HELD = engines.IN["command"], engines.IN["held for a checkpoint"]
         ([server(2)], 4, {"command": 1}, {ANSWERS: 0.5, COMMAND: 0.25, engines.UNTOLD: 0.25}),
         ([server(1)], 3, {"samples": 3}, {ANSWERS: 0.25, engines.IN["samples"]: 0.5, "so": 0.25}),
         ([server(0)], 4, {"scored": 4}, {engines.UNTOLD: 1}),
+        ([server(0)], 2, {"command": 2, roles.TURN: 1}, {COMMAND: 0.5, engines.OTHERS: 0.5}),
         ([server(3, state="updating")], 3, {}, {STATES["updating"]: 1}),
         ([server(0, slots=0)], 3, {}, {engines.USERS: 1}),
         ([server(0), server(0, name="b", state="resting")], 0, {}, {"so": 1, STATES["resting"]: 1}),
