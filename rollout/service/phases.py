@@ -35,11 +35,8 @@ class Phases(Transport):
         token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("TOKEN", "CA"))
         super().__init__(plan.at or known.get("PAGURUS_HOST") or None, token=token, ca=ca, patience=math.inf)
         self._met = True  # there is one: whose address would it be else?
-        self._job, self._roles, self._shape = (
-            str(run),
-            run / "roles",
-            msgspec.convert(plan, JobShape, from_attributes=True),
-        )
+        self._job, self._roles = str(run), run / "roles"
+        self._shape = msgspec.convert(plan, JobShape, from_attributes=True)
         self._beat: asyncio.Task[None] | None = None
         self.waits = ""  # for what, as long as it waits
 
