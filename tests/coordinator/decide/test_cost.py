@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from coordinator.jobs.keeper import Jobs, parse_prices
 from coordinator.jobs.store import JobStore
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import JobRequest
+from tests.support.cluster import Cluster
 
 PRICES = {"GPU": 2.5, "CPU": 0.05}
 
@@ -60,6 +63,25 @@ def test_a_coordinator_does_not_start_with_prices_that_are_none(tmp_path: Path) 
         [sys.executable, "-m", "coordinator", *folders, "--price", "GPU=-2"], capture_output=True, text=True
     )
     assert ran.returncode == 1 and "GPU=2.5" in ran.stderr, ran.stderr
+
+
+def test_a_real_coordinator_tells_costs(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "--price", "GPU=2.5", "--price", "CPU=0.05")
+    (tmp_path / "state").mkdir(mode=0o700)
+    store = JobStore(tmp_path / "state")
+    job = store.submit(JobRequest(run="/a", needs={"GPU": 2, "CPU": 4}), "")
+    store.change(job.id, state="running", started_at=time.time() - 3600)
+    store.change(job.id, state="failed")
+    store.close()
+    command = [sys.executable, "-m", "pagurus", "jobs", "--all"]
+    environment = {**os.environ, "PAGURUS_HOST": str(cluster.socket), "COLUMNS": "200"}
+    try:
+        cluster.start()
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, check=True).stdout
+    finally:
+        cluster.clean()
+    assert "5.20" in said and json.loads(told)[0]["cost"] == pytest.approx(5.2, rel=0.001)
 
 
 async def test_jobs_tell_what_they_have_cost(tmp_path: Path) -> None:
