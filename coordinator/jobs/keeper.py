@@ -13,8 +13,9 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ AGAIN = 1.0  # seconds before a head that died is started again
 PART = 1 << 20  # bytes of a log in one answer
 log = logging.getLogger("pagurus.jobs")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Quotas = Mapping[str, Mapping[str, float]]
 
 
@@ -90,8 +93,7 @@ class Jobs:
     async def run(self) -> None:
         """For as long as the coordinator lives. The head ends with it; jobs go on, and the next head adopts them."""
         while True:
-            async with self._lock:
-                left = await asyncio.to_thread(self._store.unfinished)
+            left = await self._do(self._store.unfinished)
             if not left:
                 await self._wake.wait()
                 self._wake.clear()
@@ -114,22 +116,27 @@ class Jobs:
             raise Unsupported("jobs need Ray, which is not installed", remedy='pip install "pagurus[cluster]"')
         if not request.run.startswith("/") or not await asyncio.to_thread((Path(request.run) / "plan.json").exists):
             raise NotFound(f"{request.run} is no run folder here", remedy="`pagurus submit` makes one; share its disk")
-        async with self._lock:
-            made = await asyncio.to_thread(self._store.submit, request, owner)
+        made = await self._do(self._store.submit, request, owner)
         self._wake.set()
         return self._priced(made)
 
     async def all(self) -> list[JobInfo]:
-        async with self._lock:
-            return [self._priced(each) for each in await asyncio.to_thread(self._store.all)]
+        return [self._priced(each) for each in await self._do(self._store.all)]
 
     async def job(self, id: str) -> JobInfo:
-        async with self._lock:
-            return self._priced((await asyncio.to_thread(self._store.job, id)).told())
+        return self._priced((await self._do(self._store.job, id)).told())
 
     async def cancel(self, id: str) -> JobInfo:
+        return self._priced(await self._do(self._store.cancel, id))
+
+    async def _do(self, work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
+        """In a thread, one at a time: also one that nobody waits for any more ends before anything else is done."""
         async with self._lock:
-            return self._priced(await asyncio.to_thread(self._store.cancel, id))
+            done = asyncio.ensure_future(asyncio.to_thread(work, *values, **named))
+            try:
+                return await asyncio.shield(done)
+            finally:
+                await asyncio.wait([done])
 
     def _priced(self, job: JobInfo) -> JobInfo:
         if self._prices:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from coordinator.decide.cost import cost, so_far
 from coordinator.jobs.keeper import Jobs, parse_prices
-from coordinator.jobs.store import JobStore
+from coordinator.jobs.store import JobRow, JobStore
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import JobRequest
 from tests.support.cluster import Cluster
@@ -82,6 +84,29 @@ def test_a_real_coordinator_tells_costs(tmp_path: Path) -> None:
     finally:
         cluster.clean()
     assert "5.20" in said and json.loads(told)[0]["cost"] == pytest.approx(5.2, rel=0.001)
+
+
+async def test_a_book_is_not_closed_under_who_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite ends the process otherwise, such as a coordinator that is stopped as soon as it has begun."""
+    jobs, reads, may = Jobs(tmp_path), threading.Event(), threading.Event()
+    read, closed = JobStore.unfinished, list[bool]()
+
+    def slow(store: JobStore) -> list[JobRow]:
+        reads.set()
+        may.wait()
+        return read(store)  # of a database that is closed, it raises
+
+    monkeypatch.setattr(JobStore, "unfinished", slow)
+    running = asyncio.create_task(jobs.run())
+    await asyncio.to_thread(reads.wait)
+    running.cancel()
+    closing = asyncio.create_task(jobs.close())
+    closing.add_done_callback(lambda _: closed.append(may.is_set()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may.set()
+    await closing
+    assert closed == [True] and running.cancelled()
 
 
 async def test_jobs_tell_what_they_have_cost(tmp_path: Path) -> None:
