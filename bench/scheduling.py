@@ -18,7 +18,8 @@ and with: `simulated_over_live`.
 environments, one that reads much and one that writes much. Trajectories a second where the pool learns who serves whom
 cheapest, against each assignment of environments to hardware; trajectories until it has learned that the two have
 changed places; `control`: one environment, equal servers, against a pool that is told of no hardware. Time passes there
-while the event loop has nothing to do, so that the machine's load does not matter.
+while the event loop has nothing to do, so that the machine's load does not matter. `simulated_over_live`: of the same
+trajectories in the simulation.
 `turns`: runs of `pagurus train` on two machines, a processor for rollouts and one for training: one alone, three that
 take turns, three of short phases while their coordinator is killed `--kills` times. Machine-seconds per step; seconds
 from one run's rollout to the first trajectory of the next (`warm_switch_s`), and until roles that are started work
@@ -45,6 +46,7 @@ import argparse
 import asyncio
 import statistics
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ from bench.harness import command, handed_over, lent_engine, lent_figures, rollf
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.drawn_runs import GROUPS, Way, compared
 from bench.harness.paced_engine import paced
-from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
+from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive, foretold
 from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
 from coordinator.decide import multiplex, packing
 from coordinator.simulate import serving
@@ -82,27 +84,37 @@ def learned_after(came: Driven) -> int | None:
 
 async def affinity(options: argparse.Namespace) -> dict[str, Any]:
     static = [{"reads": reads, "writes": writes} for reads in PARK for writes in PARK]
-    ratios: dict[str, list[float]] = {"over_best": [], "over_worst": [], "over_least_loaded": [], "control": []}
-    after, rates = list[int | None](), dict[str, float]()
+    ways: dict[str, dict[str, Any]] = {
+        "learned": {},
+        **{"-".join(each.values()): {"place": each} for each in static},
+        "least_loaded": {"blind": True},
+        "even": {"seconds": 640},
+        "even_least_loaded": {"seconds": 640, "blind": True},
+    }
+    live: dict[str, list[float]] = {name: [] for name in ways}
+    said: dict[str, list[float]] = {name: [] for name in ways}
+    after = list[int | None]()
     for seed in range(options.rounds):
-        ours = await drive(PARK, KINDS, seed=seed, shift=CHANGED)
-        after.append(learned_after(ours))
-        fixed = {
-            "-".join(each.values()): (await drive(PARK, KINDS, seed=seed, place=each)).per_second for each in static
-        }
-        least = (await drive(PARK, KINDS, seed=seed, blind=True)).per_second
-        even = [
-            (await drive(EVEN_PARK, EVEN_KINDS, seed=seed, blind=blind, seconds=640)).per_second
-            for blind in (False, True)
-        ]
-        ratios["over_best"].append(ours.per_second / max(fixed.values()))
-        ratios["over_worst"].append(ours.per_second / min(fixed.values()))
-        ratios["over_least_loaded"].append(ours.per_second / least)
-        ratios["control"].append(even[0] / even[1])
-        rates = {"learned": ours.per_second, **fixed, "least_loaded": least}
-    return {name: round(statistics.median(found), 3) for name, found in ratios.items()} | {
+        for name, way in ways.items():
+            park, kinds = (EVEN_PARK, EVEN_KINDS) if name.startswith("even") else (PARK, KINDS)
+            came = await drive(park, kinds, seed=seed, shift=CHANGED if name == "learned" else None, **way)
+            live[name].append(came.per_second)
+            said[name].append(foretold(park, kinds, seed=seed, **way))
+            if came.shifted:
+                after.append(learned_after(came))
+    fixed = list(zip(*(live["-".join(each.values())] for each in static), strict=True))
+
+    def over(name: str, others: Iterable[float]) -> float:
+        return round(statistics.median(one / other for one, other in zip(live[name], others, strict=True)), 3)
+
+    return {
+        "over_best": over("learned", map(max, fixed)),
+        "over_worst": over("learned", map(min, fixed)),
+        "over_least_loaded": over("learned", live["least_loaded"]),
+        "control": over("even", live["even_least_loaded"]),
         "learned_after": after,
-        "per_second": {name: round(rate, 2) for name, rate in rates.items()},
+        "per_second": {name: round(statistics.mean(rates), 2) for name, rates in live.items()},
+        "simulated_over_live": {name: round(sum(said[name]) / sum(live[name]), 3) for name in ways},
     }
 
 

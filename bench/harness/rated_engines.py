@@ -1,4 +1,4 @@
-"""Engine servers that are their rates, behind the real pool; and trajectories that go through it.
+"""Engine servers that are their rates, behind the real pool; and trajectories that go through it, or are simulated.
 
 Owns: the stand-in for a server of some hardware, the trajectories, their rate, an event loop whose time passes when
 nothing else happens. Does not own: the model of an engine (coordinator.simulate.engines), routing.
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from coordinator.simulate.engines import Engine, Rates
+from coordinator.simulate.rollouts import Plan, Simulated, Turn
 from rollout.decide.engines.prefixes import BLOCK
+from rollout.decide.view import Rules
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, Published, Sampling, Span
 from rollout.pool.pool import Pool
@@ -127,6 +129,58 @@ class Driven:
     shifted: float = 0.0  # when the environments changed
 
 
+LIVE, TURNS, WARM = 48, 4, 40.0  # trajectories at once, turns of one, seconds until their ends count
+
+
+class Trajectories:
+    """By their number: of which kind each is, and what its turns need."""
+
+    def __init__(self, kinds: Kinds, seed: int):
+        self.names, self._seed, self._draw, self._kinds = sorted(kinds), seed, np.random.default_rng(seed), list[str]()
+
+    def kind(self, number: int) -> str:
+        while number >= len(self._kinds):
+            self._kinds.append(str(self._draw.choice(self.names)))
+        return self._kinds[number]
+
+    def factors(self, number: int) -> list[tuple[float, float, float]]:
+        """Of what its kind's turns need in the mean: tokens to read, tokens to sample, seconds."""
+        own = np.random.default_rng((self._seed, number))
+        return [(a, b, c) for a, b, c in own.lognormal(-0.125, 0.5, size=(TURNS, 3)).tolist()]
+
+
+def foretold(
+    park: Park,
+    kinds: Kinds,
+    *,
+    place: Mapping[str, str] | None = None,
+    blind: bool = False,
+    seconds: float = 160.0,
+    seed: int = 0,
+) -> float:
+    """Trajectories a second that `drive` will find of the same, by the simulation."""
+    drawn = Trajectories(kinds, seed)
+
+    def turns(number: int, member: int) -> list[Turn]:
+        kind = kinds[drawn.kind(number)]
+        return [
+            Turn(int(kind.read * a) + (0 if turn else BLOCK), max(2, int(kind.sampled * b)), kind.environment * c)
+            for turn, (a, b, c) in enumerate(drawn.factors(number))
+        ]
+
+    plan = Plan(
+        rules=Rules(groups=1, size=1, concurrency=LIVE, staleness=2 * LIVE, over_stale="mask"),
+        engines=[rates for count, rates in park.values() for _ in range(count)],
+        hardware=["" if blind else name for name, (count, _) in park.items() for _ in range(count)],
+        workload=turns,
+        kind=drawn.kind,
+        place=place or {},
+        prompts=1 << 30,
+        until=WARM + seconds,
+    )
+    return sum(end > WARM for end in Simulated(plan).run().ends) / seconds
+
+
 async def drive(
     park: Park,
     kinds: Kinds,
@@ -134,36 +188,28 @@ async def drive(
     place: Mapping[str, str] | None = None,
     blind: bool = False,
     shift: Kinds | None = None,
-    live: int = 48,
-    turns: int = 4,
-    warm: float = 40.0,
     seconds: float = 160.0,
     seed: int = 0,
 ) -> Driven:
-    """`live` trajectories at once, each of a kind that is drawn, for `seconds` after `warm`.
+    """`LIVE` trajectories at once, each of a kind that is drawn, for `seconds` after `WARM`.
 
     `place`: kinds that go to one hardware each, whatever they cost there. `blind`: the pool is not told which hardware
     its servers are. `shift`: what the kinds become after `seconds`, which then pass once more.
     """
-    came, draw = Driven(), np.random.default_rng(seed)
-    names, numbers = sorted(kinds), iter(range(1 << 30))
-    ended: list[float] = []
+    came, drawn, numbers, ended = Driven(), Trajectories(kinds, seed), iter(range(1 << 30)), list[float]()
 
     async def play(pool_of: Mapping[str, Pool]) -> None:
         while True:
-            number, name = next(numbers), str(draw.choice(names))
-            own = np.random.default_rng((seed, number))
+            number = next(numbers)
+            name = drawn.kind(number)
             KIND.set(name)
             ids = [number] * BLOCK
-            for _ in range(turns):
+            for a, b, c in drawn.factors(number):
                 kind = (shift if came.shifted and shift else kinds)[name]
-                read, sampled, pause = (
-                    mean * own.lognormal(-0.125, 0.5) for mean in (kind.read, kind.sampled, kind.environment)
-                )
-                ids += [2] * int(read)
-                answer = await pool_of[name].generate(ids, Sampling(max_tokens=max(2, int(sampled))))
+                ids += [2] * int(kind.read * a)
+                answer = await pool_of[name].generate(ids, Sampling(max_tokens=max(2, int(kind.sampled * b))))
                 ids += answer.token_ids
-                await asyncio.sleep(pause)
+                await asyncio.sleep(kind.environment * c)
             ended.append(asyncio.get_running_loop().time())
 
     async with AsyncExitStack() as stack:
@@ -173,9 +219,9 @@ async def drive(
             for n in range(count):
                 server = RatedServer(rates, hardware, came.begun)
                 await (apart.get(hardware) or pool).join(f"{hardware}-{n}", server, hardware="" if blind else hardware)
-        pool_of = {name: apart[place[name]] if place else pool for name in names}
-        tasks = [asyncio.create_task(play(pool_of)) for _ in range(live)]
-        await asyncio.sleep(warm)
+        pool_of = {name: apart[place[name]] if place else pool for name in drawn.names}
+        tasks = [asyncio.create_task(play(pool_of)) for _ in range(LIVE)]
+        await asyncio.sleep(WARM)
         before = len(ended)
         await asyncio.sleep(seconds)
         came.per_second = (len(ended) - before) / seconds

@@ -8,7 +8,8 @@ Guarantee: every view goes through `RolloutPolicy.decide`, as in a live run; a w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -61,6 +62,8 @@ class Plan:
     trainer: float = 0.0  # seconds of a step
     drift: Callable[[int], float] = lambda step: 0.0  # what a version of lag costs: a sample weighs exp(-drift * lag)
     bound: Bound | None = None  # chooses how far rollouts run ahead; `rules.staleness` is how far they may
+    place: Mapping[str, str] = field(default_factory=dict)  # kinds that go to one hardware each, whatever they cost
+    until: float = math.inf  # seconds; the run ends then, whatever is left
     barrier: Barrier = "none"
     """`turn`: all trajectories of a batch take their turns in step, as engines with one call for a whole batch do.
     `group`: all members of a group are one request to one engine, which keeps their slots until the last has ended."""
@@ -80,6 +83,7 @@ class Came:
     busy_share: float = 0.0  # of the engines' time
     effective: float = 0.0  # trajectories that were trained, each by its weight
     bounds: list[int] = field(default_factory=list)  # under which each batch was handed out
+    ends: list[float] = field(default_factory=list)  # when each trajectory ended
 
 
 @dataclass(eq=False)
@@ -93,7 +97,8 @@ class Running:
     at: int = 0
     ended: bool = False
     engine: Engine | None = None
-    held: int = 0  # tokens that this engine has of it
+    tokens: int = 0  # read and sampled so far
+    held: dict[Engine, int] = field(default_factory=dict)  # of these, by engines
     request: Request | None = None
     measured: Measured | None = None
     stopped: bool = False
@@ -117,6 +122,7 @@ class Simulated:
         self.policy = RolloutPolicy(plan.rules)
         hardware = plan.hardware or [""] * len(plan.engines)
         self.engines = [Engine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
+        self._prompts: Counter[Engine] = Counter()  # tokens of the requests that each has
         self.profiles = Profiles()
         self.trained_at = 0.0
         self.came = Came()
@@ -132,7 +138,9 @@ class Simulated:
         self._on_way = 0  # trajectories that take a turn, under barrier `turn`
 
     def run(self) -> Came:
-        """Until every prompt is trained."""
+        """Until every prompt is trained, or `plan.until`."""
+        if self.plan.until < math.inf:
+            self.clock.after(self.plan.until, lambda: setattr(self, "ended", True))
         self._decide()
         self.clock.run(lambda: self.ended)
         if not self.ended:
@@ -251,7 +259,7 @@ class Simulated:
         member = Running(group.number, index, self.plan.workload(group.number, index), self.version)
         before = self.left.get(group.number, {}).get(index)
         if before is not None:
-            member = replace(before, engine=None, request=None, measured=None, stopped=False)
+            member = replace(before, engine=None, held={}, request=None, measured=None, stopped=False)
             member.at = min(member.at, len(member.turns) - 1)  # its last action is executed again
         group.members[index] = member
         if self.plan.barrier == "group":
@@ -289,11 +297,12 @@ class Simulated:
             self._at_barrier.append(member)
             return
         engine = member.engine if self.plan.barrier == "group" and member.engine else self._routed(member)
-        read = int(turn.prompt) + (0 if engine is member.engine else member.held)
+        read = member.tokens + int(turn.prompt) - member.held.get(engine, 0)
         member.engine = engine
         self._on_way += 1
         kind, now = self.plan.kind(member.prompt), self.clock.now
         measured = member.measured = Measured(engine, kind, new=int(turn.prompt), read=read, now=now)
+        self._prompts[engine] += member.tokens + int(turn.prompt)
         member.request = engine.ask(
             prompt=read,
             tokens=turn.tokens,
@@ -311,11 +320,13 @@ class Simulated:
 
     def _answered(self, member: Running) -> None:
         turn = member.turns[member.at]
-        assert member.measured is not None
+        assert member.measured is not None and member.engine is not None
+        self._prompts[member.engine] -= member.tokens + int(turn.prompt)
         member.measured.piece(int(turn.tokens), self.clock.now)
         self.profiles.learn(member.measured.answered)
         member.at, member.request = member.at + 1, None
-        member.held += int(turn.prompt + turn.tokens)
+        member.tokens += int(turn.prompt + turn.tokens)
+        member.held[member.engine] = member.tokens
         self.clock.after(turn.environment, lambda: self._acted(member))
 
     def _acted(self, member: Running) -> None:
@@ -327,6 +338,7 @@ class Simulated:
             self._pass_barrier()
             return
         member.ended = True
+        self.came.ends.append(self.clock.now)
         self._place_groups()
         if self._matters(member):
             self._decide()
@@ -351,17 +363,21 @@ class Simulated:
             member.engine.cancel(member.request)
             assert member.measured is not None
             member.measured.leave()
+            self._prompts[member.engine] -= member.tokens + int(member.turns[member.at].prompt)
 
     def _routed(self, member: Running) -> Engine:
         """By the rules of the live pool; its first engine holds the prefix of a trajectory."""
+        kind = self.plan.kind(member.prompt)
         servers = [
             ServerView(
-                str(n), "serving", 1 << 30, each.load, int(each.tokens), each.hardware, each.readers, each.reading
+                str(n), "serving", 1 << 30, each.load, self._prompts[each], each.hardware, each.readers, each.reading
             )
             for n, each in enumerate(self.engines)
+            if each.hardware == self.plan.place.get(kind, each.hardware)
         ]
         homes = [str(self.engines.index(member.engine))] if member.engine is not None else []
-        tokens = member.held + int(member.turns[member.at].prompt)
-        ask = Ask(0, 0, homes, member.held, tokens, self.profiles.need(self.plan.kind(member.prompt)))
+        held = member.held.get(member.engine, 0) if member.engine is not None else 0
+        tokens = member.tokens + int(member.turns[member.at].prompt)
+        ask = Ask(0, 0, homes, held, tokens, self.profiles.need(kind))
         (sent,) = route(RouteView(servers=servers, waiting=[ask], rates=self.profiles.rates()), RoutingRules())
         return self.engines[int(sent.server)]
