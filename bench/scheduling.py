@@ -29,8 +29,9 @@ rollouts within the users' slack, rollouts in one queue with them (`naive`); `co
 `lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. The three take turns, a
 slice of time each, with the same users. `because`: why tokens were late (bench.harness.lent_figures).
 `harvested_share_of_idle`: tokens of rollouts over those that the engine makes while nobody is served, less those of
-users. `control`: nobody is served. `replayed`: the engine's log of its steps, decided again. `priority`: a vLLM that
-does not choose so, but has rollouts wait behind users by its own priority scheduling.
+users. `control`: nobody is served. `simulated_over_live`: tokens of rollouts in a simulation whose steps cost what they
+did in the slices of users alone and of nobody. `replayed`: the engine's log of its steps, decided again. `priority`: a
+vLLM that does not choose so, but has rollouts wait behind users by its own priority scheduling.
 `handover`: a run of `pagurus train` on two processors, of two engines and its trainer, in processes of their own; a
 step takes `--step-ms`. `ratio`: steps without handover over steps with it, of the same drawn lengths, in turns
 (`--rounds` pairs); `control`, every third pair: of equal lengths. `hidden`: of the gradients' seconds, those before a

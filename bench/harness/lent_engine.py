@@ -47,6 +47,17 @@ class Token(NamedTuple):
     wait: float
 
 
+class StepSeen(NamedTuple):
+    """A step in the engine's log."""
+
+    began: float
+    ended: float
+    predicted: float  # seconds
+    late: bool  # somebody had waited for longer than was promised when it ended
+    answers: int = 0
+    prompt_tokens: int = 0
+
+
 @dataclass
 class Seen:
     """What a mode has come to."""
@@ -57,6 +68,8 @@ class Seen:
     rollout_tokens: int = 0
     empty_seconds: float = 0.0  # without users
     empty_tokens: int = 0
+    slices: list[tuple[float, float]] = field(default_factory=list)  # when they began and ended
+    empty_slices: list[tuple[float, float]] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -99,7 +112,7 @@ async def play(
     gc.freeze()  # looking through all that was imported would keep users waiting
     found = {mode: Seen() for mode in modes}
     versions = asyncio.create_task(_versions(engine))
-    await _nobody(engine, "naive", 10.0, Seen())  # it learns what its steps cost, and is warm
+    await _nobody(engine, "naive", 10.0, Seen(), clock)  # it learns what its steps cost, and is warm
     for number, part in enumerate(slices(traffic, every)):
         first = number % len(modes)
         for mode in [*modes[first:], *modes[:first]]:
@@ -112,7 +125,7 @@ async def play(
         if number % NOBODY_EVERY == 0:
             for mode in modes:
                 if mode != "alone":
-                    await _nobody(engine, mode, every, found[mode])
+                    await _nobody(engine, mode, every, found[mode], clock)
     if versions.done():
         versions.result()  # it ended by an error
     versions.cancel()
@@ -125,17 +138,18 @@ async def _versions(engine: EngineClient) -> None:
         await engine.set_version(version)
 
 
-async def _nobody(engine: EngineClient, mode: Mode, seconds: float, seen: Seen) -> None:
-    began = time.monotonic()
+async def _nobody(engine: EngineClient, mode: Mode, seconds: float, seen: Seen, clock: Clock) -> None:
+    began, first = time.monotonic(), clock()
     async with _Rollouts(engine, mode) as rollouts:
         await asyncio.sleep(seconds)
         seen.empty_seconds += time.monotonic() - began
+        seen.empty_slices.append((first, clock()))
     seen.empty_tokens += rollouts.tokens
 
 
 async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, seen: Seen, clock: Clock) -> None:
     """Until every user is answered."""
-    began = time.monotonic()
+    began, first = time.monotonic(), clock()
 
     async def user(number: int) -> None:
         await asyncio.sleep(traffic.arrivals[number] - (time.monotonic() - began))
@@ -151,6 +165,7 @@ async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, seen: Seen,
     async with _Rollouts(engine, mode) as rollouts:
         await asyncio.gather(*map(user, range(len(traffic.arrivals))))
         seen.seconds += time.monotonic() - began
+        seen.slices.append((first, clock()))
     seen.rollout_tokens += rollouts.tokens
 
 

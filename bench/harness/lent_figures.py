@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from bench.harness import aftermath, lent_engine
+from bench.harness import aftermath, lent_engine, lent_foretold
 from bench.harness.drawn_runs import MODEL
-from bench.harness.lent_engine import Seen, Token
+from bench.harness.lent_engine import Seen, StepSeen, Token
 from bench.harness.paced_engine import paced
 from coordinator.simulate import serving
 from rollout.decide.engines.lending import Decided, Lending
@@ -61,7 +61,9 @@ def lent(users: Users, kind: str, step_ms: float, tpot: float, margin: float, lo
         folder.mkdir(exist_ok=True)
         seen = asyncio.run(_played(users, kind, budget, step_ms, folder))
         steps = [step for path in folder.glob(step_log.PATTERN) for step in steps_of(path)]
-        return _compared(budget, seen, steps) | {"replayed": msgspec.to_builtins(decisions.replay(folder))}
+        said = lent_foretold.foretold(users.traffic(), users.every, budget, steps, seen)
+        replayed = msgspec.to_builtins(decisions.replay(folder))
+        return _compared(budget, seen, steps) | {"simulated_over_live": said, "replayed": replayed}
 
 
 async def _played(users: Users, kind: str, budget: Budget, step_ms: float, folder: Path) -> dict[str, Seen]:
@@ -110,13 +112,6 @@ def _figures(seen: Seen, budget: Budget, steps: list[StepSeen]) -> dict[str, Any
     }
 
 
-class StepSeen(NamedTuple):
-    began: float
-    ended: float
-    predicted: float  # seconds
-    late: bool  # somebody had waited for longer than was promised when it ended
-
-
 def steps_of(path: Path) -> Iterator[StepSeen]:
     """Of an engine's log; what was predicted is what it had learned until then."""
     budget, events = step_log.read(path)
@@ -129,7 +124,7 @@ def steps_of(path: Path) -> Iterator[StepSeen]:
             lending.took(event.answers, event.prompt_tokens, event.seconds)
             late = any(ended - each.arrival > budget.ttft for each in before.view.waiting)
             late = late or any(ended - last > budget.tpot for last in before.view.last_tokens)
-            yield StepSeen(before.now, ended, predicted, late)
+            yield StepSeen(before.now, ended, predicted, late, event.answers, event.prompt_tokens)
 
 
 def cause(token: Token, promised: float, steps: list[StepSeen]) -> str:

@@ -1,18 +1,20 @@
 """A serving engine, step by step on a virtual clock, with rollouts in what its users leave.
 
-Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.slack).
+Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.slack, or `Lending` of
+rollout.decide.engines.lending, which learns what steps cost).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from rollout.decide.engines.lending import Lending
 from rollout.decide.engines.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
 
 Mode = Literal["alone", "slack", "naive"]
@@ -77,12 +79,15 @@ def serve(
     version_every: float = 120.0,
     reads: float = 0.0,
     prompt: float = 1.0,
+    lending: Lending | None = None,
+    varied: Callable[[], float] = lambda: 1.0,
 ) -> Served:
     """Until every user is answered.
 
     `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
     `version_every`: seconds between two versions of the weights. `reads`: tokens of prompts that a rollout reads for
     each token that it samples, `prompt` at a time, while it samples none. Under `naive` they are served as users are.
+    `lending`: it chooses the steps, by what it has learned of their cost. `varied`: how many times of `cost` one takes.
     """
     came, now, number = Served(), 0.0, 0
     waiting: deque[_User] = deque()
@@ -112,12 +117,16 @@ def serve(
             held=held,
             frozen=frozen,
         )
-        step = next_step(view, budget, cost, now)
+        step = next_step(view, budget, cost, now) if lending is None else lending.step(view, now)
         if mode == "naive":
             step = Step(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, int(owed)))
         if step.cut:
             came.cuts, frozen, live, owed = came.cuts + 1, True, 0, 0.0
-        now += cost.step(len(running) + step.rollouts, step.users_prompt + step.rollout_prompt)
+        answers, read = len(running) + step.rollouts, step.users_prompt + step.rollout_prompt
+        seconds = cost.step(answers, read) * varied()
+        now += seconds
+        if lending is not None:
+            lending.took(answers, read, seconds)
         owed += reads * step.rollouts - step.rollout_prompt
         came.rollout_tokens += step.rollouts
         _answer(running, now, came)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.harness.lent_engine import Token, slices
-from bench.harness.lent_figures import StepSeen, cause
+from bench.harness.lent_engine import MODES, Seen, StepSeen, Token, slices
+from bench.harness.lent_figures import cause
+from bench.harness.lent_foretold import foretold, measured
 from coordinator.simulate.serving import Traffic
+from rollout.decide.engines.slack import Budget
 
 PROMISED = 0.05
 
@@ -38,3 +40,24 @@ def test_slices_have_every_user_once() -> None:
     assert [part.arrivals for part in parts] == [[0.5, 29.0], [0.5], [5.0]]
     assert [token for part in parts for token in part.prompts] == [1, 2, 3, 4]
     assert [token for part in parts for token in part.answers] == [5, 6, 7, 8]
+
+
+def test_the_simulation_foretells_rollouts_from_steps_of_slices_without_both() -> None:
+    """Steps take 10 ms, as long again for 200 answers or 500 tokens; a second in a slice that does not count."""
+    work = [(answers, tokens) for answers in (0, 8, 40) for tokens in (0, 100, 400)] * 30
+    steps, now = [StepSeen(0.0, 1.0, 0.0, False)], 1.0
+    for answers, tokens in work:
+        seconds = 0.010 + 0.00005 * answers + 0.00002 * tokens
+        steps.append(StepSeen(now, now + seconds, 0.0, False, answers, tokens))
+        now += seconds
+    steps.append(StepSeen(now, now + 1.0, 0.0, False, 40, 0))
+    cost, scatter = measured(steps, [(1.0, now - 0.001)])
+    assert (cost.base, cost.per_answer, cost.per_prompt_token) == pytest.approx((0.010, 0.00005, 0.00002), rel=1e-3)
+    assert next(scatter) == pytest.approx(1.0)
+
+    users = Traffic(arrivals=[0.1 * n for n in range(100)], prompts=[40] * 100, answers=[8] * 100)
+    seen = {name: Seen(slices=[(1.0, now - 0.001)], seconds=10.0, rollout_tokens=20_000) for name in MODES}
+    budget = Budget(ttft=0.5, tpot=0.1, margin=0.2)
+    over = foretold(users, 30.0, budget, steps, seen)
+    # All that there is room for: 48 answers a step, and 400 tokens to read for each 100.
+    assert over["naive"] == pytest.approx(over["slack"], rel=0.05) and 1.0 < over["slack"] < 1.8
