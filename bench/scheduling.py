@@ -61,7 +61,8 @@ from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive, foretold
 from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
 from coordinator.decide import multiplex, packing
 from coordinator.simulate import serving
-from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, drawn_jobs
+from coordinator.simulate.scenarios import H20, H800
+from coordinator.simulate.shared import PRICES, PROMISED, STEP, drawn_jobs
 
 PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}

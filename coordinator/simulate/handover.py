@@ -13,6 +13,7 @@ import numpy as np
 
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates, Request
+from coordinator.simulate.plot import Plot, Span
 from rollout.decide.engines import handover
 
 ENGINES, GROUPS, SIZE = 8, 64, 8
@@ -107,17 +108,32 @@ class Rollout:
                 self._ask(answer, min(self.engines[:stay], key=lambda each: each.load), sampled, left)
 
 
+def _plot(seen: dict[bool, list[Step]], steps: int = 4) -> Plot:
+    spans = list[Span]()
+    for number, pair in enumerate(zip(seen[False][:steps], seen[True][:steps], strict=True)):
+        for step, name in zip(pair, ("gradients afterwards", "engines go over"), strict=True):
+            row = f"step {number + 1}, {name}"
+            went = step.gone + SWITCH if step.gone else step.rollout
+            spans += [Span(row, 0.0, went, "all engines sample"), Span(row, step.rollout, step.whole, "gradients")]
+            spans.append(Span(row, went, step.rollout, "some sample, the others compute gradients"))
+    title = "Gradients that are computed while the last answers are awaited need not be computed after them"
+    return Plot(title=title, x="seconds", y="", spans=spans)
+
+
 def figures(seed: int, steps: int = 12) -> dict[str, Any]:
     """Engines that go over to gradients before the last answers have ended, against engines that stay."""
     rates = Rates(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
 
-    def ratio(spread: float, share: float) -> dict[str, float]:
+    def played(spread: float, share: float) -> dict[bool, list[Step]]:
         draw, seen = np.random.default_rng(seed), {False: list[Step](), True: list[Step]()}
         for _ in range(steps):
             lengths = np.clip(2000 * draw.lognormal(-(spread**2) / 2, spread, (GROUPS, SIZE)), 16, 16_384)
             train = share * Rollout(lengths, rates, 1.0, moves=False).run().rollout
             for moves, found in seen.items():
                 found.append(Rollout(lengths, rates, train, moves=moves).run())
+        return seen
+
+    def ratio(seen: dict[bool, list[Step]]) -> dict[str, float]:
         rollouts = [sum(each.rollout for each in found) for found in seen.values()]
         return {
             "ratio": round(sum(s.whole for s in seen[False]) / sum(s.whole for s in seen[True]), 3),
@@ -126,9 +142,11 @@ def figures(seed: int, steps: int = 12) -> dict[str, Any]:
             "gone_after": round(float(np.mean([each.gone / each.rollout for each in seen[True]])), 2),
         }
 
+    drawn = played(1.4, 0.5)
     return {
-        **ratio(1.4, 0.5),
-        "control": ratio(0.0, 0.5)["ratio"],
+        **ratio(drawn),
+        "control": ratio(played(0.0, 0.5))["ratio"],
+        "plot": _plot(drawn),
         "inputs": "8 engines; 64 prompts x 8 answers, log-normal around 2,000 tokens, deviation of the logarithm 1.4, "
         "at most 16,384; a decoding step takes 16.9 ms and 4 us for each answer; gradients take half as long as the "
         "rollout, on all GPUs; engines change over in 2 s; control: equal lengths",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.simulate.plot import Plot
 from rollout.decide.engines.parallel import Planner
 
 PIECE = 32  # tokens by which all answers advance at once
@@ -66,32 +67,44 @@ def play(lengths: list[int], gpus: int, hardware: Hardware, prompt: int = 500) -
     return seconds, preempted
 
 
-def run(means: list[float], seed: int, hardware: Hardware, gpus: int | None) -> float:
-    """Seconds of rollouts of a run whose answers have these mean lengths, step by step. `gpus`: None lets the planner
-    choose."""
-    planner, draw, total = Planner(GPUS), np.random.default_rng(seed), 0.0
+def run(means: list[float], seed: int, hardware: Hardware, gpus: int | None) -> tuple[float, list[int]]:
+    """Seconds of rollouts of a run whose answers have these mean lengths, and the GPUs of an engine, step by step.
+    `gpus`: None lets the planner choose."""
+    planner, draw, total, chosen = Planner(GPUS), np.random.default_rng(seed), 0.0, list[int]()
     for mean in means:
         lengths = [int(each) for each in np.clip(mean * draw.lognormal(-0.32, 0.8, GROUPS * SIZE), 32, 16_384)]
         each = planner.degree if gpus is None else gpus
+        chosen.append(each)
         engines = GPUS // each
         played = [play(lengths[number::engines], each, hardware) for number in range(engines)]
         total += max(seconds for seconds, _ in played)
         planner.ended(sum(preempted for _, preempted in played))
-    return total
+    return total, chosen
 
 
 def figures(seed: int, steps: int = 48) -> dict[str, Any]:
     """GPUs of each engine chosen while answers grow and shrink, against each fixed number of them."""
     hardware, third = Hardware(), steps // 3
     grows = [*np.linspace(700, 3000, third), *([3000.0] * third), *([700.0] * (steps - 2 * third))]
-    fixed = {gpus: run(grows, seed, hardware, gpus) for gpus in (1, 2, 4, 8)}
-    planned, short = run(grows, seed, hardware, None), [500.0] * third
+    fixed = {gpus: run(grows, seed, hardware, gpus)[0] for gpus in (1, 2, 4, 8)}
+    (planned, chosen), short = run(grows, seed, hardware, None), [500.0] * third
+    numbers = range(1, steps + 1)
     return {
         "seconds": {str(gpus): round(seconds) for gpus, seconds in fixed.items()} | {"planned": round(planned)},
         "over_one_gpu_each": round(fixed[1] / planned, 3),
         "over_best_fixed": round(min(fixed.values()) / planned, 3),
         "over_worst_fixed": round(max(fixed.values()) / planned, 3),
-        "control": round(run(short, seed, hardware, 1) / run(short, seed, hardware, None), 3),
+        "control": round(run(short, seed, hardware, 1)[0] / run(short, seed, hardware, None)[0], 3),
+        "plot": Plot(
+            title="More GPUs for an engine while answers are long and its cache fills, fewer when they are short again",
+            x="step",
+            y="",
+            lines={
+                "GPUs of an engine": (numbers, chosen),
+                "mean answer, in 500 tokens": (numbers, [mean / 500 for mean in grows]),
+            },
+            drawn_as="steps",
+        ),
         "inputs": "8 GPUs of 50 GB and 3.35 TB/s, a model of 28 GB with 196 kB of cache for each token, 4 ms more for "
         "each step on two GPUs, 8 on four; 64 prompts x 16 answers, log-normal, whose mean grows from 700 to 3,000 "
         "tokens, stays, and is 700 again",

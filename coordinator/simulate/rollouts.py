@@ -84,6 +84,8 @@ class Came:
     effective: float = 0.0  # trajectories that were trained, each by its weight
     bounds: list[int] = field(default_factory=list)  # under which each batch was handed out
     ends: list[float] = field(default_factory=list)  # when each trajectory ended
+    alive: list[tuple[float, int]] = field(default_factory=list)  # when more, or fewer, trajectories were on their way
+    turns: list[tuple[float, str, str]] = field(default_factory=list)  # of a kind of environment, on which hardware
 
 
 @dataclass(eq=False)
@@ -262,6 +264,7 @@ class Simulated:
             member = replace(before, engine=None, held={}, request=None, measured=None, stopped=False)
             member.at = min(member.at, len(member.turns) - 1)  # its last action is executed again
         group.members[index] = member
+        self.came.alive.append((self.clock.now, 1))
         if self.plan.barrier == "group":
             if group.home is None:
                 if group not in self._unplaced:
@@ -301,6 +304,7 @@ class Simulated:
         member.engine = engine
         self._on_way += 1
         kind, now = self.plan.kind(member.prompt), self.clock.now
+        self.came.turns.append((now, kind, engine.hardware))
         measured = member.measured = Measured(engine, kind, new=int(turn.prompt), read=read, now=now)
         self._prompts[engine] += member.tokens + int(turn.prompt)
         member.request = engine.ask(
@@ -339,6 +343,7 @@ class Simulated:
             return
         member.ended = True
         self.came.ends.append(self.clock.now)
+        self.came.alive.append((self.clock.now, -1))
         self._place_groups()
         if self._matters(member):
             self._decide()
@@ -355,6 +360,7 @@ class Simulated:
         if member is None or member.ended:
             return
         member.stopped = True
+        self.came.alive.append((self.clock.now, -1))
         if member in self._at_barrier:
             self._at_barrier.remove(member)
         else:

@@ -53,6 +53,11 @@ class Served:
     seconds: float = 0.0
     rollout_tokens: int = 0
     cuts: int = 0
+    steps: list[tuple[float, int]] = field(default_factory=list)  # when each ended, and rollouts' tokens in it
+
+    def stepped(self, now: float, rollouts: int) -> None:
+        self.rollout_tokens += rollouts
+        self.steps.append((now, rollouts))
 
     def violations(self, budget: Budget) -> int:
         return sum(each > budget.ttft for each in self.ttft) + sum(each > budget.tpot for each in self.tpot)
@@ -96,10 +101,7 @@ def serve(
     frozen, version = False, 0
     owed = live * prompt if reads else 0.0  # tokens of rollouts' prompts
     while number < len(traffic.arrivals) or waiting or running:
-        while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
-            asked = traffic.prompts[number]
-            waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
-            number += 1
+        number = _arrive(traffic, number, now, waiting)
         if int(now / version_every) > version:
             version, frozen, live = int(now / version_every), False, begun
         if not waiting and not running and not live:
@@ -128,18 +130,27 @@ def serve(
         if lending is not None:
             lending.took(answers, read, seconds)
         owed += reads * step.rollouts - step.rollout_prompt
-        came.rollout_tokens += step.rollouts
+        came.stepped(now, step.rollouts)
         _answer(running, now, came)
-        running[:] = [user for user in running if user.answer > 0]
         _read(waiting, running, step.users_prompt, now, came)
     came.seconds = now
     return came
+
+
+def _arrive(traffic: Traffic, number: int, now: float, waiting: deque[_User]) -> int:
+    """From this user on, all that have come until now; who is next."""
+    while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
+        asked = traffic.prompts[number]
+        waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
+        number += 1
+    return number
 
 
 def _answer(running: list[_User], now: float, came: Served) -> None:
     for user in running:
         came.tpot.append(now - user.last)
         user.last, user.answer = now, user.answer - 1
+    running[:] = [user for user in running if user.answer > 0]
 
 
 def _read(waiting: deque[_User], running: list[_User], tokens: int, now: float, came: Served) -> None:

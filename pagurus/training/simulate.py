@@ -1,10 +1,13 @@
 """``pagurus simulate``: schedulers on a virtual clock.
 
-Owns: names, arguments, what is printed. Does not own: the scenarios (:mod:`coordinator.simulate`). No daemon is asked.
+Owns: names, arguments, what is printed. Does not own: the scenarios and their reports (:mod:`coordinator.simulate`). No
+daemon is asked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,13 +18,16 @@ from sandbox.errors import NotFound
 
 Scenario = Annotated[str, typer.Argument(help="Which; without one, all are listed.", metavar="[SCENARIO]")]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+Report = Annotated[
+    Path | None, typer.Option(help="An HTML page with figures, inputs and a plot, to be written.", metavar="FILE")
+]
 
 
 verbs = typer.Typer()
 
 
 @verbs.command()
-def simulate(scenario: Scenario = "", seed: Seed = 0, json: Json = False) -> None:
+def simulate(scenario: Scenario = "", seed: Seed = 0, report: Report = None, json: Json = False) -> None:
     """Run a scheduling scenario on a virtual clock.
 
     The code that decides in a live run decides here: see docs/scheduling.md.
@@ -29,13 +35,22 @@ def simulate(scenario: Scenario = "", seed: Seed = 0, json: Json = False) -> Non
     from coordinator.simulate.scenarios import SCENARIOS
 
     if not scenario:
-        rows = [(name, (run.__doc__ or "").split("\n")[0]) for name, run in SCENARIOS.items()]
+        rows = [(name, _what(run)) for name, run in SCENARIOS.items()]
         output.as_json(dict(rows)) if json else output.table(("scenario", "what it compares"), rows)
         return
     if scenario not in SCENARIOS:
         raise NotFound(f"no scenario {scenario!r}", remedy=f"there are: {', '.join(SCENARIOS)}")
     figures = SCENARIOS[scenario](seed)
+    plot = figures.pop("plot")
+    if report is not None:
+        from coordinator.simulate.report import page
+
+        report.write_text(page(scenario, _what(SCENARIOS[scenario]), seed, figures, plot))
     if json:
         output.as_json({"scenario": scenario, "seed": seed, **figures})
     else:
         output.table(("figure", scenario), [(name, str(figure)) for name, figure in figures.items()])
+
+
+def _what(run: Callable[..., object]) -> str:
+    return (run.__doc__ or "").split("\n")[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.decide.multiplex import Job, Prices, alone, join
 from coordinator.decide.packing import plan
-from coordinator.simulate import balancing, handover, jobs, scenarios
+from coordinator.simulate import balancing, handover, jobs, scenarios, shared
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
@@ -174,7 +174,7 @@ def shortened(seed: int, least: float) -> jobs.Durations:
 @given(st.integers(0, 10_000))
 def test_no_job_waits_longer_than_it_may_and_no_machine_works_for_two(seed: int) -> None:
     """At worst-case durations and at shorter ones."""
-    for group in plan(scenarios.drawn_jobs(seed, 6), Prices()):
+    for group in plan(shared.drawn_jobs(seed, 6), Prices()):
         for least in (1.0, 0.5):
             course = jobs.run(group, shortened(seed, least), steps=24)
             assert course.steps == {member.job.name: 24 for member in group.members}
@@ -190,7 +190,7 @@ def test_no_job_waits_longer_than_it_may_and_no_machine_works_for_two(seed: int)
 
 
 def test_jobs_in_groups_cost_less_and_none_waits_longer_than_it_may() -> None:
-    figures = scenarios.mux(3, count=10, steps=6)
+    figures = shared.mux(3, count=10, steps=6)
     assert figures["rent_ratio_disaggregated"] > 1.2 and figures["slowest_of_allowed"] <= 1.0
     assert figures["control"] == 1.0
 
