@@ -56,7 +56,7 @@ class Config:
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
-    handover: bool = False  # engines rest on the trainer's machines while the last answers come: docs/scheduling.md
+    handover: bool = False  # engines rest while the last answers come: docs/scheduling/rollpacker.md
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     tail_resumes: bool = False  # they then go on where they were, instead of anew

@@ -108,25 +108,22 @@ def serve(
             now = traffic.arrivals[number]
             continue
         held = live * context
-        free = cache - held - sum(user.context + user.answer for user in running)
         view = EngineView(
             waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
             last_tokens=[user.last for user in running],
             rollouts=max(0, live - math.ceil(owed / prompt)),
             rollout_prompt=int(owed),
-            free=free,
+            free=cache - held - sum(user.context + user.answer for user in running),
             wanted=sum(user.context + user.answer for user in waiting),
             held=held,
             frozen=frozen,
         )
         step = next_step(view, budget, cost, now) if lending is None else lending.step(view, now)
-        if mode == "naive":
-            step = Step(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, int(owed)))
+        step = _in_turn(view, step) if mode == "naive" else step
         if step.cut:
             came.cuts, frozen, live, owed = came.cuts + 1, True, 0, 0.0
         answers, read = len(running) + step.rollouts, step.users_prompt + step.rollout_prompt
-        seconds = cost.step(answers, read) * varied()
-        now += seconds
+        now += (seconds := cost.step(answers, read) * varied())
         if lending is not None:
             lending.took(answers, read, seconds)
         owed += reads * step.rollouts - step.rollout_prompt
@@ -144,6 +141,11 @@ def _arrive(traffic: Traffic, number: int, now: float, waiting: deque[_User]) ->
         waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
         number += 1
     return number
+
+
+def _in_turn(view: EngineView, step: Step) -> Step:
+    """Where rollouts are users like all others."""
+    return Step(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, view.rollout_prompt))
 
 
 def _answer(running: list[_User], now: float, came: Served) -> None:
