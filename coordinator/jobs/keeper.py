@@ -20,7 +20,9 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from coordinator.decide.cost import cost, so_far
+from coordinator.decide.queue import total
 from coordinator.jobs import tied
+from coordinator.jobs.shape import parts_of
 from coordinator.jobs.store import JobStore
 from sandbox.errors import Invalid, NotFound, Unsupported
 from sandbox.messages.cluster import JobInfo, JobRequest, Needs
@@ -140,7 +142,8 @@ class Jobs:
 
     def _priced(self, job: JobInfo) -> JobInfo:
         if self._prices:
-            job.cost = cost(so_far(job.started_at, job.ended_at, time.time()), job.needs, self._prices)
+            held = total(parts_of(job).values())
+            job.cost = cost(so_far(job.started_at, job.ended_at, time.time()), held, self._prices)
         return job
 
     async def said(self, id: str, begin: int) -> bytes:

@@ -113,12 +113,17 @@ async def test_jobs_tell_what_they_have_cost(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     begun = store.submit(JobRequest(run="/a", needs={"GPU": 2, "CPU": 4}), "")
     waits = store.submit(JobRequest(run="/b", needs={"GPU": 1}), "")
+    parts = {"trainer_needs": {"GPU": 8.0}, "engine_needs": {"GPU": 1.0}, "engines": 4}
+    apart = store.submit(JobRequest(run="/c", needs={"CPU": 8.0}, **parts), "")
+    store.change(apart.id, state="running", started_at=time.time() - 1800)
+    store.change(apart.id, state="done")
     store.change(begun.id, state="running", started_at=time.time() - 1800)
     store.change(begun.id, state="done")
     store.close()
     priced, free = Jobs(tmp_path, prices=parse_prices(["GPU=2.5", "CPU=0.05"])), Jobs(tmp_path)
     told = {each.id: each.cost for each in await priced.all()}
     assert told[waits.id] == 0 and told[begun.id] == (await priced.job(begun.id)).cost == pytest.approx(2.6, rel=0.01)
-    assert [each.cost for each in await free.all()] == [None, None]
+    assert told[apart.id] == pytest.approx(15.2, rel=0.01)  # its trainer's and its engines' too
+    assert [each.cost for each in await free.all()] == [None, None, None]
     await priced.close()
     await free.close()
