@@ -27,13 +27,14 @@ from coordinator.decide.multiplex import Group, Job, Member, Prices
 from coordinator.decide.turns import Turn, TurnsView, due
 from coordinator.jobs.keeper import parse_needs
 from coordinator.state import State
-from sandbox.errors import Invalid, Unsupported
+from sandbox.errors import Invalid, TooMany, Unsupported
 from sandbox.messages.cluster import PastPhase, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
 GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
 LOOK = 1.0  # seconds between two looks for silent jobs
+SEATS = 64  # jobs of one owner that take turns, or wait for room
 PAST_MOST = 10_000  # phases that are told at once
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
 PAST = """SELECT job, phase, party, machines, asked, begun, ended, silent FROM phases WHERE machines IS NOT NULL
@@ -304,6 +305,9 @@ class Phases:
     def _seat(self, ask: PhaseAsk, phase: int) -> Seat:
         seat = self.seats.get(ask.job)
         if seat is None:
+            owner = _owner(ask.job)
+            if sum(_owner(name) == owner for name in self.seats) >= SEATS:
+                raise TooMany(f"{SEATS} jobs of this owner take turns, or wait for room", remedy="wait until one ends")
             job = msgspec.convert({"name": ask.job, **msgspec.structs.asdict(ask.shape)}, Job)
             number = max((each.number for each in self.seats.values()), default=-1) + 1
             seat = self.seats[ask.job] = Seat(job=job, number=number, phase=phase, asked=time.time())
@@ -355,8 +359,11 @@ class Phases:
     def _why(self, seat: Seat) -> str:
         if seat.group is None:
             return NO_ROOM
-        busy = [each.job.name for each in self._members(seat.group) if each.state == "begun" and each.kind == seat.kind]
-        return f"{', '.join(busy)} works there" if busy else "others come first"
+        for each in self._members(seat.group):
+            if each.state == "begun" and each.kind == seat.kind:
+                ours = _owner(each.job.name) == _owner(seat.job.name)
+                return f"{each.job.name if ours else 'a job of another owner'} works there"
+        return "others come first"
 
     # ----------------------------------------------------------------- books
 
@@ -387,6 +394,11 @@ class Phases:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(condition)
+
+
+def _owner(job: str) -> str:
+    """As the routes put it before the job's own name."""
+    return job.partition(":")[0] if ":" in job else ""
 
 
 def parse_share(text: str | None) -> Shared:

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from coordinator.decide.turns import TurnsView, due
-from coordinator.phases import GONE, NO_ROOM, Phases, Shared, parse_share
+from coordinator.phases import GONE, NO_ROOM, SEATS, Phases, Shared, parse_share
 from coordinator.state import State
 from rollout.plan import SharePlan
 from rollout.service.phases import Phases as Clients
-from sandbox.errors import Invalid, Unsupported
+from sandbox.errors import Invalid, TooMany, Unsupported
 from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 from tests.support.cluster import Cluster
 
@@ -236,3 +236,17 @@ async def test_a_run_waits_through_deaths_of_a_real_coordinator(tmp_path: Path) 
 class Logged(msgspec.Struct):
     view: TurnsView
     action: list[str]
+
+
+async def test_an_owner_has_so_many_seats_and_is_told_no_name_of_anothers_job(tmp_path: Path) -> None:
+    async with served(tmp_path) as phases:
+        await ask(phases, "alice:first", "rollout", 0)
+        for number in range(SEATS):
+            answer = await ask(phases, f"bob:run:{number}", "rollout", 0)
+        assert "alice" not in answer.reason
+        assert (await ask(phases, "bob:run:0", "rollout", 0)).state == "waiting"  # who has a seat is not refused
+        with pytest.raises(TooMany):
+            await ask(phases, "bob:more", "rollout", 0)
+        assert (await ask(phases, "alice:second", "rollout", 0)).state == "waiting"
+        reasons = {each.job: each.reason for each in await phases.all()}
+        assert not any("alice" in reason for job, reason in reasons.items() if job.startswith("bob"))
