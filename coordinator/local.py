@@ -75,14 +75,18 @@ def part_of(run: Path, part: str) -> Path:
 def written(run: Path) -> dict[str, Named]:
     """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
     own, each rank of a trainer a name; parts on other machines have supervisors of their own."""
-    places = {name: (roles_of(run), name) for name in ROLES}
-    for folder in sorted((run / "parts").glob("*")):
-        places |= {f"{folder.name}.{name}": (roles_of(folder), name) for name in ("supervisor", "keeper")}
-        places |= {name: (roles_of(folder), name) for name in ROLES if folder.name == name}
-    places |= {path.stem: (roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))}
-    places |= {folder.name: (folder, "engine") for folder in sorted((run / "engines").glob("*"))}
-    read = {name: adopted.read(folder, role) for name, (folder, role) in places.items()}
-    return {name: role for name, role in read.items() if role is not None}
+    places = [(name, roles_of(run), name) for name in ROLES]
+    places += [(path.stem, roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))]
+    places += [(folder.name, folder, "engine") for folder in sorted((run / "engines").glob("*"))]
+    for part in sorted((run / "parts").glob("*")):
+        places += [(f"{part.name}.{name}", roles_of(part), name) for name in ("supervisor", "keeper")]
+        places += [(name, roles_of(part), name) for name in ROLES if name == part.name]
+    found: dict[str, Named] = {}
+    for name, folder, role in places:
+        read = adopted.read(folder, role)
+        if read is not None and (name not in found or read.at > found[name].at):  # a trainer was here and there
+            found[name] = read
+    return found
 
 
 def states(run: Path) -> list[RoleState]:
