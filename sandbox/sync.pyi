@@ -462,7 +462,7 @@ class Client:
         address: str | Path | None = None,
         *,
         token: str | None = None,
-        ca: str | Path | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
         connections: int = ...,
         patience: float = 20.0,
     ) -> None: ...
