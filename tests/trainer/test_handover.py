@@ -40,6 +40,9 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
                     seen.servers[victim].kill()
                     trainer.kill()
                     await trainer.wait()
+                    while not seen.servers[victim].restarts:  # noqa: ASYNC110 - only two that serve can hand over
+                        await asyncio.sleep(0.05)
+                    await seen.servers[victim].wait_serving()
                     trainer = await handed_over.start_trainer(run)
                 assert await trainer.wait() == 0, (run / "trainer.log").read_text()
         finally:
