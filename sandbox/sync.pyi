@@ -1,6 +1,7 @@
 """Static types of sandbox.sync. Made by scripts/sync_stubs.py; do not edit."""
 
 import builtins
+import ssl
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path

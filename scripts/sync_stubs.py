@@ -187,7 +187,7 @@ def _imports(text: str, classes: dict[type, str]) -> str:
             wanted.setdefault(known[name], []).append(name)
     if "T" in names:
         wanted.setdefault("typing", []).append("TypeVar")
-    whole = sorted(each for each in ("aiohttp", "builtins") if f"{each}." in text)
+    whole = sorted(each for each in ("aiohttp", "builtins", "ssl") if f"{each}." in text)
     lines = [f"import {each}" for each in whole]
     return "\n".join(lines + [f"from {module} import {', '.join(sorted(each))}" for module, each in wanted.items()])
 
