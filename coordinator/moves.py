@@ -224,7 +224,8 @@ class Moves:
             if (known := self.members.places.get(sandbox)) is not None and known.host == move.target:
                 # A report from before tells of a former state, which must not become the newest copy.
                 known.row.durable, known.row.durable_turn, known.since = head.id, head.turn, time.monotonic()
-            if move.source in self.members.hosts:
+            # Of a host that is lost nothing is waited for: copies, and answers that wait for them, wait for this end.
+            if move.source in self.members.hosts and not self._over(move.source):
                 with contextlib.suppress(NotFound):
                     path = f"/v1/sandboxes/{sandbox}/left"
                     left = await self._upstream(move.source).call("POST", path, Left, timeout=PATIENCE)

@@ -14,6 +14,7 @@ from coordinator.decide.lease import Lease
 from coordinator.members import Member, Members, Place
 from coordinator.moves import Moves
 from coordinator.state import CopyRow, HostRow, MoveRow, State
+from sandbox.messages import CheckpointInfo, CheckpointState, SandboxInfo, SandboxState, Verdict
 from sandbox.messages.cluster import HostedSandbox
 
 ID = "s-1"
@@ -93,3 +94,34 @@ async def test_what_a_host_kept_from_before_is_no_copy_until_it_counts_again(cop
     assert not waiting.done()
     await copied(copies, "c-1", "two", 2)
     assert await waiting is True
+
+
+class Answering:
+    """A host that has a checkpoint on its disk; the other one is dead."""
+
+    async def call(self, method: str, path: str, kind: type, *_: object, **__: object) -> object:
+        assert path.startswith("/v1/checkpoints/c-new")
+        state = CheckpointState.DURABLE
+        return CheckpointInfo(id="c-new", sandbox=ID, state=state, verdict=Verdict.BOTH, durable_at=1.0, turn=6)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_move_has_an_end_though_the_host_that_it_left_is_lost(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Its copies, and answers that wait for them, wait for that end: not for the return of a host."""
+    members, moves = copies.members, Moves(copies.members, copies)
+    members.hosts["one"].lease = Lease(members.ttl, ends_at=0.0 if lost else None)
+    members.places[ID] = Place("two", row(head="c-new", turn=6), time.monotonic(), moved=True)
+    await copies.state.put_move(ID, MoveRow(source="one", target="two", sandbox=row(head="c-held", turn=5)))
+    members.moving.add(ID)
+    dead = moves._upstream("one")
+
+    async def arrived(sandbox: str, host: str) -> object:
+        return SandboxInfo(id=ID, name="n", image="i", state=SandboxState.RUNNING, head="c-new", created_at=0.0)
+
+    monkeypatch.setattr(moves, "_arrived", arrived)
+    monkeypatch.setattr(moves, "_upstream", lambda host: Answering() if host == "two" else dead)
+    await moves._try_to_settle(ID)
+    assert (ID in members.moving, ID in copies.state.moves) == (not lost, not lost)
+    assert copies.state.homes.get(ID, "two") == "two"
