@@ -56,6 +56,8 @@ class StepSeen(NamedTuple):
     late: bool  # somebody had waited for longer than was promised when it ended
     answers: int = 0
     prompt_tokens: int = 0
+    users: int = 0  # that were answered: all, where rollouts are users like others
+    age: float = 0.0  # seconds since the last token of one of them when it began
 
 
 @dataclass

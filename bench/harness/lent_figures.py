@@ -122,9 +122,11 @@ def steps_of(path: Path) -> Iterator[StepSeen]:
         elif before is not None:
             predicted, ended = lending.cost.step(event.answers, event.prompt_tokens), before.now + event.seconds
             lending.took(event.answers, event.prompt_tokens, event.seconds)
+            tokens = before.view.last_tokens
             late = any(ended - each.arrival > budget.ttft for each in before.view.waiting)
-            late = late or any(ended - last > budget.tpot for last in before.view.last_tokens)
-            yield StepSeen(before.now, ended, predicted, late, event.answers, event.prompt_tokens)
+            late = late or any(ended - last > budget.tpot for last in tokens)
+            age = before.now - min(tokens, default=before.now)
+            yield StepSeen(before.now, ended, predicted, late, event.answers, event.prompt_tokens, len(tokens), age)
 
 
 def cause(token: Token, promised: float, steps: list[StepSeen]) -> str:

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,14 @@ class Served:
         return sum(each > budget.ttft for each in self.ttft) + sum(each > budget.tpot for each in self.tpot)
 
 
+class Ran(NamedTuple):
+    """A step of an engine, in seconds."""
+
+    took: float
+    rest: float = 0.0  # until the next one is chosen
+    age: float = 0.0  # of its tokens then
+
+
 @dataclass
 class _User:
     arrival: float
@@ -85,14 +93,15 @@ def serve(
     reads: float = 0.0,
     prompt: float = 1.0,
     lending: Lending | None = None,
-    varied: Callable[[], float] = lambda: 1.0,
+    ran: Callable[[int, int, int], Ran] | None = None,
 ) -> Served:
     """Until every user is answered.
 
     `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
     `version_every`: seconds between two versions of the weights. `reads`: tokens of prompts that a rollout reads for
     each token that it samples, `prompt` at a time, while it samples none. Under `naive` they are served as users are.
-    `lending`: it chooses the steps, by what it has learned of their cost. `varied`: how many times of `cost` one takes.
+    `lending`: it chooses the steps, by what it has learned of their cost. `ran`: how one goes that answers so many
+    users and rollouts and reads so many tokens of prompts, where `cost` does not say it.
     """
     came, now, number = Served(), 0.0, 0
     waiting: deque[_User] = deque()
@@ -123,13 +132,14 @@ def serve(
         if step.cut:
             came.cuts, frozen, live, owed = came.cuts + 1, True, 0, 0.0
         answers, read = len(running) + step.rollouts, step.users_prompt + step.rollout_prompt
-        now += (seconds := cost.step(answers, read) * varied())
+        took, rest, age = Ran(cost.step(answers, read)) if ran is None else ran(len(running), step.rollouts, read)
         if lending is not None:
-            lending.took(answers, read, seconds)
+            lending.took(answers, read, took)
+        now += took + rest
         owed += reads * step.rollouts - step.rollout_prompt
-        came.stepped(now, step.rollouts)
-        _answer(running, now, came)
-        _read(waiting, running, step.users_prompt, now, came)
+        came.stepped(now - age, step.rollouts)
+        _answer(running, now - age, came)
+        _read(waiting, running, step.users_prompt, now - age, came)
     came.seconds = now
     return came
 

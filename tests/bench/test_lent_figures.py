@@ -43,20 +43,28 @@ def test_slices_have_every_user_once() -> None:
 
 
 def test_the_simulation_foretells_rollouts_from_steps_of_slices_without_both() -> None:
-    """Steps take 10 ms, as long again for 200 answers or 500 tokens; a second in a slice that does not count."""
-    work = [(answers, tokens) for answers in (0, 8, 40) for tokens in (0, 100, 400)] * 30
+    """Steps take 10 ms, as long again for 200 answers or 500 tokens; a second in a slice that does not count. Tokens
+    are 1 ms old when the next step begins, 0.1 ms more for each user and 0.01 ms for each rollout."""
     steps, now = [StepSeen(0.0, 1.0, 0.0, False)], 1.0
-    for answers, tokens in work:
-        seconds = 0.010 + 0.00005 * answers + 0.00002 * tokens
-        steps.append(StepSeen(now, now + seconds, 0.0, False, answers, tokens))
-        now += seconds
-    steps.append(StepSeen(now, now + 1.0, 0.0, False, 40, 0))
-    cost, scatter = measured(steps, [(1.0, now - 0.001)])
-    assert (cost.base, cost.per_answer, cost.per_prompt_token) == pytest.approx((0.010, 0.00005, 0.00002), rel=1e-3)
-    assert next(scatter) == pytest.approx(1.0)
+    alone, empty = ([(count, tokens) for count in counts for tokens in (0, 100, 400)] for counts in ((2, 8), (40, 48)))
+    middle = 0.0
+    for part, each in ((alone, 0.0001), (empty, 0.00001)):
+        for count, tokens in part * 60:
+            seconds = 0.010 + 0.00005 * count + 0.00002 * tokens
+            age = 0.001 + each * count
+            steps.append(StepSeen(now, now + seconds, 0.0, False, count, tokens, count, age))
+            now += seconds + 0.0005
+        middle = middle or now
+    steps.append(StepSeen(now + 1.0, now + 2.0, 0.0, False, 40, 0))
+    ran = measured(steps, [(1.0, middle)], [(middle, now)])
+    took, rest, age = ran(8, 0, 400)
+    assert (took, rest, age) == pytest.approx((0.0184, 0.0005, 0.0018))
+    assert ran(0, 48, 0).took == pytest.approx(0.0124)
+    assert ran(20, 40, 0).age == pytest.approx(0.001 + 0.002 + 0.0004)
 
     users = Traffic(arrivals=[0.1 * n for n in range(100)], prompts=[40] * 100, answers=[8] * 100)
-    seen = {name: Seen(slices=[(1.0, now - 0.001)], seconds=10.0, rollout_tokens=20_000) for name in MODES}
+    seen = {name: Seen(slices=[(1.0, middle)], seconds=10.0, rollout_tokens=20_000) for name in MODES}
+    seen["naive"].empty_slices = [(middle, now)]
     budget = Budget(ttft=0.5, tpot=0.1, margin=0.2)
     over = foretold(users, 30.0, budget, steps, seen)
     # All that there is room for: 48 answers a step, and 400 tokens to read for each 100.

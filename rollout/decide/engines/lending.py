@@ -7,11 +7,13 @@ log (rollout.engine.step_log) are loaded (rollout/engine/inside/pagurus_lending.
 Guarantee: the same promise and the same events give the same steps, on every machine: no library computes them.
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
-the newest steps count most, and none for more than twice what was expected. Steps that took longer than the line says
-count twenty times as much as those that took less (an expectile: Newey and Powell, Econometrica 55, 1987), because
-users feel the long ones: steps that read much scatter more, and the line is higher there. A step is taken for as long
-as the line says. If the worst step of late took so much longer that the budget's margin would not do, that is left
-unused instead: what holds up one step may hold up the next ones.
+the newest steps count most. Steps that took longer than the line says count ten times as much as those that took less
+(an expectile: Newey and Powell, Econometrica 55, 1987), because users feel the long ones: steps that read much scatter
+more, and the line is higher there. What holds up a single step says little of its kind: none counts for more than the
+line and four times the usual distance from it, a mean in which the newest sixteen steps count most (as the time-out of
+TCP is set: Jacobson, SIGCOMM 1988). A step is taken for as long as the line says. If the worst step of late took so
+much longer that the budget's margin would not do, that is left unused instead: what holds up one step may hold up the
+next ones.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of a
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
 KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
 KEEP = 0.5 ** (1 / 400)  # half of the weight is on the last 400 steps
-SHORTER = 0.05  # what a step counts for that took less than the line says
+SHORTER = 0.1  # what a step counts for that took less than the line says
+DISTANCES = 4.0  # from the line that a step counts for at most
+CLOSER = 1 / 16  # weight of the newest step in the usual distance
 FADES = 0.5 ** (1 / 100)  # so does what the worst step took too long, with each step
 
 
@@ -60,6 +64,7 @@ class Lending:
         self._first = [sum(each) * TRUSTED / 3 for each in zip(*first, strict=True)]
         self._seen = [each * (1 - KEPT) for each in self._first]
         self._worse = 0.0  # seconds
+        self._distance = FIRST.base  # seconds
         self._served = float("-inf")  # when a user was last there
 
     @property
@@ -70,7 +75,10 @@ class Lending:
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
         usual = self.cost.step(answers, prompt_tokens)
         self._worse = max(min(seconds - usual, self.budget.tpot), self._worse * FADES)
-        new, counts = _sums(answers, prompt_tokens, min(seconds, 2 * usual)), 1.0 if seconds > usual else SHORTER
+        believed = min(seconds, 2 * usual)
+        new = _sums(answers, prompt_tokens, min(believed, usual + DISTANCES * self._distance))
+        self._distance += CLOSER * (abs(believed - usual) - self._distance)
+        counts = 1.0 if seconds > usual else SHORTER
         self._seen = [KEEP * seen + counts * each for seen, each in zip(self._seen, new, strict=True)]
         if self._log is not None:
             self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
@@ -105,9 +113,13 @@ def _sums(answers: float, tokens: float, seconds: float) -> list[float]:
 
 
 def _line(sums: list[float]) -> tuple[float, float, float]:
-    """Base, seconds of an answer and of a token that fit best; none below 0."""
+    """Base, seconds of an answer and of a token that fit best of those of which none is below 0."""
     n, a, t, aa, at, tt, s, sa, st = sums
     aa, at, tt, sa, st = aa - a * a / n, at - a * t / n, tt - t * t / n, sa - a * s / n, st - t * s / n
     token = (st - sa * at / aa) / (tt - at * at / aa)
     answer = (sa - at * token) / aa
-    return max(0.0, (s - a * answer - t * token) / n), max(0.0, answer), max(0.0, token)
+    if answer < 0:
+        answer, token = 0.0, st / tt
+    if token < 0:
+        answer, token = max(0.0, sa / aa), 0.0
+    return max(0.0, (s - a * answer - t * token) / n), answer, token

@@ -149,9 +149,8 @@ class Core:
         ended = self.abort([request.id for request in self.requests.values() if request.lent]) if step.cut else []
         plan = self.scheduler.schedule(step)
         ended += self._compute(plan)
-        rows = max((sequence.row for sequence in plan.decode), default=-1) + 1
         read = sum(piece.end - piece.start for piece in plan.prefill)
-        self.lending.took(rows, read, self._clock() - began)
+        self.lending.took(len(plan.decode), read, self._clock() - began)
         return ended
 
     def _compute(self, plan: Step) -> list[Request]:
