@@ -237,7 +237,7 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "turns": sum(player.turns for player in players),
         "trajectories_lost": sum(bool(player.lost) for player in players),
         "recovered_equal": not any(player.wrong for player in players),
-        "wrong": [line for player in players for line in player.wrong][:10] + [p.lost for p in players if p.lost][:10],
+        "wrong": [f"{p.sandbox.id}: {each}" for p in players for each in [*p.wrong[:3], *filter(None, [p.lost])]][:20],
         "recoveries": len(recovered),
         "waited": sum(each.answers is not None for each in recovered),
         **_quantiles("recovery_s", [each.whole for each in recovered]),

@@ -4,7 +4,8 @@ Owns: when that is looked at, and what of a sandbox speaks against a move. Does 
 (:mod:`coordinator.decide.balance`), how a sandbox moves (:mod:`coordinator.moves`).
 
 Guarantee: nothing moves by itself that somebody uses: a sandbox that is asked for something before it stands still
-stays where it is. While sandboxes of a lost host come back, nothing begins to move.
+stays where it is. While a host is silent that may be lost, and while sandboxes of a lost one come back, nothing begins
+to move.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from dataclasses import replace
 
 from coordinator.copies import images
-from coordinator.decide import balance
+from coordinator.decide import balance, lease
 from coordinator.decide.balance import Move, Resident
 from coordinator.decide.place import HostView
 from coordinator.decide.replicate import STORE
@@ -53,7 +54,8 @@ class Balance:
     async def _look(self) -> None:
         now, hosts = time.monotonic(), [self._seen(host) for host in self.members.views()]
         steady = self._steady(hosts, now)
-        if self.members.withheld:
+        leases = [member.lease for member in self.members.hosts.values()]
+        if self.members.withheld or any(lease.doubted(each, now) and not lease.over(each, now) for each in leases):
             return
         under_way = list(self._tasks)
         givers = balance.givers(hosts, under_way, steady)

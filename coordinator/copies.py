@@ -274,22 +274,22 @@ class Copies:
     async def wait(self, sandbox: str, checkpoint: str, host: str, turn: int | None = None) -> bool:
         """Until another host than `host`, where it runs, or the store holds this state; False: it went on without it.
 
-        `turn`: after which it was taken, of a command. Then a state after a later turn will do: it tells of this one
-        too, and a copy of this one that came after that would undo what was told meanwhile. Raises Timeout.
+        `turn`: after which it was taken, of a command. Then a later state will do, after that turn or another: it tells
+        of this one too, and a copy of this one that came after that would undo what was told meanwhile. Raises Timeout.
         """
-        if self._is_copied(sandbox, checkpoint, host):
+        if self._is_copied(sandbox, checkpoint, host, turn):
             return True
         self._waited[sandbox] += 1
         try:
             async with asyncio.timeout(PATIENCE):
-                while not self._is_copied(sandbox, checkpoint, host):
+                while not self._is_copied(sandbox, checkpoint, host, turn):
                     known = self.members.places[sandbox]
                     if known.host != host and not known.moved:
                         return False
                     if known.host != host:  # as it was: what it has there tells of this state too
                         checkpoint, host, turn = known.row.head, known.host, known.row.turn
                         continue
-                    if turn is not None and turn < known.row.durable_turn:
+                    if turn is not None and turn <= known.row.durable_turn and checkpoint != known.row.durable:
                         checkpoint, turn = known.row.durable, known.row.durable_turn
                     else:
                         await self._hasten(sandbox, checkpoint, host, turn or 0)
@@ -334,13 +334,14 @@ class Copies:
         known = self.members.places.get(sandbox)
         return None if known is None else known.host
 
-    def _is_copied(self, sandbox: str, checkpoint: str, host: str) -> bool:
-        """Whether a copy of this state is the one that counts, or the sandbox went on from it elsewhere."""
+    def _is_copied(self, sandbox: str, checkpoint: str, host: str, turn: int | None) -> bool:
+        """Whether a copy of this state is the one that counts, or the sandbox went on elsewhere from it, or from one
+        that was taken later."""
         known, rows = self.members.places.get(sandbox), self.state.copies.get(sandbox, {})
         if known is None:
             return True  # removed: there is nothing to lose
         if known.host != host:
-            return known.row.head == checkpoint
+            return known.tells(checkpoint, turn)
         return any(row.checkpoint == checkpoint and not row.old for row in rows.values())
 
     def keep_later(self, sandbox: str, host: str, checkpoint: str) -> None:

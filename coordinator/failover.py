@@ -4,6 +4,11 @@ Owns: the order of these acts. Does not own: when a host is lost (:mod:`coordina
 (:mod:`coordinator.decide.failover`), how a sandbox comes back (:mod:`daemon.host.arrive`), those that are moved
 (:mod:`coordinator.moves`).
 
+::
+
+    a host is silent ▸ others prepare for its sandboxes ─┬▶ its lease is over ▸ written down ▸ they run elsewhere
+                                                         └▶ it is heard again ▸ what was prepared goes
+
 Guarantee: of one sandbox, one host acts. A lost host's lease is over before another one acts for it, and where a
 sandbox belongs is written down before it runs there. A host that comes back has no lease until what went on elsewhere
 has been removed from it.
@@ -15,6 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -22,7 +28,7 @@ from coordinator.copies import Copies, images
 from coordinator.decide import failover, lease
 from coordinator.decide.failover import Held, Lost, Revive
 from coordinator.decide.replicate import STORE
-from coordinator.members import Members, Place
+from coordinator.members import Member, Members, Place
 from coordinator.state import CopyRow
 from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
@@ -50,9 +56,17 @@ async def arrive(
     path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
     info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
     there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", durable_turn=0, idle_s=None)
-    members.places[row.id] = Place(host, there, time.monotonic(), moved)
+    members.places[row.id] = Place(host, there, time.monotonic(), moved, checkpoint, info.turn)
     members.remember(checkpoint, host)
     log.info("goes on at %s from %s", host, checkpoint, extra={"sandbox": row.id})
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What waits for a sandbox elsewhere, once the task has ended."""
+
+    wanted: Revive
+    task: asyncio.Task[None]
 
 
 class Failover:
@@ -68,6 +82,7 @@ class Failover:
         self._verify = verify
         self._room: dict[str, asyncio.Semaphore] = {}  # at each host
         self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
+        self._prepared: dict[str, _Prepared] = {}
 
     async def run(self) -> None:
         """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
@@ -77,6 +92,7 @@ class Failover:
                 await asyncio.sleep(LOOK)
                 now = time.monotonic()
                 over = {name for name, member in self.members.hosts.items() if lease.over(member.lease, now)}
+                doubted = {name for name, member in self.members.hosts.items() if lease.doubted(member.lease, now)}
                 revived = self._decided(over) if over else []
                 if revived:
                     hosts = ", ".join(sorted({each.source for each in revived}))
@@ -89,9 +105,52 @@ class Failover:
                 known = over
                 for each in revived:
                     coming.create_task(self._come(each), name=f"return of {each.sandbox}")
+                for each in self._decided(doubted - over) if doubted - over else []:
+                    if not each.stored and each.sandbox not in self._prepared:
+                        task = coming.create_task(self._prepare(each), name=f"what waits for {each.sandbox}")
+                        self._prepared[each.sandbox] = _Prepared(each, task)
+                for prepared in [*self._prepared.values()]:
+                    if prepared.wanted.source not in doubted | over:
+                        del self._prepared[prepared.wanted.sandbox]
+                        coming.create_task(
+                            self._drop(prepared), name=f"end of what waits for {prepared.wanted.sandbox}"
+                        )
+
+    async def _prepare(self, wanted: Revive) -> None:
+        """What takes long of its return, while its host may act yet."""
+        row = self.members.places[wanted.sandbox].row
+        request = arrival(row)
+        request.ahead, request.newer = True, False
+        path = f"/v1/checkpoints/{part(wanted.checkpoint)}/arrive"
+        try:
+            target = self.members.member(wanted.target)
+            with self.members.coming(target):
+                async with self._rooms(target):
+                    await target.upstream.call("POST", path, SandboxInfo, request, timeout=PATIENCE)
+        except PagurusError as error:
+            log.info("nothing waits for %s on %s: %s", wanted.sandbox, wanted.target, error)
+
+    async def _drop(self, prepared: _Prepared) -> None:
+        await asyncio.wait([prepared.task])
+        try:
+            target = self.members.member(prepared.wanted.target)
+            path = f"/v1/arrivals/{prepared.wanted.sandbox}"
+            await target.upstream.call("DELETE", path, msgspec.Raw, timeout=PATIENCE)
+        except PagurusError as error:  # it goes by itself
+            log.info("what waits for %s goes later: %s", prepared.wanted.sandbox, error)
+
+    def _rooms(self, member: Member) -> asyncio.Semaphore:
+        """For those that come back there at a time."""
+        most = AT_ONCE if member.report is None else max(AT_ONCE, member.report.cpus)
+        return self._room.setdefault(member.name, asyncio.Semaphore(most))
 
     async def _come(self, wanted: Revive) -> None:
         try:
+            if (prepared := self._prepared.pop(wanted.sandbox, None)) is not None:
+                if prepared.wanted.target == wanted.target:
+                    await asyncio.wait([prepared.task])
+                else:
+                    await self._drop(prepared)
             with self.members.coming(self.members.member(wanted.target)):
                 if not await self._revive(wanted):
                     await asyncio.sleep(REST)
@@ -103,9 +162,10 @@ class Failover:
             self.members.withheld = set(self._under_way.values())
 
     def _decided(self, over: set[str]) -> list[Revive]:
+        """For the sandboxes of these hosts, of which none is to act any more."""
         state = self.members.state
         lost = [
-            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id))
+            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id), self._waits_at(id))
             for id, rows in state.copies.items()
             if id not in self.members.moving  # these are settled first
             and id not in self._under_way
@@ -113,7 +173,13 @@ class Failover:
             and known.host in over
             and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)])
         ]
-        return failover.decide(lost, self.members.views(), over)
+        views = [replace(view, alive=view.alive and view.name not in over) for view in self.members.views()]
+        return failover.decide(lost, views, over)
+
+    def _waits_at(self, sandbox: str) -> str:
+        """Where its return was prepared."""
+        prepared = self._prepared.get(sandbox)
+        return "" if prepared is None else prepared.wanted.target
 
     def _waited(self, sandbox: str) -> bool:
         return self._in_use(sandbox) or self.copies.is_waited(sandbox)
@@ -124,9 +190,7 @@ class Failover:
 
     async def _revive(self, wanted: Revive) -> bool:
         """Whether it runs there now."""
-        report = self.members.member(wanted.target).report
-        most = AT_ONCE if report is None else max(AT_ONCE, report.cpus)
-        async with self._room.setdefault(wanted.target, asyncio.Semaphore(most)):
+        async with self._rooms(self.members.member(wanted.target)):
             if (known := self.members.places.get(wanted.sandbox)) is None:
                 return False  # it was removed, or its host came back without it
             await self.members.state.decided("failover", {"from": wanted.source}, wanted)

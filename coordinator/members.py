@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coordinator.decide import lease
@@ -47,6 +47,12 @@ class Place:
     row: HostedSandbox
     since: float  # when we learnt it
     moved: bool = False  # it came from another host as it was there
+    origin: str = ""  # the checkpoint from which it went on here; "": it always was here, as far as is known
+    origin_turn: int = 0  # the turn that this was taken after
+
+    def tells(self, checkpoint: str, turn: int | None) -> bool:
+        """Whether it went on from this state, or from one after that turn, of which this state tells."""
+        return self.origin != "" and (self.origin == checkpoint or (turn is not None and turn <= self.origin_turn))
 
 
 class Member:
@@ -246,8 +252,7 @@ class Members:
             if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
                 continue
             if self.state.homes.get(id, member.name) == member.name and (known is None or known.host == member.name):
-                since, moved = (now, False) if known is None else (known.since, known.moved)
-                self.places[id] = Place(member.name, each, since, moved)
+                self.places[id] = Place(member.name, each, now) if known is None else replace(known, row=each)
         for id, known in list(self.places.items()):
             if known.host == member.name and id not in told and known.since < asked_at:
                 del self.places[id]

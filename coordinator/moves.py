@@ -257,7 +257,10 @@ class Moves:
             with contextlib.suppress(NotFound):
                 await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}/hold", msgspec.Raw)
         if been:  # what it has done at the other host has not taken place
-            self.members.places[sandbox] = Place(move.source, move.sandbox, time.monotonic())
+            row = move.sandbox
+            self.members.places[sandbox] = Place(
+                move.source, row, time.monotonic(), origin=row.head, origin_turn=row.turn
+            )
 
     def _over(self, host: str) -> bool:
         """Whether a host surely acts no more."""

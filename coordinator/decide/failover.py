@@ -2,8 +2,8 @@
 
 A sandbox goes on from the newest state of it that was copied, and from no older one: what it was told since would be
 undone. It goes where that copy is, of two such hosts to the one that suits it better; if only the store has it, to the
-host that suits it best. Where it began to come back it stays, for it may run there. Those come first of which somebody
-waits for an answer.
+host that suits it best. Where it began to come back it stays, for it may run there; where that was prepared it goes, if
+that host has the copy. Those come first of which somebody waits for an answer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Lost:
     home: str = ""  # where it belongs by what was decided before; "": where it was
     images: frozenset[str] = frozenset()
     waited: bool = False  # somebody asked it for something
+    prepared: str = ""  # the host where its coming was prepared
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def _target(lost: Lost, holders: Sequence[str], views: dict[str, HostView], over
     if lost.home not in ("", lost.host) and lost.home not in over:
         able = [host for host in able if host.name == lost.home]
     if peers := [host for host in able if host.name in holders]:
+        if any(host.name == lost.prepared for host in peers):
+            return lost.prepared
         return min(peers, key=lambda host: (place.cost(host, Wanted()), host.name)).name  # it has nowhere else to go
     if STORE not in holders:
         return None

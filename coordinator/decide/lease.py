@@ -67,10 +67,18 @@ def unknown(lease: Lease, now: float) -> Lease:
 
 
 def alive(lease: Lease, now: float) -> bool:
-    """Whether the host answered lately enough to be given work."""
-    return lease.heard_at is not None and now < lease.heard_at + lease.ttl
+    """Whether the host answered lately enough to be given work, and did not die since, with its lease."""
+    dead = lease.refused and lease.ends_at is not None and now >= lease.ends_at
+    return lease.heard_at is not None and now < lease.heard_at + lease.ttl and not dead
+
+
+def doubted(lease: Lease, now: float) -> bool:
+    """Whether a host that has a lease has been silent for so long that others prepare to act for it."""
+    if lease.ends_at is None or lease.heard_at is None:
+        return False
+    return lease.refused or now >= lease.heard_at + lease.ttl / 2
 
 
 def over(lease: Lease, now: float) -> bool:
     """Whether the host surely acts no more, so that others may act for it. One without a lease acts for ever."""
-    return lease.ends_at is not None and now >= lease.ends_at and (lease.refused or not alive(lease, now))
+    return lease.ends_at is not None and now >= lease.ends_at and not alive(lease, now)

@@ -7,9 +7,9 @@ which the coordinator answers for.
 ::
 
     arrive   = row ▸ tree, container, network ▸ processes ▸ published
-    prepare  = from a former checkpoint: row ▸ tree, container, network ▸ a pid 1 of ours, beside which CRIU starts, and
-               its end ▸ raw images unpacked
-               then arrive: tree and processes of the new checkpoint ▸ published
+    prepare  = row ▸ tree, container, network ▸ a pid 1 of ours, beside which CRIU starts, and its end
+               ▸ where a newer checkpoint is to come: raw images of this one unpacked
+               then arrive: tree and processes of its checkpoint ▸ published
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions and
 processes, the record of its turns and its conversation with a model, as far as they are told; no fork hooks run.
@@ -58,6 +58,7 @@ class Arrivals:
 
     host: Host
     _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _preparing: dict[str, asyncio.Task[SandboxInfo]] = field(default_factory=dict)
     _arriving: dict[str, asyncio.Task[SandboxInfo]] = field(default_factory=dict)
 
     async def arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
@@ -87,6 +88,8 @@ class Arrivals:
             if known.row.origin == origin.id:
                 return known.row.info()
             raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
+        if (preparing := self._preparing.get(request.id)) is not None:
+            await asyncio.wait([preparing])
         prepared = self._take(request.id)
         try:
             row = self._row(origin, request) if prepared is None else prepared.live.row
@@ -102,7 +105,7 @@ class Arrivals:
                     await self._use(prepared, origin, verify=request.verify)
         except BaseException:
             if prepared is not None:
-                await asyncio.shield(_drop(prepared))
+                await asyncio.shield(_undo(prepared))
             raise
         if host.gateway is not None:
             host.gateway.arrived(row)
@@ -137,11 +140,25 @@ class Arrivals:
     # ----------------------------------------------------------------- ahead
 
     async def prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
-        """Make all that takes long, from a former checkpoint of the sandbox."""
+        """Make all that takes long, from a former checkpoint of the sandbox, or from the one that it will come from."""
+        if request.id in self._preparing:
+            raise Conflict(f"{request.id} is being prepared for already", remedy="ask again", sandbox=request.id)
+        task = asyncio.create_task(self._prepare(checkpoint, request), name=f"what waits for {request.id}")
+        self._preparing[request.id] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise
+            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=request.id) from None
+        finally:
+            del self._preparing[request.id]
+
+    async def _prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         host = self.host
         host.fence.need_lease()
         origin = await self._origin(checkpoint, request)
-        await self.drop(request.id)
+        await self._drop(request.id)
         if request.id in host.live_sandboxes:
             raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
         row, checkpointer = self._row(origin, request), host.services.capturer.checkpointer
@@ -158,7 +175,7 @@ class Arrivals:
                     undo.push_async_callback(checkpointer.forget, container)
                     await checkpointer.forget(container, restoring=True)
                     await container.kill()
-                    former = await asyncio.to_thread(self._unpack, origin, end)
+                    former = await asyncio.to_thread(self._unpack, origin, end) if request.newer else None
                 self._prepared[row.id] = prepared = Prepared(live, former, undo.pop_all(), end.pop_all())
         loop = asyncio.get_running_loop()
         prepared.timer = loop.call_later(PREPARED_MOST, self._expire, row.id)
@@ -198,14 +215,18 @@ class Arrivals:
 
     async def drop(self, sandbox: str) -> None:
         """What was prepared is not needed; one that is arriving gives up, or has arrived by then. Idempotent."""
-        if (arriving := self._arriving.get(sandbox)) is not None:
-            arriving.cancel()
-            await asyncio.wait([arriving])
+        for task in (self._arriving.get(sandbox), self._preparing.get(sandbox)):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        await self._drop(sandbox)
+
+    async def _drop(self, sandbox: str) -> None:
         if (prepared := self._take(sandbox)) is not None:
-            await _drop(prepared)
+            await _undo(prepared)
 
 
-async def _drop(prepared: Prepared) -> None:
+async def _undo(prepared: Prepared) -> None:
     prepared.end.close()
     await prepared.undo.aclose()
 

@@ -113,6 +113,7 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     conversation: Conversation = msgspec.field(default_factory=Conversation)
     verify: bool = True
     ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
+    newer: bool = True  # `ahead`: it will be a newer checkpoint, of which only what changed will come
 
 
 class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -65,6 +65,29 @@ async def test_what_was_done_before_a_move_is_told_once_the_state_that_moved_is_
     assert await waiting is True
 
 
+@pytest.mark.parametrize(("checkpoint", "turn", "took_place"), [("c-5", 5, True), ("c-7", 6, True), ("c-4", 4, False)])
+async def test_a_command_took_place_if_its_host_was_lost_and_a_later_state_went_on(
+    copies: Copies, checkpoint: str, turn: int, took_place: bool
+) -> None:
+    """Not only its own: a state that was copied for a move, after the command, has it done; asked again it would be
+    done twice."""
+    copies.members.places[ID] = Place("one", row(head="c-5", turn=5), time.monotonic())
+    waiting = asyncio.create_task(copies.wait(ID, "c-5", "one", 5))
+    await asyncio.sleep(0.1)
+    there = Place("two", row(head=checkpoint, turn=turn), time.monotonic(), origin=checkpoint, origin_turn=turn)
+    copies.members.places[ID] = there
+    there.row = row(head="c-9", turn=9)  # it has done more since
+    assert await waiting is took_place
+
+
+async def test_a_state_after_the_same_turn_that_is_copied_stays_the_newest(copies: Copies) -> None:
+    known = row(head="c-later", turn=5, durable="c-later", durable_turn=5)
+    copies.members.places[ID] = Place("one", known, time.monotonic())
+    await copied(copies, "c-later", "two", 6)
+    assert await copies.wait(ID, "c-5", "one", 5) is True
+    assert known.durable == "c-later"
+
+
 async def test_a_copy_of_a_later_turn_tells_of_an_earlier_one_and_stays_the_newest(copies: Copies) -> None:
     """Of two commands at a time: the earlier state is not copied after the later one, which would undo that."""
     known = row(head="c-6", turn=6, durable="c-6", durable_turn=6)

@@ -168,6 +168,28 @@ async def test_a_host_that_is_cut_off_stands_still_before_others_act_for_it(pair
     await sandbox.remove()
 
 
+async def test_what_waits_for_the_sandbox_of_a_silent_host_goes_when_that_is_heard_again(
+    pair: Cluster, client: Client
+) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian")
+    host = await where(client, sandbox)
+    silent = pair.daemons[host]
+    (other,) = (daemon for daemon in pair.daemons.values() if daemon is not silent)
+    turn = await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    await until(lambda: copied(client, sandbox, turn.checkpoint), "the state is copied")
+    assert silent.process is not None
+    os.kill(silent.process.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: group(other, sandbox.id).exists(), "another host prepares")
+    finally:
+        os.kill(silent.process.pid, signal.SIGCONT)
+    await until(lambda: not group(other, sandbox.id).exists(), "what was prepared is gone")
+    assert await where(client, sandbox) == host
+    assert (await sandbox.exec("pgrep -c sleep")).text == "1\n"
+    await sandbox.remove()
+
+
 async def test_sandboxes_stand_still_without_a_coordinator_and_go_on_with_it(pair: Cluster, client: Client) -> None:
     await leased(client, pair)
     sandbox = await client.create("debian")

@@ -221,3 +221,19 @@ def test_a_host_that_stood_still_or_was_started_anew_is_counted_from_its_next_re
 )
 def test_what_is_about_to_move_is_copied_while_that_makes_the_rest_smaller(took: list[float], more: bool) -> None:
     assert replicate.again(took) is more
+
+
+def test_a_host_is_doubted_before_its_lease_is_over_and_until_it_is_heard_again() -> None:
+    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    assert not lease.doubted(known, 12.4) and lease.doubted(known, 12.6) and not lease.over(known, 12.6)
+    refused = lease.refused(known, known)
+    assert lease.doubted(refused, 10.1) and lease.alive(refused, 10.1)
+    assert not lease.doubted(lease.heard(refused, 11.0, asked_at=11.0, clock=111.0), 11.1)
+    assert not lease.doubted(Lease(5.0, heard_at=10.0), 20.0)  # it never had a lease: nobody acts for it
+
+
+def test_a_host_that_died_is_given_no_work_once_its_lease_is_over() -> None:
+    granted, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    dead = lease.refused(lease.heard(granted, 11.0, asked_at=11.0, clock=111.0), granted)
+    assert lease.alive(dead, 15.0) and not lease.over(dead, 15.0)
+    assert not lease.alive(dead, 15.2) and lease.over(dead, 15.2)  # though it was heard less than 5 s ago

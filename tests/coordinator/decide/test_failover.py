@@ -48,6 +48,22 @@ def test_a_sandbox_goes_on_from_the_newest_state(
     assert decide([lost], hosts, set()) == []
 
 
+@pytest.mark.parametrize(
+    ("prepared", "home", "copies", "target"),
+    [
+        ("two", "", [NEW, Held("c-2", "three", 1)], "two"),  # though the other one is emptier
+        ("three", "", [NEW], "two"),  # it has no copy of the newest state
+        ("two", "three", [NEW, Held("c-2", "three", 1)], "three"),  # it may run there already
+    ],
+)
+def test_a_sandbox_goes_on_where_that_was_prepared(
+    prepared: str, home: str, copies: Sequence[Held], target: str
+) -> None:
+    hosts = [host("one", alive=False), host("two", sandboxes=1), host("three")]
+    (found,) = decide([Lost("s-1", "one", copies, home, prepared=prepared)], hosts, {"one"})
+    assert found.target == target
+
+
 names = st.sampled_from(["one", "two", "three"])
 copies = st.builds(
     Held, st.sampled_from(["c-1", "c-2"]), st.sampled_from(["one", "two", "three", STORE]), st.integers(1, 3)
@@ -58,7 +74,12 @@ some = st.lists(copies, min_size=1, max_size=4)
 @given(
     st.lists(
         st.builds(
-            Lost, st.text("st", min_size=1), names, st.lists(copies, min_size=1, max_size=4), st.just("") | names
+            Lost,
+            st.text("st", min_size=1),
+            names,
+            st.lists(copies, min_size=1, max_size=4),
+            st.just("") | names,
+            prepared=st.just("") | names,
         ),
         max_size=9,
     ),
