@@ -42,6 +42,8 @@ LOOK = 0.25  # seconds between two looks for what is to be copied
 PATIENCE = 60.0  # seconds that an answer waits for its copy
 REST, RESTS = 0.05, 20  # seconds, and how often, for which a copy that failed is not tried again
 SWEEP = 60.0  # seconds between two looks for copies of sandboxes that are gone
+STALLS = 60.0  # seconds for which a stream may stand still
+LEAST = 64 << 10  # bytes a second at which it gets them back
 
 
 class Pace:
@@ -51,23 +53,37 @@ class Pace:
         self._rate = rate
         self._free_at = 0.0
 
-    async def take(self, size: int) -> None:
-        if self._rate is not None:
-            self._free_at = max(self._free_at, time.monotonic()) + size / self._rate
-            await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
+    async def take(self, size: int) -> float:
+        """Seconds that it took."""
+        if self._rate is None:
+            return 0.0
+        self._free_at = max(self._free_at, now := time.monotonic()) + size / self._rate
+        await asyncio.sleep(max(0.0, self._free_at - now))
+        return time.monotonic() - now
 
 
-class _Paced:
-    """A stream that passes by, not too fast, and is counted."""
+class Passed:
+    """A stream that passes by, not too fast, and is counted. Raises Timeout where either end holds it up: hosts have
+    few streams at a time, and others wait for these."""
 
     def __init__(self, parts: AsyncIterator[bytes], pace: Pace) -> None:
         self._parts, self._pace = parts, pace
         self.size = 0
 
     async def parts(self) -> AsyncIterator[bytes]:
-        async for each in self._parts:
+        deadline = time.monotonic() + STALLS
+        parts = aiter(self._parts)
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    each = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise Timeout(f"a stream of a checkpoint stalls after {self.size} bytes") from None
             self.size += len(each)
-            await self._pace.take(len(each))
+            deadline += len(each) / LEAST + await self._pace.take(len(each))
+            deadline = min(deadline, time.monotonic() + STALLS)
             yield each
 
 
@@ -253,14 +269,14 @@ class Copies:
     async def _surveyed(self, source: OnHost, target: OnHost, checkpoint: str) -> tuple[bytes, int]:
         """What the target has of it already, and the bytes that it took to learn that."""
         async with source.manifest(checkpoint) as stream:
-            paced = _Paced(stream, self._pace)
+            paced = Passed(stream, self._pace)
             have = await target.has(paced.parts())
         return have, paced.size + len(have)
 
     async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str = "", have: bytes = b"") -> int:
         brief = bool(base) and isinstance(source, OnHost) and isinstance(target, OnHost)
         async with source.given(copy.sandbox, copy.checkpoint, base, have, brief=brief) as stream:
-            paced = _Paced(stream, self._pace)
+            paced = Passed(stream, self._pace)
             await target.take(copy.sandbox, copy.checkpoint, paced.parts(), base)
         return paced.size
 

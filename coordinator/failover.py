@@ -110,16 +110,16 @@ class Failover:
                         task = coming.create_task(self._prepare(each), name=f"what waits for {each.sandbox}")
                         self._prepared[each.sandbox] = _Prepared(each, task)
                 for prepared in [*self._prepared.values()]:
-                    if prepared.wanted.source not in doubted | over:
-                        del self._prepared[prepared.wanted.sandbox]
-                        coming.create_task(
-                            self._drop(prepared), name=f"end of what waits for {prepared.wanted.sandbox}"
-                        )
+                    wanted = prepared.wanted
+                    if wanted.source not in doubted | over or wanted.sandbox not in self.members.places:
+                        del self._prepared[wanted.sandbox]
+                        coming.create_task(self._drop(prepared), name=f"end of what waits for {wanted.sandbox}")
 
     async def _prepare(self, wanted: Revive) -> None:
         """What takes long of its return, while its host may act yet."""
-        row = self.members.places[wanted.sandbox].row
-        request = arrival(row)
+        if (known := self.members.places.get(wanted.sandbox)) is None:
+            return  # it was removed
+        request = arrival(known.row)
         request.ahead, request.newer = True, False
         path = f"/v1/checkpoints/{part(wanted.checkpoint)}/arrive"
         try:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.copies import Copies
+from coordinator.copies import Copies, Pace, Passed
 from coordinator.decide.lease import Lease
 from coordinator.members import Member, Members, Place
 from coordinator.moves import Moves
 from coordinator.state import CopyRow, HostRow, MoveRow, State
+from sandbox.errors import Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxInfo, SandboxState, Verdict
 from sandbox.messages.cluster import HostedSandbox
 
@@ -117,6 +118,36 @@ async def test_what_a_host_kept_from_before_is_no_copy_until_it_counts_again(cop
     assert not waiting.done()
     await copied(copies, "c-1", "two", 2)
     assert await waiting is True
+
+
+@pytest.mark.parametrize(("first", "drip"), [(0, 1), (10 << 20, 1), (10 << 20, 0)])
+async def test_a_stream_that_only_drips_ends(monkeypatch: pytest.MonkeyPatch, first: int, drip: int) -> None:
+    """However much came before: who sends or reads it that slowly has one of the few streams of another host."""
+    monkeypatch.setattr("coordinator.copies.STALLS", 0.3)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield bytes(first)
+        while True:
+            await asyncio.sleep(0.02)
+            if drip:
+                yield b"."
+
+    began, passed = time.monotonic(), Passed(slowly(), Pace(None))
+    with pytest.raises(Timeout, match="stalls"):
+        async for _ in passed.parts():
+            pass
+    assert first <= passed.size < first + 100 and time.monotonic() - began < 30
+
+
+async def test_a_stream_that_is_held_back_by_the_rate_of_copies_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.copies.STALLS", 0.3)
+
+    async def quickly() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield bytes(1000)
+
+    passed = Passed(quickly(), Pace(10_000.0))
+    assert sum([len(each) async for each in passed.parts()]) == 10_000
 
 
 class Answering:
