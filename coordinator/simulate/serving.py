@@ -116,17 +116,8 @@ def serve(
         if not waiting and not running and not live:
             now = traffic.arrivals[number]
             continue
-        held = live * context
-        view = EngineView(
-            waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
-            last_tokens=[user.last for user in running],
-            rollouts=max(0, live - math.ceil(owed / prompt)),
-            rollout_prompt=int(owed),
-            free=cache - held - sum(user.context + user.answer for user in running),
-            wanted=sum(user.context + user.answer for user in waiting),
-            held=held,
-            frozen=frozen,
-        )
+        reading = math.ceil(owed / prompt)
+        view = _view(waiting, running, max(0, live - reading), int(owed), cache, live * context, frozen=frozen)
         step = next_step(view, budget, cost, now) if lending is None else lending.step(view, now)
         step = _in_turn(view, step) if mode == "naive" else step
         if step.cut:
@@ -151,6 +142,21 @@ def _arrive(traffic: Traffic, number: int, now: float, waiting: deque[_User]) ->
         waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
         number += 1
     return number
+
+
+def _view(
+    waiting: deque[_User], running: list[_User], rollouts: int, owed: int, cache: int, held: int, *, frozen: bool
+) -> EngineView:
+    return EngineView(
+        waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
+        last_tokens=[user.last for user in running],
+        rollouts=rollouts,
+        rollout_prompt=owed,
+        free=cache - held - sum(user.context + user.answer for user in running),
+        wanted=sum(user.context + user.answer for user in waiting),
+        held=held,
+        frozen=frozen,
+    )
 
 
 def _in_turn(view: EngineView, step: Step) -> Step:
