@@ -41,6 +41,7 @@ LOOK = 0.05  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
 REST = 0.5  # seconds before one that did not come back is tried again
+SPARED = 60.0  # seconds for which nobody prepares again for a host that was silent and was heard again
 AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
 
 
@@ -83,6 +84,7 @@ class Failover:
         self._room: dict[str, asyncio.Semaphore] = {}  # at each host
         self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
         self._prepared: dict[str, _Prepared] = {}
+        self._spared: dict[str, float] = {}  # hosts, and until when nobody prepares for them
 
     async def run(self) -> None:
         """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
@@ -105,7 +107,8 @@ class Failover:
                 known = over
                 for each in revived:
                     coming.create_task(self._come(each), name=f"return of {each.sandbox}")
-                for each in self._decided(doubted - over) if doubted - over else []:
+                waited = {name for name in doubted - over if self._spared.get(name, 0.0) < now}
+                for each in self._decided(waited) if waited else []:
                     if not each.stored and each.sandbox not in self._prepared:
                         task = coming.create_task(self._prepare(each), name=f"what waits for {each.sandbox}")
                         self._prepared[each.sandbox] = _Prepared(each, task)
@@ -113,6 +116,8 @@ class Failover:
                     wanted = prepared.wanted
                     if wanted.source not in doubted | over or wanted.sandbox not in self.members.places:
                         del self._prepared[wanted.sandbox]
+                        if wanted.source not in doubted | over:
+                            self._spared[wanted.source] = now + SPARED
                         coming.create_task(self._drop(prepared), name=f"end of what waits for {wanted.sandbox}")
 
     async def _prepare(self, wanted: Revive) -> None:

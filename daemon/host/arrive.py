@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import secrets
 import shutil
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest
 
 PREPARED_MOST = 300.0  # seconds
+_Tasks = dict[str, asyncio.Task[SandboxInfo]]
 
 
 @dataclass
@@ -58,24 +60,29 @@ class Arrivals:
 
     host: Host
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    _preparing: dict[str, asyncio.Task[SandboxInfo]] = field(default_factory=dict)
-    _arriving: dict[str, asyncio.Task[SandboxInfo]] = field(default_factory=dict)
+    _preparing: _Tasks = field(default_factory=dict)
+    _arriving: _Tasks = field(default_factory=dict)
 
     async def arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         """It runs when this returns. Raises Conflict where the id is taken by something else, or nothing may act."""
         self.host.fence.need_lease()
-        if request.id in self._arriving:
-            raise Conflict(f"{request.id} is arriving already", remedy="ask again", sandbox=request.id)
-        task = asyncio.create_task(self._arrive(checkpoint, request), name=f"arrival of {request.id}")
-        self._arriving[request.id] = task
+        return await self._one(self._arriving, request.id, self._arrive(checkpoint, request))
+
+    @staticmethod
+    async def _one(under_way: _Tasks, sandbox: str, work: Coroutine[None, None, SandboxInfo]) -> SandboxInfo:
+        """The end of this work, of which there is one for a sandbox at a time, and which `drop` ends."""
+        if sandbox in under_way:
+            work.close()
+            raise Conflict(f"{sandbox} is arriving already", remedy="ask again", sandbox=sandbox)
+        task = under_way[sandbox] = asyncio.create_task(work, name=f"arrival of {sandbox}")
         try:
             return await task
         except asyncio.CancelledError:
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
-            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=request.id) from None
+            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=sandbox) from None
         finally:
-            del self._arriving[request.id]
+            del under_way[sandbox]
 
     def coming(self) -> set[str]:
         """Sandboxes that are arriving."""
@@ -141,18 +148,7 @@ class Arrivals:
 
     async def prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         """Make all that takes long, from a former checkpoint of the sandbox, or from the one that it will come from."""
-        if request.id in self._preparing:
-            raise Conflict(f"{request.id} is being prepared for already", remedy="ask again", sandbox=request.id)
-        task = asyncio.create_task(self._prepare(checkpoint, request), name=f"what waits for {request.id}")
-        self._preparing[request.id] = task
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if (current := asyncio.current_task()) is not None and current.cancelling():
-                raise
-            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=request.id) from None
-        finally:
-            del self._preparing[request.id]
+        return await self._one(self._preparing, request.id, self._prepare(checkpoint, request))
 
     async def _prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         host = self.host
