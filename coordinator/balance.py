@@ -4,8 +4,8 @@ Owns: when that is looked at, and what of a sandbox speaks against a move. Does 
 (:mod:`coordinator.decide.balance`), how a sandbox moves (:mod:`coordinator.moves`).
 
 Guarantee: nothing moves by itself that somebody uses: a sandbox that is asked for something before it stands still
-stays where it is. While a host is silent that may be lost, and while sandboxes of a lost one come back, nothing begins
-to move.
+stays where it is. While a host is silent that may be lost, while sandboxes of a lost one come back, and for a moment
+after that, nothing begins to move.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sandbox.errors import PagurusError
 log = logging.getLogger("pagurus.cluster")
 
 LOOK = 0.5  # seconds between two looks
+CALM = 5.0  # seconds after that: what came back has answers to give first
 REST = 20.0  # seconds for which one that did not move is not tried again
 
 
@@ -38,6 +39,7 @@ class Balance:
         self.moves = moves
         self._tasks: dict[Move, asyncio.Task[None]] = {}
         self._alive: dict[str, float] = {}  # since when each host answers
+        self._calm_at = 0.0  # from then on no host was in doubt or lost for long enough
         self._failed: dict[str, float] = {}  # when a sandbox could not be moved
 
     async def run(self) -> None:
@@ -56,6 +58,8 @@ class Balance:
         steady = self._steady(hosts, now)
         leases = [member.lease for member in self.members.hosts.values()]
         if self.members.withheld or any(lease.doubted(each, now) and not lease.over(each, now) for each in leases):
+            self._calm_at = now + CALM
+        if now < self._calm_at:
             return
         under_way = list(self._tasks)
         givers = balance.givers(hosts, under_way, steady)

@@ -148,6 +148,7 @@ class Copies:
                     since=self._since.setdefault((id, store), time.monotonic()),
                     store=store,
                     new=time.monotonic() < known.since + replicate.NEW,
+                    fresh=time.monotonic() < known.since + replicate.FRESH,
                 )
                 if not known.row.durable or subject.copied:
                     del self._since[id, store]

@@ -125,7 +125,7 @@ class Failover:
         if (known := self.members.places.get(wanted.sandbox)) is None:
             return  # it was removed
         request = arrival(known.row)
-        request.ahead, request.newer = True, False
+        request.ahead, request.newer, request.verify = True, False, self._verify
         path = f"/v1/checkpoints/{part(wanted.checkpoint)}/arrive"
         try:
             target = self.members.member(wanted.target)

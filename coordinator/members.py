@@ -108,6 +108,7 @@ class Member:
             images=self.images,
             alive=alive,
             silent=0.0 if alive else time.monotonic() - heard,
+            doubted=lease.doubted(self.lease, time.monotonic()),
             draining=self.row.draining,
         )
 

@@ -21,11 +21,11 @@ URGENT = -15  # nice value, where it may not be scheduled in real time: it must 
 
 
 def freeze(run: Path, frozen: bool) -> None:
-    """All sandboxes of this host, those that are only now made or taken over too. None goes on that leaves."""
+    """All sandboxes of this host, those that are only now made or taken over too. None goes on that is held."""
     groups = hierarchy().unified / PARENT
     for name in os.listdir(run / "sandboxes"):
         if not frozen and (run / "sandboxes" / name / HELD).exists():
-            continue  # it stands still because it is leaving
+            continue  # it stands still because it leaves, or may arrive
         with contextlib.suppress(OSError):  # it ends, or has no group yet: looked at again
             switch = groups / name / "cgroup.freeze"
             if switch.read_text().strip() != str(int(frozen)):

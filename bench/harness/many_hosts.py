@@ -20,11 +20,13 @@ from bench.harness import aftermath
 from bench.harness.daemon_in_netns import WHERE
 from bench.harness.own_daemon import BenchHost, launch
 from bench.harness.whole_host import GROUPS, group, remove_groups
+from daemon.host.fence import HELD
 from sandbox import Client
 from sandbox.messages.cluster import HostInfo, HostRequest
 from sandbox.messages.tokens import NewToken, TokenRequest
 
 PORT = 8700
+CRIU = ("ld-linux", "pagurus-criu", "criu")  # names of its processes begin so
 EXITING = 0x4  # PF_EXITING among a task's flags
 
 
@@ -41,6 +43,14 @@ def dying(task: str) -> bool:
         return True
     pending = int(lines["SigPnd"], 16) | int(lines["ShdPnd"], 16)
     return bool(flags & EXITING or pending >> signal.SIGKILL - 1 & 1)
+
+
+def traced(task: str) -> bool:
+    """Whether whoever traces it has stopped it, or it has ended."""
+    try:
+        return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[0] in "tZX"
+    except OSError:
+        return True
 
 
 def is_init(task: str) -> bool:
@@ -114,9 +124,20 @@ class NetHost(BenchHost):
         Pid 1 is ours, does nothing by itself, and waits alone where a sandbox is about to arrive.
         """
         try:
-            return self.moves(sandbox) and not all(dying(task) or is_init(task) for task in self.tasks(sandbox))
+            moves = self.moves(sandbox) and not all(dying(task) or is_init(task) for task in self.tasks(sandbox))
+            return moves and not self.waits(sandbox)
         except OSError:
             return False
+
+    def waits(self, sandbox: str) -> bool:
+        """Whether it stands still here because it may arrive, or is being brought back for that: then it is CRIU that
+        runs, until it holds all of it and freezes it."""
+        if not (self.run / "sandboxes" / sandbox / HELD).exists():
+            return False
+        tasks = self.tasks(sandbox)
+        frozen = (group(self, sandbox) / "cgroup.freeze").read_text().strip() == "1"
+        criu = any(named(task).partition(":")[2].startswith(CRIU) for task in tasks)
+        return frozen or criu or all(map(traced, tasks))
 
     def tasks(self, sandbox: str) -> list[str]:
         return [task for each in group(self, sandbox).rglob("cgroup.threads") for task in each.read_text().split()]

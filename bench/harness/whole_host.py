@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.harness.own_daemon import shims
-from sandbox.container.cgroup import hierarchy
+from sandbox.container.cgroup import PARENT, hierarchy
 
 GROUPS = "PAGURUS_CGROUP"
 
@@ -24,7 +24,7 @@ class Host(Protocol):
 
 
 def group(host: Host, sandbox: str) -> Path:
-    return hierarchy().unified / host.environment[GROUPS] / sandbox
+    return hierarchy().unified / host.environment.get(GROUPS, PARENT) / sandbox
 
 
 def lose(host: Host) -> None:

@@ -37,6 +37,7 @@ class HostView:
     images: Collection[str] = frozenset()  # names
     alive: bool = True
     silent: float = 0.0  # seconds since it was heard, of one that does not answer
+    doubted: bool = False  # it has been silent for a while: it may be lost
     draining: bool = False
 
 

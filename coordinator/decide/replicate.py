@@ -5,8 +5,9 @@ of the two, in turn, since only the difference to the copy there travels; to ano
 be emptied. When the host of the sandbox is lost, it goes on at the one that has the newest copy, and the next copy goes
 to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what waits
 longest. The first copy to a second host is whole. It waits until the sandbox has been at its host for a while and both
-hosts have nothing else to copy: when a host was lost, others need the processors first. A host that does not answer may
-come back with the copies that it has, and is waited for likewise.
+hosts have nothing else to copy: when a host was lost, others need the processors first. For the same reason the state
+that a sandbox came with is not copied at once: who waits for an answer of it needs the next one. A host that does not
+answer may come back with the copies that it has, and is waited for likewise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from coordinator.decide.place import HostView, Wanted
 
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
 NEW = 15.0  # seconds for which a sandbox is new at a host
+FRESH = 3.0  # seconds for which it has just come there
 AWAY = 60.0  # seconds for which a host that does not answer may come back with its copies
 HOLDERS = 2  # hosts with copies of a sandbox
 STREAMS = 8  # copies to the store at a time
@@ -51,6 +53,7 @@ class Subject:
     since: float = 0.0  # when the copy became older than the sandbox
     store: bool = False  # the store is where it goes
     new: bool = False  # it came to its host a moment ago
+    fresh: bool = False  # just now
 
     @property
     def copied(self) -> bool:
@@ -83,7 +86,9 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
     lacking.sort(key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox))
     for subject in lacking:
         source = views.get(subject.host)
-        if not subject.durable or source is None or not source.alive or left[subject.host] <= 0:
+        if not subject.durable or source is None or not source.alive or source.doubted or left[subject.host] <= 0:
+            continue
+        if subject.fresh and not subject.waited:
             continue
         target = _target(views, subject, left, most)
         if target is None:
@@ -103,18 +108,21 @@ def _wants_second(subject: Subject, usable: Set[str]) -> bool:
 
 
 def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, int], most: int) -> str | None:
-    """The holder whose copy is the oldest, of those that have room for a stream; where there is none, another host."""
+    """The holder whose copy is the oldest, of those that have room for a stream; where there is none, another host.
+
+    A holder that may be lost gets nothing until that is known: answers would wait for it.
+    """
     if subject.store:
         return STORE if left[STORE] > 0 else None
     wanted = Wanted(images=subject.images)
     holders = [each.holder for each in subject.kept if each.holder in views and each.holder != subject.host]
     holders = [name for name in holders if not place.refusal(views[name], wanted)]
-    others = [host for name, host in views.items() if name not in (subject.host, *holders)]
+    others = [host for name, host in views.items() if name not in (subject.host, *holders) and not host.doubted]
     if subject.copied:  # a second one
         idle = [host for host in others if left[host.name] == left[subject.host] == most]
         return next(iter(place.ranked(idle, wanted)), None) if len(holders) < HOLDERS else None
     if holders:
-        return next((name for name in reversed(holders) if left[name] > 0), None)
+        return next((name for name in reversed(holders) if left[name] > 0 and not views[name].doubted), None)
     return next(iter(place.ranked([host for host in others if left[host.name] > 0], wanted)), None)
 
 

@@ -7,14 +7,16 @@ which the coordinator answers for.
 ::
 
     arrive   = row ▸ tree, container, network ▸ processes ▸ published
-    prepare  = row ▸ tree, container, network ▸ a pid 1 of ours, beside which CRIU starts, and its end
-               ▸ where a newer checkpoint is to come: raw images of this one unpacked
-               then arrive: tree and processes of its checkpoint ▸ published
+    prepare  = row ▸ tree, container, network
+               ├▶ of this checkpoint: processes, which stand still          then arrive: they go on ▸ published
+               └▶ of a newer one, which is to come: a pid 1 of ours, beside which CRIU starts, and its end ▸ raw images
+                  of this one unpacked       then arrive: tree and processes of the newer one ▸ published
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions and
 processes, the record of its turns and its conversation with a model, as far as they are told; no fork hooks run.
-Nothing of a sandbox runs here before it arrives. Asked again for the same, it answers the same. What was prepared and
-is not used ends after `PREPARED_MOST` seconds, and with the daemon.
+Nothing of a sandbox runs here before it arrives: what stands still is marked, so that :mod:`daemon.fence` does not let
+it go on. Asked again for the same, it answers the same. What was prepared and is not used ends after `PREPARED_MOST`
+seconds, and with the daemon.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from pathlib import Path
 import msgspec
 
 from daemon import states
-from daemon.catalogue import CheckpointRow, ProgramRow, SandboxRow, put_turn
+from daemon.catalogue import CheckpointRow, ProgramRow, SandboxRow, drop_sandbox, put_sandbox, put_turn
+from daemon.host.attachments import attach_all
 from daemon.host.host import Host
+from daemon.host.leave import mark
 from daemon.turns.turns import LiveSandbox
 from sandbox.content import dumpfile
 from sandbox.content.renewed import Former
@@ -48,7 +52,8 @@ class Prepared:
     """What waits for a sandbox."""
 
     live: LiveSandbox
-    former: Former | None  # raw images, for the import of what comes next
+    whole: str  # the checkpoint of which all is here, and stands still; "": a newer one is to come
+    former: Former | None  # raw images, for the import of that
     undo: contextlib.AsyncExitStack  # if it does not come
     end: contextlib.ExitStack  # in any case
     timer: asyncio.TimerHandle | None = None
@@ -97,7 +102,7 @@ class Arrivals:
             raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
         if (preparing := self._preparing.get(request.id)) is not None:
             await asyncio.wait([preparing])
-        prepared = self._take(request.id)
+        prepared = await self._fitting(origin)
         try:
             row = self._row(origin, request) if prepared is None else prepared.live.row
             row.programs = origin.programs = _programs(request)
@@ -134,15 +139,35 @@ class Arrivals:
         row.created_at = request.created_at or row.created_at
         return row
 
+    async def _fitting(self, origin: CheckpointRow) -> Prepared | None:
+        """What was prepared for this checkpoint. What was prepared for another one goes."""
+        prepared = self._take(origin.sandbox)
+        if prepared is None or not prepared.whole or (prepared.whole == origin.id and prepared.live.container.alive):
+            return prepared
+        await _undo(prepared)
+        return None
+
     async def _use(self, prepared: Prepared, origin: CheckpointRow, *, verify: bool) -> None:
-        """As a restore in place, of a sandbox that is published with it."""
         live = prepared.live
-        live.row.origin = origin.id
-        live.step(states.Event.RESTORE)
-        await self.host.restorer.replace(live, origin, verify=verify)
+        if prepared.whole:
+            await self._let_go_on(prepared)
+        else:  # as a restore in place, of a sandbox that is published with it
+            live.row.origin = origin.id
+            live.step(states.Event.RESTORE)
+            await self.host.restorer.replace(live, origin, verify=verify)
         prepared.undo.pop_all()
         prepared.end.close()
         self.host.publish(live)
+
+    async def _let_go_on(self, prepared: Prepared) -> None:
+        """What stands still runs when this returns, and its row is written."""
+        host, live = self.host, prepared.live
+        await attach_all(host.attachments, live.row, live.container)  # how it reaches a model is known only now
+        live.step(states.Event.START)
+        mark(host, live).unlink()  # before the row: who takes it over after a crash lets it go on
+        prepared.undo.callback(host.services.catalogue.later, drop_sandbox(live.row.id))
+        await host.services.catalogue.write([put_sandbox(live.row)], durable=True)
+        live.container.cgroup.thaw()
 
     # ----------------------------------------------------------------- ahead
 
@@ -165,17 +190,29 @@ class Arrivals:
                 with host.collector.pin(origin):
                     container = await host.restorer.room(row, host.restorer.tree_below(row), origin.files, undo)
                     live = LiveSandbox(row, container, host.services)
-                    live.step(states.Event.START)
-                    await container.start()
-                    await checkpointer.warm(container)
                     undo.push_async_callback(checkpointer.forget, container)
-                    await checkpointer.forget(container, restoring=True)
-                    await container.kill()
-                    former = await asyncio.to_thread(self._unpack, origin, end) if request.newer else None
-                self._prepared[row.id] = prepared = Prepared(live, former, undo.pop_all(), end.pop_all())
+                    former = None
+                    if request.newer:
+                        await self._make_ready(live)
+                        former = await asyncio.to_thread(self._unpack, origin, end)
+                    else:
+                        mark(host, live).touch(mode=0o600)
+                        await host.restorer.bring_back(container, origin, verify=request.verify, hold=True)
+                        await checkpointer.warm_dump(container)  # of the answer that somebody waits for
+                whole = "" if request.newer else origin.id
+                self._prepared[row.id] = prepared = Prepared(live, whole, former, undo.pop_all(), end.pop_all())
         loop = asyncio.get_running_loop()
         prepared.timer = loop.call_later(PREPARED_MOST, self._expire, row.id)
         return row.info()
+
+    async def _make_ready(self, live: LiveSandbox) -> None:
+        """For a restore that is quick: its CRIU waits."""
+        checkpointer = self.host.services.capturer.checkpointer
+        live.step(states.Event.START)
+        await live.container.start()
+        await checkpointer.warm(live.container)
+        await checkpointer.forget(live.container, restoring=True)
+        await live.container.kill()
 
     def _unpack(self, origin: CheckpointRow, end: contextlib.ExitStack) -> Former:
         capturer = self.host.services.capturer

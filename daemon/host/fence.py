@@ -22,7 +22,7 @@ from sandbox.errors import Conflict
 
 MARGIN = 0.4  # seconds before the end of a lease at which sandboxes are frozen
 FILE, LOCK = "lease", "lease.lock"
-HELD = "held"  # file in the run directory of a sandbox that stands still because it leaves
+HELD = "held"  # file in the run directory of a sandbox that stands still because it leaves, or may arrive
 
 
 class LeaseOver(Conflict):

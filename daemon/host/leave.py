@@ -39,7 +39,7 @@ def mark(host: Host, live: LiveSandbox) -> Path:
 async def prepare(host: Host, live: LiveSandbox, since: str) -> None:
     """Do beforehand what takes long: start the process that will dump it, list what the other host has."""
     live.need_alive()
-    await host.services.capturer.checkpointer.warm_hold(live.container)
+    await host.services.capturer.checkpointer.warm_dump(live.container, hold=True)
     await host.store.remember(since)
 
 

@@ -150,10 +150,13 @@ class Restorer:
             await detach_all(self.attachments, live.row, container)
             await container.destroy()
 
-    async def bring_back(self, container: Container, target: CheckpointRow, *, verify: bool) -> list[str]:
+    async def bring_back(
+        self, container: Container, target: CheckpointRow, *, verify: bool, hold: bool = False
+    ) -> list[str]:
         """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
 
-        The mark comes before their first instruction: what they do from then on belongs to the next turn.
+        The mark comes before their first instruction: what they do from then on belongs to the next turn. With `hold`
+        they stay frozen before it: the caller thaws them.
         """
 
         def mark() -> None:
@@ -164,11 +167,13 @@ class Restorer:
             if verify and reference is not None:
                 await asyncio.to_thread(_need_equal_trees, reference, container.tree)
             await container.start()
+            if hold:
+                container.cgroup.freeze()
             mark()
             return []
         async with self.services.capturer.reading(target.dump) as images:
             report = await self.services.capturer.checkpointer.restore(
-                container, images, verify=verify, reference=reference, before_run=mark
+                container, images, verify=verify, reference=reference, before_run=mark, hold=hold
             )
         return list(report.differences)
 

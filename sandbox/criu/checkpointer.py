@@ -154,10 +154,10 @@ class Checkpointer:
         await self._warm_dump(container)
         await self._warm_restore(container)
 
-    async def warm_hold(self, container: Container) -> None:
-        """Have the CRIU process ready of a dump that leaves the sandbox frozen."""
+    async def warm_dump(self, container: Container, *, hold: bool = False) -> None:
+        """Have the CRIU process ready of the next dump, which leaves the sandbox frozen if `hold`. Optional."""
         await asyncio.gather(*filter(None, [self._warming.get(container.spec.id)]), return_exceptions=True)
-        await self._warm_dump(container, hold=True)
+        await self._warm_dump(container, hold=hold)
 
     async def _warm_dump(self, container: Container, *, hold: bool = False) -> None:
         kept = self._warm.get(container.spec.id)
@@ -252,12 +252,14 @@ class Checkpointer:
         verify: bool = False,
         reference: Path | None = None,
         before_run: Callable[[], None] | None = None,
+        hold: bool = False,
     ) -> RestoreReport:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
         `source` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
         compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
-        called on a worker thread when all of it is back and nothing has run.
+        called on a worker thread when all of it is back and nothing has run. With `hold` it stays frozen: the caller
+        thaws it.
         """
         began = time.monotonic()
         await self.forget(container, restoring=True)
@@ -273,10 +275,12 @@ class Checkpointer:
             starting = restoring.worker(container, self.cache, images.parent, pipes, waiting, self._notes)
             async with starting as process:
                 adapted = await asyncio.shield(preparing)
-                hold = restoring.Hold(container)
-                pid = await restoring.restore(container, adapted, process, hold)
+                holder = restoring.Hold(container)
+                pid = await restoring.restore(container, adapted, process, holder)
             report = RestoreReport(pid, 0.0, closed=adapted.closed)
-            await self._complete(container, adapted, hold, (images, reference) if verify else None, before_run)
+            await self._complete(container, adapted, holder, (images, reference) if verify else None, before_run)
+            if not hold:
+                holder.release()
             report.verified = verify
         finally:
             if waiting is not None:
@@ -342,7 +346,7 @@ class Checkpointer:
         verify: tuple[Path, Path | None] | None,
         before_run: Callable[[], None] | None,
     ) -> None:
-        """What is done to a tree that is held, until it runs. `verify`: its images, and its file tree to compare."""
+        """What is done to a tree that is held, before it runs. `verify`: its images, and its file tree to compare."""
         try:
             if adapted.locks:
                 await asyncio.to_thread(_lock, container, adapted.locks, hold)
@@ -353,7 +357,6 @@ class Checkpointer:
             await container.limit()
             if before_run is not None:
                 await asyncio.to_thread(before_run)
-            hold.release()
         except BaseException:
             await container.kill()
             raise

@@ -113,7 +113,8 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     conversation: Conversation = msgspec.field(default_factory=Conversation)
     verify: bool = True
     ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
-    newer: bool = True  # `ahead`: it will be a newer checkpoint, of which only what changed will come
+    newer: bool = True  # `ahead`: it will be a newer checkpoint, of which only what changed will come; else this one,
+    # all of which is brought back, and stands still until then
 
 
 class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

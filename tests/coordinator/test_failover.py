@@ -181,7 +181,8 @@ async def test_what_waits_for_the_sandbox_of_a_silent_host_goes_when_that_is_hea
     assert silent.process is not None
     os.kill(silent.process.pid, signal.SIGSTOP)
     try:
-        await until(lambda: group(other, sandbox.id).exists(), "another host prepares")
+        there = group(other, sandbox.id)
+        await until(lambda: there.exists() and frozen(other, sandbox.id), "all of it is there too, and stands still")
     finally:
         os.kill(silent.process.pid, signal.SIGCONT)
     await until(lambda: not group(other, sandbox.id).exists(), "what was prepared is gone")

@@ -43,6 +43,29 @@ def test_the_copy_of_a_host_that_is_away_is_waited_for_a_while() -> None:
         assert [copy.target for copy in replicate.decide(hosts, [newer], {}, 2)] == ["b"]
 
 
+def test_a_host_that_may_be_lost_gets_no_copy_until_that_is_known() -> None:
+    hosts = [_host("a"), _host("b"), replace(_host("c"), doubted=True), _host("d")]
+    for kept, target in (
+        ((Kept("c-1", "b"), Kept("c-0", "c")), ["b"]),  # the other one has the older copy
+        ((Kept("c-1", "c"),), []),  # another one would need all of it
+        ((), ["b"]),
+    ):
+        subject = Subject("s-1", "a", "c-2", frozenset({"i"}), kept, waited=True)
+        assert [copy.target for copy in replicate.decide(hosts, [subject], {}, 2)] == target
+    second = Subject("s-1", "a", "c-2", frozenset({"i"}), (Kept("c-2", "b"),))
+    assert [copy.target for copy in replicate.decide(hosts, [second], {}, 2)] == ["d"]
+
+
+def test_the_state_that_a_sandbox_came_with_is_copied_a_little_later() -> None:
+    came = Subject("s-1", "a", "c-1", frozenset({"i"}), (Kept("c-0", "b", old=True),), fresh=True)
+    hosts = [_host(name) for name in "ab"]
+    assert replicate.decide(hosts, [came], {}, 2) == []
+    for due in (replace(came, waited=True), replace(came, fresh=False)):
+        assert [copy.target for copy in replicate.decide(hosts, [due], {}, 2)] == ["b"]
+    silent = [replace(_host("a"), doubted=True), _host("b")]
+    assert replicate.decide(silent, [replace(came, fresh=False)], {}, 2) == []  # it may be dead
+
+
 def test_where_it_went_on_the_next_copy_builds_upon_an_older_one_of_another_host() -> None:
     assert _copied("c-3", Kept("c-1", "b", old=True), hosts="abcd") == [("b", "")]
     assert _copied("c-1", Kept("c-1", "b", old=True)) == [("b", "")]

@@ -1,13 +1,22 @@
-"""A sandbox goes on from a state of its own, never from another's: its owner would see that one's memory and files."""
+"""A sandbox arrives: from a state of its own, and not before somebody says so, whatever is prepared for it."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from bench.harness.whole_host import group
+from daemon import fence
 from sandbox import Client
 from sandbox.errors import Conflict
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, Left
+from tests.support.cluster import frozen
+from tests.support.daemon_host import Daemon, kill_everything, tasks_of, until
+
+TICKS = "setsid sh -c 'while :; do echo x >> /ticks; sleep 0.02; done' > /dev/null 2>&1 < /dev/null &"
+MOVES = "a=$(wc -c < /ticks); sleep 0.3; b=$(wc -c < /ticks); test $b -gt $a"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -27,4 +36,58 @@ async def test_nothing_arrives_from_another_ones_checkpoint(host: Client, ahead:
         await host.call("POST", f"/v1/checkpoints/{own.id}/arrive", SandboxInfo, wanted)
         there = await host.get(gone.id)
         assert (await there.exec("ls /srv")).text == "own\n"
+        await there.remove()
+
+
+async def prepared(host: Client) -> tuple[str, str]:
+    """A sandbox that left, and its checkpoint, all of which is here again and stands still."""
+    gone = await host.create("debian")
+    kept = await gone.durable(await gone.exec(TICKS))
+    assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", Left)).checkpoint == kept.id
+    prepare = ArriveRequest(id=gone.id, ahead=True, newer=False)
+    await host.call("POST", f"/v1/checkpoints/{kept.id}/arrive", SandboxInfo, prepare)
+    return gone.id, kept.id
+
+
+async def arrives(host: Client, id: str, checkpoint: str) -> None:
+    await host.call("POST", f"/v1/checkpoints/{checkpoint}/arrive", SandboxInfo, ArriveRequest(id=id))
+    there = await host.get(id)
+    assert (await there.exec(MOVES)).exit_code == 0
+    await there.remove()
+
+
+async def test_what_was_brought_back_before_it_arrives_stands_still_until_then(daemon: Daemon, host: Client) -> None:
+    id, checkpoint = await prepared(host)
+    assert frozen(daemon, id) and len(tasks_of(id)) > 2
+    await asyncio.to_thread(fence.freeze, daemon.run, True)
+    await asyncio.to_thread(fence.freeze, daemon.run, False)  # a lease was over, and is not any more
+    assert frozen(daemon, id)
+    assert id not in [info.id for info in await host.sandboxes()]
+    await arrives(host, id, checkpoint)
+
+
+async def test_what_died_before_it_arrives_is_brought_back_again(host: Client) -> None:
+    id, checkpoint = await prepared(host)
+    kill_everything(id)
+    await until(lambda: not tasks_of(id), "all of it is dead")
+    await arrives(host, id, checkpoint)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_what_stands_still_goes_with_the_daemon_and_what_arrived_does_not(own: Daemon, killed: bool) -> None:
+    async with own.client() as host:
+        id, checkpoint = await prepared(host)
+        await asyncio.to_thread(own.kill if killed else own.stop)
+        await asyncio.to_thread(own.start)
+    assert not group(own, id).exists() and not tasks_of(id)
+    async with own.client() as host:
+        wanted = ArriveRequest(id=id)
+        prepare = ArriveRequest(id=id, ahead=True, newer=False)
+        for request in (prepare, wanted):
+            await host.call("POST", f"/v1/checkpoints/{checkpoint}/arrive", SandboxInfo, request)
+        await asyncio.to_thread(own.kill)
+        await asyncio.to_thread(own.start)
+    async with own.client() as host:
+        there = await host.get(id)
+        assert not frozen(own, id) and (await there.exec(MOVES)).exit_code == 0
         await there.remove()
