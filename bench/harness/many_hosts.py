@@ -26,7 +26,7 @@ from sandbox.messages.cluster import HostInfo, HostRequest
 from sandbox.messages.tokens import NewToken, TokenRequest
 
 PORT = 8700
-CRIU = ("ld-linux", "pagurus-criu", "criu")  # names of its processes begin so
+CRIU = ("ld-linux", "pagurus-criu", "criu", "pagurus-shim")  # names of its processes begin so, or will in a moment
 EXITING = 0x4  # PF_EXITING among a task's flags
 
 
