@@ -6,8 +6,8 @@ Owns: the order of these acts. Does not own: when a host is lost (:mod:`coordina
 
 ::
 
-    a host is silent ▸ others prepare for its sandboxes ─┬▶ its lease is over ▸ written down ▸ they run elsewhere
-                                                         └▶ it is heard again ▸ what was prepared goes
+    a host is silent ▸ others bring its sandboxes back, frozen ─┬▶ its lease is over ▸ written down ▸ they run there
+                                                                └▶ it is heard again ▸ they go
 
 Guarantee: of one sandbox, one host acts. A lost host's lease is over before another one acts for it, and where a
 sandbox belongs is written down before it runs there. A host that comes back has no lease until what went on elsewhere
@@ -121,7 +121,7 @@ class Failover:
                         coming.create_task(self._drop(prepared), name=f"end of what waits for {wanted.sandbox}")
 
     async def _prepare(self, wanted: Revive) -> None:
-        """What takes long of its return, while its host may act yet."""
+        """Let all of it be there and stand still, while its host may act yet."""
         if (known := self.members.places.get(wanted.sandbox)) is None:
             return  # it was removed
         request = arrival(known.row)

@@ -64,6 +64,7 @@ class Member:
         self.upstream = Upstream(row.address, token=row.token, ca=row.ca)
         self.lease = lease.Lease(ttl)
         self.report: HostReport | None = None
+        self.asked_at = float("-inf")  # when that was asked for
         self.images: frozenset[str] = frozenset()  # names of files that its images are
         self.error = ""
         self.coming = 0  # sandboxes on their way here that no report counts yet
@@ -86,7 +87,7 @@ class Member:
         self.lease = lease.heard(self.lease, time.monotonic(), asked_at=asked_at, clock=report.clock)
         if known is None or known.images != report.images:
             self.images = frozenset(name for name in map(filed, report.images) if name is not None)
-        self.report, self.error = report, ""
+        self.report, self.asked_at, self.error = report, asked_at, ""
         return report
 
     def view(self, sandboxes: int) -> HostView:
@@ -133,6 +134,7 @@ class Members:
         self.state = state
         self.ttl = ttl
         self.leasing = leasing  # whether sandboxes may go on elsewhere, so that hosts need leases
+        self._left: dict[tuple[str, str], float] = {}  # hosts and sandboxes that they have removed, and when
         self.withheld: set[str] = set()  # hosts that get none now: their sandboxes are on the way elsewhere
         self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
         self.leaving: set[str] = set()  # those of them that are about to stand still, or do: no copies are made
@@ -261,9 +263,15 @@ class Members:
 
     def _strays(self, member: Member) -> list[str]:
         """Sandboxes that the host still has, though they went on elsewhere."""
-        here = [] if member.report is None else member.report.sandboxes
+        here = [] if member.report is None else [each.id for each in member.report.sandboxes]
         gone = (id for id, home in self.state.homes.items() if home != member.name and id not in self.moving)
-        return sorted({each.id for each in here}.intersection(gone))
+        left = (id for id in here if self._left.get((member.name, id), member.asked_at) > member.asked_at)
+        return sorted(set(here).intersection(gone).difference(left))
+
+    def has_left(self, sandbox: str, host: str) -> None:
+        """The host has removed it. A report that was asked for before does not know."""
+        now = time.monotonic()
+        self._left = {which: when for which, when in self._left.items() if when > now - 60} | {(host, sandbox): now}
 
     # ----------------------------------------------------------------- views
 

@@ -229,6 +229,7 @@ class Moves:
                 with contextlib.suppress(NotFound):
                     path = f"/v1/sandboxes/{sandbox}/left"
                     left = await self._upstream(move.source).call("POST", path, Left, timeout=PATIENCE)
+                    self.members.has_left(sandbox, move.source)
                     last, state = self._last.get(sandbox, ("", None))
                     newest = state if left.checkpoint == last else None
                     await self.copies.keep(sandbox, move.source, left.checkpoint, newest)

@@ -130,14 +130,12 @@ class NetHost(BenchHost):
             return False
 
     def waits(self, sandbox: str) -> bool:
-        """Whether it stands still here because it may arrive, or is being brought back for that: then it is CRIU that
-        runs, until it holds all of it and freezes it."""
-        if not (self.run / "sandboxes" / sandbox / HELD).exists():
-            return False
+        """Whether CRIU brings it back, and runs until it holds all of it, or it stands still here until it arrives."""
         tasks = self.tasks(sandbox)
-        frozen = (group(self, sandbox) / "cgroup.freeze").read_text().strip() == "1"
-        criu = any(named(task).partition(":")[2].startswith(CRIU) for task in tasks)
-        return frozen or criu or all(map(traced, tasks))
+        if any(named(task).partition(":")[2].startswith(CRIU) for task in tasks) or all(map(traced, tasks)):
+            return True
+        wanted = (group(self, sandbox) / "cgroup.freeze").read_text().strip() == "1"
+        return wanted and (self.run / "sandboxes" / sandbox / HELD).exists()
 
     def tasks(self, sandbox: str) -> list[str]:
         return [task for each in group(self, sandbox).rglob("cgroup.threads") for task in each.read_text().split()]

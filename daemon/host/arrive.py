@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import shutil
 from collections.abc import Coroutine
@@ -196,8 +197,8 @@ class Arrivals:
                         await self._make_ready(live)
                         former = await asyncio.to_thread(self._unpack, origin, end)
                     else:
-                        mark(host, live).touch(mode=0o600)
-                        await host.restorer.bring_back(container, origin, verify=request.verify, hold=True)
+                        held = functools.partial(mark(host, live).touch, mode=0o600)
+                        await host.restorer.bring_back(container, origin, verify=request.verify, hold=held)
                         await checkpointer.warm_dump(container)  # of the answer that somebody waits for
                 whole = "" if request.newer else origin.id
                 self._prepared[row.id] = prepared = Prepared(live, whole, former, undo.pop_all(), end.pop_all())

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,12 +151,17 @@ class Restorer:
             await container.destroy()
 
     async def bring_back(
-        self, container: Container, target: CheckpointRow, *, verify: bool, hold: bool = False
+        self,
+        container: Container,
+        target: CheckpointRow,
+        *,
+        verify: bool,
+        hold: Callable[[], None] | None = None,
     ) -> list[str]:
         """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
 
         The mark comes before their first instruction: what they do from then on belongs to the next turn. With `hold`
-        they stay frozen before it: the caller thaws them.
+        they stay frozen before it, and the caller thaws them: that is called right before they are frozen.
         """
 
         def mark() -> None:
@@ -167,7 +172,8 @@ class Restorer:
             if verify and reference is not None:
                 await asyncio.to_thread(_need_equal_trees, reference, container.tree)
             await container.start()
-            if hold:
+            if hold is not None:
+                hold()
                 container.cgroup.freeze()
             mark()
             return []

@@ -252,14 +252,14 @@ class Checkpointer:
         verify: bool = False,
         reference: Path | None = None,
         before_run: Callable[[], None] | None = None,
-        hold: bool = False,
+        hold: Callable[[], None] | None = None,
     ) -> RestoreReport:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
         `source` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
         compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
-        called on a worker thread when all of it is back and nothing has run. With `hold` it stays frozen: the caller
-        thaws it.
+        called on a worker thread when all of it is back and nothing has run. With `hold` it stays frozen, and the
+        caller thaws it: that is called on a worker thread right before it is frozen.
         """
         began = time.monotonic()
         await self.forget(container, restoring=True)
@@ -276,10 +276,10 @@ class Checkpointer:
             async with starting as process:
                 adapted = await asyncio.shield(preparing)
                 holder = restoring.Hold(container)
-                pid = await restoring.restore(container, adapted, process, holder)
+                pid = await restoring.restore(container, adapted, process, holder, hold)
             report = RestoreReport(pid, 0.0, closed=adapted.closed)
             await self._complete(container, adapted, holder, (images, reference) if verify else None, before_run)
-            if not hold:
+            if hold is None:
                 holder.release()
             report.verified = verify
         finally:

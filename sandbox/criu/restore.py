@@ -147,8 +147,13 @@ async def _spawn(
             os.close(fd)
 
 
-async def restore(container: Container, images: Adapted, process: Process, hold: Hold) -> int:
-    """Restore the adapted images; returns pid 1's pid after `container.attach`. Nothing runs until `hold` lets it."""
+async def restore(
+    container: Container, images: Adapted, process: Process, hold: Hold, before_hold: Callable[[], None] | None = None
+) -> int:
+    """Restore the adapted images; returns pid 1's pid after `container.attach`. Nothing runs until `hold` lets it.
+
+    `before_hold` is called on a worker thread right before it holds.
+    """
     protobuf = rpc.messages()
     own_network = images.own_network
     images_dir = f"{rpc.IMAGES}/{images.directory.name}"
@@ -164,7 +169,7 @@ async def restore(container: Container, images: Adapted, process: Process, hold:
             await asyncio.to_thread(lingering.end, container.netns, images.ports)
         response = await process.worker.call(
             protobuf.criu_req(type=protobuf.RESTORE, opts=options),
-            notify=_notify(container, images, process, hold),
+            notify=_notify(container, images, process, hold, before_hold),
             timeout=TIMEOUT,
             log=images.directory / LOG,
             kill_on_cancel=True,
@@ -190,7 +195,9 @@ async def _end(container: Container, images: Adapted) -> None:
     await asyncio.to_thread(other_names.drop, container, images.directory)
 
 
-def _notify(container: Container, images: Adapted, process: Process, hold: Hold) -> dict[str, Callable[[int], None]]:
+def _notify(
+    container: Container, images: Adapted, process: Process, hold: Hold, before_hold: Callable[[], None] | None
+) -> dict[str, Callable[[int], None]]:
     init, times = 0, amend.Times()
     loop = asyncio.get_running_loop()
 
@@ -214,6 +221,8 @@ def _notify(container: Container, images: Adapted, process: Process, hold: Hold)
         sysv.put_back(images.directory, init)
         settings.put_all_back(images.directory, numbers)
         hold.leave(process.worker.pid)
+        if before_hold is not None:
+            before_hold()
         hold.hold()
 
     return {"setup-namespaces": namespaces, "pre-resume": finish}

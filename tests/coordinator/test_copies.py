@@ -16,9 +16,19 @@ from coordinator.moves import Moves
 from coordinator.state import CopyRow, HostRow, MoveRow, State
 from sandbox.errors import Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxInfo, SandboxState, Verdict
-from sandbox.messages.cluster import HostedSandbox
+from sandbox.messages.cluster import HostedSandbox, HostReport
 
 ID = "s-1"
+SIZES = {
+    "clock": 1,
+    "boot": "b",
+    "cpus": 1,
+    "memory_bytes": 2,
+    "memory_free": 1,
+    "disk_bytes": 2,
+    "disk_free": 1,
+    "load": 0,
+}
 
 
 def row(**told: object) -> HostedSandbox:
@@ -179,3 +189,18 @@ async def test_a_move_has_an_end_though_the_host_that_it_left_is_lost(
     await moves._try_to_settle(ID)
     assert (ID in members.moving, ID in copies.state.moves) == (not lost, not lost)
     assert copies.state.homes.get(ID, "two") == "two"
+
+
+async def test_a_host_that_has_removed_what_left_it_keeps_its_lease(copies: Copies) -> None:
+    """Its last report, which was asked for before, does not tell of that. A later one that names it again does."""
+    members = copies.members
+    left = members.hosts["one"]
+    left.report, left.asked_at = HostReport(sandboxes=[row()], **SIZES), time.monotonic()  # type: ignore[arg-type]
+    await members.state.put_home(ID, "two")
+    assert members._strays(left) == [ID]
+    members.has_left(ID, "two")
+    assert members._strays(left) == [ID]
+    members.has_left(ID, "one")
+    assert members._strays(left) == []
+    left.asked_at = time.monotonic()
+    assert members._strays(left) == [ID]

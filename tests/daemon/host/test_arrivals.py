@@ -39,14 +39,24 @@ async def test_nothing_arrives_from_another_ones_checkpoint(host: Client, ahead:
         await there.remove()
 
 
-async def prepared(host: Client) -> tuple[str, str]:
-    """A sandbox that left, and its checkpoint, all of which is here again and stands still."""
+async def left(host: Client) -> tuple[str, str]:
+    """A sandbox that left, and its checkpoint."""
     gone = await host.create("debian")
     kept = await gone.durable(await gone.exec(TICKS))
     assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", Left)).checkpoint == kept.id
-    prepare = ArriveRequest(id=gone.id, ahead=True, newer=False)
-    await host.call("POST", f"/v1/checkpoints/{kept.id}/arrive", SandboxInfo, prepare)
     return gone.id, kept.id
+
+
+async def prepare(host: Client, id: str, checkpoint: str) -> None:
+    """All of it is here again when this returns, and stands still."""
+    request = ArriveRequest(id=id, ahead=True, newer=False, verify=False)
+    await host.call("POST", f"/v1/checkpoints/{checkpoint}/arrive", SandboxInfo, request)
+
+
+async def prepared(host: Client) -> tuple[str, str]:
+    id, checkpoint = await left(host)
+    await prepare(host, id, checkpoint)
+    return id, checkpoint
 
 
 async def arrives(host: Client, id: str, checkpoint: str) -> None:
@@ -58,11 +68,27 @@ async def arrives(host: Client, id: str, checkpoint: str) -> None:
 
 async def test_what_was_brought_back_before_it_arrives_stands_still_until_then(daemon: Daemon, host: Client) -> None:
     id, checkpoint = await prepared(host)
-    assert frozen(daemon, id) and len(tasks_of(id)) > 2
+    await until(lambda: frozen(daemon, id), "the last of it has come to the freezer")
+    assert len(tasks_of(id)) > 2
     await asyncio.to_thread(fence.freeze, daemon.run, True)
     await asyncio.to_thread(fence.freeze, daemon.run, False)  # a lease was over, and is not any more
     assert frozen(daemon, id)
     assert id not in [info.id for info in await host.sandboxes()]
+    await arrives(host, id, checkpoint)
+
+
+async def test_a_lease_that_is_over_while_it_is_brought_back_only_delays_that(daemon: Daemon, host: Client) -> None:
+    id, checkpoint = await left(host)
+    preparing = asyncio.create_task(prepare(host, id, checkpoint))
+    await until(lambda: tasks_of(id), "something of it is there")
+    for _ in range(20):
+        fence.freeze(daemon.run, True)
+        await asyncio.sleep(0.01)
+    while not preparing.done():
+        fence.freeze(daemon.run, False)
+        await asyncio.sleep(0.01)
+    await preparing
+    await until(lambda: frozen(daemon, id), "the last of it has come to the freezer")
     await arrives(host, id, checkpoint)
 
 
@@ -81,10 +107,8 @@ async def test_what_stands_still_goes_with_the_daemon_and_what_arrived_does_not(
         await asyncio.to_thread(own.start)
     assert not group(own, id).exists() and not tasks_of(id)
     async with own.client() as host:
-        wanted = ArriveRequest(id=id)
-        prepare = ArriveRequest(id=id, ahead=True, newer=False)
-        for request in (prepare, wanted):
-            await host.call("POST", f"/v1/checkpoints/{checkpoint}/arrive", SandboxInfo, request)
+        await prepare(host, id, checkpoint)
+        await host.call("POST", f"/v1/checkpoints/{checkpoint}/arrive", SandboxInfo, ArriveRequest(id=id))
         await asyncio.to_thread(own.kill)
         await asyncio.to_thread(own.start)
     async with own.client() as host:
