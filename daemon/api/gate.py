@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
@@ -156,7 +156,10 @@ async def started(request: web.Request, response: web.StreamResponse) -> None:
 
 def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
     """An error in the middle of an answer: the connection breaks, so that half of it does not look like all of it."""
-    log.error("%s %s broke off", request.method, request.path, exc_info=error)
+    if isinstance(error, ClientConnectionResetError):  # nobody is there to be written to
+        log.info("%s %s: whoever asked has gone: %s", request.method, request.path, error)
+    else:
+        log.error("%s %s broke off", request.method, request.path, exc_info=error)
     if request.transport is not None:
         request.transport.abort()
     return request[STARTED]
