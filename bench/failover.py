@@ -4,7 +4,7 @@
 
     pagurus bench failover [--json] [--hosts N] [--sandboxes N] [--think S] [--memory MB] [--kills N] [--cuts N]
                            [--moves N] [--move memory|http] [--lease S] [--rate 1gbit] [--image NAME] [--seed N]
-                           [--overhead TURNS] [--at-most S] [--logs DIR]
+                           [--overhead TURNS] [--rounds N] [--at-most S] [--logs DIR]
 
 Hosts are daemons in network namespaces, each with a pool and control groups of its own, behind a link of `--rate`; a
 coordinator copies the state of their sandboxes. Every sandbox is made with `replicated_answers` and works without end,
@@ -23,7 +23,8 @@ memory that does not compress, or of an HTTP service with SQLite and a client; `
 `replicated_bytes`: of copies from the end of the calm time (`--calm`) on, as a part of as many whole ones;
 `replicated_bytes_all`: with those before, of which each sandbox's first to each of two hosts is whole.
 `replication_overhead`: the median turn of sandboxes whose answers do not wait for copies, while copies are made, to one
-where none are made; of `--overhead` turns of each sandbox with and without, twice in turn.
+where none are made; of `--overhead` turns of each sandbox with and without, twice in turn, `--rounds` times. Medians of
+clusters of one kind differ by some percent, so few of them tell little.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ async def _turns(options: argparse.Namespace, tree: Path, words: list[str]) -> l
 
 async def overhead(options: argparse.Namespace, tree: Path) -> float:
     durations: dict[bool, list[float]] = {False: [], True: []}
-    for copied in (False, True, True, False):
+    for copied in (False, True, True, False) * options.rounds:
         words = ["--replicate", "--lease", str(options.lease)] if copied else []
         durations[copied] += await _turns(options, tree, words)
     return statistics.median(durations[True]) / statistics.median(durations[False])
@@ -298,6 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--calm", type=float, default=5.0, help="seconds before the first host is lost")
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--overhead", type=int, default=0, metavar="TURNS", help="also measure what copies cost turns")
+    parser.add_argument("--rounds", type=int, default=1, help="of that, each with four clusters")
     parser.add_argument("--at-most", type=float, default=0.0, metavar="S", help="after that no further host is lost")
     parser.add_argument("--logs", type=Path, help="keep the logs of coordinator and hosts there")
     parser.add_argument("--rate", default="1gbit")

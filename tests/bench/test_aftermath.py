@@ -59,7 +59,8 @@ def test_nothing_is_left(end: str) -> None:
     )
     assert started.stdout is not None
     bench, away, directory, run, sandbox = started.stdout.readline().split()
-    assert os.getpgid(int(bench)) == started.pid and shims(Path(run))
+    if end != "ends":  # it may have ended by now
+        assert os.getpgid(int(bench)) == started.pid and shims(Path(run))
     match end:
         case "group killed":
             os.killpg(started.pid, signal.SIGKILL)
