@@ -145,7 +145,7 @@ class Arrivals:
         prepared = self._take(origin.sandbox)
         if prepared is None or not prepared.whole or (prepared.whole == origin.id and prepared.live.container.alive):
             return prepared
-        await _undo(prepared)
+        await asyncio.shield(_undo(prepared))
         return None
 
     async def _use(self, prepared: Prepared, origin: CheckpointRow, *, verify: bool) -> None:

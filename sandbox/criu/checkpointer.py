@@ -278,9 +278,8 @@ class Checkpointer:
                 holder = restoring.Hold(container)
                 pid = await restoring.restore(container, adapted, process, holder, hold)
             report = RestoreReport(pid, 0.0, closed=adapted.closed)
-            await self._complete(container, adapted, holder, (images, reference) if verify else None, before_run)
-            if hold is None:
-                holder.release()
+            compared = (images, reference) if verify else None
+            await self._complete(container, adapted, holder, compared, before_run, runs=hold is None)
             report.verified = verify
         finally:
             if waiting is not None:
@@ -345,8 +344,13 @@ class Checkpointer:
         hold: restoring.Hold,
         verify: tuple[Path, Path | None] | None,
         before_run: Callable[[], None] | None,
+        *,
+        runs: bool,
     ) -> None:
-        """What is done to a tree that is held, before it runs. `verify`: its images, and its file tree to compare."""
+        """What is done to a tree that is held, before it runs, which it does then if `runs`.
+
+        `verify`: its images, and its file tree to compare.
+        """
         try:
             if adapted.locks:
                 await asyncio.to_thread(_lock, container, adapted.locks, hold)
@@ -357,6 +361,8 @@ class Checkpointer:
             await container.limit()
             if before_run is not None:
                 await asyncio.to_thread(before_run)
+            if runs:
+                hold.release()
         except BaseException:
             await container.kill()
             raise
