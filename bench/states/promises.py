@@ -81,6 +81,7 @@ _NAMED = _each(
     so_reserve_mem="memory set aside for a socket is taken when data come: speed alone",
     so_incoming_cpu="the kernel notes the processor of the last packet there",
     udp_error="an error of a datagram that was sent before is not told",
+    tcp_ended__tcp_reset__tcp_refused="it is over; its own address and an unfetched error are not told again",
     tcp_peer_gone="what was received can be read; then comes the end, or EPIPE",
     start_time__processor_time__dead_childrens_time__memory_peak__bytes_moved="the kernel counts from the restore on",
     auto_group="a session has its share of the processor as if it were new",

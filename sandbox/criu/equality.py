@@ -34,6 +34,8 @@ Not compared, with the reason:
 - the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
 - with which flags System V shared memory was attached: the protection of the mapping is compared;
 - whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
+- IPV6_V6ONLY of a socket with an IPv6 address of its own: the kernel sets it at every bind to one, and CRIU binds
+  also what was connected unbound; what it decides, whether IPv4 is taken too, the address has decided already;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
 - the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
@@ -56,7 +58,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox.criu import image_files, rpc, same_pages
+from sandbox.criu import image_files, rpc, same_pages, tcp
 from sandbox.criu.carried import settings, waits
 
 PAGE = 4096
@@ -348,6 +350,8 @@ class _Canonical:
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
         elif kind == "isk":
+            if tcp.is_ipv6(body.get("src_addr", ())):
+                self.facts.pop(f"{label} v6only", None)
             if body.get("state") in (TCP_CLOSE, TCP_CLOSE_WAIT) and body.get("dst_port"):
                 self.facts[f"{label} state"] = "ended by the other side"
             if body.get("state") not in (TCP_CLOSE, TCP_LISTEN) or body.get("dst_port"):

@@ -73,7 +73,7 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     moved = _keep_apart(table, adapted.pipes)
     if tcp.readdress(table.entries, address) or moved:
         table.write(directory / "files.img")
-    kept, adapted.closed = _sever(directory, table)
+    kept, adapted.closed = _sever(directory, table, address is not None)
     adapted.own_network = bool(kept)
     adapted.ports = tcp.ports(table.entries)
     if kept:
@@ -157,8 +157,11 @@ def _detach_network(entry: Record) -> bool:
     return True
 
 
-def _sever(directory: Path, table: image_files.Image) -> tuple[int, list[str]]:
-    """Close what leads outside; returns how many connections are restored, and the other ends of the closed ones."""
+def _sever(directory: Path, table: image_files.Image, connected: bool) -> tuple[int, list[str]]:
+    """Close what leads outside; returns how many connections are restored, and the other ends of the closed ones.
+
+    `connected`: whether the sandbox has a network now.
+    """
     sockets = {isk.ino: isk for isk in tcp.of(table.entries)}
     found = connections(directory, table.entries)
     closed = tcp.to_close(found)
@@ -169,9 +172,12 @@ def _sever(directory: Path, table: image_files.Image) -> tuple[int, list[str]]:
     for one in found:
         if one.unsent and one.ino not in gone:
             _count_as_sent(directory / f"tcp-stream-{one.ino:x}.img")
-    if closed:
+    kept = tcp.of(table.entries)
+    moved = [tcp.keep_inside(isk) for isk in kept] if not connected else []
+    if closed or any(moved):
         table.write(directory / "files.img")
-    return len(found) - len(closed), [tcp.readable(one.remote) for one in closed]
+    severed = [tcp.readable(one.remote) for one in closed if one.state != tcp.CLOSE]  # the others were over before
+    return len(kept), severed
 
 
 def connections(directory: Path, entries: Sequence[Record]) -> list[tcp.Connection]:

@@ -9,6 +9,7 @@ the images lie (:mod:`sandbox.criu.rewrite`), who has which address (the daemon'
     other end outside           ─▶ CLOSE  the host went on without the past: a reader sees the end of the stream, a
                                           writer EPIPE, a poller HUP; a client then connects anew
     other end gone, but what it sent is not read yet ─▶ KEEP, so that nothing already received is lost
+    over (reset, refused, closed by both ends) ─▶ CLOSE, unless something is unread
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Address = tuple[tuple[int, ...], int]  # words as in the image, port
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP socket that is neither listening nor closed."""
+    """A TCP socket that CRIU would restore in repair mode: it has another end, or had one."""
 
     ino: int  # CRIU's number of the socket
     state: int
@@ -43,12 +44,13 @@ class Connection:
 
 
 def of(entries: Sequence[Record]) -> list[Record]:
-    """The connections among the records of files.img."""
-    return [entry.isk for entry in entries if entry.HasField("isk") and is_connection(entry.isk)]
+    """The sockets among the records of files.img that CRIU restores in repair mode, whatever their state is.
 
-
-def is_connection(isk: Record) -> bool:
-    return isk.proto == socket.IPPROTO_TCP and isk.dst_port != 0 and isk.state not in (LISTEN, CLOSE)
+    The kernel allows that mode only below the user namespace that owns the network namespace. A socket keeps the port
+    of the other end when its connection is over.
+    """
+    found = (entry.isk for entry in entries if entry.HasField("isk"))
+    return [isk for isk in found if isk.proto == socket.IPPROTO_TCP and isk.dst_port]
 
 
 def ports(entries: Sequence[Record]) -> set[int]:
@@ -69,13 +71,19 @@ def address(words: Sequence[int], port: int) -> Address:
     return words, port
 
 
+def is_ipv6(words: Sequence[int]) -> bool:
+    """Whether an address is one of IPv6, not all of them and not an IPv4 address in an IPv6 socket."""
+    return len(words) == 4 and any(words) and len(address(words, 0)[0]) == 4
+
+
 def to_close(connections: Sequence[Connection]) -> list[Connection]:
-    """Those of which the other end lies outside the checkpoint."""
-    here = {(one.local, one.remote) for one in connections}
+    """Those that nothing can travel over any more, or of which the other end lies outside the checkpoint."""
+    alive = {(one.local, one.remote) for one in connections if one.state != CLOSE}
     return [
         one
         for one in connections
-        if (one.remote, one.local) not in here and not (one.state == CLOSE_WAIT and one.unread)
+        if ((one.remote, one.local) not in alive or one.state == CLOSE)
+        and not (one.state in (CLOSE, CLOSE_WAIT) and one.unread)
     ]
 
 
@@ -108,6 +116,18 @@ def readdress(entries: Sequence[Record], present: str | None) -> bool:
             isk.dst_addr[:] = [0] * len(isk.dst_addr)
             changed = True
     return changed
+
+
+def keep_inside(isk: Record) -> bool:
+    """Have a connection that was cut off lead to loopback if it led elsewhere; returns whether it did.
+
+    Where there is no network now, the kernel has no route to the one who is gone, and would not connect.
+    """
+    if _ipv4(isk.dst_addr) is None or _stays(isk.dst_addr):
+        return False
+    for words in (isk.src_addr, isk.dst_addr):
+        words[-1] = _word(IPv4Address("127.0.0.1"))
+    return True
 
 
 def _stays(words: Sequence[int]) -> bool:

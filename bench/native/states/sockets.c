@@ -129,6 +129,27 @@ LOOK(tcp_closing) { say_ready(fd[1]); say_ready(fd[2]); }
 STATE(tcp_peer_gone, "tcp", "the other end closed, bytes not read");
 MAKE(tcp_peer_gone) { pair_tcp(); must(write(fd[2], "bye", 3)); close(fd[2]); usleep(50000); }
 LOOK(tcp_peer_gone) { say_state(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+STATE(tcp_ended, "tcp", "the other end closed, then shutdown(SHUT_WR)");
+MAKE(tcp_ended) { pair_tcp(); close(fd[2]); usleep(50000); must(shutdown(fd[1], SHUT_WR)); usleep(50000); }
+LOOK(tcp_ended) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+STATE(tcp_reset, "tcp", "the other end reset the connection");
+MAKE(tcp_reset) { struct linger now = {1, 0}; char byte; pair_tcp(); must(setsockopt(fd[2], SOL_SOCKET, SO_LINGER, &now, sizeof now)); close(fd[2]); usleep(50000); recv(fd[1], &byte, 1, 0); }
+LOOK(tcp_reset) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+STATE(tcp_reset_unread, "tcp", "the other end reset the connection, bytes not read");
+MAKE(tcp_reset_unread) { pair_tcp(); must(write(fd[1], "no", 2)); must(write(fd[2], "bye", 3)); close(fd[2]); usleep(50000); }
+LOOK(tcp_reset_unread) { say_state(fd[1]); char text[9] = ""; say_call("peek", recv(fd[1], text, 8, MSG_PEEK | MSG_DONTWAIT)); say("%s", text); }
+STATE(tcp_refused, "tcp", "connect without waiting, refused");
+MAKE(tcp_refused)
+{
+	struct sockaddr_in there;
+	listen_tcp();
+	socklen_t size = sizeof there;
+	must(getsockname(fd[0], (struct sockaddr *)&there, &size));
+	close(fd[0]);
+	fd[1] = must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+	connect(fd[1], (struct sockaddr *)&there, size);
+}
+LOOK(tcp_refused) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); }
 STATE(tcp_urgent, "tcp", "urgent data that was not read");
 MAKE(tcp_urgent) { pair_tcp(); must(send(fd[1], "ab", 2, 0)); must(send(fd[1], "!", 1, MSG_OOB)); usleep(50000); }
 LOOK(tcp_urgent) { int mark = -1; char byte = 0; say_ready(fd[2]); ioctl(fd[2], SIOCATMARK, &mark); say_call("urgent", recv(fd[2], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d %d", byte, mark); }

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.criu import tcp
-from sandbox.criu.tcp import CLOSE_WAIT, ESTABLISHED, Connection
+from sandbox.criu.tcp import CLOSE, CLOSE_WAIT, ESTABLISHED, Connection
 from tests.support.checkpoint_programs import ALL, CHECK, TCP, python_program
 from tests.support.checkpoint_support import Bench, shell
 
@@ -211,6 +211,89 @@ serve(check)
         report = await bench.kill_and_restore(sb, saved, source)
         assert report.closed == []
         assert await shell(sb, CHECK) == "good\n"
+    for _ in range(2):  # now all is read, and what was written was refused
+        saved = await bench.save(sb)
+        await bench.kill_and_restore(sb, saved, saved.dump)
+        assert await shell(sb, CHECK) == "good\n"
+
+
+# Ends of connections inside that nothing can travel over any more, as a server has them whose clients have left.
+ENDED = """
+def pair(family, host):
+    listener = socket.create_server((host, 0), family=family)
+    client = socket.create_connection(listener.getsockname()[:2])
+    return listener, client, listener.accept()[0]
+def closed_by_both(listener, client, server):
+    server.close(); client.shutdown(socket.SHUT_WR)
+    return [listener, client]
+def shut_by_both(listener, client, server):
+    client.shutdown(socket.SHUT_WR); server.shutdown(socket.SHUT_WR)
+    return [listener, client, server]
+def reset(listener, client, server):
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); server.close()
+    return [listener, client]
+def reset_unread(listener, client, server):
+    server.sendall(b'last words'); client.sendall(b'nobody reads this'); server.close()
+    return [listener, client]
+def refused(listener, client, server):
+    gone = listener.getsockname()[:2]
+    for one in (listener, client, server): one.close()
+    once_more = socket.socket(listener.family); once_more.setblocking(False); once_more.connect_ex(gone)
+    return [once_more]
+places = ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1'))
+made = [END(*pair(*place)) for place in places]
+def check():
+    for *_, ended in made:
+        ended.settimeout(60)
+        got = b''
+        try:
+            while chunk := ended.recv(100): got += chunk
+        except ConnectionError: pass
+        if END is reset_unread and ended.fileno() not in seen and got != b'last words': return False
+        seen.add(ended.fileno())
+        try:
+            for _ in range(3): ended.send(b'x')
+            return False
+        except ConnectionError: pass
+    return True
+seen = set()
+serve(check)
+"""
+
+
+@pytest.mark.parametrize(("bound", "reached"), [("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1")])
+async def test_connections_over_version_6(bench: Bench, bound: str, reached: str) -> None:
+    sb = await bench.maker.create()
+    program = f"""
+listener = socket.create_server(('{bound}', 80), family=socket.AF_INET6, dualstack_ipv6='{bound}' == '::')
+family = socket.AF_INET6 if ':' in '{reached}' else socket.AF_INET
+client = socket.create_connection(('{reached}', 80)); server, _ = listener.accept()
+datagrams = socket.socket(family, socket.SOCK_DGRAM); datagrams.connect(('{reached}', 9))
+def check():
+    server.sendall(b'back')
+    return client.recv(4, socket.MSG_WAITALL) == b'back'
+serve(check)
+"""
+    await shell(sb, python_program(program))
+    for _ in range(2):
+        saved = await bench.save(sb)
+        await bench.kill_and_restore(sb, saved, saved.dump)
+        assert await shell(sb, CHECK) == "good\n"
+
+
+@pytest.mark.parametrize("end", ["closed_by_both", "shut_by_both", "reset", "reset_unread", "refused"])
+async def test_a_connection_that_is_over_is_restored_as_one(bench: Bench, end: str) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, python_program(ENDED.replace("END", end)))
+    saved = await bench.save(sb)
+    child = await bench.maker.prepare(tree=bench.snapshot(saved.tree, readonly=False), hostname="child")
+    await bench.checkpointer.restore(child, saved.dump, verify=True, reference=saved.tree)
+    assert await shell(child, CHECK) == "good\n"
+    for _ in range(2):  # what was restored is checkpointed and restored again
+        report = await bench.kill_and_restore(sb, saved, saved.dump)
+        assert report.closed == []
+        assert await shell(sb, CHECK) == "good\n"
+        saved = await bench.save(sb)
 
 
 async def test_a_follower_that_fails_fails_the_restore(bench: Bench) -> None:
@@ -274,6 +357,9 @@ def one(number: int, state: int, local: int, remote: int, unread: int = 0) -> Co
         ([one(1, CLOSE_WAIT, 80, 4000)], [1]),
         ([one(1, CLOSE_WAIT, 80, 4000, unread=3)], []),
         ([one(1, ESTABLISHED, 80, 4000, unread=3)], [1]),
+        ([one(1, CLOSE, 80, 4000), one(2, CLOSE, 4000, 80)], [1, 2]),
+        ([one(1, CLOSE, 80, 4000, unread=3)], []),
+        ([one(1, CLOSE, 80, 4000), one(2, ESTABLISHED, 4000, 80)], [1, 2]),
     ],
 )
 def test_what_is_closed(found: list[Connection], closed: list[int]) -> None:
@@ -284,9 +370,11 @@ def test_what_is_closed(found: list[Connection], closed: list[int]) -> None:
 def test_both_ends_inside_are_never_closed(states: list[tuple[int, int, int, int]]) -> None:
     found = [one(i, state, a, b, n) for i, (state, a, b, n) in enumerate(states)]
     closed = {one.ino for one in tcp.to_close(found)}
-    ends = {(one.local, one.remote) for one in found}
+    ends = {(one.local, one.remote) for one in found if one.state != CLOSE}
     for connection in found:
-        if (connection.remote, connection.local) in ends:
+        if connection.state == CLOSE:
+            assert (connection.ino in closed) == (connection.unread == 0)
+        elif (connection.remote, connection.local) in ends:
             assert connection.ino not in closed
         elif connection.unread == 0:
             assert connection.ino in closed
@@ -297,6 +385,11 @@ def test_addresses() -> None:
     assert mapped == tcp.address([0x0100007F], 80)
     assert tcp.readable(mapped) == "127.0.0.1:80"
     assert tcp.readable(tcp.address([0, 0, 0, 0x01000000], 22)) == "[::1]:22"
+    record = SimpleNamespace(src_addr=[0, 0, 0xFFFF0000, 9], dst_addr=[0x08080808])
+    assert tcp.keep_inside(record)
+    assert (record.src_addr[-1], record.dst_addr) == (0x0100007F, [0x0100007F])
+    assert not tcp.keep_inside(record)
+    assert [tcp.is_ipv6(words) for words in ([1], [0] * 4, [0, 0, 0, 1], [0, 0, 0xFFFF0000, 1])] == [0, 0, 1, 0]
     record = SimpleNamespace(state=1, src_port=5, dst_port=6, shutdown=0, src_addr=[7], dst_addr=[8, 9, 9, 9])
     tcp.close(record)
     assert (record.state, record.src_port, record.dst_port, record.shutdown) == (7, 0, 0, 1)
