@@ -43,8 +43,8 @@ from examples.fit import Example
 from rollout.decide import tail
 from rollout.decide.view import Lease, Rules, View
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
-from rollout.environments.mixture import HELD_OUT
 from rollout.environments.shell import immediate
+from rollout.environments.splits import HELD_OUT
 from trainer.batches.sample import Sample
 from trainer.config import Config
 from trainer.learner import Learner, Settings, learning_rate

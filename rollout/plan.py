@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from rollout.config import RolloutConfig
+from rollout.environments import splits
 from rollout.environments.mixture import Mixture, Part
 from sandbox.errors import Invalid, NotFound
 from sandbox.messages.cluster import JobShape
@@ -64,9 +65,9 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
 
-    def environments(self) -> Mixture:
-        """What is played: the mixture, or the one task."""
-        return Mixture(self.mixture or [Part(task=self.task)], image=self.image)
+    def environments(self, run: Path) -> Mixture:
+        """What is played: the mixture, or the one task; split as the run folder says."""
+        return Mixture(self.mixture or [Part(task=self.task)], image=self.image, known=splits.read(run))
 
 
 class _Plan(msgspec.Struct):

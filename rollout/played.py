@@ -74,7 +74,7 @@ async def engine_of_run(
     config = plan.config
 
     model = str(run) if version is None else f"{run}@{version}"
-    environment, length = plan.environments().environment, config.limits.max_length
+    environment, length = plan.environments(run).environment, config.limits.max_length
 
     async def build(host: Client) -> None:
         await build_missing(host, environment().builds())

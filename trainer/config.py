@@ -25,8 +25,10 @@ from rollout.decide.keeping import KeepPlan
 from rollout.decide.view import Branching
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
+from rollout.environments import splits
 from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, Part, load_curriculum
+from rollout.environments.splits import SHARE, Share
 from rollout.episode.spec import Limits
 from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
 from sandbox import durable
@@ -50,6 +52,7 @@ class Config:
     size: int = 8  # trajectories per group
     concurrency: int | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
     held_out: int = 112  # episodes of each evaluation
+    held_share: Share = SHARE  # of rows and tasks that is held out for them; 0: they play what is trained on
     evaluate_every: int = 0  # steps between evaluations while it learns; 0: before and after only
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     objective: str = "pooled"  # a row of trainer.objectives
@@ -116,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
     for part in content.get("mixture", ()):
         if isinstance(part, dict):
             _need_known(path, part, Part.__struct_fields__)
-            _resolve(part, ("task", "rows"), path)
+            _resolve(part, ("task", "rows", "held_out"), path)
     return content
 
 
@@ -223,8 +226,8 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
     _agreeing(config)
     need_objective(config)
     begin = config.model or task.load(config.task).start  # a wrong folder leaves no run behind
-    if config.mixture:
-        Mixture(config.mixture)
+    parts = config.mixture or (Part(task=str(config.task)),)
+    chosen = Mixture(parts, share=config.held_share).splits
     if config.curriculum is not None:
         load_curriculum(config.curriculum)
     if begin is None:
@@ -237,6 +240,7 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
     while folder.exists():
         folder = folder.with_name(folder.name + "b")
     folder.mkdir(parents=True)
+    splits.write(folder, chosen)
     _remember(folder, config, rollout_plan(config, begin))
     latest = folder.parent / ".latest.new"
     latest.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ Counters survive a resume. Bytes are those of checkpoints that were on the disk 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,16 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 def summary(
-    totals: Totals, *, engine: str, seed: int, steps: int, version: int, pace: float, concurrency: int, machine: str
+    totals: Totals,
+    *,
+    engine: str,
+    seed: int,
+    steps: int,
+    version: int,
+    pace: float,
+    concurrency: int,
+    machine: str,
+    evaluated_on: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `summary.json`."""
     share = totals.hidden_share
@@ -117,6 +126,7 @@ def summary(
         "killed": totals.killed,
         "recovered_equal": totals.recovered_equal,
         "trajectories_lost": totals.trajectories_lost,
+        "evaluated_on": list(evaluated_on),
         "engine": engine,
         "seed": seed,
         "steps": steps,
@@ -158,8 +168,9 @@ def table(content: dict[str, Any], folder: Path) -> Table:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(content["checkpoints_by_kind"].items()))
     means = f"mean {content['checkpoint_ms_mean']} ms, frozen {content['frozen_ms_mean']} ms"
     rows = {
-        "reward on held-out seeds": f"{_share(content['reward_before'])} before GRPO, "
+        "held-out reward": f"{_share(content['reward_before'])} before GRPO, "
         f"{_share(content['reward_after'])} after {content['steps']} steps",
+        "evaluated on": "; ".join(content["evaluated_on"]),
         "wall time": f"{content['wall_s']:.0f} s, engine {content['engine']}",
         "sandboxes": f"{content['concurrency']} at once",
         "machine": content["machine"],

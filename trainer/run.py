@@ -112,7 +112,7 @@ class Run:
         self.plan = read_plan(self.folder)
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
-        self.environments = self.plan.environments()
+        self.environments = self.plan.environments(self.folder)
         self.publisher = Publisher(VersionStore(self.folder / "weights"), keep=self.config.versions or sys.maxsize)
         self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.folder / "resume")
@@ -143,6 +143,8 @@ class Run:
         trackers = [await asyncio.to_thread(open_tracker, name, self.folder, keys) for name in self.config.trackers]
         with self._shown() as display, Recorder(self.folder, trackers) as self.recorder:
             display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
+            for line in self.environments.evaluates_on():
+                display.say(line)
             plan = self.plan
             display.say(
                 f"{plan.sizing}: {plan.config.concurrency} sandboxes at once, {plan.pace:g} s for an answer at least, "
@@ -285,6 +287,7 @@ class Run:
             pace=self.plan.pace,
             concurrency=self.plan.config.concurrency,
             machine=f"{machine.processor()}, {self.plan.sizing}",
+            evaluated_on=self.environments.evaluates_on(),
         )
         await asyncio.to_thread(report.write_summary, self.folder, content)
         await asyncio.to_thread(plots.draw, self.folder)

@@ -36,8 +36,8 @@ from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.model import load_model
 from rollout.engine.embedded.thread import EngineThread
-from rollout.environments.mixture import HELD_OUT
 from rollout.environments.shell import TwinShell
+from rollout.environments.splits import HELD_OUT
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import Limits
 from rollout.held_out import play_all

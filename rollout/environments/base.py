@@ -99,6 +99,13 @@ class Environment(ABC):
         """How many episodes differ: seeds from there on are those from 0 on again. None: any number."""
         return None
 
+    @classmethod
+    def identities(cls) -> list[str] | None:
+        """Of each of the `distinct` episodes, what it is: a digest of its content, so that a copy of it elsewhere is
+        held out where it is. None: seeds are all that there is."""
+        count = cls.distinct()
+        return None if count is None else [f"{cls.__module__}.{cls.__qualname__} {n}" for n in range(count)]
+
     def oracle(self, seed: int) -> list[str] | None:
         """Actions that earn the full reward of this seed, where somebody knows them."""
         return None

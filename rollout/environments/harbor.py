@@ -89,6 +89,11 @@ class HarborTask:
         return named or f"harbor-{_digest(self.folder / 'environment')}"
 
     @property
+    def identity(self) -> str:
+        """Of all that the task consists of, whatever its folder is called."""
+        return _digest(self.folder)
+
+    @property
     def limits(self) -> Limits:
         box = self.settings.environment
         return Limits(
@@ -176,6 +181,10 @@ class HarborEnvironment(Environment):
     @classmethod
     def distinct(cls) -> int | None:
         return len(cls.tasks)
+
+    @classmethod
+    def identities(cls) -> list[str] | None:
+        return [task.identity for task in cls.tasks]
 
     def _task(self, seed: int) -> HarborTask:
         return self.tasks[seed % len(self.tasks)]

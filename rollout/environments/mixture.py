@@ -3,11 +3,11 @@
 Owns: the parts of a mixture, the numbers that stand for them, the view that a curriculum gets. Does not own: when
 prompts are issued (rollout.controller), what an environment does with a row.
 Guarantee: a prompt's number says all: the same number is the same environment, row and seed in every process. A part
-is played through its rows in an order drawn anew each time, and no row that is held out is ever trained on.
+is played through its rows in an order drawn anew each time; which of them are held out its split says (splits).
 
 ::
 
-    number of a prompt = seed * parts + part          seed from HELD_OUT on: evaluation, rows that are held out
+    number of a prompt = seed * parts + part          seed from HELD_OUT on: evaluation, items that are held out
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 
 import msgspec
 
-from rollout.environments import folder
+from rollout.environments import folder, splits
 from rollout.environments.base import Build, Environment
 from rollout.environments.code import load as load_code
-from sandbox.errors import Invalid, NotFound
+from rollout.environments.splits import HELD_OUT, Split
+from sandbox.errors import Conflict, Invalid, NotFound
 
-HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
-HELD_SHARE = 10  # one row in so many is held out
 RECENT = 16  # groups of a part that its outcome is of
 
 
@@ -38,6 +37,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""  # else that of the task
     weight: float = 1.0  # of the prompts, among all weights
     rows: str | None = None  # JSON lines, a JSON list or CSV: `Environment.row` of each episode
+    held_out: str | None = None  # rows to evaluate on, in a file of their own; else a share of `rows`
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +57,16 @@ Curriculum = Callable[[Sequence[Outcome]], Mapping[str, float]]
 class Mixture:
     """``Mixture([Part(task="a"), Part(task="b")]).of(7)`` is an environment of part 1 for its seed 3."""
 
-    def __init__(self, parts: Sequence[Part], *, image: str | None = None):
-        """`image`: instead of every environment's."""
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        image: str | None = None,
+        share: float = splits.SHARE,
+        known: Sequence[Split] | None = None,
+    ):
+        """`image`: instead of every environment's. `share`: of the items that is held out. `known`: the splits that a
+        run has written down; they must be of these very data."""
         self.tasks = [folder.load(Path(part.task)) for part in parts]
         self.parts = [
             msgspec.structs.replace(part, name=part.name or task.name)
@@ -69,8 +77,23 @@ class Mixture:
             raise Invalid(f"parts of one name: {', '.join(names)}", remedy="give each a `name` of its own")
         if not all(part.weight >= 0 for part in parts) or not any(part.weight for part in parts):
             raise Invalid("weights must be 0 or more, one of them more", remedy="set `weight`")
-        self.rows = [None if part.rows is None else read_rows(Path(part.rows)) for part in parts]
+        self.rows = [_rows(part) for part in parts]
         self.image = image
+        items = [self._items(number) for number in range(len(parts))]
+        self.splits = list(known) if known is not None else splits.make(items, share)
+        if len(self.splits) != len(items):
+            raise Conflict("the run began with another number of parts", remedy="begin a new run: --fresh")
+        for split, each in zip(self.splits, items, strict=True):
+            splits.need_same(split, each)
+
+    def _items(self, number: int) -> splits.Items:
+        part, rows = self.parts[number], self.rows[number]
+        if rows is not None:
+            keys = [splits.key(row) for row in rows]
+            evaluated = 0 if part.held_out is None else len(read_rows(Path(part.held_out), least=1))
+            return splits.Items(part=part.name, kind="rows", keys=keys, evaluated=evaluated)
+        tasks = self.tasks[number].environment.identities()
+        return splits.Items(part=part.name, kind="seeds" if tasks is None else "tasks", keys=tasks or ())
 
     def images(self) -> set[str]:
         if self.image:
@@ -87,16 +110,21 @@ class Mixture:
 
     def environment(self) -> Environment:
         """What an episode manager asks for; see `Environment.of`."""
-        if len(self.parts) == 1 and self.rows[0] is None:
+        if len(self.parts) == 1 and self.splits[0].kind == "seeds":
             return self._made(0)
         return _Mixed(self)
 
     def of(self, number: int) -> tuple[Environment, int]:
         part, seed = number % len(self.parts), number // len(self.parts)
         made, rows = self._made(part), self.rows[part]
+        item, seed = self.splits[part].of(seed)
         if rows is not None:
-            made.row = rows[row_of(seed, len(rows))]
+            made.row = rows[item]
         return made.of(seed)
+
+    def evaluates_on(self) -> list[str]:
+        """Of each part, for people."""
+        return [split.says for split in self.splits]
 
     def held_out(self, count: int) -> list[int]:
         """Numbers for an evaluation: as many of each part."""
@@ -147,7 +175,7 @@ class Draw(Iterator[int]):
         count = len(self.mixture.parts)
         rng = random.Random(f"{self.first}/{sum(self.issued)}")
         (part,) = rng.choices(range(count), self.weights())
-        seed = self.first + self.issued[part]
+        seed = (self.first + self.issued[part]) % HELD_OUT
         self.issued[part] += 1
         return seed * count + part
 
@@ -183,7 +211,17 @@ class Draw(Iterator[int]):
         return found
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def _rows(part: Part) -> list[dict[str, Any]] | None:
+    """Those that are trained on, then those of a file of their own to evaluate on."""
+    if part.rows is None:
+        if part.held_out is not None:
+            raise Invalid(f"{part.held_out} holds rows, and {part.task} has none", remedy="set `rows` too")
+        return None
+    evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), least=1)
+    return read_rows(Path(part.rows), least=1 if evaluated else 2) + evaluated
+
+
+def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
     """The rows of a file: .jsonl, .json (a list) or .csv with a head."""
     try:
         text = path.read_text()
@@ -198,19 +236,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
         raise Invalid(f"{path} cannot be read: {error}", remedy="JSON lines, a JSON list, or CSV") from None
-    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
-        raise Invalid(f"{path} has not two rows or more of names and values", remedy="one is held out, one trained on")
+    if not isinstance(rows, list) or len(rows) < least or not all(isinstance(row, dict) for row in rows):
+        raise Invalid(
+            f"{path} has not {least} rows or more of names and values", remedy="one is held out, one trained on"
+        )
     return rows
-
-
-def row_of(seed: int, count: int) -> int:
-    """The row of an episode. The last tenth is held out; the others come in an order drawn anew each time through."""
-    held = max(1, count // HELD_SHARE)
-    if seed >= HELD_OUT:
-        return count - held + seed % held
-    trained = count - held
-    through, place = divmod(seed, trained)
-    return random.Random(f"rows {through}").sample(range(trained), trained)[place]
 
 
 def load_curriculum(path: Path) -> Curriculum:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rollout.environments import splits
 from rollout.environments.base import Environment, Observation
 from rollout.environments.verifiers_classic import spoken
 from rollout.environments.verifiers_tools import Toolbox, closed, more_than_tools, ready
@@ -41,6 +42,10 @@ class VerifiersEnvironment(Environment):
     @classmethod
     def distinct(cls) -> int | None:
         return len(cls.tasks)
+
+    @classmethod
+    def identities(cls) -> list[str] | None:
+        return [splits.key({"system": _system(task.data), "prompt": _prompt(task.data)}) for task in cls.tasks]
 
     def of(self, seed: int) -> tuple[Environment, int]:
         self.system = _system(self._task(seed).data)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rollout.environments import splits
 from rollout.environments.base import Environment, Observation
 from rollout.episode.families import calls_in
 from sandbox.errors import Invalid, Unsupported
@@ -44,6 +45,11 @@ class ClassicEnvironment(Environment):
     @classmethod
     def distinct(cls) -> int | None:
         return len(cls.rows)
+
+    @classmethod
+    def identities(cls) -> list[str] | None:
+        """By what is asked: a row may have numbers and notes of its own."""
+        return [splits.key(repr(row.get("prompt", row))) for row in map(dict, cls.rows)]
 
     def _row(self, seed: int) -> dict[str, Any]:
         return dict(self.rows[seed % len(self.rows)])

@@ -70,7 +70,7 @@ class RolloutRole:
         self.run, self.plan, self.host = run, plan, host
         self.folder = run / "rollout"
         self.store = SampleStore(self.folder)
-        self.environments = plan.environments()
+        self.environments = plan.environments(run)
         self.rewards = RewardService(host, workers=plan.scorers, book=self.folder / book.NAME, log=run / "scorers.log")
         self.controller: RolloutController | None = None
         self.born = time.time()

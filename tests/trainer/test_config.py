@@ -79,7 +79,7 @@ def test_a_mixture_is_read_with_its_paths_and_reaches_the_rollout(tmp_path: Path
     )
     folder, config = open_run(make(read(path)))
     assert (config.task, config.curriculum) == (EXAMPLE, tmp_path / "choose.py")
-    environments = read_plan(folder).environments()
+    environments = read_plan(folder).environments(folder)
     assert [(part.name, part.weight) for part in environments.parts] == [("fix_the_service", 2.0), ("hard", 1.0)]
     assert environments.rows[1] == [{"n": 1}, {"n": 2}]
     assert open_run(Config(task=Path(), resume=folder)) == (folder, config)
