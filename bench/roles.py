@@ -251,7 +251,7 @@ class Bench:
 
     def end(self) -> None:
         if self.process is not None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.terminate()
             try:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from daemon.notify import notify
 from sandbox import paths, private, structs
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid, NoSpace, PagurusError
+from sandbox.termination import termination_signals
 
 NAME = "cluster.sock"
 CONNECTIONS = 8192
@@ -78,9 +78,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Run the coordinator until SIGTERM or SIGINT."""
+    """Run the coordinator until a signal asks it to end."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await asyncio.to_thread(private.directory, options.state, ours=("cluster.sqlite",))
     await asyncio.to_thread(private.directory, options.run, ours=(NAME,))

@@ -34,6 +34,7 @@ from rollout.engine.adopted import Named
 from rollout.store import stages
 from rollout.store.lock import own
 from sandbox.errors import NotFound
+from sandbox.termination import termination_signals
 
 ROLES = ("supervisor", "rollout", "trainer", "engine")
 DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot go on; another process has this role
@@ -210,7 +211,7 @@ class _Supervisor:
             _write_down(self.at, role.name, role.pid, log=log)
         self.passed.to.add(role.pid)
         if self.passed.asked:  # before it was in there
-            signal.pidfd_send_signal(role.descriptor, signal.SIGINT)
+            signal.pidfd_send_signal(role.descriptor, signal.SIGTERM)
 
     def _log(self, role: _Role) -> str:
         return "" if role.name in SHOWN else str(self.at / f"{role.name}.log")
@@ -367,7 +368,8 @@ def _write_down(run: Path, name: str, pid: int, *, log: str = "") -> None:
 
 @contextlib.contextmanager
 def _passed_on() -> Iterator[_Passed]:
-    """SIGINT and SIGTERM go to the roles; a terminal sends SIGINT to them by itself, but not to adopted ones."""
+    """What asks us to end asks the roles, by SIGTERM: they may have been started with SIGINT ignored. A terminal sends
+    SIGINT to them by itself, but not to adopted ones."""
     passed = _Passed()
 
     def pass_on(number: int, _: object) -> None:
@@ -375,9 +377,9 @@ def _passed_on() -> Iterator[_Passed]:
         for pid in list(passed.to):
             with contextlib.suppress(ProcessLookupError):
                 if number != signal.SIGINT or not sys.stdin.isatty() or os.getpgid(pid) != os.getpgid(0):
-                    os.kill(pid, signal.SIGINT)
+                    os.kill(pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, pass_on) for number in termination_signals()}
     try:
         yield passed
     finally:

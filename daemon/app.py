@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import ssl
 import sys
@@ -33,6 +32,7 @@ from daemon.precedence import hurry, ordinary
 from sandbox import private, structs
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
+from sandbox.termination import termination_signals
 from sandbox.tree.pool import OURS
 
 log = logging.getLogger("pagurus.app")
@@ -44,12 +44,12 @@ RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of 
 
 
 async def serve(options: Config, *, ready: Callable[[Host], None] | None = None) -> None:
-    """Run the daemon until SIGTERM or SIGINT."""
+    """Run the daemon until a signal asks it to end."""
     from daemon.startup import close_host, open_host
 
     _take_precedence()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await asyncio.to_thread(private.directory, options.state, ours=OURS)
     sockets = _sockets(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,6 +12,7 @@ import typer
 
 from pagurus import output
 from sandbox.errors import CommandNotFound, PagurusError, Unsupported
+from sandbox.termination import termination_signals
 
 if TYPE_CHECKING:
     from sandbox import Client
@@ -47,9 +47,17 @@ def carry_out(work: Coroutine[Any, Any, T]) -> T:
     """Work that has started engines or sandboxes of its own: what asks us to end, ends it with them, as Ctrl-C does."""
     import asyncio
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-    return asyncio.run(work)
+    async def interruptible() -> T:
+        this = asyncio.current_task()
+        assert this is not None
+        for number in termination_signals():
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+        return await work
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager

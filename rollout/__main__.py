@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import ssl
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import Client, durable, structs
 from sandbox.errors import Conflict, PagurusError
+from sandbox.termination import termination_signals
 
 LOCK = "rollout.lock"
 DAY = 86_400.0  # seconds
@@ -40,10 +40,10 @@ log = logging.getLogger("pagurus.rollout.main")
 async def serve(
     run: Path, *, listen: str | None = None, tls: ssl.SSLContext | None = None, at: str = "", placed: bool = False
 ) -> None:
-    """Until SIGTERM or SIGINT; raises what it cannot go on without. `at`: address of this machine, where roles of the
-    run on other ones ask. `placed`: its engines are such."""
+    """Until a signal asks it to end; raises what it cannot go on without. `at`: address of this machine, where roles of
+    the run on other ones ask. `placed`: its engines are such."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     plan = read_plan(run)
     os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints

@@ -88,8 +88,13 @@ def locked(path: Path, how: int) -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Who ends a session with SIGTERM, as `timeout` does, has its daemons and mounts cleaned up as with Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Who ends a session with SIGTERM, as `timeout` does, has its daemons and mounts cleaned up as with Ctrl-C.
+
+    A session in the background of a script was started with SIGINT ignored, as all that it starts would be: tests that
+    send one to their programs would wait for ever.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -133,6 +133,16 @@ def test_what_decides_touches_nothing(name: str) -> None:
     assert called & IMPURE_NAMES == set()
 
 
+def test_programs_that_tests_start_end_with_them() -> None:
+    """By tests.support.programs.Program, whose end has a bound."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "subprocess.Popen":
+                found.append(str(path.relative_to(ROOT)))
+    assert found == ["tests/support/reward_functions.py"]  # its child is to be found hanging
+
+
 def test_the_walls_are_seen() -> None:
     """The tests above can fail: a module that opens a file and reads the clock is noticed."""
     text = "import time\nfrom daemon.app import main\ndef now():\n    open('x')\n    return time.time()\n"

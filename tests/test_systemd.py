@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon_host import Daemon, missing
+from tests.support.programs import Program
 
 FOLDER = Path(__file__).parent.parent / "systemd"
 UNIT = FOLDER / "pagurus.service"
@@ -186,8 +187,8 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
         "WATCHDOG_USEC": "200000",
     }
 
-    def start(gate: socket.socket) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def start(gate: socket.socket) -> Program:
+        return Program(
             [sys.executable, "-c", program, sys.executable, "-m", "daemon"],
             env={**environment, "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode()},
             pass_fds=[passed.fileno()],
@@ -206,14 +207,14 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
             gate.bind(f"\0pagurus-systemd-{os.getpid()}")
             gate.settimeout(60)
             for _ in range(2):
-                process = start(gate)
-                assert ask().endswith(b"200 OK\r\n")  # it was queued before the daemon was there
-                heard = {gate.recv(64) for _ in range(3)}
-                assert {b"READY=1", b"WATCHDOG=1"} == heard
-                process.terminate()
-                assert process.wait(timeout=60) == 0
-                while gate.recv(64) != b"STOPPING=1":
-                    pass
+                with start(gate) as process:
+                    assert ask().endswith(b"200 OK\r\n")  # it was queued before the daemon was there
+                    heard = {gate.recv(64) for _ in range(3)}
+                    assert {b"READY=1", b"WATCHDOG=1"} == heard
+                    process.terminate()
+                    assert process.wait(timeout=60) == 0
+                    while gate.recv(64) != b"STOPPING=1":
+                        pass
     finally:
         passed.close()
         daemon.socket.unlink()

@@ -75,6 +75,7 @@ class Owned(Exception):
 
 def main(config: Config, *, client: RolloutClient | None = None) -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop turns, which then takes it
     structs.learn()
     console = Console()
     run: Run | None = None

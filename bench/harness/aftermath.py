@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,9 +34,9 @@ from sandbox.container import procfs
 from sandbox.container.cgroup import PARENT, SHIMS, hierarchy
 from sandbox.descriptors import closing
 from sandbox.libc import checked, library
+from sandbox.termination import termination_signals
 
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # prctl
-_ASKED = (signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 20.0  # seconds for what was killed to be gone
 _notes: list[int] = []  # the descriptor of a file that the bench writes and the guardian reads
 
@@ -68,15 +69,16 @@ def guard() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     group, front = os.getpgrp(), os.getpid()
+    ending = termination_signals()
     if guardian := os.fork():
-        _pass_on(guardian)
+        _pass_on(guardian, ending)
         os._exit(_ended(guardian))
     os.setpgid(0, 0)
     checked(library.prctl(_SUBREAPER, 1))
     notes = os.memfd_create("notes", os.MFD_CLOEXEC)
     me = os.getpid()
     if bench := os.fork():
-        _pass_on(bench)
+        _pass_on(bench, ending)
         _die_with(front, signal.SIGTERM)
         code = _ended(bench)
         _clean(notes, told=code < 128)
@@ -84,9 +86,15 @@ def guard() -> None:
     os.setpgid(0, group)
     _die_with(me, signal.SIGTERM)
     _notes.append(notes)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in _ASKED:
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in ending:
+        if number != signal.SIGINT:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C, also where SIGINT is ignored: the loop's own handler, where one runs, cancels its main task."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def _die_with(parent: int, number: int) -> None:
@@ -96,14 +104,14 @@ def _die_with(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def _pass_on(child: int) -> None:
+def _pass_on(child: int, ending: Sequence[int]) -> None:
     """What asks us to end asks the child. A terminal's Ctrl-C reaches the bench by itself."""
 
     def ask(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    for number in _ASKED:
+    for number in ending:
         signal.signal(number, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

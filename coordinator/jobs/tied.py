@@ -19,9 +19,9 @@ def begin(argv: Sequence[str], out: IO[bytes] | None = None) -> subprocess.Popen
 
 
 def tie() -> None:
-    """End by SIGTERM when who started us is gone. Unblocks SIGINT, here and for what we start: the threads of Ray's
-    workers have it blocked."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    """End by SIGTERM when who started us is gone. Unblocks what ends us, here and for what we start: threads of Ray's
+    workers have SIGINT and SIGTERM blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])
 
     def wait() -> None:
         while os.read(0, 1 << 12):

@@ -22,6 +22,7 @@ import typer
 from pagurus import output
 from pagurus.common import IN_ORDER, Json, SandboxName, WhoOption, call, exit_codes
 from sandbox.errors import Invalid, NotFound, PagurusError, Protocol
+from sandbox.termination import termination_signals
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = 0.1  # seconds between two looks for a command that is being started
 COLLECTED = 1 << 20  # bytes of each output that --json keeps
 
@@ -174,7 +174,8 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
             return
         sending.append(loop.create_task(_pass_on(running, signal.SIGKILL if sending else number, work)))
 
-    for number in ENDINGS:
+    ending = termination_signals()
+    for number in ending:
         loop.add_signal_handler(number, asked, number)
     try:
         return await work
@@ -185,7 +186,7 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
             raise
         raise typer.Exit(128 + signal.SIGINT) from None
     finally:
-        for number in ENDINGS:
+        for number in ending:
             loop.remove_signal_handler(number)
         for task in sending:
             task.cancel()

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from pagurus.common import client
 from sandbox.errors import Invalid, PagurusError
+from sandbox.termination import termination_signals
 
 if TYPE_CHECKING:
     from sandbox import Terminal
 
 READ = 1 << 16
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -119,14 +119,15 @@ async def visit(
                 restored.enter_context(raw(source))
             sitting = asyncio.ensure_future(_sit_down(terminal, source, target, person))
             loop = asyncio.get_running_loop()
-            for number in ENDINGS:
+            ending = [number for number in termination_signals() if number != signal.SIGINT]
+            for number in ending:
                 loop.add_signal_handler(number, sitting.cancel)
             try:
                 code = await sitting
             except asyncio.CancelledError:
                 code = 128 + signal.SIGHUP
             finally:
-                for number in ENDINGS:
+                for number in ending:
                     loop.remove_signal_handler(number)
         if not keep and terminal.exit_code is not None:
             with contextlib.suppress(PagurusError):
@@ -160,7 +161,7 @@ async def _sit_down(terminal: Terminal, source: int, target: int, person: bool) 
 async def forward(sandbox: str, local: int, remote: int, host: str) -> None:
     """Lead `local` of this machine to `remote` in the sandbox until interrupted."""
     stop = asyncio.Event()
-    for number in (signal.SIGINT, *ENDINGS):
+    for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with client() as there:
         found = await there.get(sandbox)

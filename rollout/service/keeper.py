@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import durable, structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
+from sandbox.termination import termination_signals
 
 LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's folder
 ROLE = "keeper"
@@ -69,10 +69,10 @@ class Keeper:
 
 
 async def keep(run: Path, number: int, launch: Launch, address: str) -> None:
-    """Until SIGTERM or SIGINT; raises what it cannot go on without. `address`: of this machine, for the others."""
+    """Until a signal asks it to end; raises what it cannot go on without. `address`: of this machine, for others."""
     this = asyncio.current_task()
     assert this is not None
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in termination_signals():
         asyncio.get_running_loop().add_signal_handler(each, this.cancel)
     while (ref := await asyncio.to_thread(accepted.read, run / "rollout")) is None:  # noqa: ASYNC110 - another process
         await asyncio.sleep(LOOK)

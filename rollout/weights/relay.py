@@ -21,7 +21,6 @@ import asyncio
 import hmac
 import logging
 import os
-import signal
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -36,6 +35,7 @@ from rollout.weights.store import Lease, VersionStore
 from rollout.weights.versions import Ref
 from sandbox import structs
 from sandbox.errors import Invalid, NotFound, PagurusError, TooMany, Unauthorized
+from sandbox.termination import termination_signals
 
 log = logging.getLogger("pagurus.relay")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -167,7 +167,7 @@ class _Content(web.FileResponse):
 async def serve(
     relay: Relay, host: str, port: int, *, tls: ssl.SSLContext | None = None, ready: Callable[[int], None] | None = None
 ) -> None:
-    """Until SIGTERM or SIGINT. `ready` is told the port."""
+    """Until a signal asks it to end. `ready` is told the port."""
     runner = web.AppRunner(relay.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port, ssl_context=tls)
@@ -178,7 +178,7 @@ async def serve(
     if ready is not None:
         ready(port)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         await stop.wait()

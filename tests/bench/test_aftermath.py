@@ -14,6 +14,7 @@ from bench.harness.own_daemon import image, shims
 from sandbox.container import procfs
 from sandbox.container.cgroup import PARENT, hierarchy
 from tests.support.daemon_host import missing
+from tests.support.programs import END_TIMEOUT, Program
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -49,7 +50,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("end", ["ends", "group killed", "asked"])
 def test_nothing_is_left(end: str) -> None:
-    started = subprocess.Popen(
+    started = Program(
         [sys.executable, "-c", BENCH, image("debian"), end],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,7 +67,7 @@ def test_nothing_is_left(end: str) -> None:
             os.killpg(started.pid, signal.SIGKILL)
         case "asked":
             started.terminate()
-    said, complained = started.communicate()  # ends when all three processes have
+    said, complained = started.communicate(timeout=END_TIMEOUT)  # ends when all three processes have
     assert started.returncode == {"ends": 3, "group killed": -9, "asked": 4}[end], complained
     assert ("cleaned" in said) == (end == "asked")
     assert ("which are ended now" in complained) == (end in ("ends", "asked")), complained

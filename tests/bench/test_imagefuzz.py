@@ -17,6 +17,7 @@ from bench.harness.watched_host import WatchedHost
 from sandbox.criu import image_files
 from sandbox.paths import CHECKOUT
 from tests.support.container_support import base_image
+from tests.support.programs import END_TIMEOUT, Program
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def test_every_change_of_the_bait_is_seen(host: WatchedHost, script: str) -> Non
 
 def test_what_a_known_process_does_elsewhere_is_seen(host: WatchedHost) -> None:
     aside = Path("/var/tmp") / f"aside-{host.bait.name}"
-    with subprocess.Popen(["sh", "-c", f"echo x > {aside}; rm {aside}"]) as child:
-        child.wait()
+    with Program(["sh", "-c", f"echo x > {aside}; rm {aside}"]) as child:
+        assert child.wait(END_TIMEOUT) == 0
     assert any(line.endswith(f"by process {child.pid}") for line in host.findings({child.pid}))
 
 

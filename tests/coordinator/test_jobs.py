@@ -34,6 +34,7 @@ from sandbox.messages.cluster import JobInfo, JobRequest
 from sandbox.paths import CHECKOUT
 from tests.support.cluster import Cluster
 from tests.support.daemon_host import Daemon
+from tests.support.programs import Program
 from tests.support.small_run import rows, small
 from trainer.config import open_run
 
@@ -380,7 +381,7 @@ from pathlib import Path
 from coordinator import local
 from coordinator.jobs.tied import tie
 tie()
-begun = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"  # from then on SIGINT ends it
+begun = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"
 local.supervise(Path(sys.argv[1]), {"trainer": [sys.executable, "-c", begun, sys.argv[1] + "/begun"]})
 """
 ACTOR = """
@@ -398,11 +399,11 @@ time.sleep(600)
 
 def test_a_run_ends_with_its_actor_though_ray_kills_the_actors_children(tmp_path: Path) -> None:
     program = [sys.executable, "-c", ACTOR, str(tmp_path), SUPERVISOR]
-    actor = subprocess.Popen(program, cwd=CHECKOUT, stdout=subprocess.PIPE)
+    actor = Program(program, cwd=CHECKOUT, stdout=subprocess.PIPE)
     assert actor.stdout is not None
     child = int(actor.stdout.readline())
     until((tmp_path / "begun").exists, "the trainer does not begin")
     os.kill(child, signal.SIGKILL)
-    actor.kill()
-    actor.communicate()
+    actor.destroy()
+    actor.end()
     until(lambda: not any(each.alive for each in local.states(tmp_path)), "its roles live on")

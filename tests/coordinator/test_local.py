@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from rollout.store import stages
 from rollout.store.lock import own
 from sandbox.errors import Conflict, NotFound
 from sandbox.paths import CHECKOUT
+from tests.support.programs import END_TIMEOUT, Program, in_background
 
 # Dies by SIGKILL as often as its folder says, then waits for a file, then ends with the status that is in it.
 RUN = """
@@ -64,8 +64,8 @@ def programs(run: Path) -> dict[str, list[str]]:
     return {"rollout": [sys.executable, "-c", OTHER], "trainer": [sys.executable, "-c", RUN, str(run)]}
 
 
-def watch(run: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WATCH, str(run), json.dumps(programs(run))], cwd=CHECKOUT)
+def watch(run: Path, started: Callable[[Sequence[str]], list[str]] = list) -> Program:
+    return Program(started([sys.executable, "-c", WATCH, str(run), json.dumps(programs(run))]), cwd=CHECKOUT)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path)
     argv = [sys.executable, "-c", READY, str(run)]
     program = "import json, sys; from pathlib import Path; from coordinator import local; local.LOOK = 0.01\n"
     program += "sys.exit(local.supervise(Path(sys.argv[1]), {'trainer': json.loads(sys.argv[2])}, spares=['trainer']))"
-    watching = subprocess.Popen([sys.executable, "-c", program, str(run), json.dumps(argv)], cwd=CHECKOUT)
+    watching = Program([sys.executable, "-c", program, str(run), json.dumps(argv)], cwd=CHECKOUT)
 
     def pids(kind: str) -> set[str]:
         return {path.name.partition("-")[2] for path in run.glob(f"{kind}-*")}
@@ -150,8 +150,7 @@ def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path)
     (new,) = pids("spare") - {spare}
     held = os.pidfd_open(int(new))
     try:
-        watching.kill()  # nobody is left who could need the spare
-        watching.wait()
+        watching.destroy()  # nobody is left who could need the spare
         assert select.select([held], [], [], 120)[0]
         assert new not in pids("began")
     finally:
@@ -173,30 +172,37 @@ def test_a_run_folder_has_one_supervisor(run: Path) -> None:
 
 
 def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Path) -> None:
-    first = watch(run)
-    until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
-    first.kill()
-    first.wait()
+    with watch(run) as first:
+        until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
+        first.destroy()
     assert living(run) == {"supervisor": False, "rollout": True, "trainer": True}
-    second = watch(run)
-    until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
-    until(lambda: local.restart(run, "rollout"))
-    until(lambda: {s.name: s for s in local.states(run)}["rollout"].generation == 2)
-    (run / "summary.json").write_text("{}")
-    (run / "end").write_text("0")
-    assert second.wait(120) == 0 and starts(run) == 1
+    with watch(run) as second:
+        until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
+        until(lambda: local.restart(run, "rollout"))
+        until(lambda: {s.name: s for s in local.states(run)}["rollout"].generation == 2)
+        (run / "summary.json").write_text("{}")
+        (run / "end").write_text("0")
+        assert second.wait(120) == 0 and starts(run) == 1
+    assert not any(living(run).values())
+
+
+def test_a_supervisor_in_the_background_ends_its_roles(run: Path) -> None:
+    """They have SIGINT ignored as well, so that it could not end them."""
+    with watch(run, in_background) as supervisor:
+        until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
+        supervisor.terminate()
+        assert supervisor.wait(END_TIMEOUT) == local.SAID
     assert not any(living(run).values())
 
 
 def test_who_is_asked_to_end_ends_what_it_adopted_too(run: Path) -> None:
-    first = watch(run)
-    until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
-    first.kill()
-    first.wait()
-    second = watch(run)
-    until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
-    second.terminate()
-    assert second.wait(120) == local.SAID and starts(run) == 1
+    with watch(run) as first:
+        until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
+        first.destroy()
+    with watch(run) as second:
+        until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
+        second.terminate()
+        assert second.wait(120) == local.SAID and starts(run) == 1
     assert not any(living(run).values())
 
 

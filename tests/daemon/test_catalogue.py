@@ -25,6 +25,7 @@ from daemon.catalogue import (
 from sandbox.criu.open_files import Held
 from sandbox.errors import Closed, PagurusError
 from sandbox.messages import CheckpointState, Effects, SandboxState, TurnInfo, Verdict
+from tests.support.programs import Program
 
 
 def sandbox(name: str = "s-1", **fields) -> SandboxRow:
@@ -146,15 +147,14 @@ asyncio.run(main())
 def test_kill_9_leaves_the_old_or_the_new_catalogue(tmp_path: Path, after: int) -> None:
     """Every change writes a sandbox and the checkpoint that it names: never one without the other."""
     path = tmp_path / "c.sqlite"
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    writer = Program([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
         told = [int(writer.stdout.readline()) for _ in range(after)]
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         rest = writer.stdout.read().split() if writer.stdout else []
-        writer.wait()
-        writer.stdout.close()
+        writer.end()
     last = max([*told, *map(int, rest)])
     (row,), checkpoints = asyncio.run(_loaded(path))
     assert row.turn >= last

@@ -17,6 +17,7 @@ from pagurus import common
 from sandbox import Sandbox
 from sandbox.testing import FakeHost
 from tests.support.daemon_host import Daemon
+from tests.support.programs import Program
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def at_a_terminal(daemon: Daemon, *arguments: str) -> tuple[int, bytes, bytes]:
 
     environment = {**os.environ, "PAGURUS_RUN": str(daemon.run), "TERM": "xterm", "COLUMNS": "120"}
     looking = threading.Thread(target=look)
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, "-m", "pagurus", *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -95,9 +96,12 @@ def at_a_terminal(daemon: Daemon, *arguments: str) -> tuple[int, bytes, bytes]:
     )
     os.close(slave)
     looking.start()
-    out, _ = process.communicate(timeout=240)
-    looking.join()
-    os.close(master)
+    try:
+        out, _ = process.communicate(timeout=240)
+    finally:
+        process.end()
+        looking.join()
+        os.close(master)
     return process.returncode, out, bytes(seen)
 
 

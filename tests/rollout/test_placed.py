@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from rollout.service.protocol import VersionRef
 from rollout.weights.store import VersionStore
 from sandbox.paths import CHECKOUT
 from tests.rollout.weights.test_engine import Policy
+from tests.support.programs import Program
 
 PLAN = RolloutPlan(task="nothing", config=RolloutConfig(), pool=PoolPlan(engines=2, slots=4), nice=0)
 HERE = "127.0.0.1"
@@ -47,18 +47,18 @@ class Machines:
 
     def __init__(self, run: Path):
         self.run = run
-        self.keepers: dict[int, subprocess.Popen[bytes]] = {}
+        self.keepers: dict[int, Program] = {}
 
     def begin(self, number: int) -> None:
         argv = [sys.executable, "-m", "rollout.service.keeper", str(self.run), str(number), "--at", HERE]
         with (self.run / "keeper.log").open("ab") as out:
-            self.keepers[number] = subprocess.Popen(argv, cwd=CHECKOUT, stdout=out, stderr=out)
+            self.keepers[number] = Program(argv, cwd=CHECKOUT, stdout=out, stderr=out)
 
     def end(self) -> None:
         for keeper in self.keepers.values():
             keeper.terminate()
         for keeper in self.keepers.values():
-            keeper.wait()
+            keeper.end()
 
 
 @pytest.fixture
@@ -106,8 +106,7 @@ async def test_a_run_goes_on_with_engines_that_are_started_elsewhere(run: Path, 
         await pool.publish(ref.folder, 1)
         assert await spans(pool) == {1}
 
-        machines.keepers[0].kill()
-        machines.keepers[0].wait()
+        machines.keepers[0].destroy()
         engine = msgspec.json.decode((folder_of(run, 0) / "engine.json").read_bytes())
         os.kill(engine["pid"], 9)  # the whole machine
         assert await spans(pool) == {1}  # the other one goes on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +16,7 @@ from rollout.pool.serve import of_model, serving
 from sandbox.errors import NotFound
 from tests.support.chat_models import need_models
 from tests.support.door_engines import small_chat_model
+from tests.support.programs import END_TIMEOUT, Program, in_background
 from tests.support.rollout_engines import publish
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -42,16 +44,18 @@ async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path)
     assert not (model / "manifest.json").exists(), "somebody else's folder is left as it is"
 
 
-def test_the_engines_of_the_program_end_with_it(tmp_path: Path) -> None:
-    """Also when it is asked to end by something else than a terminal."""
+@pytest.mark.parametrize("started", [list, in_background])
+def test_the_engines_of_the_program_end_with_it(tmp_path: Path, started: Callable[[Sequence[str]], list[str]]) -> None:
+    """Also when it is asked to end by something else than a terminal, and was started with SIGINT ignored."""
     need_models()
     model = small_chat_model(tmp_path / "small")
     words = ["serve", str(model), "--engine", "embedded", "--length", "256", "--port", "0"]
-    with subprocess.Popen([sys.executable, "-m", "pagurus", *words], stdout=subprocess.PIPE, text=True) as served:
+    command = started([sys.executable, "-m", "pagurus", *words])
+    with Program(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None and "/v1 serves small" in served.stdout.readline()  # into a pipe, at once
         assert engines_of(model)
         served.terminate()
-        assert served.communicate()[0] == "ended\n"
+        assert served.communicate(timeout=END_TIMEOUT)[0] == "ended\n"
     assert served.returncode == 0 and not engines_of(model)
 
 

@@ -23,6 +23,7 @@ from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
 from sandbox.errors import Closed, EngineFailed, Invalid, NotFound
 from tests.support.door_engines import NO_VLLM, VLLM
+from tests.support.programs import Program
 from tests.support.rollout_engines import publish
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -131,16 +132,15 @@ async def main():
 
 asyncio.run(main())
 """
-    supervisor = subprocess.Popen(
+    with Program(
         [sys.executable, "-c", code],
         cwd=Path(__file__).resolve().parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
-    with supervisor:
+    ) as supervisor:
         assert supervisor.stdout is not None
         engine = os.pidfd_open(int(supervisor.stdout.readline()))
-        supervisor.kill()
+        supervisor.destroy()
     ended, _, _ = select.select([engine], [], [], 120)
     os.close(engine)
     assert ended
@@ -241,7 +241,7 @@ def test_what_is_kept_ends_when_nobody_uses_it_with_all_that_it_started(tmp_path
     lock = tmp_path / "used"
     argv = keep.command([sys.executable, "-c", SLEEPER], lock, 0.5)
     with keep.use(lock):
-        keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+        keeper = Program(argv, stdout=subprocess.PIPE, start_new_session=True)
         assert keeper.stdout is not None
         child = os.pidfd_open(int(keeper.stdout.readline()))
         with pytest.raises(subprocess.TimeoutExpired):
@@ -297,7 +297,7 @@ async def test_a_spare_serves_after_a_death_and_goes_with_who_made_it(folder: Pa
 def test_a_spare_that_nobody_needs_any_more_ends_by_itself(tmp_path: Path) -> None:
     program = embedded().spare
     assert program is not None
-    process = subprocess.Popen(program.argv, env={**os.environ, **program.env}, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(120) == 0
+    with Program(program.argv, env={**os.environ, **program.env}, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(120) == 0

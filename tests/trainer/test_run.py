@@ -27,6 +27,7 @@ from rollout.weights.export import export
 from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict
 from tests.support.daemon_host import Daemon
+from tests.support.programs import END_TIMEOUT, Program
 from tests.support.small_run import EXAMPLE, rows, small
 from trainer.config import open_run
 from trainer.distributed.watch import read
@@ -42,9 +43,9 @@ FIELDS = {
 }
 
 
-def begin(run: Path) -> subprocess.Popen[bytes]:
+def begin(run: Path) -> Program:
     """The supervisor of a run."""
-    return subprocess.Popen([sys.executable, "-m", "coordinator.local", str(run)], cwd=EXAMPLE.parent.parent)
+    return Program([sys.executable, "-m", "coordinator.local", str(run)], cwd=EXAMPLE.parent.parent)
 
 
 OWNED = ("supervisor", "rollout", "trainer")
@@ -76,12 +77,11 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
                     own(folder, f"{role}.lock")  # a second owner is refused while it lives
             assert all(local.restart(folder, role) for role in roles)
             if "supervisor" in roles:
-                process.wait()
+                process.wait(END_TIMEOUT)
                 process = begin(folder)
         assert process.wait(500) == 0, (folder / "rollout.log").read_text()
     finally:
-        process.terminate()
-        process.wait()
+        process.end()
     assert not any(state.alive for state in local.states(folder))
     run = SimpleNamespace(folder=folder)
 
@@ -142,8 +142,7 @@ def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
         assert local.restart(folder, "rank-1")
         assert process.wait(500) == 0, (folder / "rollout.log").read_text()
     finally:
-        process.terminate()
-        process.wait()
+        process.end()
     assert f"rank 1 (pid {victim}) was killed by signal 9: all 2 ranks are started again" in capfd.readouterr().out
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["policy_version"], summary["trajectories_lost"]) == (2, 0)
@@ -167,7 +166,8 @@ def test_no_such_image_is_said_before_anything_is_spent(
     daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = open_run(small(tmp_path / "runs", image="nope"))
-    assert begin(folder).wait(300) == 1
+    with begin(folder) as process:
+        assert process.wait(300) == 1
     assert "the rollout stopped: no image 'nope'; there are: debian" in capfd.readouterr().err
     assert not (folder / "summary.json").exists()
 
@@ -180,12 +180,14 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=19m", "pagurus-test", str(out)], check=True)
     try:
         folder, _ = open_run(small(out, steps=1))
-        assert begin(folder).wait(300) == 1
+        with begin(folder) as process:
+            assert process.wait(300) == 1
         said = capfd.readouterr().out
         assert "is full" in said
         assert f"pagurus train --resume {folder}" in said
         subprocess.run(["mount", "-o", "remount,size=256m", str(out)], check=True)
-        assert begin(folder).wait(300) == 0
+        with begin(folder) as process:
+            assert process.wait(300) == 0
         assert json.loads((folder / "summary.json").read_text())["trajectories_lost"] == 0
     finally:
         subprocess.run(["umount", str(out)], check=True)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sandbox.errors import NoSpace
+from tests.support.programs import Program
 from tests.trainer.test_distributed import ended, near, plan
 from tests.trainer.test_learner import samples
 from trainer import steps
@@ -194,15 +195,14 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
 
-    owner = subprocess.Popen([sys.executable, "-c", program, msgspec.json.encode(made).decode()])
+    owner = Program([sys.executable, "-c", program, msgspec.json.encode(made).decode()])
     folder = Path(made.folder)
     try:
         wait_for(lambda: len(read(folder / "beats")) == 2, "two ranks live")
         first, second = (beat.pid for beat in read(folder / "beats"))
         os.kill(second, signal.SIGSTOP)
     finally:
-        owner.kill()
-        owner.wait()
+        owner.destroy()
     wait_for(lambda: ended(first), "the rank that runs has ended")
     assert not ended(second)
     with Fleet(made, ranks=1) as fleet:

@@ -24,6 +24,7 @@ from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address
 from tests.support.daemon_host import Daemon, free_port, kill_everything, missing, tasks_of, until
 from tests.support.gateway_upstream import Upstream, chat
+from tests.support.programs import Program
 
 AGENTS = paths.prefix() / "agents"
 DOCKER = Path(__file__).resolve().parents[3] / "examples" / "unmodified_agent" / "docker"
@@ -188,7 +189,7 @@ class Mini:
         options = [word for name, value in settings.items() for word in ("-c", f"environment.{name}={value}")]
         program = [str(agents / "venv/bin/mini"), *MINI, str(self.out), "--environment-class", "docker"]
         with self.said.open("wb") as said:
-            self.process = subprocess.Popen(
+            self.process = Program(
                 [*program, "-c", "mini.yaml", *options],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -202,8 +203,7 @@ class Mini:
         return conversation(self.out.read_bytes())
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.destroy()
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,7 @@ from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict
 from sandbox.sdk.processes import Process
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, until
+from tests.support.programs import Program
 
 # It works at every line that it is told, with threads and with children; `stay` leaves one behind.
 WORKER = r"""
@@ -146,7 +146,7 @@ class Scene:
 
 
 def test_a_program_must_be_the_child_of_its_attendant() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as other:
+    with Program(["sleep", "1000"]) as other:
         me = os.getpid()
         scene = Scene(me, other.pid)
         try:
@@ -158,7 +158,7 @@ def test_a_program_must_be_the_child_of_its_attendant() -> None:
             assert scene.excluded.pids() == {me, other.pid}
             row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="sleep", started_at=0.0, excluded=found)
         finally:
-            other.kill()
+            other.end()
     assert scene.excluded.pids() == {me}
     later = Scene(me)
     excluded.again(later, later, [row])  # the program has ended meanwhile

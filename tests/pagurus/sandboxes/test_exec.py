@@ -18,13 +18,14 @@ from pagurus.sandboxes.exec import given, meant
 from sandbox import Sandbox
 from sandbox.errors import CommandNotFound, Invalid
 from tests.support.daemon_host import Daemon
+from tests.support.programs import Program
 
 PATIENCE = 240.0  # seconds
 
 
-def begun(daemon: Daemon, *arguments: str) -> subprocess.Popen[bytes]:
+def begun(daemon: Daemon, *arguments: str) -> Program:
     """`pagurus` under way; its stdin is a pipe that nobody writes to."""
-    return subprocess.Popen(
+    return Program(
         [sys.executable, "-m", "pagurus", *arguments],
         env={**os.environ, "PAGURUS_RUN": str(daemon.run)},
         stdin=subprocess.PIPE,
@@ -46,12 +47,11 @@ def done(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         os.close(writer)
 
 
-def closed(process: subprocess.Popen[bytes]) -> int:
-    code = process.wait(PATIENCE)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        assert stream is not None
-        stream.close()
-    return code
+def closed(process: Program) -> int:
+    try:
+        return process.wait(PATIENCE)
+    finally:
+        process.end()
 
 
 def run_in(sb: Sandbox, daemon: Daemon, program: str) -> bytes:
@@ -60,11 +60,11 @@ def run_in(sb: Sandbox, daemon: Daemon, program: str) -> bytes:
 
 async def test_output_comes_as_it_is_written(daemon: Daemon, sb: Sandbox) -> None:
     waiting = "printf 'a\\0b\\n'; echo no >&2; until [ -e /go ]; do sleep 0.02; done; echo over"
-    process = begun(daemon, "exec", sb.id, "sh", "-c", waiting)
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.readline() == b"a\0b\n" and process.stderr.readline() == b"no\n"
-    assert done(daemon, "exec", sb.id, "touch", "/go").returncode == 0  # so the command had not ended
-    assert process.stdout.read() == b"over\n" and closed(process) == 0
+    with begun(daemon, "exec", sb.id, "sh", "-c", waiting) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"a\0b\n" and process.stderr.readline() == b"no\n"
+        assert done(daemon, "exec", sb.id, "touch", "/go").returncode == 0  # so the command had not ended
+        assert process.stdout.read() == b"over\n" and closed(process) == 0
 
 
 async def test_all_output_comes(daemon: Daemon, sb: Sandbox) -> None:
@@ -123,34 +123,34 @@ def test_a_program_cannot_choose_its_code_by_its_name() -> None:
 
 
 async def test_an_interrupt_ends_the_command(daemon: Daemon, sb: Sandbox) -> None:
-    process = begun(daemon, "exec", sb.id, "sh", "-c", "echo up; sleep 1000; echo after")
-    assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    while not run_in(sb, daemon, "sleep"):  # dash loses a signal that its child gets just before it becomes `sleep`
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert closed(process) == 130
-    assert run_in(sb, daemon, "sleep") == b""
+    with begun(daemon, "exec", sb.id, "sh", "-c", "echo up; sleep 1000; echo after") as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        while not run_in(sb, daemon, "sleep"):  # dash loses a signal that its child gets just before it becomes `sleep`
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert closed(process) == 130
+        assert run_in(sb, daemon, "sleep") == b""
 
 
 async def test_a_second_interrupt_kills_it(daemon: Daemon, sb: Sandbox) -> None:
     stubborn = "trap 'echo caught' INT; echo up; while :; do sleep 0.05; done"
-    process = begun(daemon, "exec", "--user", "nobody", sb.id, "sh", "-c", stubborn)
-    assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == b"caught\n"
-    process.send_signal(signal.SIGINT)
-    assert closed(process) == 137
+    with begun(daemon, "exec", "--user", "nobody", sb.id, "sh", "-c", stubborn) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"caught\n"
+        process.send_signal(signal.SIGINT)
+        assert closed(process) == 137
 
 
 async def test_a_reader_that_goes_away_ends_the_command(daemon: Daemon, sb: Sandbox) -> None:
-    process = begun(daemon, "exec", sb.id, "yes")
-    assert process.stdout is not None and process.stdout.read(4) == b"y\ny\n"
-    process.stdout.close()
-    assert process.wait(PATIENCE) == 141
-    closed(process)
-    deadline = time.monotonic() + PATIENCE
-    while run_in(sb, daemon, "yes"):  # the daemon sees it at its own time
-        assert time.monotonic() < deadline
+    with begun(daemon, "exec", sb.id, "yes") as process:
+        assert process.stdout is not None and process.stdout.read(4) == b"y\ny\n"
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+        closed(process)
+        deadline = time.monotonic() + PATIENCE
+        while run_in(sb, daemon, "yes"):  # the daemon sees it at its own time
+            assert time.monotonic() < deadline
 
 
 # --------------------------------------------------------------------------- what stdin is taken for the command

@@ -23,6 +23,7 @@ from pagurus.sandboxes.terminal import ports
 from sandbox import Sandbox
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon
+from tests.support.programs import Program
 
 
 class Person:
@@ -33,7 +34,7 @@ class Person:
         self.size(25, 95)
         self.before = termios.tcgetattr(self.slave)
         environment = {**os.environ, "PAGURUS_RUN": str(daemon.run), "TERM": "xterm"}
-        self.process = subprocess.Popen(
+        self.process = Program(
             [sys.executable, "-m", "pagurus", *arguments],
             stdin=self.slave,
             stdout=self.slave,
@@ -70,8 +71,7 @@ class Person:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.process.destroy()
         os.close(self.master)
         os.close(self.slave)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sandbox.container import procfs
+from tests.support.programs import Program
 
 NAMED = """
 import ctypes, sys
@@ -21,7 +22,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("name", ["NSpid:\t1", "x) Z 1 1 (y", "a\nNSpid:\t1", "State:\tZ (dead)"])
 def test_a_name_is_taken_for_nothing_else(name: str) -> None:
     command = [sys.executable, "-c", NAMED, name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+    with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None and running.stdout.readline() == b"named\n"
         task = procfs.task_of(running.pid)
         assert task is not None and task.parent == os.getpid()
@@ -29,7 +30,7 @@ def test_a_name_is_taken_for_nothing_else(name: str) -> None:
         assert procfs.inner_pid(f"{running.pid}/task/{running.pid}") == running.pid
         assert not procfs.is_doomed(running.pid)
         assert len(procfs.descriptors(running.pid)) == 3
-        running.kill()
+        running.destroy()
     assert procfs.task_of(running.pid) is None
     assert procfs.inner_pid(running.pid) is None
     assert procfs.is_doomed(running.pid)

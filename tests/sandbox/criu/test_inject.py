@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from sandbox.criu.carried.inject import standing
 from sandbox.errors import RestoreFailed
+from tests.support.programs import Program
 
 GETPID, FCNTL, MKDIR = 39, 72, 83
 
@@ -42,16 +42,13 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def program() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, text=True) as process:
+def program() -> Iterator[Program]:
+    with Program([sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process
 
 
-def ask(process: subprocess.Popen[str]) -> str:
+def ask(process: Program) -> str:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("how many\n")
     process.stdin.flush()
@@ -62,7 +59,7 @@ def nothing() -> None:
     """There is no freezer in these tests: seizing stops the tasks as well."""
 
 
-def test_calls_are_made_by_the_process_and_leave_no_trace(program: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_calls_are_made_by_the_process_and_leave_no_trace(program: Program, tmp_path: Path) -> None:
     for number in range(1, 20):
         made = tmp_path / str(number)
         with standing([program.pid], thaw=nothing, freeze=nothing) as tasks:
@@ -75,7 +72,7 @@ def test_calls_are_made_by_the_process_and_leave_no_trace(program: subprocess.Po
         assert ask(program) == str(number)
 
 
-def test_a_process_that_dies_meanwhile_is_said_to_have(program: subprocess.Popen[str]) -> None:
+def test_a_process_that_dies_meanwhile_is_said_to_have(program: Program) -> None:
     with (
         pytest.raises((RestoreFailed, ProcessLookupError)),
         standing([program.pid], thaw=nothing, freeze=nothing) as tasks,
@@ -84,7 +81,7 @@ def test_a_process_that_dies_meanwhile_is_said_to_have(program: subprocess.Popen
         tasks.call(program.pid, GETPID)
 
 
-def test_nobody_is_traced_afterwards(program: subprocess.Popen[str]) -> None:
+def test_nobody_is_traced_afterwards(program: Program) -> None:
     with standing([program.pid], thaw=nothing, freeze=nothing) as tasks:
         assert tasks.call(program.pid, GETPID) == program.pid
     for task in Path(f"/proc/{program.pid}/task").iterdir():

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.support import checkpoint_programs_held
 from tests.support.checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL, python_program
 from tests.support.checkpoint_support import Bench, shell
 from tests.support.daemon_host import ASLEEP
+from tests.support.programs import Program
 
 PROGRAMS = ALL | checkpoint_programs_held.ALL
 
@@ -137,9 +137,9 @@ async def test_a_changed_held_file_is_noticed_and_refused(bench: Bench) -> None:
     assert sb.tasks() == []
 
 
-def beside(init: int) -> tuple[subprocess.Popen[bytes], int]:
+def beside(init: int) -> tuple[Program, int]:
     """A process that entered the sandbox's pid namespace from outside, and its pid."""
-    entering = subprocess.Popen(["nsenter", "-t", str(init), "-p", "-m", "sleep", "1000"])
+    entering = Program(["nsenter", "-t", str(init), "-p", "-m", "sleep", "1000"])
     children = Path(f"/proc/{entering.pid}/task/{entering.pid}/children")
     while not (found := children.read_text().split()):  # nsenter forks to enter the pid namespace
         time.sleep(0.01)
@@ -158,7 +158,7 @@ async def test_a_process_beside_pid_1_is_not_left_out_silently(bench: Bench) -> 
         assert sb.alive
     finally:
         os.kill(child, signal.SIGKILL)
-        await asyncio.to_thread(entering.wait)
+        await asyncio.to_thread(entering.end)
     await bench.save(sb)
 
 

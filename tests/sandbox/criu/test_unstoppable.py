@@ -15,6 +15,7 @@ from sandbox.container import unstoppable
 from sandbox.container.container import Container
 from sandbox.container.unstoppable import Unstoppable, Watch, awaited, need_stoppable, stuck
 from tests.support.checkpoint_support import Bench, shell
+from tests.support.programs import END_TIMEOUT, Program
 
 # Its child executes nothing and does not end, so the parent stays in clone(2). CLONE_VFORK without CLONE_VM.
 PARENT = """
@@ -32,7 +33,7 @@ while True: time.sleep(1)
 def parent() -> Iterator[int]:
     """The pid of a process of this host that waits for its vfork child."""
     code = "import ctypes, time\nif not ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0): time.sleep(1000)"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    process = Program([sys.executable, "-c", code], start_new_session=True)
     try:
         deadline = time.monotonic() + 60
         while not stuck([process.pid]) and time.monotonic() < deadline:
@@ -40,7 +41,7 @@ def parent() -> Iterator[int]:
         yield process.pid
     finally:
         os.killpg(process.pid, 9)
-        process.wait()
+        process.wait(END_TIMEOUT)
 
 
 def test_a_vfork_parent_is_found(parent: int) -> None:
@@ -50,17 +51,13 @@ def test_a_vfork_parent_is_found(parent: int) -> None:
 
 
 def test_what_sleeps_or_waits_for_a_signal_is_not() -> None:
-    sleeper = subprocess.Popen(["sleep", "1000"])
-    try:
+    with Program(["sleep", "1000"]) as sleeper:
         assert stuck([sleeper.pid]) == set()
-    finally:
-        sleeper.kill()
-        sleeper.wait()
 
 
 def test_whom_a_process_waits_for() -> None:
     code = "import os, time\nchild = os.fork() or time.sleep(1000)\nprint(child, flush=True)\nos.waitpid(child, 0)"
-    waiter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    waiter = Program([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert waiter.stdout is not None
         child = int(waiter.stdout.readline())
@@ -71,7 +68,7 @@ def test_whom_a_process_waits_for() -> None:
         assert awaited(os.getpid()) is None
     finally:
         os.killpg(waiter.pid, 9)
-        waiter.communicate()
+        waiter.communicate(timeout=END_TIMEOUT)
 
 
 def test_a_watch_tells_only_what_lasts_and_is_waited_for(parent: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 from sandbox.tree import btrfs
 from sandbox.tree.extents import NODE, added_bytes
 from sandbox.tree.pool import Pool
+from tests.support.programs import Program
 
 
 def test_ensure_twice_and_close_leave_what_they_should(tmp_path: Path) -> None:
@@ -69,14 +70,14 @@ def test_other_threads_run_while_the_kernel_makes_a_snapshot(pool: Pool) -> None
     btrfs.create_subvolume(pool.sandboxes / "a")
     held = os.open(pool.sandboxes, os.O_RDONLY)
     program = [sys.executable, "-c", WAITING % FREEZE, str(pool.sandboxes)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    process = Program(program, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and select.select([process.stdout], [], [], 60)[0], "everything stands still"
         assert process.stdout.readline() == "others run\n"
     finally:
         fcntl.ioctl(held, THAW, 0)
-        process.communicate(timeout=60)
         os.close(held)
+        process.communicate(timeout=60)
         for name in ("a", "b"):
             btrfs.delete_subvolume(pool.sandboxes / name)
     assert process.returncode == 0
