@@ -26,12 +26,12 @@ from typing import Any
 from bench.harness import aftermath, command, scoring, tree_learning, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.environments.base import Environment, Observation
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.prepared import PreparedStates
-from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.labels import Labelled
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec
+from rollout.labels import LabellingClient
 from sandbox.messages import Limits as SandboxLimits
 from trainer.machine import processor
 
@@ -103,15 +103,15 @@ class Asked:
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         self.at.append(time.monotonic())
-        return Generation(token_ids=[65, END], logprobs=[0.0, 0.0], spans=[Span(0, 0, 2)], finish_reason="stop")
+        return Generation(token_ids=[65, END], logprobs=[0.0, 0.0], spans=[WeightSpan(0, 0, 2)], finish_reason="stop")
 
 
 async def group(
-    host: Labelled, states: PreparedStates | None, seed: int, size: int, *, at_once: bool
+    host: LabellingClient, states: PreparedStates | None, seed: int, size: int, *, at_once: bool
 ) -> dict[str, Any]:
     """Seconds until the members' first tokens, one after another or together, and what each saw."""
     engine = Asked()
-    limits = Limits(create_s=LONGEST, reset_s=LONGEST, step_s=LONGEST)
+    limits = EpisodeLimits(create_s=LONGEST, reset_s=LONGEST, step_s=LONGEST)
     episodes = EpisodeManager(
         environment=Service, host=host, engine=engine, tokenizer=Characters(), limits=limits, prepared=states
     )
@@ -135,7 +135,7 @@ async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -
     ratios: dict[bool, list[float]] = {False: [], True: []}
     resets, forks, equal, members = [], [], 0, 0
     async with bench.client() as client:
-        host = Labelled(client, folder / "run")
+        host = LabellingClient(client, folder / "run")
         seeds = iter(range(1, 1_000_000))
         for number in range(options.rounds):
             for at_once in (False, True):
@@ -164,13 +164,13 @@ async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -
 
 async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     async with bench.client() as client:
-        host = Labelled(client, folder / "trees")
+        host = LabellingClient(client, folder / "trees")
         return await trees.measure(host, folder, image=IMAGE, leaves=options.size, rounds=options.rounds)
 
 
 async def measure_learning(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     async with bench.client() as client:
-        return await tree_learning.measure(folder / "learning", options, Labelled(client, folder / "learning"))
+        return await tree_learning.measure(folder / "learning", options, LabellingClient(client, folder / "learning"))
 
 
 def _in_sandboxes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

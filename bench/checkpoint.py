@@ -45,7 +45,7 @@ from sandbox.container.shim import short_slice
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 _READY = " while [ ! -e /tmp/ready ]; do sleep 0.02; done"
 _HOLD = (
@@ -104,7 +104,7 @@ class Ours:
     """Sandboxes as the daemon makes them, in a pool of their own."""
 
     def __init__(self, directory: Path, image: Path):
-        self.pool = Pool(directory / "state", size=4 << 30)
+        self.pool = BtrfsPool(directory / "state", size=4 << 30)
         self.run = directory / "run"
         self.image = image
         self.numbers = itertools.count(1)

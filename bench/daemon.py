@@ -37,7 +37,7 @@ from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice
 from sandbox.errors import PagurusError
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 CROWD = 16  # sandboxes under load
 MAKERS = 4  # creations at once
@@ -118,7 +118,7 @@ def _precedence() -> Any:
 @contextlib.asynccontextmanager
 async def _alone(host: BenchHost) -> AsyncIterator[Container]:
     """A sandbox without a daemon, in the same pool."""
-    pool, name = Pool(host.state), f"alone-{os.getpid()}"
+    pool, name = BtrfsPool(host.state), f"alone-{os.getpid()}"
     tree = pool.sandboxes / name
     await asyncio.to_thread(pool.create_tree, tree)
     spec = ContainerSpec(

@@ -43,11 +43,11 @@ from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox
 from sandbox.image.store import ImageStore
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 NAME = "bench-density"
 PACKAGES = ("python3", "procps", "iproute2", "git", "gcc", "libc6-dev", "make", "sqlite3", "python3-pytest")
-SERVED_EVERY = 2  # one of so many sandboxes has a server from the start
+SERVED_INTERVAL = 2  # one of so many sandboxes has a server from the start
 # Without recordings: a log-normal pause, and shares of what commands do.
 PAUSE_MEDIAN, PAUSE_SIGMA = 3.5, 0.8
 SHARES = {"read_only": 0.35, "write": 0.30, "run": 0.25, "install": 0.06, "bg": 0.04}
@@ -180,7 +180,7 @@ async def make(host: Client, plans: list[list[Turn]], crowd: Crowd) -> None:
     async def one(number: int) -> Sandbox:
         async with gate:
             sandbox = await host.create(IMAGE, limits=Limits(memory="512MiB", disk=None))
-            served = number % SERVED_EVERY == 0
+            served = number % SERVED_INTERVAL == 0
             text = SETUP + (SERVER.replace("{port}", "8000") + "\n" if served else "")
             done = await sandbox.exec(text, ends_turn=crowd.checkpointed, timeout=120)
             if done.exit_code:
@@ -278,7 +278,7 @@ async def _seconds(socket: Path, name: str, label: str) -> dict[str, dict[str, f
 
 def need_image(name: str) -> Path:
     """The tree of the image, built when it is the bench's own and missing (minutes, from the host's Debian mirror)."""
-    images = ImageStore(Pool().images)
+    images = ImageStore(BtrfsPool().images)
     if name == NAME and name not in images.list():
         print(f"build the image {name}: git, gcc, pytest, sqlite", file=sys.stderr)
         images.debootstrap(name, include=PACKAGES)

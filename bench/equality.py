@@ -39,7 +39,7 @@ from sandbox.content import dumpfile
 from sandbox.errors import NotEqual, PagurusError
 from sandbox.tree import btrfs
 
-CHECK_PATIENCE = 30.0  # seconds for a program to answer
+CHECK_TIMEOUT = 30.0  # seconds for a program to answer
 
 
 def programs() -> dict[str, tuple[str, str]]:
@@ -88,7 +88,7 @@ async def one_round(ours: Ours, container: Container, check: str, stored: Path |
     await container.kill()
     await container.remount(ours.snapshot(snapshots[0], readonly=False))
     await ours.checkpointer.restore(container, source, verify=True, reference=snapshots[0])
-    done = await container.exec(["/bin/sh", "-c", check], timeout=CHECK_PATIENCE)
+    done = await container.exec(["/bin/sh", "-c", check], timeout=CHECK_TIMEOUT)
     if done.stdout != b"good\n":
         raise PagurusError(f"the program answered {done.stdout!r} {done.stderr[-200:]!r}")
     await asyncio.to_thread(shutil.rmtree, capture.dir)

@@ -55,8 +55,8 @@ from trainer.machine import processor
 
 WARM_UP = 5  # turns
 BEGAN = time.monotonic()
-PATIENCE = 120.0  # seconds for which a sandbox or a host is waited for
-LOOK = 0.01  # seconds between two looks for double actors
+TIMEOUT = 120.0  # seconds for which a sandbox or a host is waited for
+POLL_INTERVAL = 0.01  # seconds between two looks for double actors
 
 
 class Watch:
@@ -70,7 +70,7 @@ class Watch:
     async def run(self) -> None:
         while True:
             await asyncio.to_thread(self._look)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _look(self) -> None:
         self.looks += 1
@@ -115,7 +115,7 @@ async def strike(client: Client, players: list[Player], host: NetHost, kind: str
         await asyncio.to_thread(host.serve)
     else:
         await asyncio.to_thread(host.cut, False)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         infos = await client.call("GET", "/v1/cluster/hosts", list[HostInfo])
         if all(info.state == "alive" for info in infos):
@@ -128,7 +128,7 @@ async def _recoveries(client: Client, hit: list[Player], lost: str, over: float)
     """Of those that came back in time. `over`: when the lease ends."""
     runs: dict[str, tuple[float, bool]] = {}  # since when it does, and whether an answer is waited for
     found: dict[str, Recovery] = {}
-    while time.monotonic() < over + PATIENCE and any(p.sandbox.id not in found and not p.lost for p in hit):
+    while time.monotonic() < over + TIMEOUT and any(p.sandbox.id not in found and not p.lost for p in hit):
         there, now = await places(client), time.monotonic()
         for player in hit:
             id = player.sandbox.id

@@ -37,7 +37,7 @@ from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox.messages.tokens import TokenRequest
 
-PATIENCE = 60.0  # seconds for one answer
+TIMEOUT = 60.0  # seconds for one answer
 ENDLESS = ("watch", "attach", "events")  # operations whose answers end when something happens
 FORKS = 2  # at most, of one call
 SECONDS = 1.0  # of one command, at most
@@ -72,7 +72,7 @@ class Target:
         self.checkpoint = ""
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        answer = requests.request(method, self.url + path, json=body, headers=self.headers, timeout=PATIENCE)
+        answer = requests.request(method, self.url + path, json=body, headers=self.headers, timeout=TIMEOUT)
         if answer.status_code >= 400:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         return answer.json()
@@ -86,7 +86,7 @@ class Target:
                 self.call("POST", f"/v1/sandboxes/{self.sandbox}/restore", {})
         known = {info["id"]: info for info in self.call("GET", "/v1/sandboxes")}
         if known.get(self.sandbox, {}).get("state") == "running":
-            requests.delete(f"{self.url}/v1/sandboxes/{self.sandbox}/hold", headers=self.headers, timeout=PATIENCE)
+            requests.delete(f"{self.url}/v1/sandboxes/{self.sandbox}/hold", headers=self.headers, timeout=TIMEOUT)
             return
         self.sandbox = self.call("POST", "/v1/sandboxes", {"image": self.image})["id"]
         self.checkpoint = self.call("POST", f"/v1/sandboxes/{self.sandbox}/checkpoints", {})["id"]
@@ -171,7 +171,7 @@ def _try(target: Target, operation: Any, mode: Any, examples: int, seed: int, fi
 def _judge(target: Target, case: Any, findings: Findings) -> None:
     findings.cases += 1
     try:
-        answer = case.call(base_url=target.url, headers=target.headers, timeout=PATIENCE)
+        answer = case.call(base_url=target.url, headers=target.headers, timeout=TIMEOUT)
     except requests.exceptions.InvalidHeader:
         return  # never left this process
     except requests.RequestException as error:

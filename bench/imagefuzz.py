@@ -11,7 +11,8 @@ snapshot of the tree: one that the gate lets through, and one that it refuses, w
 private root is tried by itself. Bait on the host and fanotify tell what CRIU did outside.
 
 `mutations`, `refused`, `passed`: what the gate said. `restores`: through CRIU, `restored` of them to the end; `open` of
-them with the gate held open. `timed_out`, `open_timed_out`: stopped after PATIENCE seconds; `waited` says what had been
+them with the gate held open. `timed_out`, `open_timed_out`: stopped after EXIT_TIMEOUT seconds; `waited` says what had
+been
 changed. `died`: CRIU crashed although the gate had let it pass. `escapes`: what changed on the host. `crashes`: errors
 of ours that are no refusal. `slowest_ms`: of the gate.
 """
@@ -40,12 +41,12 @@ from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.criu import restore as restoring
 from sandbox.criu.gate import gate
-from sandbox.criu.gate.images import Images, Refusal
+from sandbox.criu.gate.images import CriuImages, ImageRefused
 from sandbox.errors import PagurusError
 from sandbox.tree import btrfs
 
 STEP = 250  # mutations of which two are restored
-PATIENCE = 6.0  # seconds for a restore
+EXIT_TIMEOUT = 6.0  # seconds for a restore
 PROGRAMS = "ghosts,files,unix,fifo,shared,watch,terminal,passed,users"
 TREE = (
     "mkdir -p /z/real/dir /victim; echo x > /z/real/file; ln -s {bait} /out; ln -s / /loop; ln -s .. /z/up; "
@@ -159,11 +160,11 @@ class Fuzz:
                 began = time.perf_counter()
                 try:
                     gate.passes(
-                        Images({name: len(content) for name, content in files.items()}, files.__getitem__), opened
+                        CriuImages({name: len(content) for name, content in files.items()}, files.__getitem__), opened
                     )
                     tally.passed += 1
                     place = 0
-                except Refusal as refusal:
+                except ImageRefused as refusal:
                     tally.refused += 1
                     reason = " ".join(word for word in refusal.reason.split() if not any(map(str.isdigit, word)))[:60]
                     tally.reasons[reason] = tally.reasons.get(reason, 0) + 1
@@ -240,7 +241,7 @@ def _write(place: Path, files: Files) -> bool:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    restoring.TIMEOUT = PATIENCE
+    restoring.TIMEOUT = EXIT_TIMEOUT
     directory = aftermath.folder("pagurus-imagefuzz-", "/dev/shm")
     host = WatchedHost()
     known = {"ghosts": GHOSTS, **{name: start for name, (start, _) in programs().items()}}

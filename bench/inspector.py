@@ -47,7 +47,7 @@ from ebpf.inspector import Inspector, Sizes
 from sandbox import paths
 from sandbox.container.shim import short_slice
 from sandbox.messages import Verdict
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 # Room for one sandbox, a page of explanations, and four of everything else.
 TINY = Sizes(**{**{one.name: 4 for one in dataclasses.fields(Sizes)}, "sandboxes": 1, "explanations": 4096})
@@ -169,7 +169,7 @@ class Bench:
 
     options: argparse.Namespace
     place: leftovers.Run
-    pool: Pool
+    pool: BtrfsPool
     began: float = field(default_factory=time.monotonic)
     programs: dict[Series, str] = field(default_factory=dict)  # random ones, and the batches that they are of
     minimal: list[str] = field(default_factory=list)  # commands that repeat the smallest programs that were missed
@@ -331,7 +331,7 @@ async def only(bench: Bench) -> dict[str, Any]:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    pool = await asyncio.to_thread(Pool(paths.state()).ensure)
+    pool = await asyncio.to_thread(BtrfsPool(paths.state()).ensure)
     await leftovers.remove()
     with leftovers.run(pool) as place:
         if "hypothesis" not in sys.modules:  # it keeps notes, else in the working directory

@@ -37,7 +37,7 @@ from sandbox.container.container import Container, ContainerSpec
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.messages import Limits, Network, SandboxState
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 FIRST_UID = 30_000_000
 
@@ -46,7 +46,7 @@ FIRST_UID = 30_000_000
 class World:
     """Where sandboxes are made."""
 
-    pool: Pool
+    pool: BtrfsPool
     image: Path
     run: Path
 
@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     state = aftermath.folder("pagurus-isolation-")
     state.chmod(stat.S_IRWXU)
-    pool = Pool(state, size=1 << 30).ensure()
+    pool = BtrfsPool(state, size=1 << 30).ensure()
     output = sys.stdout
     try:
         if options.json:

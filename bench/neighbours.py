@@ -44,7 +44,7 @@ TURN = "kill $(cat /run/job) 2>/dev/null; sleep 9999 >/dev/null 2>&1 & echo $! >
 PAUSE = 0.02  # seconds between turns: a model thinks longer
 SETTLED = 1.0  # seconds after an attack
 ACTS = ""  # among what was seen: how often the attack did something
-PATIENCE = 120.0  # seconds for one turn; as long as this counts one that failed
+TIMEOUT = 120.0  # seconds for one turn; as long as this counts one that failed
 
 
 class Times:
@@ -59,7 +59,7 @@ class Times:
         for _ in range(turns):
             began, failed = time.monotonic(), len(self.failures)
             try:
-                async with asyncio.timeout(PATIENCE), host.client() as client:  # connects anew, as a program does
+                async with asyncio.timeout(TIMEOUT), host.client() as client:  # connects anew, as a program does
                     sandbox = await client.get(neighbour)
                     found = time.monotonic()
                     done = await sandbox.exec(TURN, timeout=60)
@@ -73,7 +73,7 @@ class Times:
                         self.phases.append((1000 * (time.monotonic() - began), phases))
             except (PagurusError, TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
-            took = time.monotonic() - began if len(self.failures) == failed else PATIENCE
+            took = time.monotonic() - began if len(self.failures) == failed else TIMEOUT
             self.ms.append(1000 * took)
             await asyncio.sleep(PAUSE)
 

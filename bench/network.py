@@ -26,7 +26,7 @@ from typing import Any, cast
 from bench.harness import aftermath, command, own_daemon
 from bench.harness import own_internet as world
 from daemon.catalogue import SandboxRow
-from daemon.network.elements import Change, addressed, generation, named, permitted
+from daemon.network.elements import ElementChange, addressed, generation, named, permitted
 from daemon.network.networks import Networks
 from daemon.network.policy import compile_policy
 from daemon.network.probe import fresh_namespace
@@ -155,7 +155,7 @@ def crowd(run: Path, *, add: bool) -> None:
         elements += generation(address, 7)
         for step in range(NAMES_OF_EACH):
             elements += named(address, IPv4Address(0x08080000 + step), (), 3600)
-        table.apply([Change(element, add=add) for element in elements])
+        table.apply([ElementChange(element, add=add) for element in elements])
     table.close()
 
 

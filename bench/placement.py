@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.harness import command
 from coordinator.decide import place
-from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.place import HostView, PlacementRequest
 from trainer.machine import processor
 
 GIB = float(1 << 30)
@@ -34,7 +34,7 @@ def measured(hosts: int, sandboxes: int, seed: int) -> dict[str, Any]:
     took, used = [], []
     for _ in range(sandboxes):
         holders = frozenset({chance.choice(list(views))}) if chance.random() < 0.1 else frozenset()
-        wanted = Wanted(images=frozenset({"debian"}), holders=holders, movable=True, memory=GIB / 8)
+        wanted = PlacementRequest(images=frozenset({"debian"}), holders=holders, movable=True, memory=GIB / 8)
         began, ran = time.perf_counter(), time.thread_time()
         name = place.ranked(views.values(), wanted)[0]
         used.append(1000 * (time.thread_time() - ran))

@@ -34,7 +34,7 @@ from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.episode.renderer import ChatRenderer
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.errors import NotFound
 
 START = 900.0  # seconds for a server to start, or to take weights, on a machine that is busy
@@ -86,7 +86,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         servers = {name: EngineSupervisor(launch, home / "weights", 0, log=home / f"{name}.log") for name in "ab"}
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
-        pool = await stack.enter_async_context(Pool(rules=rules))
+        pool = await stack.enter_async_context(EnginePool(rules=rules))
         for name, server in servers.items():
             await pool.join(name, server)
         began, played, over = time.monotonic(), [Played() for _ in range(options.trajectories)], asyncio.Event()
@@ -132,7 +132,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
 class _Disturbed:
     """Weights, a kill, weights, a stop, weights, each while trajectories are under way."""
 
-    pool: Pool
+    pool: EnginePool
     servers: dict[str, EngineSupervisor]
     folders: list[Path]
     played: list[Played]

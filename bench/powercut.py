@@ -49,7 +49,7 @@ from bench.power.story import NEVER, Found, Ledger, Story
 from sandbox import Client, Sandbox
 from sandbox.errors import PagurusError
 from sandbox.tree import hashing
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 DISK_SIZE = 900 << 20
 POOL_SIZE = 320 << 20
@@ -140,7 +140,7 @@ def prepare(directory: Path, tree: Path) -> Path:
     with mounted(disk, point):
         (point / "state" / "images").mkdir(parents=True)
         (point / "state" / "images" / IMAGE).symlink_to(tree.resolve())
-        pool = Pool(point / "state", size=POOL_SIZE).ensure()
+        pool = BtrfsPool(point / "state", size=POOL_SIZE).ensure()
         pool.close()
     return disk
 

@@ -41,20 +41,20 @@ from bench.harness.own_daemon import IMAGE
 from examples import fit
 from examples.fit import Example
 from rollout.decide import tail
-from rollout.decide.view import Lease, Rules, View
+from rollout.decide.view import LeasePrompts, RolloutView, SchedulingRules
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from rollout.environments.shell import immediate
 from rollout.environments.splits import HELD_OUT
 from trainer.batches.sample import Sample
-from trainer.config import Config
-from trainer.learner import Learner, Settings, learning_rate
+from trainer.config import TrainConfig
+from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.objectives import named, with_corrections
 
 LONGEST = 256  # tokens of an episode
 SANDBOXES = 16  # at once
-ACTION_TOKENS = Config(task=Path()).max_tokens
+ACTION_TOKENS = TrainConfig(task=Path()).max_tokens
 
 
 class Episode:
@@ -127,8 +127,8 @@ def sample(
 class Rounds:
     """What batches are made of: groups of the next prompts, or with `tail` those of a round."""
 
-    def __init__(self, seed: int, config: Config, tail: float):
-        self.rules = Rules(groups=config.groups, size=config.size, tail=tail)
+    def __init__(self, seed: int, config: TrainConfig, tail: float):
+        self.rules = SchedulingRules(groups=config.groups, size=config.size, tail=tail)
         self.steps = 0  # of decoding, until each batch was whole
         self._fresh = itertools.count(1_000_000 * seed)
         self._deferred: list[int] = []
@@ -147,11 +147,11 @@ class Rounds:
         self.steps += used[first[-1]][-1].ended
         return [episode for group in sorted(first) for episode in used[group]]
 
-    def _lease(self) -> Lease:
+    def _lease(self) -> LeasePrompts:
         if not self.rules.tail:
-            return Lease(self.rules.groups)
+            return LeasePrompts(self.rules.groups)
         deferred = len(self._deferred)
-        view = View(
+        view = RolloutView(
             version=0, asked=True, training=False, running=[], buffered=[], queued=0, more=True, deferred=deferred
         )
         return tail.next_round(view, self.rules, bound=0)[0]
@@ -171,13 +171,13 @@ def learn(
 ) -> dict[str, Any]:
     """The whole recipe for one seed; rewards on held-out seeds by step."""
     torch.manual_seed(seed)
-    config = Config(task=fit.FOLDER / example.name, seed=seed, steps=steps)
+    config = TrainConfig(task=fit.FOLDER / example.name, seed=seed, steps=steps)
     began = time.process_time()
     start = example.start
     model, tokenizer = fresh_policy(example, seed) if fitted else (load_model(start), policy.load_tokenizer(start))
     fit_s = time.process_time() - began
     objective = with_corrections(named(config.objective), corrections)
-    learner = Learner(Scorer(model), objective, Settings(rate=config.rate))
+    learner = Learner(Scorer(model), objective, OptimiserSettings(rate=config.rate))
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(example, model, tokenizer, held_out)}
     waiting: deque[list[Episode]] = deque()  # sampled by older weights
@@ -301,7 +301,7 @@ def fresh_policy(example: Example, seed: int) -> tuple[Qwen3, Tokenizer]:
     return model, tokenizer
 
 
-def update(learner: Learner, episodes: list[Episode], config: Config, step: int) -> None:
+def update(learner: Learner, episodes: list[Episode], config: TrainConfig, step: int) -> None:
     batch = [
         Sample(
             tokens=episode.tokens,
@@ -346,7 +346,7 @@ def in_sandboxes(options: argparse.Namespace) -> list[dict[str, Any]]:
         return [
             real_training.learn(
                 host,
-                Config(
+                TrainConfig(
                     task=fit.FOLDER / options.example, seed=seed, steps=options.steps, held_out=options.held_out,
                     staleness=staleness, corrections=tuple(options.corrections), image=IMAGE, pace=options.pace,
                     concurrency=SANDBOXES,
@@ -361,7 +361,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--example", choices=fit.EXAMPLES, default=fit.EXAMPLES[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
+    parser.add_argument("--steps", type=int, default=TrainConfig(task=Path()).steps)
     parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="steps between sampling and training")
     parser.add_argument(

@@ -48,13 +48,13 @@ from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
 from rollout.messages import TurnRecord
 from rollout.store import decisions, stages
-from rollout.store.journal import Journal
+from rollout.store.journal import TurnJournal
 from rollout.store.samples import SampleStore
 from rollout.store.status import read_status
 from rollout.weights.store import VersionStore
 from sandbox.errors import NotFound
 from sandbox.paths import CHECKOUT
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 
 ROLES = ("engine", "rollout", "trainer", "supervisor", "daemon")
 CARRIES = {
@@ -63,7 +63,7 @@ CARRIES = {
 APART = (0.1, 3.0)  # seconds between the return of turns and the next kill
 HANG = 120.0  # seconds without a turn, as far as we were not stopped ourselves
 FIRST = 5  # times as long for the first turn, of processes none of which has begun
-LOOK = 0.05  # seconds between two looks
+POLL_INTERVAL = 0.05  # seconds between two looks
 STEPS = 100_000  # more than any bench makes
 
 
@@ -79,7 +79,7 @@ class Bench:
         self.struck: list[tuple[str, float, TurnRecord]] = []  # role, when, and the first answer after that
         self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
         self.groups_lost = self.hangs = 0
-        self.journal: Journal | None = None
+        self.journal: TurnJournal | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -93,7 +93,7 @@ class Bench:
     def prepare(self) -> None:
         """A run folder, and what it was before its first step."""
         options = self.options
-        config = Config(
+        config = TrainConfig(
             task=CHECKOUT / "examples" / "fix_the_service", steps=STEPS, groups=options.groups, size=options.size,
             concurrency=16, held_out=2, faults=0, pace=0.2, image=IMAGE, seed=options.seed, out=self.out,
         )  # fmt: skip
@@ -140,7 +140,7 @@ class Bench:
         if self.journal is None:
             if not (self.run_folder / "rollout" / "journal.sqlite").exists():
                 return []
-            self.journal = Journal(self.run_folder / "rollout")
+            self.journal = TurnJournal(self.run_folder / "rollout")
         entries = [self.journal.entries(key)[-1:] for key in self.journal.open()]
         records = [record for found in entries for entry in found for record in entry.records]
         return [record for record in records if record.gen_start > since]
@@ -331,7 +331,7 @@ def looks() -> Iterator[None]:
     left, last = HANG, time.monotonic()
     while left > 0:
         yield
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
         left, last = left - min(time.monotonic() - last, 1.0), time.monotonic()
 
 

@@ -12,7 +12,7 @@ parent watches every other one for what the child opens for writing, creates, mo
 first by a file that the child does make), and compares sentinels beside the pool.
 
 `mutations`, `taken`, `refused` (by error), `outside` (names touched elsewhere), `crashes` (exceptions that are no
-answer, each with the number of its mutation), `hangs` (beyond PATIENCE), `sentinels` (changed ones), `lost` (events of
+answer, each with the number of its mutation), `hangs` (beyond TIMEOUT), `sentinels` (changed ones), `lost` (events of
 the watcher), `descriptors` (left open at the end).
 """
 
@@ -51,24 +51,24 @@ from daemon.store.imports import Importer
 from sandbox import paths
 from sandbox.content.dumpfile import LEFT_OUT
 from sandbox.content.pages import PageStore
-from sandbox.content.transfer import Head
+from sandbox.content.transfer import TransferHeader
 from sandbox.errors import NotFound, PagurusError
-from sandbox.image.store import Image
+from sandbox.image.store import StoredImage
 from sandbox.messages import ImageConfig, Verdict
 from sandbox.tree import diff, hashing
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
-PATIENCE = 60.0  # seconds for one stream
+TIMEOUT = 60.0  # seconds for one stream
 SPACE = "6G"  # of the file system for all of it, in memory as far as it is used
 DIGEST = "d" * 64
-REPORT_EVERY = 200  # mutations
+REPORT_INTERVAL = 200  # mutations
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 CONTROL = "pagurus-streams-control"
 DUMPED = "dumped"  # the file of the process images, beside the state
 
 
 class Hung(BaseException):
-    """One stream took longer than PATIENCE."""
+    """One stream took longer than TIMEOUT."""
 
 
 class Taker:
@@ -76,7 +76,7 @@ class Taker:
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self.pool = Pool(state, size=1 << 30).ensure()
+        self.pool = BtrfsPool(state, size=1 << 30).ensure()
         stored = state / "checkpoints"
         stored.mkdir(mode=0o700)
         (state / "dumps").mkdir()
@@ -84,7 +84,7 @@ class Taker:
         self.empty.mkdir()
         self.places = Places(self.pool.sandboxes, self.pool.checkpoints, state / "dumps", stored)
         self.pages = PageStore(state / "pages")
-        self.image = Image(DIGEST, self.empty, ImageConfig())
+        self.image = StoredImage(DIGEST, self.empty, ImageConfig())
         self.said = ""  # the last refusal
 
     def take(self, data: bytes, chance: random.Random) -> str:
@@ -108,7 +108,7 @@ class Taker:
             importer.abandon()
         return "taken"
 
-    def _admitted(self, head: Head, *, host_mounts: bool) -> Any:
+    def _admitted(self, head: TransferHeader, *, host_mounts: bool) -> Any:
         if head.image_digest != DIGEST:
             raise NotFound("no such image")
         made = create.imported(head.template, self.image, host_mounts=host_mounts)
@@ -116,7 +116,7 @@ class Taker:
         made.mounts = mounts.resolved(made.mounts, [self.state])
         return made
 
-    def _read(self, row: Any, head: Head | None) -> None:
+    def _read(self, row: Any, head: TransferHeader | None) -> None:
         """All that reads a checkpoint reads this one."""
         assert head is not None
         if row.files is not None:
@@ -133,7 +133,7 @@ class Taker:
 
 
 def child(state: Path, options: argparse.Namespace) -> None:
-    """Takes streams until its time is over. Prints one JSON object per REPORT_EVERY, the last with ``done``."""
+    """Takes streams until its time is over. Prints one JSON object per REPORT_INTERVAL, the last with ``done``."""
     os.environ["TMPDIR"] = str(state)
     dumped: Files = msgspec.msgpack.decode((state.parent / DUMPED).read_bytes())
     taker = Taker(state)
@@ -152,7 +152,7 @@ def child(state: Path, options: argparse.Namespace) -> None:
     while number < options.mutations and time.monotonic() < end:
         number += 1
         try:
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+            signal.setitimer(signal.ITIMER_REAL, TIMEOUT)
             answers[one(taker, dumped, options.seed, number)] += 1
         except Hung:
             hangs += 1
@@ -161,7 +161,7 @@ def child(state: Path, options: argparse.Namespace) -> None:
             troubles.append(f"{number}: {traceback.format_exc()[-1500:]}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        if number % REPORT_EVERY == 0:
+        if number % REPORT_INTERVAL == 0:
             report(number, answers, troubles, hangs, before)
     report(number, answers, troubles, hangs, before, done=True)
 

@@ -55,12 +55,12 @@ from trainer.distributed.watch import read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost
 from trainer.estimate import estimate, ghostly
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, OptimiserSettings
 from trainer.machine import return_freed_memory
 from trainer.models.load import published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.resume import Saves, State, saves_in
+from trainer.resume import ResumeState, Saves, saves_in
 from trainer.weights import Publisher
 
 CONFIG = ModelConfig(
@@ -74,7 +74,7 @@ LARGER = ModelConfig(
 SERVED = CHECKOUT / "examples" / "fix_the_service" / "start"
 BUDGET = 2048
 LITTLE = 64  # tokens of a micro-batch that needs less memory than a save
-PATIENCE = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
+TIMEOUT = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
 LIFE = 5  # steps, about, between two kills
 BENCH = (sys.executable, "-m", "pagurus", "bench", "trainer")
 PARTS = ("efficiency", "streaming", "decoding", "memory", "kills", "kills_of_ranks")
@@ -126,7 +126,7 @@ def bare_loop(model: Qwen3, samples: Sequence[Sample]) -> Callable[[], None]:
 def efficiency(rounds: int) -> dict[str, Any]:
     samples = make_samples(1, groups=8, longest=1024, vocabulary=CONFIG.vocab_size)
     tokens = sum(len(sample.tokens) for sample in samples)
-    learner = Learner(Scorer(make_model(CONFIG)), named("dapo"), Settings(budget=BUDGET, rate=1e-5))
+    learner = Learner(Scorer(make_model(CONFIG)), named("dapo"), OptimiserSettings(budget=BUDGET, rate=1e-5))
     bare = bare_loop(make_model(CONFIG), samples)
     ours, theirs = [], []
     padding = read_tokens = 0
@@ -158,7 +158,7 @@ def streaming() -> dict[str, Any]:
     work of the step.
     """
     samples = make_samples(2, groups=16, longest=1024, vocabulary=CONFIG.vocab_size)
-    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), Settings(budget=BUDGET, rate=1e-5))
+    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), OptimiserSettings(budget=BUDGET, rate=1e-5))
     learner.step(samples)
     alone = learner.step(samples).seconds
     groups = [samples[at : at + SIZE] for at in range(0, len(samples), SIZE)]
@@ -182,7 +182,7 @@ def streaming() -> dict[str, Any]:
 
 async def decoding(pairs: int) -> dict[str, Any]:
     samples = make_samples(3, groups=16, longest=512, vocabulary=CONFIG.vocab_size)
-    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), Settings(budget=BUDGET, rate=1e-5))
+    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), OptimiserSettings(budget=BUDGET, rate=1e-5))
     sampling = Sampling(max_tokens=200, ignore_eos=True)
 
     def stream(stop: threading.Event) -> None:
@@ -266,11 +266,11 @@ def measure_memory(budget: int) -> dict[str, Any]:
 
 def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, folder: Path) -> None:
     """Two steps as the trainer of a run takes them, at a rate at which few words change in bf16."""
-    learner = Learner(Scorer(make_model(config)), named("dapo"), Settings(budget=budget, rate=1e-6))
+    learner = Learner(Scorer(make_model(config)), named("dapo"), OptimiserSettings(budget=budget, rate=1e-6))
     saves, publisher = Saves(folder / "resume"), Publisher(VersionStore(folder / "weights"))
     for step in range(2):
         learner.step(samples)
-        saves.save(learner, State(step=step + 1))
+        saves.save(learner, ResumeState(step=step + 1))
         publisher.publish(step, published(learner.scorer.model), {})
     publisher.close()
 
@@ -298,14 +298,16 @@ def kill_plan(folder: str, name: str, kills: int) -> WorkPlan:
     if not base.exists():
         save_model(make_model(ModelConfig(vocab_size=300)), base)
     steps = LIFE * (kills + 1)
-    return WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps, settings=Settings(budget=256))
+    return WorkPlan(
+        model=str(base), folder=str(Path(folder, name)), steps=steps, settings=OptimiserSettings(budget=256)
+    )
 
 
 def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]:
     """The weights after a run of which `kills` times one rank is killed at a random instant; the second half goes on
     with one rank."""
     rng = random.Random(3)
-    fleet = Fleet(made, ranks=ranks, silent=PATIENCE)
+    fleet = Fleet(made, ranks=ranks, silent=TIMEOUT)
     for step in range(made.steps):
         fleet.log.write(step, make_samples(step, groups=2, longest=64, vocabulary=300))
     try:

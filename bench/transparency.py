@@ -53,7 +53,7 @@ ROW_MARGIN = 10.0  # seconds by which such a wait is longer than the row
 EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the clock itself:
 EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
 BEYOND_MOST_MS = 5.0  # by which a call may be later than its sandbox stood still: `slow` names those that were
-PATIENCE = 60.0
+TIMEOUT = 60.0
 #: Calls that may be done early after a restore: a restored socket takes less of the room for what is queued.
 ROOM_AGAIN = frozenset({"send", "send_timed"})
 #: Calls whose time is measured by the kernel's wheel of timers, in steps of up to an eighth of what is asked for.
@@ -178,7 +178,7 @@ def calls() -> list[str]:
 
 async def until(sandbox: Sandbox, test: str, seconds: float = 0.0) -> None:
     """Wait until a test of the shell succeeds. Its commands end no turn."""
-    deadline = time.monotonic() + PATIENCE + seconds
+    deadline = time.monotonic() + TIMEOUT + seconds
     while (await sandbox.exec(test, ends_turn=False)).exit_code:
         if time.monotonic() > deadline:
             raise TimeoutError(f"`{test}` never came true in {sandbox.id}")
@@ -211,8 +211,8 @@ async def waiting(
     """A sandbox in which these wait, the turn that started them, and what tells how late those of the control are."""
     command = script(programs, seconds, names)
     async with client.create(IMAGE, limits=LIMITS) as control, client.create(IMAGE, limits=LIMITS) as sandbox:
-        await control.exec(command, timeout=PATIENCE, ends_turn=False)
-        started = await sandbox.exec(command, timeout=PATIENCE)
+        await control.exec(command, timeout=TIMEOUT, ends_turn=False)
+        started = await sandbox.exec(command, timeout=TIMEOUT)
 
         async def usual() -> dict[str, float]:
             return results.control(await told(control, seconds), seconds)

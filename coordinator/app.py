@@ -25,12 +25,12 @@ from coordinator.jobs.keeper import Jobs, parse_prices, parse_quotas
 from coordinator.members import TTL, Members
 from coordinator.moves import Moves
 from coordinator.object_store import ObjectStore
-from coordinator.phases import Phases, parse_share
+from coordinator.phases import PhaseScheduler, parse_share
 from coordinator.routes import Routes
-from coordinator.state import State
+from coordinator.state import CoordinatorState
 from daemon import listener, logs
 from daemon.auth import tls
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from daemon.config import address_of, is_loopback
 from daemon.listener import Listeners
 from daemon.notify import notify
@@ -85,7 +85,7 @@ async def serve(options: argparse.Namespace) -> None:
     await asyncio.to_thread(private.directory, options.state, ours=("cluster.sqlite",))
     await asyncio.to_thread(private.directory, options.run, ours=(NAME,))
     door = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
-    state = State(options.state / "cluster.sqlite")
+    state = CoordinatorState(options.state / "cluster.sqlite")
     replicating = options.replicate or options.replicate_store is not None
     members = Members(state, ttl=options.lease, leasing=replicating)
     rate = None if options.replicate_rate is None else float(parse_bytes(options.replicate_rate))
@@ -96,8 +96,8 @@ async def serve(options: argparse.Namespace) -> None:
     members.removing, members.left = copies.forget, copies.keep_later
     quotas, prices = parse_quotas(options.quota), parse_prices(options.price)
     jobs = Jobs(options.state, ray=options.ray, quotas=quotas, prices=prices)
-    phases = Phases(state, parse_share(options.share))
-    callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
+    phases = PhaseScheduler(state, parse_share(options.share))
+    callers = Callers(TokenStore(options.state / "tokens.json", clock=time.time), members)
     listeners = Listeners(Routes(members, callers, copies, moves, jobs, phases).application(), connections=CONNECTIONS)
     working: list[asyncio.Task[None]] = []
     await listeners.open()
@@ -107,7 +107,7 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
-        parts: list[Part] = [jobs, phases, moves]
+        parts: list[CoordinatorService] = [jobs, phases, moves]
         if replicating:
             parts += [copies, failover]
         if replicating and not options.no_balance:
@@ -129,13 +129,13 @@ async def serve(options: argparse.Namespace) -> None:
         await state.close()
 
 
-class Part(Protocol):
+class CoordinatorService(Protocol):
     """Of a coordinator: works as long as it lives."""
 
     async def run(self) -> None: ...
 
 
-async def lasting(part: Part) -> None:
+async def lasting(part: CoordinatorService) -> None:
     """A full disk ends no part: with the coordinator, the leases of all hosts would end."""
     while True:
         try:

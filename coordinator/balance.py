@@ -17,18 +17,18 @@ from dataclasses import replace
 
 from coordinator.copies import images
 from coordinator.decide import balance, lease
-from coordinator.decide.balance import Move, Resident
+from coordinator.decide.balance import MovableSandbox, Move
 from coordinator.decide.place import HostView
 from coordinator.decide.replicate import STORE
-from coordinator.members import Members, Place
+from coordinator.members import Members, SandboxPlace
 from coordinator.moves import Moves
 from sandbox.errors import PagurusError
 
 log = logging.getLogger("pagurus.cluster")
 
-LOOK = 0.5  # seconds between two looks
+POLL_INTERVAL = 0.5  # seconds between two looks
 CALM = 5.0  # seconds after that: what came back has answers to give first
-REST = 20.0  # seconds for which one that did not move is not tried again
+RETRY_DELAY = 20.0  # seconds for which one that did not move is not tried again
 
 
 class Balance:
@@ -46,7 +46,7 @@ class Balance:
         """For as long as the coordinator lives."""
         try:
             while True:
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_INTERVAL)
                 await self._look()
         finally:
             for task in self._tasks.values():
@@ -65,7 +65,7 @@ class Balance:
         givers = balance.givers(hosts, under_way, steady)
         if not givers:
             return
-        self._failed = {id: when for id, when in self._failed.items() if when > now - REST}
+        self._failed = {id: when for id, when in self._failed.items() if when > now - RETRY_DELAY}
         residents = balance.offered(
             self._resident(id, known)
             for id, known in self.members.places.items()
@@ -86,15 +86,15 @@ class Balance:
         self._alive = {host.name: self._alive.get(host.name, now) for host in hosts if host.alive}
         return {name: now - since for name, since in self._alive.items()}
 
-    def _may_move(self, id: str, known: Place, now: float) -> bool:
+    def _may_move(self, id: str, known: SandboxPlace, now: float) -> bool:
         row = known.row
         still = row.state == "running" and not row.bound and row.idle_s is not None and not self.moves.in_use(id)
         settled = now - known.since >= balance.SETTLED
         return still and settled and id not in self.members.moving and id not in self._failed
 
-    def _resident(self, id: str, known: Place) -> Resident:
+    def _resident(self, id: str, known: SandboxPlace) -> MovableSandbox:
         copies = self.members.state.copies.get(id, {}).values()
-        return Resident(
+        return MovableSandbox(
             sandbox=id,
             host=known.host,
             images=images(known.row),

@@ -15,9 +15,9 @@ import contextlib
 
 import msgspec
 
-from coordinator.members import Member, Members, answering
+from coordinator.members import HostMember, Members, answering
 from daemon.auth.access import CALLER
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from sandbox.errors import PagurusError
 from sandbox.messages.tokens import NewToken, TokenRequest
 
@@ -25,12 +25,12 @@ from sandbox.messages.tokens import NewToken, TokenRequest
 class Callers:
     """Tokens of the cluster, and those that stand for them on its hosts."""
 
-    def __init__(self, tokens: Tokens, members: Members) -> None:
+    def __init__(self, tokens: TokenStore, members: Members) -> None:
         self.tokens = tokens
         self._members = members
         self._making: dict[str, asyncio.Lock] = {}  # by host
 
-    async def token(self, member: Member) -> str | None:
+    async def token(self, member: HostMember) -> str | None:
         """What the call under way shows to a host; None: nothing, on a socket that is root's alone."""
         caller = CALLER.get()
         if caller.everything:

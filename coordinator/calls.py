@@ -22,9 +22,9 @@ from aiohttp import web
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
-from coordinator.decide.place import Wanted
-from coordinator.forward import WHOLE_MOST, Answer, abort, bridge, passed_on, relay, while_there
-from coordinator.members import Member, Members
+from coordinator.decide.place import PlacementRequest
+from coordinator.forward import MAX_WHOLE, HostResponse, abort, bridge, passed_on, relay, while_there
+from coordinator.members import HostMember, Members
 from coordinator.moves import Moves
 from coordinator.wire import body as decoded
 from coordinator.wire import raw, reply
@@ -49,16 +49,16 @@ from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, Limits, Sand
 from sandbox.messages.cluster import HostedSandbox
 from sandbox.sdk.transport import MSGPACK, part
 
-PATIENCE = 60.0  # seconds for which a call that may be sent again waits for its host
-LOOK = 0.2  # seconds between two tries to reach a host
-SILENT_LOOK = 0.05  # seconds between two looks whether a silent one is back, or the sandbox elsewhere
+TIMEOUT = 60.0  # seconds for which a call that may be sent again waits for its host
+POLL_INTERVAL = 0.2  # seconds between two tries to reach a host
+SILENT_POLL_INTERVAL = 0.05  # seconds between two looks whether a silent one is back, or the sandbox elsewhere
 TRIES = 3  # hosts that a new sandbox is offered to
 KEY = "Idempotency-Key"
 LEASE_OVER = 503  # an answer of a host whose lease is over: nothing was carried out
 FULL = (429, 507)  # answers of a host that has no room: another may
 
 
-class _Told(msgspec.Struct):
+class StreamMarker(msgspec.Struct):
     """What is looked for in an answer that goes on."""
 
     checkpoint: str | None = None
@@ -78,7 +78,7 @@ class Calls:
 
     # ----------------------------------------------------------------- on a sandbox
 
-    def find(self, sandbox: str) -> tuple[str, Member]:
+    def find(self, sandbox: str) -> tuple[str, HostMember]:
         """Its id and its host, by its id, name or beginning, as the caller sees it. Raises NotFound."""
         found = visibility.find(self.members.places, sandbox)  # type: ignore[type-var]
         if found is None:
@@ -99,7 +99,7 @@ class Calls:
             return await self._on_sandbox(request, id, member, rest, path)
 
     async def _on_sandbox(
-        self, request: web.Request, id: str, member: Member, rest: str | None, path: str
+        self, request: web.Request, id: str, member: HostMember, rest: str | None, path: str
     ) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             if (there := await member.upstream.joined(path, await self.callers.token(member))) is not None:
@@ -121,7 +121,7 @@ class Calls:
             await self.moves.free(id)
             with self.moves.calling(id):
                 if (kept := await self.members.state.answer(call)) is not None:
-                    return msgspec.msgpack.decode(kept, type=Answer).response()
+                    return msgspec.msgpack.decode(kept, type=HostResponse).response()
                 answer = await self._repeated(request, lambda: self.find(id)[1], path)
             host = self.find(id)[1].name
             self._remember(self.find(id)[1], answer)
@@ -145,7 +145,7 @@ class Calls:
         if data is None:
             headers.pop("Content-Length", None)
         token = await self.callers.token(member)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             try:
                 async with (
@@ -157,18 +157,18 @@ class Calls:
                 if request.method != "GET" or time.monotonic() > deadline:
                     abort(request)
                     raise
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
             member = holder()
 
-    async def _repeated(self, request: web.Request, holder: Any, path: str) -> Answer:
+    async def _repeated(self, request: web.Request, holder: Any, path: str) -> HostResponse:
         """The whole answer, of the host that holds it by then. Sent again while the host is away, if it has a key."""
         data = await raw(request) or None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             member = holder()
             if KEY in request.headers and not member.alive() and time.monotonic() < deadline:
                 async with while_there(request):
-                    await asyncio.sleep(SILENT_LOOK)  # a host that is gone may not even refuse
+                    await asyncio.sleep(SILENT_POLL_INTERVAL)  # a host that is gone may not even refuse
                 continue
             try:
                 async with while_there(request):
@@ -179,15 +179,15 @@ class Calls:
                 if KEY not in request.headers or time.monotonic() > deadline:
                     abort(request)
                     raise
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _whole(
-        self, member: Member, method: str, path: str, headers: Mapping[str, str], data: bytes | None
-    ) -> Answer:
+        self, member: HostMember, method: str, path: str, headers: Mapping[str, str], data: bytes | None
+    ) -> HostResponse:
         sent = {name: value for name, value in headers.items() if name.lower() != "content-length"}
         return await member.upstream.whole(method, path, sent, data, await self.callers.token(member))
 
-    def _remember(self, member: Member, answer: Answer) -> None:
+    def _remember(self, member: HostMember, answer: HostResponse) -> None:
         """Where the checkpoint is that an answer names."""
         told = self._told(answer)
         for name in (told.checkpoint, told.id):
@@ -195,11 +195,11 @@ class Calls:
                 self.members.remember(name, member.name)
 
     @staticmethod
-    def _told(answer: Answer) -> _Told:
-        if answer.status < 300 and len(answer.body) < WHOLE_MOST:
+    def _told(answer: HostResponse) -> StreamMarker:
+        if answer.status < 300 and len(answer.body) < MAX_WHOLE:
             with contextlib.suppress(Protocol):  # an answer of another form names none
-                return answer.decoded(_Told)
-        return _Told()
+                return answer.decoded(StreamMarker)
+        return StreamMarker()
 
     # ----------------------------------------------------------------- new ones
 
@@ -209,7 +209,7 @@ class Calls:
         names = frozenset(filter(None, map(filed, (wanted.image, f"{wanted.image}:latest"))))
         memory = 0 if wanted.limits.memory is None else parse_bytes(wanted.limits.memory) / 8
         hosts = self.members.views()
-        asked = Wanted(images=names, labels=wanted.labels, memory=memory)
+        asked = PlacementRequest(images=names, labels=wanted.labels, memory=memory)
         call, replicated = self._call(request), wanted.replicated_answers
         if (known := self.members.state.calls.get(call or "")) in self.members.hosts:  # admitted then, and perhaps made
             return (await self._offered(request, [known], call, hosts, asked, replicated)).response()
@@ -221,8 +221,14 @@ class Calls:
         return answer.response()
 
     async def _offered(
-        self, request: web.Request, order: list[str], call: str | None, hosts: Any, asked: Wanted, replicated: bool
-    ) -> Answer:
+        self,
+        request: web.Request,
+        order: list[str],
+        call: str | None,
+        hosts: Any,
+        asked: PlacementRequest,
+        replicated: bool,
+    ) -> HostResponse:
         """The answer of the first of these hosts that has room."""
         for number, name in enumerate(order):
             member = self.members.member(name)
@@ -238,7 +244,7 @@ class Calls:
             return answer
         raise AssertionError("there is at least one")
 
-    def _nowhere(self, image: str, names: frozenset[str], asked: Wanted) -> Exception:
+    def _nowhere(self, image: str, names: frozenset[str], asked: PlacementRequest) -> Exception:
         hosts = self.members.views()
         known = sorted({name for host in hosts for name in host.images})
         if names.isdisjoint(known):
@@ -264,14 +270,14 @@ class Calls:
             for key in made:
                 del self._making[key]
 
-    def _hosted(self, member: Member, info: SandboxInfo, *, replicated: bool = False) -> None:
+    def _hosted(self, member: HostMember, info: SandboxInfo, *, replicated: bool = False) -> None:
         caller = CALLER.get()
         row = HostedSandbox(id=info.id, owner=caller.owner, name=info.name, image=info.image, limits=info.limits)
         row.created_at, row.turn, row.head = info.created_at, info.turn, info.head or ""
         row.replicated_answers = replicated
         self.members.made(member.name, row)
 
-    def _made(self, member: Member, answer: Answer) -> list[ForkEntry]:
+    def _made(self, member: HostMember, answer: HostResponse) -> list[ForkEntry]:
         if answer.status >= 300:
             return []
         entries = answer.decoded(list[ForkEntry])
@@ -323,7 +329,7 @@ class Calls:
             with admitted:
                 return await self._fork(request, wanted, info.id, frozenset(found))
         path = f"/v1/checkpoints/{part(info.id)}" + (f"/{rest}" if rest else "") + _query(request)
-        order = place.ranked(self.members.views(), Wanted(holders=frozenset(found))) or sorted(found)
+        order = place.ranked(self.members.views(), PlacementRequest(holders=frozenset(found))) or sorted(found)
         if request.method == "DELETE" or rest == "label":
             held = [self.members.member(name) for name in sorted(found)]
             answers = [await self._repeated(request, partial(_same, member), path) for member in held]
@@ -335,7 +341,7 @@ class Calls:
     ) -> web.StreamResponse:
         """New sandboxes on the hosts that hold the checkpoint, spread by how busy these are."""
         call, state = self._call(request), self.members.state
-        asked = Wanted(holders=holders, labels=wanted.labels or {})
+        asked = PlacementRequest(holders=holders, labels=wanted.labels or {})
         hosts = self.members.views()
         if (known := state.calls.get(call or "")) is not None:
             shares = msgspec.json.decode(known, type=dict[str, int])
@@ -358,7 +364,7 @@ class Calls:
 
     async def _share(
         self, request: web.Request, host: str, count: int, path: str, wanted: ForkRequest
-    ) -> tuple[list[ForkEntry], Answer]:
+    ) -> tuple[list[ForkEntry], HostResponse]:
         member = self.members.member(host)
         headers = {**passed_on(request.headers), "Content-Type": MSGPACK}
         data = msgspec.msgpack.encode(msgspec.structs.replace(wanted, count=count))
@@ -381,5 +387,5 @@ def _query(request: web.Request) -> str:
     return f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
 
 
-def _same(member: Member) -> Member:
+def _same(member: HostMember) -> HostMember:
     return member

@@ -25,28 +25,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.decide import replicate
-from coordinator.decide.replicate import STORE, Copy, Kept, Subject
-from coordinator.holders import Holder, OnHost
+from coordinator.decide.replicate import STORE, CopyAction, ReplicaCopy, Subject
+from coordinator.holders import CopyHolder, OnHost
 from coordinator.members import Members
 from coordinator.state import CopyRow
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo, CheckpointState
-from sandbox.messages.cluster import ArriveRequest, Conversation, HostedSandbox
+from sandbox.messages.cluster import ArriveRequest, ConversationExport, HostedSandbox
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
 AT_ONCE = 2  # streams that a host has at a time
-LOOK = 0.25  # seconds between two looks for what is to be copied
-PATIENCE = 60.0  # seconds that an answer waits for its copy
-REST, RESTS = 0.05, 20  # seconds, and how often, for which a copy that failed is not tried again
+POLL_INTERVAL = 0.25  # seconds between two looks for what is to be copied
+TIMEOUT = 60.0  # seconds that an answer waits for its copy
+RETRY_DELAY, RESTS = 0.05, 20  # seconds, and how often, for which a copy that failed is not tried again
 SWEEP = 60.0  # seconds between two looks for copies of sandboxes that are gone
 STALLS = 60.0  # seconds for which a stream may stand still
-LEAST = 64 << 10  # bytes a second at which it gets them back
+MIN_RATE = 64 << 10  # bytes a second at which it gets them back
 
 
-class Pace:
+class CopyRateLimit:
     """At most `rate` bytes a second, all streams together; None: as fast as it goes."""
 
     def __init__(self, rate: float | None) -> None:
@@ -62,11 +62,11 @@ class Pace:
         return time.monotonic() - now
 
 
-class Passed:
+class MeteredStream:
     """A stream that passes by, not too fast, and is counted. Raises Timeout where either end holds it up: hosts have
     few streams at a time, and others wait for these."""
 
-    def __init__(self, parts: AsyncIterator[bytes], pace: Pace) -> None:
+    def __init__(self, parts: AsyncIterator[bytes], pace: CopyRateLimit) -> None:
         self._parts, self._pace = parts, pace
         self.size = 0
 
@@ -82,14 +82,14 @@ class Passed:
             except TimeoutError:
                 raise Timeout(f"a stream of a checkpoint stalls after {self.size} bytes") from None
             self.size += len(each)
-            deadline += len(each) / LEAST + await self._pace.take(len(each))
+            deadline += len(each) / MIN_RATE + await self._pace.take(len(each))
             deadline = min(deadline, time.monotonic() + STALLS)
             yield each
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    copy: Copy
+    copy: CopyAction
     task: asyncio.Task[None]
     since: float
 
@@ -97,13 +97,13 @@ class _UnderWay:
 class Copies:
     """See the module."""
 
-    def __init__(self, members: Members, *, rate: float | None = None, store: Holder | None = None) -> None:
+    def __init__(self, members: Members, *, rate: float | None = None, store: CopyHolder | None = None) -> None:
         self.members = members
         self._store = store
         self.state = members.state
         self.copies = self.copied_bytes = self.whole_bytes = 0
         self._whole: dict[str, int] = {}  # bytes of the last copy of each sandbox that travelled whole
-        self._pace = Pace(rate)
+        self._pace = CopyRateLimit(rate)
         self._since: dict[tuple[str, bool], float] = {}
         self._waited: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class Copies:
         """For as long as the coordinator lives."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(POLL_INTERVAL):
                     await self._wake.wait()
             self._wake.clear()
             subjects = [each for each in self._subjects() if (each.sandbox, each.store) not in self._under_way]
@@ -143,7 +143,7 @@ class Copies:
                     host=known.host,
                     durable=known.row.durable,
                     images=images(known.row),
-                    kept=tuple(Kept(row.checkpoint, row.host, row.old) for row in rows),
+                    kept=tuple(ReplicaCopy(row.checkpoint, row.host, row.old) for row in rows),
                     waited=self._waited[id] > 0,
                     since=self._since.setdefault((id, store), time.monotonic()),
                     store=store,
@@ -161,26 +161,26 @@ class Copies:
         rows = [row for row in self.state.copies.get(sandbox, {}).values() if (row.host == STORE) == store]
         return sorted(rows, key=lambda row: -row.number)
 
-    async def _make(self, copy: Copy) -> None:
+    async def _make(self, copy: CopyAction) -> None:
         try:
             await self.make(copy)
         except (PagurusError, OSError) as error:
             log.warning("%s is not copied to %s yet: %s", copy.sandbox, copy.target, error)
             for _ in range(RESTS):  # a host that refuses is not asked all the time; one that took it over is asked now
                 if self._host(copy.sandbox) == copy.source:
-                    await asyncio.sleep(REST)
+                    await asyncio.sleep(RETRY_DELAY)
         finally:
             self._busy.subtract((copy.source, copy.target))
             del self._under_way[copy.sandbox, copy.target == STORE]
             self._wake.set()
 
-    async def make(self, copy: Copy) -> int:
+    async def make(self, copy: CopyAction) -> int:
         """Copy one checkpoint; the bytes that travelled. Of one sandbox, one to a host, one to the store at a time."""
         number = next(self._numbers)
         async with self._locks.setdefault((copy.sandbox, copy.target == STORE), asyncio.Lock()):
             return await self._copy(copy, number)
 
-    async def _copy(self, copy: Copy, number: int) -> int:
+    async def _copy(self, copy: CopyAction, number: int) -> int:
         rows = self._rows(copy.sandbox, copy.target == STORE)
         there = [row for row in rows if (row.checkpoint, row.host) == (copy.checkpoint, copy.target)]
         if any(not row.old for row in there):
@@ -190,7 +190,7 @@ class Copies:
         path = f"/v1/checkpoints/{part(copy.checkpoint)}"
         programs, conversation = await asyncio.gather(
             source.upstream.call("GET", f"{path}/programs", dict[str, Any]),
-            source.upstream.call("GET", f"{path}/conversation", Conversation),
+            source.upstream.call("GET", f"{path}/conversation", ConversationExport),
         )
         self._count(copy, size)
         known = self.members.places.get(copy.sandbox)
@@ -216,27 +216,27 @@ class Copies:
     async def fetch(self, sandbox: str, checkpoint: str, host: str) -> None:
         """From the store to a host, all of it."""
         await self._stream(
-            self._holder(STORE), OnHost(self.members.member(host)), Copy(sandbox, checkpoint, STORE, host)
+            self._holder(STORE), OnHost(self.members.member(host)), CopyAction(sandbox, checkpoint, STORE, host)
         )
 
     async def rest(self, source: str, target: str, checkpoint: str, base: str, sandbox: str) -> int:
         """The last copy of a sandbox that stands still, to a host that has `base` and has prepared for it; bytes."""
         here, there = self.members.member(source), self.members.member(target)
-        copy = Copy(sandbox, checkpoint, source, target, base)
+        copy = CopyAction(sandbox, checkpoint, source, target, base)
         try:
             return await self._sent(OnHost(here, arriving=True), OnHost(there, arriving=True), copy, base)
         except (NotFound, Conflict) as error:
             log.info("%s is copied once it is durable: %s", checkpoint, error)
             return await self._stream(OnHost(here), OnHost(there), copy)
 
-    def _holder(self, name: str) -> Holder:
+    def _holder(self, name: str) -> CopyHolder:
         if name != STORE:
             return OnHost(self.members.member(name))
         if self._store is None:
             raise NotFound("the cluster has no store now", remedy="pagurus cluster up --replicate-store")
         return self._store
 
-    def _count(self, copy: Copy, size: int) -> None:
+    def _count(self, copy: CopyAction, size: int) -> None:
         self.copies += 1
         self.copied_bytes += size
         if not copy.base:
@@ -254,7 +254,7 @@ class Copies:
             ),
         }
 
-    async def _stream(self, source: Holder, target: Holder, copy: Copy) -> int:
+    async def _stream(self, source: CopyHolder, target: CopyHolder, copy: CopyAction) -> int:
         """The bytes that travelled: what changed, or what the target lacks, or all of it."""
         if copy.base:
             with contextlib.suppress(NotFound, Conflict):
@@ -270,14 +270,16 @@ class Copies:
     async def _surveyed(self, source: OnHost, target: OnHost, checkpoint: str) -> tuple[bytes, int]:
         """What the target has of it already, and the bytes that it took to learn that."""
         async with source.manifest(checkpoint) as stream:
-            paced = Passed(stream, self._pace)
+            paced = MeteredStream(stream, self._pace)
             have = await target.has(paced.parts())
         return have, paced.size + len(have)
 
-    async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str = "", have: bytes = b"") -> int:
+    async def _sent(
+        self, source: CopyHolder, target: CopyHolder, copy: CopyAction, base: str = "", have: bytes = b""
+    ) -> int:
         brief = bool(base) and isinstance(source, OnHost) and isinstance(target, OnHost)
         async with source.given(copy.sandbox, copy.checkpoint, base, have, brief=brief) as stream:
-            paced = Passed(stream, self._pace)
+            paced = MeteredStream(stream, self._pace)
             await target.take(copy.sandbox, copy.checkpoint, paced.parts(), base)
         return paced.size
 
@@ -298,7 +300,7 @@ class Copies:
             return True
         self._waited[sandbox] += 1
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while not self._is_copied(sandbox, checkpoint, host, turn):
                     known = self.members.places[sandbox]
                     if known.host != host and not known.moved:
@@ -327,10 +329,10 @@ class Copies:
                 if info.state is CheckpointState.DURABLE and self.members.places.get(sandbox) is known:
                     known.row.durable, known.row.durable_turn = checkpoint, turn
         except (NoDaemon, ConnectionBroken, Timeout):
-            await asyncio.sleep(LOOK)  # the host is away: it comes back, or its lease ends
+            await asyncio.sleep(POLL_INTERVAL)  # the host is away: it comes back, or its lease ends
         self._wake.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK), self._changed:
+            async with asyncio.timeout(POLL_INTERVAL), self._changed:
                 await self._changed.wait()
 
     def _why_not(self, sandbox: str, checkpoint: str) -> str:

@@ -26,9 +26,9 @@ import msgspec
 
 from coordinator.copies import Copies, images
 from coordinator.decide import failover, lease
-from coordinator.decide.failover import Held, Lost, Revive
+from coordinator.decide.failover import CheckpointCopy, LostSandbox, Revive
 from coordinator.decide.replicate import STORE
-from coordinator.members import Member, Members, Place
+from coordinator.members import HostMember, Members, SandboxPlace
 from coordinator.state import CopyRow
 from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
@@ -37,10 +37,10 @@ from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
-LOOK = 0.05  # seconds between two looks at the leases
+POLL_INTERVAL = 0.05  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
-PATIENCE = 120.0  # seconds for a sandbox to come back
-REST = 0.5  # seconds before one that did not come back is tried again
+TIMEOUT = 120.0  # seconds for a sandbox to come back
+RETRY_DELAY = 0.5  # seconds before one that did not come back is tried again
 SPARED = 60.0  # seconds for which nobody prepares again for a host that was silent and was heard again
 AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
 
@@ -55,15 +55,15 @@ async def arrive(
 ) -> None:
     """Let a sandbox run at a host that holds this state of it, and know that it is there."""
     path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
-    info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
+    info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=TIMEOUT)
     there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", durable_turn=0, idle_s=None)
-    members.places[row.id] = Place(host, there, time.monotonic(), moved, checkpoint, info.turn)
+    members.places[row.id] = SandboxPlace(host, there, time.monotonic(), moved, checkpoint, info.turn)
     members.remember(checkpoint, host)
     log.info("goes on at %s from %s", host, checkpoint, extra={"sandbox": row.id})
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class FailoverPreparation:
     """What waits for a sandbox elsewhere, once the task has ended."""
 
     wanted: Revive
@@ -83,7 +83,7 @@ class Failover:
         self._verify = verify
         self._room: dict[str, asyncio.Semaphore] = {}  # at each host
         self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, FailoverPreparation] = {}
         self._spared: dict[str, float] = {}  # hosts, and until when nobody prepares for them
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class Failover:
         known: set[str] = set()
         async with asyncio.TaskGroup() as coming:
             while True:
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_INTERVAL)
                 now = time.monotonic()
                 over = {name for name, member in self.members.hosts.items() if lease.over(member.lease, now)}
                 doubted = {name for name, member in self.members.hosts.items() if lease.doubted(member.lease, now)}
@@ -111,7 +111,7 @@ class Failover:
                 for each in self._decided(waited) if waited else []:
                     if not each.stored and each.sandbox not in self._prepared:
                         task = coming.create_task(self._prepare(each), name=f"what waits for {each.sandbox}")
-                        self._prepared[each.sandbox] = _Prepared(each, task)
+                        self._prepared[each.sandbox] = FailoverPreparation(each, task)
                 for prepared in [*self._prepared.values()]:
                     wanted = prepared.wanted
                     if wanted.source not in doubted | over or wanted.sandbox not in self.members.places:
@@ -131,20 +131,20 @@ class Failover:
             target = self.members.member(wanted.target)
             with self.members.coming(target):
                 async with self._rooms(target):
-                    await target.upstream.call("POST", path, SandboxInfo, request, timeout=PATIENCE)
+                    await target.upstream.call("POST", path, SandboxInfo, request, timeout=TIMEOUT)
         except PagurusError as error:
             log.info("nothing waits for %s on %s: %s", wanted.sandbox, wanted.target, error)
 
-    async def _drop(self, prepared: _Prepared) -> None:
+    async def _drop(self, prepared: FailoverPreparation) -> None:
         await asyncio.wait([prepared.task])
         try:
             target = self.members.member(prepared.wanted.target)
             path = f"/v1/arrivals/{prepared.wanted.sandbox}"
-            await target.upstream.call("DELETE", path, msgspec.Raw, timeout=PATIENCE)
+            await target.upstream.call("DELETE", path, msgspec.Raw, timeout=TIMEOUT)
         except PagurusError as error:  # it goes by itself
             log.info("what waits for %s goes later: %s", prepared.wanted.sandbox, error)
 
-    def _rooms(self, member: Member) -> asyncio.Semaphore:
+    def _rooms(self, member: HostMember) -> asyncio.Semaphore:
         """For those that come back there at a time."""
         most = AT_ONCE if member.report is None else max(AT_ONCE, member.report.cpus)
         return self._room.setdefault(member.name, asyncio.Semaphore(most))
@@ -158,10 +158,10 @@ class Failover:
                     await self._drop(prepared)
             with self.members.coming(self.members.member(wanted.target)):
                 if not await self._revive(wanted):
-                    await asyncio.sleep(REST)
+                    await asyncio.sleep(RETRY_DELAY)
         except PagurusError as error:  # the host was removed from the cluster, or the disk is full: looked at again
             log.warning("%s: %s", wanted.sandbox, error)
-            await asyncio.sleep(REST)
+            await asyncio.sleep(RETRY_DELAY)
         finally:
             del self._under_way[wanted.sandbox]
             self.members.withheld = set(self._under_way.values())
@@ -170,13 +170,19 @@ class Failover:
         """For the sandboxes of these hosts, of which none is to act any more."""
         state = self.members.state
         lost = [
-            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id), self._waits_at(id))
+            LostSandbox(
+                id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id), self._waits_at(id)
+            )
             for id, rows in state.copies.items()
             if id not in self.members.moving  # these are settled first
             and id not in self._under_way
             and (known := self.members.places.get(id)) is not None
             and known.host in over
-            and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)])
+            and (
+                held := [
+                    CheckpointCopy(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)
+                ]
+            )
         ]
         views = [replace(view, alive=view.alive and view.name not in over) for view in self.members.views()]
         return failover.decide(lost, views, over)

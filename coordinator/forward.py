@@ -21,24 +21,26 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from daemon.auth.shares import Held
+from daemon.auth.shares import CallShare
 from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
-from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error, whole
+from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, decoded_error, whole
 
 T = TypeVar("T")
 OWN = {  # headers that belong to one connection, or to who asked
     "authorization", "connection", "cookie", "expect", "host", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-WHOLE_MOST = 32 << 20  # bytes of an answer that is looked into before it goes on
-ANSWER_MOST = 128 << 20  # bytes of an answer that is held here: a command may tell 16 MiB twice, in base64
+MAX_WHOLE = 32 << 20  # bytes of an answer that is looked into before it goes on
+MAX_ANSWER = 128 << 20  # bytes of an answer that is held here: a command may tell 16 MiB twice, in base64
 CLOSE = 0.1  # seconds that it may take to close what is dropped
-LOOK = 0.5  # seconds between two looks whether the caller is still there
-MEMORY: contextvars.ContextVar[Held | None] = contextvars.ContextVar("memory", default=None)  # of the call under way
+POLL_INTERVAL = 0.5  # seconds between two looks whether the caller is still there
+MEMORY: contextvars.ContextVar[CallShare | None] = contextvars.ContextVar(
+    "memory", default=None
+)  # of the call under way
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostResponse:
     """A whole answer of a host."""
 
     status: int
@@ -59,7 +61,7 @@ class Answer:
             raise Protocol(f"the host's answer cannot be read: {error}") from error
 
 
-class Upstream(Transport):
+class HostConnection(Transport):
     """The connection to one host."""
 
     def __init__(self, address: str, *, token: str | None = None, ca: str | None = None) -> None:
@@ -97,10 +99,10 @@ class Upstream(Transport):
 
     async def whole(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, token: str | None
-    ) -> Answer:
+    ) -> HostResponse:
         """The whole answer, whatever its status."""
         async with self.answered(method, path, headers, body, token) as found:
-            return Answer(found.status, passed_on(found.headers), await gathered(found))
+            return HostResponse(found.status, passed_on(found.headers), await gathered(found))
 
     async def raw(self, method: str, path: str, *request: Any, **named: Any) -> bytes:
         async with self.request(method, path, *request, **named) as response:
@@ -150,7 +152,7 @@ class Upstream(Transport):
         """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            return await self._open().ws_connect(self._at(path), headers=headers, max_msg_size=FRAME_MOST, compress=0)
+            return await self._open().ws_connect(self._at(path), headers=headers, max_msg_size=MAX_FRAME, compress=0)
         except aiohttp.WSServerHandshakeError:
             return None
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -159,7 +161,7 @@ class Upstream(Transport):
 
 async def gathered(found: aiohttp.ClientResponse, most: int | None = None) -> bytes:
     """All of an answer, which its caller holds as long as the call lasts. Raises Protocol where there is more."""
-    data = await whole(found, most or ANSWER_MOST)
+    data = await whole(found, most or MAX_ANSWER)
     if (memory := MEMORY.get()) is not None:
         memory.count(len(data))
     return data
@@ -204,15 +206,15 @@ async def while_there(request: web.Request) -> AsyncIterator[None]:
 
 async def _leave(request: web.Request, task: asyncio.Task[Any]) -> None:
     while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_INTERVAL)
     task.cancel()
 
 
 async def bridge(
-    request: web.Request, there: aiohttp.ClientWebSocketResponse, upstream: Upstream
+    request: web.Request, there: aiohttp.ClientWebSocketResponse, upstream: HostConnection
 ) -> web.WebSocketResponse:
     """Messages both ways, until one side ends or the host is lost."""
-    here = web.WebSocketResponse(max_msg_size=FRAME_MOST, compress=False)
+    here = web.WebSocketResponse(max_msg_size=MAX_FRAME, compress=False)
     await here.prepare(request)
     ways = [asyncio.ensure_future(_carry(here, there)), asyncio.ensure_future(_carry(there, here))]
     try:

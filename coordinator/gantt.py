@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from rollout.gantt.drawing import Bar, Lane, Part, page, spent
+from rollout.gantt.drawing import Bar, Lane, LaneGroup, page, spent
 from sandbox.messages.cluster import PastPhase, PhaseKind
 
 NOBODY = "nobody asked"
@@ -20,7 +20,7 @@ COLOURS = {NOBODY: "#e2e2e2", KEPT: "#f0c8a0", OTHER: "#d8c6e8", SILENT: "#e8a9a
 NAMES: dict[PhaseKind, str] = {"rollout": "rollout machine", "train": "training machine"}
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class GroupMoment(msgspec.Struct, frozen=True, kw_only=True):
     """Phases of one group, of machines of one kind. `there`: some job of the group is."""
 
     works: Collection[PastPhase] = ()
@@ -29,7 +29,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     there: bool = True
 
 
-def doing(machine: int, moment: Moment) -> str:
+def doing(machine: int, moment: GroupMoment) -> str:
     """For which job it works, or why for none. Empty: nobody is there."""
     for phase in moment.works:
         if machine in phase.machines:
@@ -56,14 +56,14 @@ def chart(phases: Iterable[PastPhase], now: float, seconds: float) -> str:
     return page("Machines that jobs take turns on", parts, since, until, COLOURS)
 
 
-def _part(group: int, kind: PhaseKind, phases: Sequence[PastPhase], since: float, until: float) -> Part:
+def _part(group: int, kind: PhaseKind, phases: Sequence[PastPhase], since: float, until: float) -> LaneGroup:
     machines = sorted({machine for each in phases if each.kind == kind for machine in each.machines})
     lanes = {machine: list[Bar]() for machine in machines}
     for begin, end, moment in moments(phases, kind, until):
         for machine, bars in lanes.items():
             if end > since and (what := doing(machine, moment)):
                 _append(bars, what, begin, end, f"{NAMES[kind]} {machine}")
-    return Part(
+    return LaneGroup(
         title=f"Group {group}: {NAMES[kind]}s",
         lanes=[Lane(f"{NAMES[kind]} {machine}", bars) for machine, bars in lanes.items()],
         spent=spent((bar for bars in lanes.values() for bar in bars), since, until),
@@ -78,7 +78,7 @@ def _append(bars: list[Bar], kind: str, begin: float, end: float, who: str) -> N
     bars.append(Bar(kind, begin, end, who))
 
 
-def moments(phases: Iterable[PastPhase], kind: PhaseKind, until: float) -> Iterator[tuple[float, float, Moment]]:
+def moments(phases: Iterable[PastPhase], kind: PhaseKind, until: float) -> Iterator[tuple[float, float, GroupMoment]]:
     """What went on of one group on machines of one kind, from change to change."""
     events: list[tuple[float, int, str, PastPhase]] = []
 
@@ -103,7 +103,7 @@ def moments(phases: Iterable[PastPhase], kind: PhaseKind, until: float) -> Itera
             yield (
                 at,
                 when,
-                Moment(
+                GroupMoment(
                     works=tuple(now["works"]),
                     silent=tuple(now["silent"]),
                     waits=tuple(now["waits"]),

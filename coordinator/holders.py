@@ -15,17 +15,17 @@ from typing import Protocol
 
 import msgspec
 
-from coordinator.forward import Answer, gathered, passed_on
-from coordinator.members import Member
+from coordinator.forward import HostResponse, gathered, passed_on
+from coordinator.members import HostMember
 from sandbox import errors
 from sandbox.errors import PagurusError
-from sandbox.messages.store import Imported
+from sandbox.messages.store import ImportResult
 from sandbox.sdk.transport import MSGPACK, decoded_error, part
 
-HAVE_MOST = 1 << 30  # bytes, as a daemon takes them
+MAX_HAVE = 1 << 30  # bytes, as a daemon takes them
 
 
-class Holder(Protocol):
+class CopyHolder(Protocol):
     """See the module."""
 
     def given(
@@ -47,7 +47,7 @@ class Holder(Protocol):
 class OnHost:
     """Checkpoints of a host."""
 
-    def __init__(self, member: Member, *, arriving: bool = False) -> None:
+    def __init__(self, member: HostMember, *, arriving: bool = False) -> None:
         """`arriving`: what is given and taken is what a sandbox on its way waits for, and need not be durable."""
         self._member = member
         self._arriving = arriving
@@ -72,7 +72,7 @@ class OnHost:
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         url = "/v1/checkpoints/survey"
         async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as found:
-            have = await gathered(found, HAVE_MOST)
+            have = await gathered(found, MAX_HAVE)
             if found.status >= 400:
                 raise decoded_error(found.status, have, url)
             return have
@@ -90,10 +90,10 @@ class OnHost:
         url += f"arriving={part(sandbox)}" if self._arriving else ""  # what is prepared has its own
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         async with self._member.upstream.answered("POST", url, headers, stream, self._member.row.token) as taken:
-            answer = Answer(taken.status, passed_on(taken.headers), await gathered(taken))
+            answer = HostResponse(taken.status, passed_on(taken.headers), await gathered(taken))
         if answer.status >= 400:
             raise decoded_error(answer.status, answer.body, url)
-        found = answer.decoded(Imported)
+        found = answer.decoded(ImportResult)
         if (found.checkpoint.sandbox, found.checkpoint.id) != (sandbox, checkpoint):
             if not found.already:
                 await self.discard(sandbox, found.checkpoint.id)

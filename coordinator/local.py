@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from rollout.engine import adopted
-from rollout.engine.adopted import Named
+from rollout.engine.adopted import RoleRecord
 from rollout.store import stages
 from rollout.store.lock import own
 from sandbox.errors import NotFound
@@ -38,15 +38,15 @@ from sandbox.termination import termination_signals
 
 ROLES = ("supervisor", "rollout", "trainer", "engine")
 DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot go on; another process has this role
-DEATHS_MOST = 20  # in a row, of a process that was never ready and lived less than `LIVED_WELL`
-FRUITLESS_MOST = 100  # deaths in a row, of a process that was ready and never did its work
+MAX_DEATHS = 20  # in a row, of a process that was never ready and lived less than `LIVED_WELL`
+MAX_FRUITLESS = 100  # deaths in a row, of a process that was ready and never did its work
 LIVED_WELL = 60.0  # seconds
 PAUSE = 0.1  # seconds before a process that was never ready is started again; doubled with each such death in a row
-PAUSE_MOST = 5.0
-END_PATIENCE = 15.0  # seconds that a process has to end when the run is over
-FOLLOW_EVERY = 0.2  # seconds
+MAX_PAUSE = 5.0
+END_TIMEOUT = 15.0  # seconds that a process has to end when the run is over
+FOLLOW_INTERVAL = 0.2  # seconds
 SPARES = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
-LOOK = 1.0  # seconds between two looks whether it is time to prepare one
+POLL_INTERVAL = 1.0  # seconds between two looks whether it is time to prepare one
 SETTLED = 2.0  # seconds after a role was adopted: a supervisor that was killed may be killed again
 SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
@@ -73,7 +73,7 @@ def part_of(run: Path, part: str) -> Path:
     return run / "parts" / part
 
 
-def written(run: Path) -> dict[str, Named]:
+def written(run: Path) -> dict[str, RoleRecord]:
     """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
     own, each rank of a trainer a name; parts on other machines have supervisors of their own."""
     places = [(name, roles_of(run), name) for name in ROLES]
@@ -82,7 +82,7 @@ def written(run: Path) -> dict[str, Named]:
     for part in sorted((run / "parts").glob("*")):
         places += [(f"{part.name}.{name}", roles_of(part), name) for name in ("supervisor", "keeper")]
         places += [(name, roles_of(part), name) for name in ROLES if name == part.name]
-    found: dict[str, Named] = {}
+    found: dict[str, RoleRecord] = {}
     for name, folder, role in places:
         read = adopted.read(folder, role)
         if read is not None and (name not in found or read.at > found[name].at):  # a trainer was here and there
@@ -150,7 +150,7 @@ def supervise(
 
 
 @dataclass(eq=False)
-class _Passed:
+class SignalRelay:
     """Who gets the signals that the supervisor gets, and whether there was one."""
 
     to: set[int] = field(default_factory=set)
@@ -179,7 +179,7 @@ class _Supervisor:
     """Consumes deaths. Produces living roles, until one of them says that the run is over."""
 
     def __init__(
-        self, run: Path, at: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: _Passed
+        self, run: Path, at: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: SignalRelay
     ):
         self.run, self.at, self.spares, self.passed = run, at, spares, passed
         self.roles = [_Role(name, argv) for name, argv in programs.items()]
@@ -256,7 +256,7 @@ class _Supervisor:
             if role.descriptor >= 0:
                 poll.register(role.descriptor, select.POLLIN)
         due = [role.again_at for role in self.roles if role.descriptor < 0]
-        due += [time.monotonic() + LOOK] if looks else []
+        due += [time.monotonic() + POLL_INTERVAL] if looks else []
         ended = {
             descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(due) - time.monotonic()) if due else None)
         }
@@ -273,7 +273,7 @@ class _Supervisor:
             self._quote(role, code)
             return
         self._judge(role)
-        if role.deaths > DEATHS_MOST or role.fruitless > FRUITLESS_MOST:
+        if role.deaths > MAX_DEATHS or role.fruitless > MAX_FRUITLESS:
             role.status = SAID
             times = max(role.deaths, role.fruitless)
             print(f"the {role.name} died {times} times in a row, last with {code}", file=sys.stderr)
@@ -281,7 +281,7 @@ class _Supervisor:
             return
         if code != OWNED:
             print(f"the {role.name} ended with {code}: it is started again, and goes on", file=sys.stderr)
-        pause = min(PAUSE_MOST, PAUSE * 2.0 ** (role.deaths - 1)) if role.deaths else 0.0
+        pause = min(MAX_PAUSE, PAUSE * 2.0 ** (role.deaths - 1)) if role.deaths else 0.0
         role.again_at = time.monotonic() + pause
 
     def _judge(self, role: _Role) -> None:
@@ -314,7 +314,7 @@ class _Supervisor:
             if role.spare is not None:
                 role.spare.kill()
                 role.spare.wait()
-        for number, patience in ((signal.SIGTERM, END_PATIENCE), (signal.SIGKILL, None)):
+        for number, patience in ((signal.SIGTERM, END_TIMEOUT), (signal.SIGKILL, None)):
             living = [role for role in self.roles if role.descriptor >= 0]
             for role in living:
                 with contextlib.suppress(ProcessLookupError):
@@ -355,22 +355,22 @@ def follow(run: Path) -> Iterator[bytes]:
                 yield chunk
             if not alive:
                 return
-            time.sleep(FOLLOW_EVERY)
+            time.sleep(FOLLOW_INTERVAL)
 
 
 def _write_down(run: Path, name: str, pid: int, *, log: str = "") -> None:
     last = adopted.read(roles_of(run), name)
     generation = 1 if last is None else last.generation + 1
     at = adopted.started(pid) or 0
-    role = Named(name=name, pid=pid, started=at, at=time.time(), generation=generation, log=log)
+    role = RoleRecord(name=name, pid=pid, started=at, at=time.time(), generation=generation, log=log)
     adopted.write(roles_of(run), role)
 
 
 @contextlib.contextmanager
-def _passed_on() -> Iterator[_Passed]:
+def _passed_on() -> Iterator[SignalRelay]:
     """What asks us to end asks the roles, by SIGTERM: they may have been started with SIGINT ignored. A terminal sends
     SIGINT to them by itself, but not to adopted ones."""
-    passed = _Passed()
+    passed = SignalRelay()
 
     def pass_on(number: int, _: object) -> None:
         passed.asked = True

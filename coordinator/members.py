@@ -20,8 +20,8 @@ from typing import Literal
 
 from coordinator.decide import lease
 from coordinator.decide.place import HostView
-from coordinator.forward import Upstream
-from coordinator.state import HostRow, State
+from coordinator.forward import HostConnection
+from coordinator.state import CoordinatorState, HostRow
 from sandbox.content.transfer import CHECKPOINT_ID
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
@@ -36,11 +36,11 @@ CHECKPOINTS = 100_000  # of which the host is remembered
 ANSWER = 30.0  # seconds for which a host that reports is waited for when it is asked what it has
 FOREVER = 1e9  # seconds
 NOWHERE = ""  # home of a sandbox that was removed, while a host that it left may still have it
-TokenFor = Callable[["Member"], Awaitable[str | None]]  # what a caller shows to a host
+TokenFor = Callable[["HostMember"], Awaitable[str | None]]  # what a caller shows to a host
 
 
 @dataclass
-class Place:
+class SandboxPlace:
     """Where a sandbox is. `row` makes it what :mod:`daemon.auth.visibility` looks through."""
 
     host: str
@@ -55,14 +55,14 @@ class Place:
         return self.origin != "" and (self.origin == checkpoint or (turn is not None and turn <= self.origin_turn))
 
 
-class Member:
+class HostMember:
     """One host."""
 
     def __init__(self, name: str, row: HostRow, ttl: float) -> None:
         self.name = name
         self.row = row
-        self.upstream = Upstream(row.address, token=row.token, ca=row.ca)
-        self.lease = lease.Lease(ttl)
+        self.upstream = HostConnection(row.address, token=row.token, ca=row.ca)
+        self.lease = lease.HostLease(ttl)
         self.report: HostReport | None = None
         self.asked_at = float("-inf")  # when that was asked for
         self.images: frozenset[str] = frozenset()  # names of files that its images are
@@ -130,7 +130,7 @@ class Member:
 class Members:
     """All hosts. Use from one event loop."""
 
-    def __init__(self, state: State, *, ttl: float = TTL, leasing: bool = False) -> None:
+    def __init__(self, state: CoordinatorState, *, ttl: float = TTL, leasing: bool = False) -> None:
         self.state = state
         self.ttl = ttl
         self.leasing = leasing  # whether sandboxes may go on elsewhere, so that hosts need leases
@@ -140,8 +140,8 @@ class Members:
         self.leaving: set[str] = set()  # those of them that are about to stand still, or do: no copies are made
         self.removing: Callable[[str], Awaitable[None]] | None = None  # told of each sandbox that is removed
         self.left: Callable[[str, str, str], None] | None = None  # told of one that left a host, and what stays
-        self.hosts: dict[str, Member] = {}
-        self.places: dict[str, Place] = {}
+        self.hosts: dict[str, HostMember] = {}
+        self.places: dict[str, SandboxPlace] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
         self._checkpoints: collections.OrderedDict[str, str] = collections.OrderedDict()  # id -> host
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -151,14 +151,14 @@ class Members:
 
     async def open(self) -> None:
         """Ask every known host once, and go on asking."""
-        self.hosts = {name: Member(name, row, self.ttl) for name, row in self.state.hosts.items()}
+        self.hosts = {name: HostMember(name, row, self.ttl) for name, row in self.state.hosts.items()}
         for member in self.hosts.values():  # a former coordinator may have granted a lease right before it died
             member.lease = lease.unknown(member.lease, time.monotonic())
         for id, copies in self.state.copies.items():
             newest = max(copies.values(), key=lambda copy: copy.number)
-            self.places[id] = Place(self.state.homes.get(id, newest.source), newest.sandbox, 0.0)
+            self.places[id] = SandboxPlace(self.state.homes.get(id, newest.source), newest.sandbox, 0.0)
         for id, move in self.state.moves.items():
-            self.places[id] = Place(move.source, move.sandbox, 0.0)
+            self.places[id] = SandboxPlace(move.source, move.sandbox, 0.0)
         await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
         for member in self.hosts.values():
             self._watch(member)
@@ -173,9 +173,9 @@ class Members:
         for member in self.hosts.values():
             await member.upstream.close()
 
-    async def add(self, name: str, row: HostRow) -> Member:
+    async def add(self, name: str, row: HostRow) -> HostMember:
         """Register a host, or change where it is reached. It must answer."""
-        member = Member(name, row, self.ttl)
+        member = HostMember(name, row, self.ttl)
         try:
             report = await member.ask()
         except BaseException:
@@ -191,7 +191,7 @@ class Members:
         self._watch(member)
         return member
 
-    async def change(self, name: str, *, draining: bool | None, labels: dict[str, str | None]) -> Member:
+    async def change(self, name: str, *, draining: bool | None, labels: dict[str, str | None]) -> HostMember:
         member = self.member(name)
         merged = {key: value for key, value in {**member.row.labels, **labels}.items() if value is not None}
         member.row.labels = merged
@@ -210,23 +210,23 @@ class Members:
             await member.upstream.call("POST", "/v1/host", HostReport, LeaseRequest(release=True))
         await member.upstream.close()
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> HostMember:
         if name not in self.hosts:
             raise NotFound(f"no such host: {name}", remedy="list those there are with `pagurus cluster ls`")
         return self.hosts[name]
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[HostMember]:
         return [member for member in self.hosts.values() if member.alive()]
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: HostMember) -> None:
         self._tasks[member.name] = asyncio.create_task(self._watching(member), name=f"reports of {member.name}")
 
-    async def _watching(self, member: Member) -> None:
+    async def _watching(self, member: HostMember) -> None:
         while True:
             await asyncio.sleep(self.ttl / 5)
             await self._ask(member)
 
-    async def _ask(self, member: Member) -> None:
+    async def _ask(self, member: HostMember) -> None:
         asked_at = time.monotonic()
         strays = self._strays(member)
         try:
@@ -246,7 +246,7 @@ class Members:
         async with self._changed:
             self._changed.notify_all()
 
-    def _take(self, member: Member, report: HostReport, asked_at: float) -> None:
+    def _take(self, member: HostMember, report: HostReport, asked_at: float) -> None:
         """What a host reported, where nothing newer is known."""
         now = time.monotonic()
         told = {each.id: each for each in report.sandboxes}
@@ -255,13 +255,13 @@ class Members:
             if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
                 continue
             if self.state.homes.get(id, member.name) == member.name and (known is None or known.host == member.name):
-                self.places[id] = Place(member.name, each, now) if known is None else replace(known, row=each)
+                self.places[id] = SandboxPlace(member.name, each, now) if known is None else replace(known, row=each)
         for id, known in list(self.places.items()):
             if known.host == member.name and id not in told and known.since < asked_at:
                 del self.places[id]
         self._gone = {id: when for id, when in self._gone.items() if when > now - 60}
 
-    def _strays(self, member: Member) -> list[str]:
+    def _strays(self, member: HostMember) -> list[str]:
         """Sandboxes that the host still has, though they went on elsewhere."""
         here = [] if member.report is None else [each.id for each in member.report.sandboxes]
         gone = (id for id, home in self.state.homes.items() if home != member.name and id not in self.moving)
@@ -287,7 +287,7 @@ class Members:
         return [member.info(counts[member.name]) for _, member in sorted(self.hosts.items())]
 
     @contextlib.contextmanager
-    def coming(self, member: Member, count: int = 1) -> Iterator[None]:
+    def coming(self, member: HostMember, count: int = 1) -> Iterator[None]:
         """Sandboxes are being made there meanwhile."""
         member.coming += count
         try:
@@ -298,7 +298,7 @@ class Members:
     # ----------------------------------------------------------------- finding
 
     def made(self, host: str, sandbox: HostedSandbox) -> None:
-        self.places[sandbox.id] = Place(host, sandbox, time.monotonic())
+        self.places[sandbox.id] = SandboxPlace(host, sandbox, time.monotonic())
 
     async def removed(self, sandbox: str) -> None:
         self.places.pop(sandbox, None)
@@ -312,7 +312,7 @@ class Members:
         if left:
             await self.state.put_home(sandbox, NOWHERE)
 
-    def _may_have(self, member: Member, sandbox: str) -> bool:
+    def _may_have(self, member: HostMember, sandbox: str) -> bool:
         """Whether a host has a sandbox that went on elsewhere: it tells so, or is silent."""
         if member.name == self.state.homes.get(sandbox):
             return False
@@ -347,13 +347,13 @@ class Members:
         return found
 
     async def _of(
-        self, checkpoint: str, asked: Iterable[Member], token: TokenFor
+        self, checkpoint: str, asked: Iterable[HostMember], token: TokenFor
     ) -> tuple[dict[str, CheckpointInfo], list[PagurusError]]:
         """What hosts say of it, and why others said nothing: whoever has it need not wait for these."""
         found: dict[str, CheckpointInfo] = {}
         troubles: list[PagurusError] = []
 
-        async def one(member: Member) -> None:
+        async def one(member: HostMember) -> None:
             path = f"/v1/checkpoints/{part(checkpoint)}"
             try:
                 async with answering(member):
@@ -372,7 +372,7 @@ class Members:
 
 
 @contextlib.asynccontextmanager
-async def answering(member: Member) -> AsyncIterator[None]:
+async def answering(member: HostMember) -> AsyncIterator[None]:
     """A host is asked within. Raises Timeout, which names it, where it says nothing for long."""
     try:
         async with asyncio.timeout(ANSWER):

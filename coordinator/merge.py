@@ -55,10 +55,10 @@ def exposition(texts: Mapping[str, str], counters: Mapping[str, tuple[str, float
     for name, (what, count) in counters.items():
         families[name] = CounterMetricFamily(name, what, value=count)
 
-    class Collected:
+    class MergedCollection:
         def collect(self) -> Iterable[Metric]:
             return families.values()
 
     registry = CollectorRegistry()
-    registry.register(Collected())  # type: ignore[arg-type]
+    registry.register(MergedCollection())  # type: ignore[arg-type]
     return generate_latest(registry)

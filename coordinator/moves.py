@@ -27,22 +27,22 @@ import msgspec
 
 from coordinator.copies import Copies
 from coordinator.decide import lease, replicate
-from coordinator.decide.replicate import Copy
+from coordinator.decide.replicate import CopyAction
 from coordinator.failover import arrival, arrive
-from coordinator.forward import Upstream
-from coordinator.members import Members, Place
+from coordinator.forward import HostConnection
+from coordinator.members import Members, SandboxPlace
 from coordinator.state import MoveRow
 from sandbox.errors import Conflict, NotFound, PagurusError, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, Held, HoldRequest, Left, Moved
+from sandbox.messages.cluster import ArriveRequest, HeldSandbox, HoldRequest, Left, MoveResult
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
-LOOK = 0.5  # seconds between two looks at moves that were cut short
-PATIENCE = 120.0  # seconds for a step of a move
+POLL_INTERVAL = 0.5  # seconds between two looks at moves that were cut short
+TIMEOUT = 120.0  # seconds for a step of a move
 PAUSE = 25.0  # seconds for which calls wait; then it goes on where it was. Answers that wait for copies wait longer
-UNUSED_LOOK = 0.02  # seconds between two looks whether calls on a sandbox have ended
+UNUSED_POLL_INTERVAL = 0.02  # seconds between two looks whether calls on a sandbox have ended
 UNUSED = 5.0  # seconds for which a move waits until no call on the sandbox is under way
 UNUSED_UNASKED = 20.0  # likewise of one that nobody asked for, which then does not take place
 
@@ -89,9 +89,9 @@ class Moves:
         while True:
             for sandbox in self._state.moves.keys() - self._under_way:
                 await self._try_to_settle(sandbox)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
-    async def move(self, sandbox: str, host: str, *, unasked: bool = False) -> Moved:
+    async def move(self, sandbox: str, host: str, *, unasked: bool = False) -> MoveResult:
         """Let it go on at another host. `unasked`: unless somebody uses it."""
         known = self.members.places.get(sandbox)
         if known is None:
@@ -99,7 +99,7 @@ class Moves:
         if sandbox in self.members.moving:
             raise Conflict("it is being moved", sandbox=sandbox)
         if known.host == host:
-            return Moved(sandbox=sandbox, host=host, pause_ms=0.0)
+            return MoveResult(sandbox=sandbox, host=host, pause_ms=0.0)
         self.members.moving.add(sandbox)
         self._under_way.add(sandbox)
         try:
@@ -119,7 +119,7 @@ class Moves:
             if sandbox not in self._state.moves:
                 self._let_go(sandbox)
         pause = sum(clock.parts_ms.values())
-        return Moved(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size, parts_ms=clock.parts_ms)
+        return MoveResult(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size, parts_ms=clock.parts_ms)
 
     # ----------------------------------------------------------------- while it runs
 
@@ -143,18 +143,18 @@ class Moves:
             checkpoint = await self._upstream(source).call("POST", path, CheckpointInfo, wanted, keyed=True)
             began = time.monotonic()
             base = self._base(sandbox, host)
-            size += await self.copies.make(Copy(sandbox, checkpoint.id, source, host, base=base))
+            size += await self.copies.make(CopyAction(sandbox, checkpoint.id, source, host, base=base))
             took.append(time.monotonic() - began)
         return size
 
-    async def _prepare(self, known: Place, base: str, host: str) -> None:
+    async def _prepare(self, known: SandboxPlace, base: str, host: str) -> None:
         wanted = arrival(known.row)
         wanted.ahead = True
         there = f"/v1/checkpoints/{part(base)}/arrive"
         here = f"/v1/sandboxes/{known.row.id}/hold"
-        await self._upstream(host).call("POST", there, SandboxInfo, wanted, timeout=PATIENCE)
+        await self._upstream(host).call("POST", there, SandboxInfo, wanted, timeout=TIMEOUT)
         hold = HoldRequest(since=base)
-        await self._upstream(known.host).call("PUT", here, msgspec.Raw, hold, timeout=PATIENCE)
+        await self._upstream(known.host).call("PUT", here, msgspec.Raw, hold, timeout=TIMEOUT)
 
     async def _unused(self, sandbox: str, *, unasked: bool) -> None:
         """Until no call on it is under way. Raises Conflict where one always is, and nobody asked for the move."""
@@ -164,11 +164,11 @@ class Moves:
                 if unasked:
                     raise Conflict("it is in use", remedy="wait until nothing is asked of it", sandbox=sandbox)
                 return
-            await asyncio.sleep(UNUSED_LOOK)
+            await asyncio.sleep(UNUSED_POLL_INTERVAL)
 
     # ----------------------------------------------------------------- while calls wait
 
-    async def _switch(self, known: Place, base: str, host: str, clock: _Clock) -> int:
+    async def _switch(self, known: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
         """From one host to the other; the bytes that were copied."""
         self._waits[known.row.id] = asyncio.Event()
         try:
@@ -183,9 +183,11 @@ class Moves:
         self._go_on(known.row.id)
         return size
 
-    async def _carried(self, known: Place, base: str, host: str, clock: _Clock) -> int:
+    async def _carried(self, known: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
         row = known.row
-        held = await self._upstream(known.host).call("POST", f"/v1/sandboxes/{row.id}/hold", Held, timeout=PATIENCE)
+        held = await self._upstream(known.host).call(
+            "POST", f"/v1/sandboxes/{row.id}/hold", HeldSandbox, timeout=TIMEOUT
+        )
         clock.passed("hold")
         size, _ = await asyncio.gather(
             self.copies.rest(known.host, host, held.checkpoint, base, row.id),
@@ -217,7 +219,7 @@ class Moves:
             await self._back(sandbox, move)
         else:
             path = f"/v1/checkpoints/{part(info.head or '')}?wait=durable&timeout=60"
-            head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=PATIENCE)
+            head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=TIMEOUT)
             if head.durable_at is None:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
             await self._state.went_on(sandbox, move.target)
@@ -228,7 +230,7 @@ class Moves:
             if move.source in self.members.hosts and not self._over(move.source):
                 with contextlib.suppress(NotFound):
                     path = f"/v1/sandboxes/{sandbox}/left"
-                    left = await self._upstream(move.source).call("POST", path, Left, timeout=PATIENCE)
+                    left = await self._upstream(move.source).call("POST", path, Left, timeout=TIMEOUT)
                     self.members.has_left(sandbox, move.source)
                     last, state = self._last.get(sandbox, ("", None))
                     newest = state if left.checkpoint == last else None
@@ -245,7 +247,7 @@ class Moves:
         for _ in range(2):  # what is on its way there has an end before the second look
             with contextlib.suppress(NotFound):
                 return await self._upstream(host).call("GET", f"/v1/sandboxes/{sandbox}", SandboxInfo)
-            await self._upstream(host).call("DELETE", f"/v1/arrivals/{sandbox}", msgspec.Raw, timeout=PATIENCE)
+            await self._upstream(host).call("DELETE", f"/v1/arrivals/{sandbox}", msgspec.Raw, timeout=TIMEOUT)
         return None
 
     async def _back(self, sandbox: str, move: MoveRow) -> None:
@@ -259,7 +261,7 @@ class Moves:
                 await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}/hold", msgspec.Raw)
         if been:  # what it has done at the other host has not taken place
             row = move.sandbox
-            self.members.places[sandbox] = Place(
+            self.members.places[sandbox] = SandboxPlace(
                 move.source, row, time.monotonic(), origin=row.head, origin_turn=row.turn
             )
 
@@ -267,7 +269,7 @@ class Moves:
         """Whether a host surely acts no more."""
         return lease.over(self.members.member(host).lease, time.monotonic())
 
-    def _upstream(self, host: str) -> Upstream:
+    def _upstream(self, host: str) -> HostConnection:
         return self.members.member(host).upstream
 
 

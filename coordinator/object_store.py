@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.decide import replicate
-from sandbox.content.joined import Checked, joined
+from sandbox.content.joined import StreamChecker, joined
 from sandbox.content.transfer import CHECKPOINT_ID, SANDBOX_ID
 from sandbox.errors import Invalid, NoDaemon, NotFound, Protocol, Unsupported
 
@@ -34,7 +34,7 @@ PART = 4 << 20  # bytes read at a time; what is smaller is sent in one request
 
 
 @dataclass(frozen=True)
-class Link:
+class StoredObject:
     """One object."""
 
     number: int
@@ -46,14 +46,14 @@ class Link:
         return f"{sandbox}/{self.number:08d}-{'whole' if self.whole else 'since'}-{self.checkpoint}"
 
     @classmethod
-    def of(cls, path: str, size: int) -> Link | None:
+    def of(cls, path: str, size: int) -> StoredObject | None:
         """None: it is somebody else's."""
         found = NAME.fullmatch(path.rpartition("/")[2])
         return None if found is None else cls(int(found[1]), found[2] == "whole", found[3], size)
 
 
 class ObjectStore:
-    """A :class:`coordinator.holders.Holder`. One coordinator writes to it."""
+    """A :class:`coordinator.holders.CopyHolder`. One coordinator writes to it."""
 
     def __init__(self, url: str) -> None:
         """`url`: a directory, or ``s3://BUCKET/PREFIX``. Raises Invalid, Unsupported."""
@@ -75,7 +75,7 @@ class ObjectStore:
                 raise Invalid(f"{url} is no store", remedy="give a directory, or s3://BUCKET/PREFIX")
         except (obstore.exceptions.BaseError, ValueError, OSError) as error:
             raise Invalid(f"{url}: {_first(error)}", remedy="see AWS_* in docs/cluster.md") from error
-        self._links: dict[str, list[Link]] = {}
+        self._links: dict[str, list[StoredObject]] = {}
 
     # ----------------------------------------------------------------- as a holder
 
@@ -85,7 +85,7 @@ class ObjectStore:
         links = await self._listed(sandbox)
         chain = _upto(links, since) if since else []
         await self._remove(sandbox, [each for each in links if chain and each not in chain])  # what nobody came to name
-        await self._put(sandbox, Link(links[-1].number + 1 if links else 1, not since, checkpoint), stream)
+        await self._put(sandbox, StoredObject(links[-1].number + 1 if links else 1, not since, checkpoint), stream)
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
         links = await self._listed(sandbox)
@@ -105,8 +105,8 @@ class ObjectStore:
 
     # ----------------------------------------------------------------- objects
 
-    async def _put(self, sandbox: str, link: Link, stream: AsyncIterator[bytes]) -> None:
-        size, checked = 0, Checked()
+    async def _put(self, sandbox: str, link: StoredObject, stream: AsyncIterator[bytes]) -> None:
+        size, checked = 0, StreamChecker()
 
         async def whole() -> AsyncIterator[bytes]:
             nonlocal size
@@ -124,11 +124,11 @@ class ObjectStore:
             await self._obstore.put_async(self._store, path, data)
             if self.directory is not None:
                 await asyncio.to_thread(_sync, self.directory / path)
-        self._links.setdefault(sandbox, []).append(Link(link.number, link.whole, link.checkpoint, size))
+        self._links.setdefault(sandbox, []).append(StoredObject(link.number, link.whole, link.checkpoint, size))
 
-    async def _join(self, sandbox: str, chain: Sequence[Link]) -> None:
+    async def _join(self, sandbox: str, chain: Sequence[StoredObject]) -> None:
         """One object instead of many: most of what they hold is not needed any more. Damaged ones go."""
-        whole = Link(chain[-1].number + 1, True, chain[-1].checkpoint)
+        whole = StoredObject(chain[-1].number + 1, True, chain[-1].checkpoint)
         try:
             async with self.given(sandbox, whole.checkpoint, "") as stream:
                 await self._put(sandbox, whole, stream)
@@ -137,7 +137,7 @@ class ObjectStore:
             raise NotFound(f"{sandbox} is damaged in the store, and is copied whole: {error}") from error
         await self._remove(sandbox, chain)
 
-    async def _remove(self, sandbox: str, doomed: Sequence[Link]) -> None:
+    async def _remove(self, sandbox: str, doomed: Sequence[StoredObject]) -> None:
         """The newest first: what is left has all that it builds upon."""
         with self._told():
             for each in sorted(doomed, key=lambda each: -each.number):
@@ -145,11 +145,11 @@ class ObjectStore:
                     await self._obstore.delete_async(self._store, each.path(sandbox))
         self._links[sandbox] = [each for each in self._links[sandbox] if each not in doomed]
 
-    async def _listed(self, sandbox: str) -> list[Link]:
+    async def _listed(self, sandbox: str) -> list[StoredObject]:
         if sandbox not in self._links:
             with self._told():
                 found = await self._obstore.list(self._store, sandbox).collect_async()
-            links = filter(None, (Link.of(each["path"], each["size"]) for each in found))
+            links = filter(None, (StoredObject.of(each["path"], each["size"]) for each in found))
             self._links[sandbox] = sorted(links, key=lambda link: link.number)
         return self._links[sandbox]
 
@@ -170,7 +170,7 @@ class ObjectStore:
             raise NoDaemon(f"the store does not answer: {_first(error)}") from error
 
 
-def _upto(links: Sequence[Link], checkpoint: str) -> list[Link]:
+def _upto(links: Sequence[StoredObject], checkpoint: str) -> list[StoredObject]:
     """The objects that make up a state, the oldest first. Raises NotFound."""
     last = max((at for at, each in enumerate(links) if each.checkpoint == checkpoint), default=-1)
     chain = _chain(links[: last + 1])
@@ -179,7 +179,7 @@ def _upto(links: Sequence[Link], checkpoint: str) -> list[Link]:
     return chain
 
 
-def _chain(links: Sequence[Link]) -> list[Link]:
+def _chain(links: Sequence[StoredObject]) -> list[StoredObject]:
     """From the last whole one on."""
     start = max((at for at, each in enumerate(links) if each.whole), default=len(links))
     return list(links[start:])

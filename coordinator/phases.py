@@ -23,19 +23,19 @@ from typing import Annotated, Literal
 import msgspec
 
 from coordinator.decide import multiplex
-from coordinator.decide.multiplex import Group, Job, Member, Prices
-from coordinator.decide.turns import Turn, TurnsView, due
+from coordinator.decide.multiplex import GroupMember, JobGroup, Prices, SharedJob
+from coordinator.decide.turns import MachineSlot, TurnsView, due
 from coordinator.jobs.keeper import parse_needs
-from coordinator.state import State
+from coordinator.state import CoordinatorState
 from sandbox.errors import Invalid, TooMany, Unsupported
 from sandbox.messages.cluster import PastPhase, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
 GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
-LOOK = 1.0  # seconds between two looks for silent jobs
+POLL_INTERVAL = 1.0  # seconds between two looks for silent jobs
 SEATS = 64  # jobs of one owner that take turns, or wait for room
-PAST_MOST = 10_000  # phases that are told at once
+MAX_PAST = 10_000  # phases that are told at once
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
 PAST = """SELECT job, phase, party, machines, asked, begun, ended, silent FROM phases WHERE machines IS NOT NULL
     ORDER BY begun DESC LIMIT ?"""
@@ -48,7 +48,7 @@ NO_ROOM = "the machines have no room for it beside those that share them"
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SharedCapacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What there is to share, as `--share` says."""
 
     rollout: Amount = 0  # machines
@@ -69,10 +69,10 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return rollout * self.rollout_price + train * self.train_price
 
 
-class Seat(msgspec.Struct, kw_only=True):
+class JobSlot(msgspec.Struct, kw_only=True):
     """A job, and the phase that it asked for last. Phase ``2 n`` is rollout n, ``2 n + 1`` is training n."""
 
-    job: Job
+    job: SharedJob
     number: int  # the order in which jobs came
     phase: int
     shift: int = 0  # rounds of the group when it came, less its own number then
@@ -102,15 +102,20 @@ class Seat(msgspec.Struct, kw_only=True):
         return list(self.nodes if self.kind == "rollout" else range(self.job.train_nodes))
 
 
-class Phases:
+class PhaseScheduler:
     """``answer = await phases.ask(ask)``. From one event loop."""
 
     def __init__(
-        self, state: State, shared: Shared, *, ttl: float = TTL, clock: Callable[[], float] = time.monotonic
+        self,
+        state: CoordinatorState,
+        shared: SharedCapacity,
+        *,
+        ttl: float = TTL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shared, self.ttl = shared, ttl
         self._state, self._clock = state, clock
-        rows = [msgspec.msgpack.decode(row, type=Seat) for row in state.seats.values()]
+        rows = [msgspec.msgpack.decode(row, type=JobSlot) for row in state.seats.values()]
         self.seats = {seat.job.name: seat for seat in sorted(rows, key=lambda seat: seat.number)}
         self._heard = dict.fromkeys(self.seats, clock())  # nobody could be heard while there was no coordinator
         self._left: dict[str, tuple[int, float]] = {}  # the last phase of who has left; until when that is asked for
@@ -121,7 +126,7 @@ class Phases:
     async def run(self) -> None:
         """Passes over who is silent, for as long as the coordinator lives."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
             await self.look()
 
     async def look(self) -> None:
@@ -172,7 +177,7 @@ class Phases:
         self._begin()
         await self._tell()
 
-    def _remove(self, seat: Seat) -> None:
+    def _remove(self, seat: JobSlot) -> None:
         job = seat.job.name
         self._end(seat)
         del self.seats[job], self._heard[job]
@@ -195,7 +200,7 @@ class Phases:
             info.rollout_hours, info.train_hours, info.cost = rollout, train, self.shared.cost(rollout, train)
         return found
 
-    def _info(self, seat: Seat) -> PhaseInfo:
+    def _info(self, seat: JobSlot) -> PhaseInfo:
         return PhaseInfo(
             job=seat.job.name,
             kind=seat.kind,
@@ -232,7 +237,7 @@ class Phases:
                 ended=ended,
                 silent=silent,
             )
-            for job, phase, party, machines, asked, begun, ended, silent in await self._state.read(PAST, (PAST_MOST,))
+            for job, phase, party, machines, asked, begun, ended, silent in await self._state.read(PAST, (MAX_PAST,))
         ]
 
     # ----------------------------------------------------------------- turns
@@ -264,19 +269,19 @@ class Phases:
                     self._decided.append((view, begins))
 
     @staticmethod
-    def _view(members: Iterable[Seat], kind: PhaseKind) -> TurnsView:
+    def _view(members: Iterable[JobSlot], kind: PhaseKind) -> TurnsView:
         """Without jobs that are silent."""
-        turns, busy = list[Turn](), list[int]()
+        turns, busy = list[MachineSlot](), list[int]()
         for seat in members:
             if seat.state == "lost":
                 continue
             asks = seat.state == "waiting" and seat.kind == kind
-            turns.append(Turn(seat.job.name, seat.round(kind), seat.number, seat.machines(kind), asks))
+            turns.append(MachineSlot(seat.job.name, seat.round(kind), seat.number, seat.machines(kind), asks))
             if seat.state == "begun" and seat.kind == kind:
                 busy += seat.machines(kind)
         return TurnsView(turns=turns, busy=sorted(busy))
 
-    def _next(self, seat: Seat, phase: int) -> None:
+    def _next(self, seat: JobSlot, phase: int) -> None:
         """It asks for this phase. One that was passed over goes on in the round in which the others are, maybe by
         another turn for the same phase."""
         if phase > seat.phase:
@@ -289,28 +294,28 @@ class Phases:
             seat.shift = max(seat.shift, self._round(seat) - phase // 2)
         self._keep(seat)
 
-    def _end(self, seat: Seat, *, silent: float = 0.0) -> None:
+    def _end(self, seat: JobSlot, *, silent: float = 0.0) -> None:
         """One that was passed over ended then: others have its machines since."""
         if seat.state == "begun":
             change = "UPDATE phases SET ended = ?, silent = ? WHERE job = ? AND phase = ?"
             self._pending.append((change, (time.time(), silent, seat.job.name, seat.phase)))
 
-    def _round(self, but: Seat) -> int:
+    def _round(self, but: JobSlot) -> int:
         """Whose end the others of its group have not reached yet: who comes now is the last in it."""
         others = [each for each in self._members(but.group) if each is not but and each.state != "lost"]
         return max((each.round("rollout") - 1 for each in others), default=0)
 
     # ----------------------------------------------------------------- groups
 
-    def _seat(self, ask: PhaseAsk, phase: int) -> Seat:
+    def _seat(self, ask: PhaseAsk, phase: int) -> JobSlot:
         seat = self.seats.get(ask.job)
         if seat is None:
             owner = _owner(ask.job)
             if sum(_owner(name) == owner for name in self.seats) >= SEATS:
                 raise TooMany(f"{SEATS} jobs of this owner take turns, or wait for room", remedy="wait until one ends")
-            job = msgspec.convert({"name": ask.job, **msgspec.structs.asdict(ask.shape)}, Job)
+            job = msgspec.convert({"name": ask.job, **msgspec.structs.asdict(ask.shape)}, SharedJob)
             number = max((each.number for each in self.seats.values()), default=-1) + 1
-            seat = self.seats[ask.job] = Seat(job=job, number=number, phase=phase, asked=time.time())
+            seat = self.seats[ask.job] = JobSlot(job=job, number=number, phase=phase, asked=time.time())
             self._pending.append(("DELETE FROM phases WHERE job = ?", (ask.job,)))  # of when it was here before
             self._keep(seat)
             self._place()
@@ -337,26 +342,26 @@ class Phases:
             seat.shift = self._round(seat) - seat.phase // 2
             self._regroup(found.group)
 
-    def _regroup(self, group: Group | None) -> None:
+    def _regroup(self, group: JobGroup | None) -> None:
         for member in () if group is None else group.members:
             seat = self.seats[member.job.name]
             seat.nodes = member.nodes
             self._keep(seat)
 
-    def _members(self, group: int | None, *more: Seat) -> list[Seat]:
+    def _members(self, group: int | None, *more: JobSlot) -> list[JobSlot]:
         found = [seat for seat in self.seats.values() if seat.group == group and group is not None]
         return sorted([*found, *more], key=lambda seat: seat.number)
 
     @staticmethod
-    def _group(members: Iterable[Seat]) -> Group:
+    def _group(members: Iterable[JobSlot]) -> JobGroup:
         seats = list(members)
-        return Group(
-            members=tuple(Member(seat.job, seat.nodes) for seat in seats),
+        return JobGroup(
+            members=tuple(GroupMember(seat.job, seat.nodes) for seat in seats),
             rollout_nodes=1 + max((node for seat in seats for node in seat.nodes), default=-1),
             train_nodes=max((seat.job.train_nodes for seat in seats), default=0),
         )
 
-    def _why(self, seat: Seat) -> str:
+    def _why(self, seat: JobSlot) -> str:
         if seat.group is None:
             return NO_ROOM
         for each in self._members(seat.group):
@@ -367,7 +372,7 @@ class Phases:
 
     # ----------------------------------------------------------------- books
 
-    def _keep(self, seat: Seat) -> None:
+    def _keep(self, seat: JobSlot) -> None:
         row = msgspec.msgpack.encode(seat)
         self._pending.append(("INSERT OR REPLACE INTO seats VALUES (?, ?)", (seat.job.name, row)))
 
@@ -401,9 +406,9 @@ def _owner(job: str) -> str:
     return job.partition(":")[0] if ":" in job else ""
 
 
-def parse_share(text: str | None) -> Shared:
+def parse_share(text: str | None) -> SharedCapacity:
     """Of ``rollout=1,train=1``, also ``rollout_gb`` and ``train_gb``. Raises Invalid."""
     try:
-        return Shared() if text is None else msgspec.convert(parse_needs(text), Shared)
+        return SharedCapacity() if text is None else msgspec.convert(parse_needs(text), SharedCapacity)
     except msgspec.ValidationError as error:
         raise Invalid(f"--share {text}: {error}", remedy="write it like rollout=1,train=1") from None

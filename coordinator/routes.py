@@ -19,17 +19,17 @@ from coordinator.callers import Callers
 from coordinator.calls import Calls
 from coordinator.copies import Copies
 from coordinator.decide import place
-from coordinator.decide.place import Wanted
-from coordinator.forward import MEMORY, Answer, passed_on, relay, while_there
+from coordinator.decide.place import PlacementRequest
+from coordinator.forward import MEMORY, HostResponse, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
-from coordinator.members import Member, Members, answering
+from coordinator.members import HostMember, Members, answering
 from coordinator.moves import Moves
-from coordinator.phases import Phases
+from coordinator.phases import PhaseScheduler
 from coordinator.state import HostRow
 from coordinator.wire import body, raw, refusal, reply
 from daemon.auth import access
 from daemon.auth.access import CALLER
-from daemon.auth.pace import Pace
+from daemon.auth.pace import TokenRateLimits
 from daemon.auth.shares import Shares, memory_part
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
 from sandbox.messages.cluster import (
@@ -53,7 +53,7 @@ class Routes:
     """Handlers of one coordinator."""
 
     def __init__(
-        self, members: Members, callers: Callers, copies: Copies, moves: Moves, jobs: Jobs, phases: Phases
+        self, members: Members, callers: Callers, copies: Copies, moves: Moves, jobs: Jobs, phases: PhaseScheduler
     ) -> None:
         self.members = members
         self.copies = copies
@@ -62,7 +62,7 @@ class Routes:
         self.callers = callers
         self.moves = moves
         self.calls = Calls(members, callers, copies, moves)
-        self._pace = Pace()
+        self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
 
     def application(self) -> web.Application:
@@ -149,13 +149,13 @@ class Routes:
 
     # ----------------------------------------------------------------- of all hosts
 
-    async def _ask_all(self, request: web.Request) -> dict[str, Answer]:
+    async def _ask_all(self, request: web.Request) -> dict[str, HostResponse]:
         """What each living host answers. Raises the first refusal."""
         data = await raw(request) or None
         headers = {**passed_on(request.headers), "Accept": MSGPACK}
         headers.pop("Content-Length", None)
 
-        async def one(member: Member) -> Answer:
+        async def one(member: HostMember) -> HostResponse:
             async with answering(member) if request.method == "GET" else contextlib.nullcontext():
                 token = await self.callers.token(member)
                 return await member.upstream.whole(request.method, request.path_qs, headers, data, token)
@@ -195,7 +195,7 @@ class Routes:
     # ----------------------------------------------------------------- of one host
 
     def _no_host(self) -> PagurusError:
-        why = place.refusals(self.members.views(), Wanted())
+        why = place.refusals(self.members.views(), PlacementRequest())
         return NoSpace(f"no host can take it: {why}", remedy="pagurus cluster add, or see `pagurus cluster ls`")
 
     async def _any(self, request: web.Request) -> web.StreamResponse:
@@ -205,12 +205,12 @@ class Routes:
 
     async def _best(self, request: web.Request) -> web.StreamResponse:
         """Whatever comes in is for the host that has most room."""
-        order = place.ranked(self.members.views(), Wanted())
+        order = place.ranked(self.members.views(), PlacementRequest())
         if not order:
             raise self._no_host()
         return await self._pass(request, self.members.member(order[0]))
 
-    async def _pass(self, request: web.Request, member: Member) -> web.StreamResponse:
+    async def _pass(self, request: web.Request, member: HostMember) -> web.StreamResponse:
         data = request.content if request.body_exists else None
         token = await self.callers.token(member)
         headers = passed_on(request.headers)

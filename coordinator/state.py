@@ -19,9 +19,9 @@ import msgspec
 
 from coordinator.decide.replicate import STORE
 from sandbox import private
-from sandbox.database import Writer, connect
+from sandbox.database import WriterThread, connect
 from sandbox.errors import NoSpace, PagurusError
-from sandbox.messages.cluster import Conversation, HostedSandbox, HostRequest
+from sandbox.messages.cluster import ConversationExport, HostedSandbox, HostRequest
 
 T = TypeVar("T")
 VERSION = 1
@@ -73,7 +73,7 @@ class CopyRow(msgspec.Struct, kw_only=True):
     source: str  # where the sandbox runs
     sandbox: HostedSandbox
     programs: dict[str, Any] = {}  # sessions and processes, as its host told them
-    conversation: Conversation = msgspec.field(default_factory=Conversation)  # with its model
+    conversation: ConversationExport = msgspec.field(default_factory=ConversationExport)  # with its model
     number: int = 0  # newer ones have larger ones
     old: bool = False  # older than what was told since: nothing but the next copy builds upon it
 
@@ -106,7 +106,7 @@ def _put(rows: dict[str, T], key: str, row: T | None) -> None:
         rows[key] = row
 
 
-class State:
+class CoordinatorState:
     """The file at `path`. Reads at the start; one coordinator owns it."""
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +132,7 @@ class State:
         self.moves = {name: msgspec.msgpack.decode(row, type=MoveRow) for name, row in rows}
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
         self._until_pruned = self._calls_since = self._answers_since = 0
-        self._writer = Writer(database, "the coordinator's state")
+        self._writer = WriterThread(database, "the coordinator's state")
 
     @staticmethod
     def _forget_old(database: sqlite3.Connection) -> None:

@@ -17,9 +17,9 @@ from sandbox.sdk.transport import MSGPACK
 log = logging.getLogger("pagurus.cluster")
 T = TypeVar("T")
 RAW = web.RequestKey("raw", bytes)
-BODY_MOST = 64 << 20  # bytes of a call that is held here: a command with its stdin. Others pass by
-STRUCT_MOST = 4 << 20  # bytes of what is decoded here
-PATIENCE = 30.0  # seconds without a byte after which a sender is given up
+MAX_BODY = 64 << 20  # bytes of a call that is held here: a command with its stdin. Others pass by
+MAX_STRUCT = 4 << 20  # bytes of what is decoded here
+TIMEOUT = 30.0  # seconds without a byte after which a sender is given up
 
 
 def reply(request: web.Request, value: object, status: int = 200) -> web.Response:
@@ -41,7 +41,7 @@ def refusal(request: web.Request, error: Exception) -> web.Response:
     return answer
 
 
-async def raw(request: web.Request, most: int = BODY_MOST) -> bytes:
+async def raw(request: web.Request, most: int = MAX_BODY) -> bytes:
     """The whole body, which the call holds. Raises TooMany where the calls of its owner hold too much."""
     if RAW not in request:
         memory, found = MEMORY.get(), bytearray()
@@ -57,17 +57,17 @@ async def raw(request: web.Request, most: int = BODY_MOST) -> bytes:
 
 async def _part(request: web.Request) -> bytes:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await request.content.readany()
     except TimeoutError:
-        raise Timeout(f"no byte of the body came for {PATIENCE:g} s") from None
+        raise Timeout(f"no byte of the body came for {TIMEOUT:g} s") from None
     except web.RequestPayloadError as error:
         raise Invalid(f"the body cannot be read: {error}") from None
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
     """The decoded body. Raises Invalid."""
-    data = await raw(request, STRUCT_MOST)
+    data = await raw(request, MAX_STRUCT)
     try:
         if request.content_type == MSGPACK:
             return msgspec.msgpack.decode(data, type=kind)

@@ -24,7 +24,7 @@ from daemon import config, listener, logs
 from daemon.api import application
 from daemon.api.idempotency import Answers
 from daemon.auth import tls
-from daemon.config import Config
+from daemon.config import DaemonConfig
 from daemon.host.host import Host
 from daemon.listener import Listeners
 from daemon.notify import notify
@@ -43,7 +43,7 @@ SWITCH = 0.0001  # seconds after which a thread that computes lets the event loo
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 
 
-async def serve(options: Config, *, ready: Callable[[Host], None] | None = None) -> None:
+async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None = None) -> None:
     """Run the daemon until a signal asks it to end."""
     from daemon.startup import close_host, open_host
 
@@ -96,7 +96,7 @@ def farewell(living: int) -> str:
     )
 
 
-def _sockets(options: Config) -> list[socket.socket]:
+def _sockets(options: DaemonConfig) -> list[socket.socket]:
     """Those that systemd passed, and those that the options ask for beside them."""
     sockets = listener.inherited()
     families = {each.family for each in sockets}
@@ -109,7 +109,7 @@ def _sockets(options: Config) -> list[socket.socket]:
     return sockets
 
 
-def _tls(options: Config) -> ssl.SSLContext | None:
+def _tls(options: DaemonConfig) -> ssl.SSLContext | None:
     if options.tls_cert is not None and options.tls_key is not None:
         return tls.context(options.tls_cert, options.tls_key)
     if not options.tls_self_signed or options.address is None:

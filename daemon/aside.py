@@ -31,17 +31,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from daemon.checkpoints.queue import CheckpointQueue
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.container.cgroup import step_aside
 from sandbox.errors import PagurusError, TooMany
 
 T = TypeVar("T")
 
 AT_ONCE = 2  # processes
-QUEUED_MOST = 32  # jobs of one sandbox that wait
-PATIENCE = 60.0  # seconds after which a job is overdue in the queue
+MAX_QUEUED = 32  # jobs of one sandbox that wait
+TIMEOUT = 60.0  # seconds after which a job is overdue in the queue
 IDLE = 60.0  # seconds after which a process without work ends
-MEMORY_MOST = 4 << 30  # bytes of each process
+MAX_MEMORY = 4 << 30  # bytes of each process
 LENGTH = 8  # bytes
 NICE = 10
 _IOPRIO_SET, _IOPRIO_PROCESS, _IOPRIO_LOWEST = 251, 1, (2 << 13) | 7
@@ -52,7 +52,7 @@ class Aside:
 
     def __init__(self, queue: CheckpointQueue) -> None:
         self._queue = queue
-        self._idle: list[_Process] = []
+        self._idle: list[WorkerProcess] = []
         self._waiting: dict[str, int] = {}
         self._closed = False
 
@@ -65,15 +65,15 @@ class Aside:
 
     async def within(self, work: Callable[[], Awaitable[T]], *, sandbox: str, owner: str = "") -> T:
         """Likewise for `work`, which has a slot meanwhile: what it holds, others of its kind do not hold as well."""
-        if self._waiting.get(sandbox, 0) >= QUEUED_MOST:
+        if self._waiting.get(sandbox, 0) >= MAX_QUEUED:
             raise TooMany(
-                f"{QUEUED_MOST} requests that read whole trees wait for this sandbox", remedy="wait for their answers"
+                f"{MAX_QUEUED} requests that read whole trees wait for this sandbox", remedy="wait for their answers"
             )
         ticket = self._queue.submit(
-            Stage.READ,
+            CheckpointStage.READ,
             sandbox=sandbox,
             owner=owner,
-            deadline=self._queue.now() + PATIENCE,
+            deadline=self._queue.now() + TIMEOUT,
             work=work,
             waited=True,
         )
@@ -90,7 +90,7 @@ class Aside:
 
     async def do(self, function: Callable[..., T], *arguments: Any) -> T:
         """As `run`, for who has a slot already."""
-        process = self._idle.pop() if self._idle else await _Process.start()
+        process = self._idle.pop() if self._idle else await WorkerProcess.start()
         with contextlib.ExitStack() as undo:
             undo.callback(process.kill)  # cancelled, or it died: never used again
             known, value = await process.call((function, arguments))
@@ -104,7 +104,7 @@ class Aside:
             return value  # type: ignore[no-any-return]
         raise value
 
-    def _retire(self, process: _Process, calls: int) -> None:
+    def _retire(self, process: WorkerProcess, calls: int) -> None:
         """End it unless it was called since."""
         if process in self._idle and process.calls == calls:
             self._idle.remove(process)
@@ -118,7 +118,7 @@ class Aside:
         self._idle.clear()
 
 
-class _Process:
+class WorkerProcess:
     """One process, which does one job after another."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Process:
         self.calls = 0
 
     @classmethod
-    async def start(cls) -> _Process:
+    async def start(cls) -> WorkerProcess:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         spawning = asyncio.ensure_future(asyncio.to_thread(_spawn, theirs))
@@ -214,7 +214,7 @@ def _step_back() -> None:
     libc.syscall(_IOPRIO_SET, _IOPRIO_PROCESS, 0, _IOPRIO_LOWEST)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MOST, MEMORY_MOST))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
 
 
 def _end_with_caller() -> None:

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from sandbox import private
-from sandbox.criu.open_files import Held
-from sandbox.database import Change, Writer, connect
+from sandbox.criu.open_files import OpenFiles
+from sandbox.database import QueuedWrite, WriterThread, connect
 from sandbox.messages import (
     CheckpointInfo,
     ProgramKind,
@@ -137,7 +137,7 @@ class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
     dump_bytes: int = 0  # size of the full process images that `dump` names
     images_bytes: int = 0  # what its own process images added to the disk
     files_bytes: int = 0  # size of the whole upper tree that `files` names
-    held: Held | None = None  # what the processes held in the file tree at the dump
+    held: OpenFiles | None = None  # what the processes held in the file tree at the dump
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
     step: KeptStep | None = None
@@ -196,8 +196,8 @@ class Catalogue:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.file(path)  # its journal gets the same mode
         self._loop = asyncio.get_running_loop()
-        self._writer = Writer(connect(path, SCHEMA, version=SCHEMA_VERSION), "the catalogue")
-        self._lazy: list[Change[None]] = []
+        self._writer = WriterThread(connect(path, SCHEMA, version=SCHEMA_VERSION), "the catalogue")
+        self._lazy: list[QueuedWrite[None]] = []
 
     def load(self) -> tuple[list[SandboxRow], list[CheckpointRow]]:
         """All sandboxes and checkpoints, oldest first. Once, before the first write."""
@@ -217,7 +217,7 @@ class Catalogue:
         self._writer.need_open()
         if not self._lazy:
             self._loop.call_later(LAZY, self._flush)
-        self._lazy.append(Change(Statements(list(statements))))
+        self._lazy.append(QueuedWrite(Statements(list(statements))))
 
     def _flush(self) -> None:
         changes, self._lazy = self._lazy, []

@@ -27,7 +27,7 @@ from sandbox.errors import Invalid
 from sandbox.tree.pool import SMALLEST
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of one daemon."""
 
     socket: Path | None = None  # None: pagurus.sock in `run`
@@ -49,7 +49,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def address(self) -> tuple[str, int] | None:
         """Where TCP listens.
 
-        >>> Config(listen="[::1]:8700").address
+        >>> DaemonConfig(listen="[::1]:8700").address
         ('::1', 8700)
         """
         return None if self.listen is None else address_of(self.listen)
@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check(config: Config) -> Config:
+def check(config: DaemonConfig) -> DaemonConfig:
     """`config`, if it fits together. Raises Invalid."""
     if config.pool_size is not None and parse_bytes(config.pool_size) < SMALLEST:
         raise Invalid(f"a pool of {config.pool_size} is too small", remedy=f"give it {SMALLEST >> 20}MiB at least")
@@ -109,7 +109,7 @@ VARIABLES = {
 }
 
 
-def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Config:
+def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> DaemonConfig:
     """The configuration of this command line. Raises Invalid; exits on --help as argparse does."""
     parser = argparse.ArgumentParser(prog="pagurus daemon", description="Run the sandbox daemon of this host.")
     parser.add_argument("--config", type=Path, help="a TOML file with these options (dashes become underscores)")
@@ -131,7 +131,7 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Co
     return check(load(given.pop("config", None), given, environment))
 
 
-def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str]) -> Config:
+def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str]) -> DaemonConfig:
     """The environment's settings, with the file's over them, and `given` over both."""
     settings: dict[str, Any] = {}
     known = {field: environment[name] for name, field in VARIABLES.items() if environment.get(name)}
@@ -141,7 +141,7 @@ def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"cannot read {file}: {error}") from None
     try:
-        return msgspec.convert({**known, **settings, **given}, Config, dec_hook=_path, strict=False)
+        return msgspec.convert({**known, **settings, **given}, DaemonConfig, dec_hook=_path, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"the configuration cannot be taken: {plain(error)}") from None
 

@@ -31,7 +31,7 @@ from sandbox.errors import PagurusError, Unsupported
 Level = Literal["ok", "miss", "note"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DoctorFinding(msgspec.Struct, frozen=True):
     """doctor -> people and scripts."""
 
     name: str
@@ -40,20 +40,20 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[DoctorFinding]:
     """Run every probe. Takes a few seconds; needs root for most."""
     return [_probe(*row) for row in PROBES]
 
 
-def sound(findings: list[Finding]) -> bool:
+def sound(findings: list[DoctorFinding]) -> bool:
     """True when nothing required is missing."""
     return all(finding.level != "miss" for finding in findings)
 
 
-def conclusion(findings: list[Finding]) -> str:
+def conclusion(findings: list[DoctorFinding]) -> str:
     """One line: ready, or what to do.
 
-    >>> conclusion([Finding("root", "ok", ""), Finding("vllm", "note", "")])
+    >>> conclusion([DoctorFinding("root", "ok", ""), DoctorFinding("vllm", "note", "")])
     'ready: start the daemon with `pagurus daemon`'
     """
     missing = [finding for finding in findings if finding.level == "miss"]
@@ -64,12 +64,14 @@ def conclusion(findings: list[Finding]) -> str:
     return f"not ready, {names} missing: {remedies[0] if remedies else 'see above'}, then `pagurus doctor` again"
 
 
-def _probe(name: str, required: bool, work: Callable[[], str]) -> Finding:
+def _probe(name: str, required: bool, work: Callable[[], str]) -> DoctorFinding:
     try:
-        return Finding(name, "ok", work())
+        return DoctorFinding(name, "ok", work())
     except (OSError, PagurusError, subprocess.SubprocessError, ImportError, ValueError) as error:
         remedy = getattr(error, "remedy", "") or "run `make setup` as root"
-        return Finding(name, "miss" if required else "note", getattr(error, "message", None) or str(error), remedy)
+        return DoctorFinding(
+            name, "miss" if required else "note", getattr(error, "message", None) or str(error), remedy
+        )
 
 
 # --------------------------------------------------------------------------- kernel
@@ -127,10 +129,10 @@ def _scratch() -> Iterator[Path]:
 
 def _btrfs() -> str:
     from sandbox.tree import btrfs
-    from sandbox.tree.pool import Pool
+    from sandbox.tree.pool import BtrfsPool
 
     with _scratch() as folder:
-        pool = Pool(folder, size=1 << 28).ensure()
+        pool = BtrfsPool(folder, size=1 << 28).ensure()
         try:
             pool.create_tree(pool.sandboxes / "probe")
             began = time.perf_counter()
@@ -151,10 +153,10 @@ async def _start_one() -> str:
     """A sandbox of an empty image: its pid 1 comes from the runtime layer."""
     from sandbox.container.container import Container, ContainerSpec
     from sandbox.messages import Limits
-    from sandbox.tree.pool import Pool
+    from sandbox.tree.pool import BtrfsPool
 
     with _scratch() as folder:
-        pool = await asyncio.to_thread(Pool(folder, size=1 << 28).ensure)
+        pool = await asyncio.to_thread(BtrfsPool(folder, size=1 << 28).ensure)
         try:
             image, tree = folder / "image", pool.sandboxes / "probe"
             for name in ("dev", "proc", "sys", "tmp"):
@@ -279,9 +281,9 @@ def _space() -> str:
 
 
 def _pool() -> str:
-    from sandbox.tree.pool import Pool
+    from sandbox.tree.pool import BtrfsPool
 
-    pool, way = Pool(), "`pagurus daemon --pool-size` says another size"
+    pool, way = BtrfsPool(), "`pagurus daemon --pool-size` says another size"
     if not pool.state.is_dir():
         raise Unsupported("not made yet", remedy=way)
     if not pool.mounted():

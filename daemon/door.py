@@ -14,7 +14,7 @@ ADDRESSES = 2  # one address has at most this part of the TCP connections
 SILENCE = 1.0  # seconds after which a connection on which nothing was asked gives way, where there are too many
 
 
-class Door:
+class ConnectionLimiter:
     """Who is let in by one listening socket. Each has a bound of its own: nobody is locked out by another's guests.
 
     Guarantee: at most `most` connections, and at most `each` from one address, are open. Before a new one is refused

@@ -16,7 +16,7 @@ from pathlib import Path
 from daemon.host.fence import HELD, LOCK, MARGIN, clock, read
 from sandbox.container.cgroup import PARENT, hierarchy
 
-LOOK = 0.02  # seconds between two looks
+POLL_INTERVAL = 0.02  # seconds between two looks
 URGENT = -15  # nice value, where it may not be scheduled in real time: it must run when it is time, on a busy host too
 
 
@@ -49,7 +49,7 @@ def main(run: Path) -> int:
         if over or held:
             freeze(run, over)
         held = over
-        time.sleep(LOOK if over else max(0.001, min(LOOK, until - MARGIN - clock())))
+        time.sleep(POLL_INTERVAL if over else max(0.001, min(POLL_INTERVAL, until - MARGIN - clock())))
     if held:
         freeze(run, False)
     return 0

@@ -18,17 +18,17 @@ from typing import Any
 
 from aiohttp import web
 
-from daemon.door import ADDRESSES, FIRST, Door
+from daemon.door import ADDRESSES, FIRST, ConnectionLimiter
 from sandbox.errors import Conflict, Invalid
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 512
 HANDSHAKE = 10.0  # seconds
-PATIENCE = 5.0  # seconds that requests under way have when the daemon stops
+TIMEOUT = 5.0  # seconds that requests under way have when the daemon stops
 KEEPALIVE = 60.0  # seconds that a connection may be without a whole request
-LINE_MOST = 128 << 10  # bytes of a request line: two paths of a sandbox may stand in it, percent-encoded
-HEADER_MOST = 16 << 10  # bytes of one header
+MAX_LINE = 128 << 10  # bytes of a request line: two paths of a sandbox may stand in it, percent-encoded
+MAX_HEADER = 16 << 10  # bytes of one header
 FIRST_INHERITED = 3  # the first descriptor that systemd passes
 
 _BUSY = (
@@ -85,7 +85,7 @@ def inherited() -> list[socket.socket]:
 class _Arrival(asyncio.Protocol):
     """Lets a new connection in, or says that there are too many. Counted as they arrive, before anything is said."""
 
-    def __init__(self, listeners: Listeners, door: Door, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, listeners: Listeners, door: ConnectionLimiter, tls: ssl.SSLContext | None) -> None:
         self._listeners = listeners
         self._door = door
         self._tls = tls
@@ -140,13 +140,13 @@ class Listeners:
             app,
             access_log=None,
             handle_signals=False,
-            shutdown_timeout=PATIENCE,
+            shutdown_timeout=TIMEOUT,
             keepalive_timeout=KEEPALIVE,
-            max_line_size=LINE_MOST,
-            max_field_size=HEADER_MOST,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_HEADER,
         )
         self._servers: list[asyncio.Server] = []
-        self._doors: list[Door] = []
+        self._doors: list[ConnectionLimiter] = []
         self._securing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -155,7 +155,7 @@ class Listeners:
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept on this socket."""
         local = listening.family == socket.AF_UNIX
-        door = Door(self._most, None if local else max(1, self._most // ADDRESSES))
+        door = ConnectionLimiter(self._most, None if local else max(1, self._most // ADDRESSES))
         self._doors.append(door)
         server = await asyncio.get_running_loop().create_server(
             lambda: _Arrival(self, door, tls), sock=listening, backlog=BACKLOG
@@ -168,7 +168,7 @@ class Listeners:
         assert server is not None
         return server()
 
-    def expect(self, transport: asyncio.Transport, door: Door) -> None:
+    def expect(self, transport: asyncio.Transport, door: ConnectionLimiter) -> None:
         """A whole request must come on it before long."""
         if door.each is not None:
             asyncio.get_running_loop().call_later(FIRST, door.close_silent, transport)

@@ -57,7 +57,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry)
 
 
-class Plain(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     """One line for a person: when, how grave, what, about which sandbox. A terminal obeys nothing of it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -73,5 +73,5 @@ class Plain(logging.Formatter):
 
 def to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
+    handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

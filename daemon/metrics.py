@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.messages import SandboxState
 
 if TYPE_CHECKING:
@@ -135,8 +135,12 @@ class _Host:
         yield CounterMetricFamily("pagurus_restores", "Restores in place.", tally.restores)
         yield CounterMetricFamily("pagurus_stored_bytes", "Bytes that checkpoints added.", tally.stored_bytes)
         yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)
-        yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: queue.queued(s) for s in Stage})
-        yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: queue.running(s) for s in Stage})
+        yield _by(
+            "pagurus_queue_length", "Jobs that wait.", "stage", {s.value: queue.queued(s) for s in CheckpointStage}
+        )
+        yield _by(
+            "pagurus_queue_running", "Jobs under way.", "stage", {s.value: queue.running(s) for s in CheckpointStage}
+        )
         if (gateway := self._host.gateway) is not None:
             text = "Bytes of the records of sandboxes that asked since the daemon started."
             yield GaugeMetricFamily("pagurus_gateway_journal_bytes", text, gateway.statistics().journal_bytes)

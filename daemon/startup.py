@@ -32,9 +32,9 @@ from daemon.checkpoints.capture import GONE, Capturer, Places
 from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.persist import LOST, UNSTORED, USABLE, nearest
 from daemon.checkpoints.queue import CheckpointQueue
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from daemon.gateway.service import GatewayService
-from daemon.gateway.upstream import Config
+from daemon.gateway.upstream import GatewayConfig
 from daemon.host import leave, mounts
 from daemon.host.arrive import Arrivals
 from daemon.host.attachments import attach_all, detach_all
@@ -50,16 +50,24 @@ from sandbox.errors import PagurusError, SandboxDead
 from sandbox.image.store import ImageStore
 from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
 from sandbox.tree import btrfs, hashing
-from sandbox.tree.pool import OURS, Pool
+from sandbox.tree.pool import OURS, BtrfsPool
 
 log = logging.getLogger("pagurus.recovery")
 
-LIMITS = {Stage.DUMP: 3, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1, Stage.READ: AT_ONCE}
-RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
+LIMITS = {
+    CheckpointStage.DUMP: 3,
+    CheckpointStage.SNAPSHOT: 4,
+    CheckpointStage.HASH: 1,
+    CheckpointStage.COMPRESS: 1,
+    CheckpointStage.READ: AT_ONCE,
+}
+RATES = {
+    CheckpointStage.COMPRESS: 256e6
+}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 
 
-async def open_host(options: config.Config) -> Host:
+async def open_host(options: config.DaemonConfig) -> Host:
     """The host of these directories, with everything that a former daemon left."""
     state, run = options.state, options.run
     places = Places(
@@ -73,7 +81,7 @@ async def open_host(options: config.Config) -> Host:
     _make_passable(run, run / "sandboxes")
     async with contextlib.AsyncExitStack() as undo:
         size = None if options.pool_size is None else parse_bytes(options.pool_size)
-        pool = await asyncio.to_thread(Pool(state, size=size).ensure)
+        pool = await asyncio.to_thread(BtrfsPool(state, size=size).ensure)
         log.info("the pool is mounted")
         catalogue = Catalogue(state / "catalogue.sqlite")
         undo.push_async_callback(catalogue.close)
@@ -91,7 +99,7 @@ async def open_host(options: config.Config) -> Host:
         STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
         host.fence.watch()
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
-        gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
+        gateway = GatewayService(host, state / "gateway.sqlite", GatewayConfig.load(options.gateway_config))
         undo.push_async_callback(gateway.close)
         host.gateway = gateway
         host.attachments.append(gateway)

@@ -73,7 +73,7 @@ static __always_inline void explain_path(struct sandbox *s, struct task *t, stru
 	const void *path = (void *)(AT_CALL(nr) ? ARG1 : ARG0);
 	int fd = AT_CALL(nr) ? (int)ARG0 : -100;
 
-	if (files_of(s)->explained >= EXPLAINED_AT_MOST)
+	if (files_of(s)->explained >= MAX_EXPLAINED_AT)
 		return;
 	switch (nr) { /* the new name comes last */
 	case NR_RENAME:
@@ -292,7 +292,7 @@ static __always_inline bool speaks(struct inode *inode)
 /* Noted once; the daemon looks whether a survivor holds it. One more than there is room for is a channel. */
 static __always_inline void told(struct procs_bucket *b, u64 whom)
 {
-	for (int i = 0; whom && i < TOLD_AT_MOST; i++) {
+	for (int i = 0; whom && i < MAX_TOLD_AT; i++) {
 		u64 was = __sync_val_compare_and_swap(&b->told[i], 0, whom);
 
 		if (!was || was == whom)
@@ -480,7 +480,7 @@ static __always_inline void touched(struct sandbox *s, struct task *t, struct pt
 	count(files_of(s)->touched);
 }
 
-#define SUBMITTED_AT_MOST 8
+#define MAX_SUBMITTED_AT 8
 
 /*
  * The descriptor that requests of io_submit write to. -1: none; -2: several, or more than are looked at. A direct write to
@@ -490,7 +490,7 @@ static __always_inline int submitted_to(struct pt_regs *regs, long submitted)
 {
 	int found = -1;
 
-	for (int i = 0; i < SUBMITTED_AT_MOST && i < submitted; i++) {
+	for (int i = 0; i < MAX_SUBMITTED_AT && i < submitted; i++) {
 		struct iocb request;
 		void *where;
 
@@ -503,7 +503,7 @@ static __always_inline int submitted_to(struct pt_regs *regs, long submitted)
 			return -2;
 		found = request.aio_fildes;
 	}
-	return submitted > SUBMITTED_AT_MOST ? -2 : found;
+	return submitted > MAX_SUBMITTED_AT ? -2 : found;
 }
 
 static __always_inline void call_files(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,

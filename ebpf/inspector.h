@@ -12,7 +12,7 @@
 #define PAGURUS_INSPECTOR_H
 
 #define BUCKETS 4
-#define TOLD_AT_MOST 8
+#define MAX_TOLD_AT 8
 #define IPC_UNKNOWN 0xffffffff
 
 struct files_bucket {
@@ -44,7 +44,7 @@ struct procs_bucket {
 	u64 foreign;	/* memory or attributes of another process changed */
 	u64 signals;	/* signals sent to tasks older than the mark */
 	u64 channels;	/* FIFOs opened, sockets connected or written: something a survivor may hold */
-	u64 told[TOLD_AT_MOST];	/* inodes of pipes and sockets that excluded tasks wrote to: the reader's ends */
+	u64 told[MAX_TOLD_AT];	/* inodes of pipes and sockets that excluded tasks wrote to: the reader's ends */
 	u64 mounts;	/* mounts and other state of namespaces */
 	u64 tmpfs;	/* changes on a tmpfs: they belong to the process dump */
 	u64 unknown;

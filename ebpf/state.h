@@ -246,7 +246,7 @@ static __always_inline struct procs_bucket *procs_at(struct sandbox *s, u64 epoc
 	return &s->procs[epoch & (BUCKETS - 1)];
 }
 
-#define EXPLAINED_AT_MOST 16
+#define MAX_EXPLAINED_AT 16
 
 /* Names from a directory entry up to the root of its file system. Only explanations come here: a few per epoch. */
 static __noinline int name_parts(struct explanation *e, struct dentry *entry)
@@ -298,7 +298,7 @@ static __always_inline void explain(struct sandbox *s, struct task *t, u64 *expl
 
 /* The entry is looked for only where it will be told. */
 #define explain_in(bucket, what, entry, name) do {                                                        \
-	if ((bucket)->explained < EXPLAINED_AT_MOST)                                                      \
+	if ((bucket)->explained < MAX_EXPLAINED_AT)                                                      \
 		explain(s, t, &(bucket)->explained, what, entry, name);                                   \
 } while (0)
 #define explain_file(what, entry, name) explain_in(files_of(s), what, entry, name)

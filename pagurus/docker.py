@@ -22,7 +22,7 @@ from pagurus.common import client, exit_code
 from sandbox import Client, Invalid, PagurusError, Sandbox
 from sandbox.messages import ExecResult
 
-PATIENCE = 60.0  # seconds for which a daemon may be away
+TIMEOUT = 60.0  # seconds for which a daemon may be away
 WITH_VALUE = frozenset({"-w", "--workdir", "-e", "--env", "-u", "--user", "--name", "--platform", "--network", "-v"})
 FLAGS = frozenset({"-d", "--detach", "-i", "--interactive", "--rm", "--init", "-f", "--force", "-t", "--tty"})
 
@@ -80,7 +80,7 @@ async def _sandbox(host: Client) -> Sandbox:
     name = os.environ.get("PAGURUS_SANDBOX")
     if not name:
         raise Invalid("which sandbox?", remedy="set PAGURUS_SANDBOX to its name or id")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 return await host.get(name)

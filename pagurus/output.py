@@ -112,14 +112,14 @@ def _broken_table(columns: Sequence[str], rows: list[list[str]]) -> None:
     console().print(shown)
 
 
-class Advanced(Protocol):
+class ProgressCallback(Protocol):
     """Told how far something is: bytes so far, and of how many where that became known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Advanced]:
+def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[ProgressCallback]:
     """A bar on stderr for `total` bytes (None: not known yet); call what it yields with the bytes so far.
 
     Where stderr is no terminal, such as in a log, it is a line now and then. Nothing with `quiet`.
@@ -145,7 +145,7 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[A
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
 
 
-def _now_and_then(what: str, total: int | None) -> Advanced:
+def _now_and_then(what: str, total: int | None) -> ProgressCallback:
     said, known = time.monotonic(), total
 
     def advanced(done: int, total: int | None = None) -> None:

@@ -9,17 +9,17 @@ from rollout.config import RolloutConfig
 from rollout.controller import RolloutController
 from rollout.environments.base import Environment, Observation
 from rollout.episode.manager import run_trajectory
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.messages import Batch, Group, Recovery, Trajectory, TurnRecord
 from rollout.rewards import Final, Score, reward
 
 __all__ = [
     "Batch",
     "Environment",
+    "EpisodeLimits",
     "Faults",
     "Final",
     "Group",
-    "Limits",
     "Observation",
     "Recovery",
     "RolloutConfig",

@@ -19,12 +19,12 @@ from pathlib import Path
 from rollout.calm import calm
 from rollout.config import RolloutConfig
 from rollout.engine.tls import folder_of, listening
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.plan import read_plan
 from rollout.service.engines import serving
 from rollout.service.protocol import ADDRESS
 from rollout.service.role import RolloutRole
-from rollout.service.server import Door
+from rollout.service.server import RolloutServer
 from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import Client, durable, structs
@@ -50,8 +50,8 @@ async def serve(
     engines = serving(plan, run, placed=placed)
     async with (
         _client() as client,
-        RolloutRole(run, plan, Labelled(client, run, idle=_idle(plan.config)), serve=engines) as role,
-        Door(role, run / "roles") as door,
+        RolloutRole(run, plan, LabellingClient(client, run, idle=_idle(plan.config)), serve=engines) as role,
+        RolloutServer(role, run / "roles") as door,
     ):
         if listen is not None:
             await door.listen(listen, tls)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rollout.config import RolloutConfig
-from rollout.decide.bound import Bound, Stepped
+from rollout.decide.bound import Bound, TrainerStepRecord
 
 
 class Ahead:
@@ -38,5 +38,5 @@ class Ahead:
         """Its step is saved. `ess`: its effective sample size, as a share; None: the trainer does not know it."""
         if self._bound is not None and self._open is not None and ess is not None:
             lag, seconds, waited = self._open
-            self._bound.see(Stepped(lag=lag, ess=ess, seconds=seconds, waited=waited))
+            self._bound.see(TrainerStepRecord(lag=lag, ess=ess, seconds=seconds, waited=waited))
         self._open = None

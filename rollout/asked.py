@@ -11,7 +11,7 @@ import time
 from rollout.messages import Batch
 
 
-class Asked:
+class PendingBatch:
     """``await asked.ask()`` by who asks; ``asked.give(batch)`` or ``asked.refuse(error)`` when there is an answer."""
 
     def __init__(self) -> None:

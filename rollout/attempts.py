@@ -17,16 +17,16 @@ from typing import Any
 
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
+from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame
 from rollout.decide.effects import judged
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.groups import Counts, Group, Slot
+from rollout.groups import GroupCounts, OpenGroup, Slot
 from rollout.messages import Trajectory
 from rollout.refusals import Refusals
-from rollout.store.journal import Journal, Key
+from rollout.store.journal import Key, TurnJournal
 from rollout.store.samples import Fence, SampleStore
-from rollout.trees import Trees, gone
+from rollout.trees import BranchTrees, gone
 from sandbox.errors import NotFound, PagurusError
 
 log = logging.getLogger("pagurus.rollout")
@@ -38,17 +38,17 @@ class Attempts:
 
     episodes: EpisodeManager
     store: SampleStore
-    journal: Journal
+    journal: TurnJournal
     fence: Fence
     do: Callable[..., Any]  # on the disk's thread
-    trees: Trees
+    trees: BranchTrees
     refusals: Refusals
-    counts: Counts
+    counts: GroupCounts
     config: RolloutConfig
     faults: Faults | None
     on_change: Callable[[], None]  # the member is another than before: there is something to decide
 
-    async def play(self, group: Group, member: Slot) -> None:
+    async def play(self, group: OpenGroup, member: Slot) -> None:
         """One attempt at a trajectory, and its books."""
         prompt, since = group.lease.prompt, member.since
         spec = EpisodeSpec(prompt=prompt, seed=group.lease.seed, index=member.index, start=member.start)
@@ -77,7 +77,7 @@ class Attempts:
             return
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
-    async def forget(self, group: Group) -> None:
+    async def forget(self, group: OpenGroup) -> None:
         """It ends here: those that were to go on and have not begun will not."""
         for member in group.members:
             if member.since and not member.ended:
@@ -85,14 +85,14 @@ class Attempts:
                 with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
                     await self.episodes.host.remove([member.since[-1].sandbox])
 
-    async def _lose_origin(self, group: Group, member: Slot, why: str) -> None:
+    async def _lose_origin(self, group: OpenGroup, member: Slot, why: str) -> None:
         """Its branches begin elsewhere from now on, and it too."""
         assert member.at is not None
         log.warning("no branch of %s/%d can begin: %s", group.lease.prompt, member.at.member, why)
         await self.trees.lost(group, member.at)
         self._settle(member, None)
 
-    async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
+    async def _ended(self, group: OpenGroup, member: Slot, trajectory: Trajectory, key: Key) -> None:
         if trajectory.scored:
             trajectory.penalty, trajectory.masked = judged(trajectory, self.config.effects)
             trajectory.reward -= trajectory.penalty
@@ -103,7 +103,9 @@ class Attempts:
                 await self.do(self.store.put, trajectory, self.fence)
             except ValueError as error:  # a log-probability that is no number must never be learned from
                 trajectory.status = "failed"
-                trajectory.failure = Failure(phase=Phase.GENERATE, cause=Cause.ENGINE, message=str(error))
+                trajectory.failure = TrajectoryFailure(
+                    phase=EpisodePhase.GENERATE, cause=Cause.ENGINE, message=str(error)
+                )
         self.counts.book(trajectory)
         await self.do(self.journal.forget, key)
         failure = trajectory.failure
@@ -119,7 +121,7 @@ class Attempts:
                     await self._lose_origin(group, member, str(failure))
                     return
                 self.refusals.note(failure)
-                member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
+                member.starts += failure.phase not in (EpisodePhase.CREATE, EpisodePhase.GENERATE)
         await self.trees.ended(member, trajectory)
         self._settle(member, trajectory)
 

@@ -9,9 +9,9 @@ import msgspec
 
 from rollout.decide.effects import EffectRules
 from rollout.decide.keeping import KeepPlan
-from rollout.decide.view import Branching, OverStale, Rules
+from rollout.decide.view import Branching, OverStale, SchedulingRules
 from rollout.engine.client import Sampling
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     adaptive: bool = False  # how much of that is used is chosen while it runs: see rollout.decide.bound
     over_stale: OverStale = "wait"  # see rollout.decide.staleness
     sampling: Sampling = Sampling()
-    limits: Limits = Limits()
+    limits: EpisodeLimits = EpisodeLimits()
     attempts: int = 3  # failures of a prompt's environment until it is given up
     starts: int = 8  # of one trajectory
     patience: float = 900.0  # seconds for which a part of the platform may refuse everything
@@ -37,5 +37,5 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     visit: KeepPlan = KeepPlan()  # which states can be visited later: see rollout.decide.keeping
 
     @property
-    def rules(self) -> Rules:
-        return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
+    def rules(self) -> SchedulingRules:
+        return SchedulingRules(**{name: getattr(self, name) for name in SchedulingRules.__struct_fields__})

@@ -29,7 +29,7 @@ import msgspec
 
 from rollout import groups, held_out
 from rollout.ahead import Ahead
-from rollout.asked import Asked
+from rollout.asked import PendingBatch
 from rollout.attempts import Attempts
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
@@ -39,42 +39,42 @@ from rollout.decide.view import (
     Abort,
     Action,
     At,
-    Buffered,
+    BufferedGroup,
     Defer,
-    Exhausted,
-    Finish,
+    FinishGroup,
     GiveUp,
     HandOut,
-    Lease,
-    Reopen,
+    LeasePrompts,
+    NoMoreBatches,
+    ReopenGroup,
     Rest,
-    Start,
+    RolloutView,
+    StartTrajectory,
     Stop,
-    View,
-    Wait,
+    WaitReason,
 )
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.clock import PhaseMeter
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import Renderer
-from rollout.episode.turns import Engine, OnTurn
-from rollout.groups import Counts, Group
+from rollout.episode.turns import Generator, OnTurn
+from rollout.groups import GroupCounts, OpenGroup
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.pool.crew import Crew
 from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
-from rollout.store.journal import Journal, Key
-from rollout.store.status import Running, Status, write_status
-from rollout.trees import Trees
+from rollout.store.journal import Key, TurnJournal
+from rollout.store.status import Status, TrajectoryStatus, write_status
+from rollout.trees import BranchTrees
 from sandbox.errors import Conflict, EngineFailed
 
 log = logging.getLogger("pagurus.rollout")
 
 NEVER = 3600.0  # seconds between two looks when nothing says when
-STATUS_EVERY = 1.0  # seconds
+STATUS_INTERVAL = 1.0  # seconds
 
 
 class NoMorePrompts(Exception):
@@ -89,7 +89,7 @@ class RolloutController:
         *,
         environment: Callable[[], Environment],
         host: Any,
-        engine: Engine,
+        engine: Generator,
         tokenizer: Tokenizer,
         config: RolloutConfig,
         folder: Path | str,
@@ -108,14 +108,14 @@ class RolloutController:
         trainer's gradients before the last answers are there; None: none do."""
         self.config, self.host, self.folder, self.crew = config, host, Path(folder), crew
         self._disk = DiskThread()
-        self.store, self.journal = store.SampleStore(self.folder), Journal(self.folder)
+        self.store, self.journal = store.SampleStore(self.folder), TurnJournal(self.folder)
         self.fence = self.store.acquire("rollout")
         if step is not None:
             self.store.recover(step, self.fence)
         self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
         self._changed = asyncio.Event()
         self._refusals = Refusals(self._changed.set)
-        self.trees = Trees(host, self.store, self._disk, self.folder, config)
+        self.trees = BranchTrees(host, self.store, self._disk, self.folder, config)
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
         self.episodes = self._manager(environment, engine, tokenizer, renderer)
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
@@ -124,13 +124,13 @@ class RolloutController:
         self._seeds_left, self._draining, self._stopped = True, False, False
         self._queued, self._deferred = self.store.queued(), self.store.queued(deferred=True)
         self._do = self._disk.do
-        self._groups: dict[str, Group] = {}
-        self._buffer: dict[str, Buffered] = {}
-        self._asked = Asked()
+        self._groups: dict[str, OpenGroup] = {}
+        self._buffer: dict[str, BufferedGroup] = {}
+        self._asked = PendingBatch()
         self._training = self.store.unpublished(version)
-        self._counts, self.ahead = Counts(), Ahead(config)
+        self._counts, self.ahead = GroupCounts(), Ahead(config)
         self.attempts = self._attempts(faults)
-        self._waits: list[Wait] = []
+        self._waits: list[WaitReason] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -146,7 +146,7 @@ class RolloutController:
     # ----------------------------------------------------------------- life
 
     def _manager(
-        self, environment: Callable[[], Environment], engine: Engine, tokenizer: Tokenizer, renderer: Renderer | None
+        self, environment: Callable[[], Environment], engine: Generator, tokenizer: Tokenizer, renderer: Renderer | None
     ) -> EpisodeManager:
         config = self.config
         return EpisodeManager(
@@ -187,7 +187,7 @@ class RolloutController:
         for group in groups.left(self.config.rules, self.store, self.journal, self.trees.book):
             self._add(group)
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: OpenGroup) -> None:
         self._groups[group.lease.prompt] = group
         self.trees.kept.need(group.lease.prompt)
 
@@ -281,7 +281,7 @@ class RolloutController:
         return trajectories
 
     @property
-    def waits(self) -> list[Wait]:
+    def waits(self) -> list[WaitReason]:
         """Who waits for what, as of the last decision."""
         return self._waits
 
@@ -308,7 +308,7 @@ class RolloutController:
             now, view = time.time(), self._view()
             actions = self.policy.decide(view, now)
             self.log.append(now, view, actions)
-            self._waits = [action for action in actions if isinstance(action, Wait)]
+            self._waits = [action for action in actions if isinstance(action, WaitReason)]
             if len(self._waits) < len(actions):
                 for action in actions:
                     await self._execute(action)
@@ -320,8 +320,8 @@ class RolloutController:
                 async with asyncio.timeout(max(0.001, until - now)):
                     await self._changed.wait()
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> RolloutView:
+        return RolloutView(
             version=self.version, asked=self._asked.open, training=self._training,
             running=[group.view for group in self._groups.values()], buffered=list(self._buffer.values()),
             queued=self._queued, deferred=self._deferred, more=self._seeds_left, draining=self._draining,
@@ -330,17 +330,17 @@ class RolloutController:
 
     async def _execute(self, action: Action) -> None:
         match action:
-            case Lease(count, deferred):
+            case LeasePrompts(count, deferred):
                 await self._lease(count, deferred=deferred)
             case Defer(prompt):
                 await self._defer(prompt)
-            case Start(prompt, index, at):
+            case StartTrajectory(prompt, index, at):
                 self._begin(self._groups[prompt], index, at)
             case Abort(prompt, index, why, again):
                 await self._abort(self._groups[prompt], index, why, again=again)
-            case Reopen(prompt, members, why):
+            case ReopenGroup(prompt, members, why):
                 await self._reopen(prompt, members, why)
-            case Finish(prompt):
+            case FinishGroup(prompt):
                 await self._finish(prompt)
             case GiveUp(prompt, reason):
                 await self._give_up(prompt, reason)
@@ -349,11 +349,11 @@ class RolloutController:
             case Rest(stay):
                 assert self.crew is not None
                 self.crew.rest(stay)
-            case Exhausted():
+            case NoMoreBatches():
                 self._asked.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):
                 self._fail(EngineFailed(f"the rollout cannot go on: {reason}", remedy="see `pagurus rollouts why RUN`"))
-            case Wait():
+            case WaitReason():
                 pass
 
     async def _lease(self, count: int, *, deferred: bool) -> None:
@@ -386,7 +386,7 @@ class RolloutController:
         await self.trees.kept.release(prompt)
         await self._count_queued()
 
-    def _begin(self, group: Group, index: int, at: At | None) -> None:
+    def _begin(self, group: OpenGroup, index: int, at: At | None) -> None:
         member = group.members[index]
         member.trajectory, member.why, member.overtaken = Trajectory(), "", None
         member.at = member.at if member.since else at
@@ -397,7 +397,7 @@ class RolloutController:
         if self._told is not None:
             self._told(trajectory, turn)
 
-    async def _abort(self, group: Group, index: int, why: str, *, again: bool) -> None:
+    async def _abort(self, group: OpenGroup, index: int, why: str, *, again: bool) -> None:
         member = group.members[index]
         self._counts.over_stale += why == "over-stale"
         if member.task is not None:
@@ -466,7 +466,7 @@ class RolloutController:
                 asked_at=self._asked.since,
                 waits=[*self._waits, *self._refusals.waits],
                 running=[
-                    Running.of(member.trajectory)
+                    TrajectoryStatus.of(member.trajectory)
                     for group in self._groups.values()
                     for member in group.members
                     if member.task is not None
@@ -475,7 +475,7 @@ class RolloutController:
                 seconds=self.meter.seconds(),
             )
             await asyncio.to_thread(write_status, self.folder, status)
-            await asyncio.sleep(STATUS_EVERY)
+            await asyncio.sleep(STATUS_INTERVAL)
 
     # ----------------------------------------------------------------- tasks
 

@@ -25,8 +25,8 @@ from rollout.environments.base import Environment
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
-from rollout.episode.turns import Engine
-from rollout.labels import Labelled
+from rollout.episode.turns import Generator
+from rollout.labels import LabellingClient
 from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService
 from sandbox.errors import Invalid
@@ -34,7 +34,7 @@ from sandbox.errors import Invalid
 STARTS = 3  # of an episode that the platform lost
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
+class PassRate(msgspec.Struct, frozen=True, kw_only=True):
     """pass@k: the mean over the seeds, and its 95 % interval."""
 
     k: int
@@ -49,7 +49,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int  # of which each sample could be played
     samples: int  # of each seed
     reward: float  # mean
-    rates: list[Rate]  # pass@1, and pass@k for the number of samples
+    rates: list[PassRate]  # pass@1, and pass@k for the number of samples
     lost: int = 0  # episodes that the platform or the environment failed: their seeds are not counted
     turns: float = 0.0  # mean
     killed: int = 0  # times that a sandbox died and was restored
@@ -57,10 +57,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.asynccontextmanager
-async def scored_host(client: Callable[[], Any], *, workers: int = 2) -> AsyncIterator[tuple[Labelled, RewardService]]:
+async def scored_host(
+    client: Callable[[], Any], *, workers: int = 2
+) -> AsyncIterator[tuple[LabellingClient, RewardService]]:
     """A host for episodes that belong to no run, and what scores them."""
     async with client() as connected:
-        host = Labelled(connected, Path(f"play-{os.getpid()}"))
+        host = LabellingClient(connected, Path(f"play-{os.getpid()}"))
         async with RewardService(host, workers=workers) as rewards:
             try:
                 yield host, rewards
@@ -87,10 +89,10 @@ async def play(
         spec = msgspec.structs.replace(spec, start=spec.start + 1)
 
 
-def oracle_of(environment: Callable[[], Environment]) -> Callable[[int], Engine]:
+def oracle_of(environment: Callable[[], Environment]) -> Callable[[int], Generator]:
     """Who says of each seed what its environment says is right."""
 
-    def engine(seed: int) -> Engine:
+    def engine(seed: int) -> Generator:
         env, seed = environment().of(seed)
         actions = env.oracle(seed)
         if actions is None:
@@ -109,7 +111,7 @@ async def evaluate(
     concurrency: int = 4,
     pass_at: float = 1.0,
     on_end: Callable[[Trajectory], None] = lambda _: None,
-    engine: Callable[[int], Engine] | None = None,
+    engine: Callable[[int], Generator] | None = None,
 ) -> Evaluation:
     """Play each seed `samples` times, `concurrency` at once. An episode passes with a reward of `pass_at`.
 
@@ -138,7 +140,7 @@ def scored(by_seed: Sequence[Sequence[Trajectory]], *, pass_at: float = 1.0) -> 
     rates = []
     for k in sorted({1, samples} - {0}):
         mean, low, high = interval([at_least_one(samples, number, k) for number in passed])
-        rates.append(Rate(k=k, mean=mean, low=low, high=high))
+        rates.append(PassRate(k=k, mean=mean, low=low, high=high))
     number = max(1, len(counted))
     return Evaluation(
         seeds=len(whole),

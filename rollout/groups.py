@@ -13,12 +13,20 @@ from typing import Any, Literal
 
 from rollout.decide import tail
 from rollout.decide.blame import blame
-from rollout.decide.view import At, Buffered, GroupView, Member, Played, Rules, State
+from rollout.decide.view import (
+    At,
+    BufferedGroup,
+    EndedTrajectory,
+    ForkableState,
+    GroupView,
+    SchedulingRules,
+    TrajectoryView,
+)
 from rollout.episode.talk import sampled
 from rollout.messages import Trajectory
-from rollout.store.journal import Journal, TurnEntry
+from rollout.store.journal import TurnEntry, TurnJournal
 from rollout.store.kept import KeptBook, Visit
-from rollout.store.samples import Lease, SampleStore
+from rollout.store.samples import PromptLease, SampleStore
 from sandbox.errors import NotFound
 
 
@@ -36,7 +44,7 @@ class Slot:
     since: list[TurnEntry] = field(default_factory=list)  # what another process left of it
     why: str = ""  # it is being aborted
     at: At | None = None  # it began as a branch there
-    played: Played | None = None  # of an ended one, where there are branches
+    played: EndedTrajectory | None = None  # of an ended one, where there are branches
     overtaken: tuple[int, int] | None = None  # the turn that was being sampled by an older version, and which
     scoring: bool = False  # it has ended, and its sandbox runs no more
 
@@ -55,18 +63,18 @@ class Slot:
         return min(found, default=None)
 
     @property
-    def view(self) -> Member:
+    def view(self) -> TrajectoryView:
         if self.ended:
-            return Member(self.index, "ended", self.oldest, self.starts, None, self.at, self.played)
+            return TrajectoryView(self.index, "ended", self.oldest, self.starts, None, self.at, self.played)
         if self.task is None:
-            return Member(self.index, "waiting", None, self.starts, self.coming)
+            return TrajectoryView(self.index, "waiting", None, self.starts, self.coming)
         state: Literal["scoring", "running"] = "scoring" if self.scoring else "running"
-        return Member(self.index, state, self.trajectory.oldest, self.starts, self.coming, self.at)
+        return TrajectoryView(self.index, state, self.trajectory.oldest, self.starts, self.coming, self.at)
 
 
 @dataclass(eq=False)
-class Group:
-    lease: Lease
+class OpenGroup:
+    lease: PromptLease
     members: list[Slot]
     failures: int = 0
     reason: str = ""
@@ -79,7 +87,7 @@ class Group:
 
 
 @dataclass
-class Counts:
+class GroupCounts:
     turns: int = 0
     tokens: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -125,29 +133,29 @@ class Counts:
         }
 
 
-def played(trajectory: Trajectory, visits: list[Visit]) -> Played:
+def played(trajectory: Trajectory, visits: list[Visit]) -> EndedTrajectory:
     """A trajectory that was scored, as branches of it are decided on."""
     answers = sampled(trajectory)
     states = []
     for visit in visits:
         if visit.turn < len(answers):
             _, first, end = answers[visit.turn]
-            states.append(State(visit.turn, -fmean(trajectory.logprobs[first:end])))
+            states.append(ForkableState(visit.turn, -fmean(trajectory.logprobs[first:end])))
     lineage = [At(each.member, each.start, each.turn) for each in trajectory.lineage]
-    return Played(trajectory.start, len(trajectory.turns), trajectory.reward, lineage, states)
+    return EndedTrajectory(trajectory.start, len(trajectory.turns), trajectory.reward, lineage, states)
 
 
-def without_states(known: Played) -> Played:
-    return Played(known.start, known.turns, known.reward, known.lineage)
+def without_states(known: EndedTrajectory) -> EndedTrajectory:
+    return EndedTrajectory(known.start, known.turns, known.reward, known.lineage)
 
 
-def fresh(lease: Lease, rules: Rules) -> Group:
+def fresh(lease: PromptLease, rules: SchedulingRules) -> OpenGroup:
     """A group of which nothing has run."""
     members = tail.members(rules, deferred=lease.deferred)
-    return Group(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
+    return OpenGroup(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
 
 
-def restored(lease: Lease, rules: Rules, store: SampleStore, book: KeptBook | None) -> Group:
+def restored(lease: PromptLease, rules: SchedulingRules, store: SampleStore, book: KeptBook | None) -> OpenGroup:
     """A group as the store knows it: its finished members need not run. `book`: what they can be branched from."""
     group = fresh(lease, rules)
     for done in store.finished(lease.prompt):
@@ -168,13 +176,13 @@ def note_played(slot: Slot, trajectory: Trajectory, book: KeptBook) -> None:
     slot.at = slot.played.lineage[-1] if slot.played.lineage else None
 
 
-def whole(lease: Lease, size: int, store: SampleStore) -> Buffered:
+def whole(lease: PromptLease, size: int, store: SampleStore) -> BufferedGroup:
     """A group that waits for its batch."""
     done = store.finished(lease.prompt)[:size]
-    return Buffered(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
+    return BufferedGroup(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
 
 
-def left(rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> list[Group]:
+def left(rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None) -> list[OpenGroup]:
     """The groups that another process left on their way, with the turns at which their trajectories stand.
 
     Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
@@ -188,14 +196,18 @@ def left(rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | No
     return found
 
 
-def leased(lease: Lease, rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> Group:
+def leased(
+    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None
+) -> OpenGroup:
     """A new one; or one that goes on, where what was put off does."""
     if lease.deferred and rules.tail_resumes:
         return resumed(lease, rules, store, journal, book)
     return fresh(lease, rules)
 
 
-def resumed(lease: Lease, rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> Group:
+def resumed(
+    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None
+) -> OpenGroup:
     """A group as store and journal know it: its members go on where they were."""
     group = restored(lease, rules, store, book)
     for key in journal.open():

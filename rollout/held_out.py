@@ -13,7 +13,7 @@ import msgspec
 
 from rollout.config import RolloutConfig
 from rollout.decide import breaker
-from rollout.decide.blame import Blame, Failure, Phase, blame
+from rollout.decide.blame import Blame, EpisodePhase, TrajectoryFailure, blame
 from rollout.decide.view import PartView
 from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
@@ -28,7 +28,7 @@ async def play_all(
     sampling: Sampling,
     config: RolloutConfig,
     *,
-    refused: Callable[[Failure], PartView],
+    refused: Callable[[TrajectoryFailure], PartView],
 ) -> list[Trajectory]:
     """One episode of each seed, as many at once as the configuration allows."""
     slots = asyncio.Semaphore(config.concurrency)
@@ -41,7 +41,7 @@ async def _play(
     spec: EpisodeSpec,
     sampling: Sampling,
     slots: asyncio.Semaphore,
-    refused: Callable[[Failure], PartView],
+    refused: Callable[[TrajectoryFailure], PartView],
     config: RolloutConfig,
 ) -> Trajectory:
     """One episode; again, after a pause, for as long as it is the platform that fails and `patience` lasts. What a
@@ -56,6 +56,6 @@ async def _play(
         known = refused(failure)
         if (part := breaker.hopeless([known], patience=config.patience, now=time.time())) is not None:
             raise EngineFailed(f"{part.part} has refused everything: {part.reason}", remedy="see `pagurus doctor`")
-        again = spec.start + (failure.phase not in (Phase.CREATE, Phase.GENERATE))
+        again = spec.start + (failure.phase not in (EpisodePhase.CREATE, EpisodePhase.GENERATE))
         spec = msgspec.structs.replace(spec, start=again)
         await asyncio.sleep(max(0.0, breaker.retry_at(known) - time.time()))

@@ -25,7 +25,7 @@ YOUNG = 600.0  # seconds
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
 
-class Labelled:
+class LabellingClient:
     """The host as the rollout sees it: the client, with a label on all that it creates."""
 
     def __init__(self, client: Client, run: Path | str, *, idle: float | None = None):

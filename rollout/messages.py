@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout.decide.blame import Failure
+from rollout.decide.blame import TrajectoryFailure
 from rollout.engine.client import Generation
 from rollout.rewards.messages import Score, Scoring
 
@@ -106,7 +106,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     started_at: float = 0.0
     finished_at: float = 0.0
     temperature: float = 1.0  # that its tokens were sampled at, of which `logprobs` are
-    failure: Failure | None = None  # why it is not `completed`
+    failure: TrajectoryFailure | None = None  # why it is not `completed`
     start: int = 0  # which attempt at this member of the group it is, counted from 0
     own_s: float = 0.0  # seconds of its own clock
     continued: int = 0  # times that another process went on with it

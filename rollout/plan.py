@@ -12,7 +12,7 @@ import msgspec
 
 from rollout.config import RolloutConfig
 from rollout.environments import splits
-from rollout.environments.mixture import Mixture, Part
+from rollout.environments.mixture import Mixture, MixturePart
 from sandbox.errors import Invalid, NotFound
 from sandbox.messages.cluster import JobShape
 
@@ -50,7 +50,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str  # folder or file whose environment is played
     config: RolloutConfig
-    mixture: list[Part] = []  # several environments instead of `task`
+    mixture: list[MixturePart] = []  # several environments instead of `task`
     curriculum: str | None = None  # a Python file whose `weights` chooses among them
     engine: str = "embedded"  # or vllm
     pool: PoolPlan = PoolPlan()
@@ -67,7 +67,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def environments(self, run: Path) -> Mixture:
         """What is played: the mixture, or the one task; split as the run folder says."""
-        return Mixture(self.mixture or [Part(task=self.task)], image=self.image, known=splits.read(run))
+        return Mixture(self.mixture or [MixturePart(task=self.task)], image=self.image, known=splits.read(run))
 
 
 class _Plan(msgspec.Struct):

@@ -22,7 +22,7 @@ from rollout.environments.base import Environment
 from rollout.environments.images import build_missing
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import ChatRenderer, has_template
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.evaluate import scored_host
 from rollout.plan import read_plan
 from rollout.pool.serve import of_model
@@ -61,7 +61,7 @@ async def engine_of(
                 engine=server,
                 tokenizer=tokenizer.load(folder),
                 renderer=renderer,
-                limits=Limits(max_length=length),
+                limits=EpisodeLimits(max_length=length),
             )
 
 

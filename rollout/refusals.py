@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from rollout.decide import breaker
-from rollout.decide.blame import Failure, part
-from rollout.decide.view import PartView, Wait
+from rollout.decide.blame import TrajectoryFailure, part
+from rollout.decide.view import PartView, WaitReason
 
 
 class Refusals:
@@ -25,11 +25,11 @@ class Refusals:
         return list(self._parts.values())
 
     @property
-    def waits(self) -> list[Wait]:
+    def waits(self) -> list[WaitReason]:
         """Who waits for which part now."""
         return breaker.waits(self.views, time.time())
 
-    def note(self, failure: Failure) -> PartView:
+    def note(self, failure: TrajectoryFailure) -> PartView:
         name = part(failure)
         known = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), time.time())
         return known

@@ -16,7 +16,7 @@ from rollout.store.samples import SampleStore
 from sandbox.errors import Invalid, NotFound
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class TrajectoryEvidence(msgspec.Struct, kw_only=True):
     """One trajectory with evidence."""
 
     prompt: str
@@ -32,7 +32,7 @@ class Seen(msgspec.Struct, kw_only=True):
         return found
 
 
-class Kind(msgspec.Struct, kw_only=True):
+class EvidenceKind(msgspec.Struct, kw_only=True):
     """All trajectories with one kind of evidence."""
 
     trajectories: int
@@ -40,10 +40,10 @@ class Kind(msgspec.Struct, kw_only=True):
     others: float  # mean of those without; nan where there are none
 
 
-class Report(msgspec.Struct, kw_only=True):
+class EvidenceReport(msgspec.Struct, kw_only=True):
     played: int
-    kinds: dict[str, Kind]
-    trajectories: list[Seen]
+    kinds: dict[str, EvidenceKind]
+    trajectories: list[TrajectoryEvidence]
 
 
 def rules(run: Path, file: Path | None) -> EffectRules | None:
@@ -58,29 +58,31 @@ def rules(run: Path, file: Path | None) -> EffectRules | None:
         raise Invalid(f"{file}: {error}", remedy="see docs/rollout.md, effects as evidence") from None
 
 
-def effects_of(folder: Path, known: EffectRules) -> Report:
+def effects_of(folder: Path, known: EffectRules) -> EvidenceReport:
     """Of all finished trajectories. `folder`: of the rollout."""
     store = SampleStore(folder)
     rewards: dict[tuple[str, int], float] = {}
-    seen: list[Seen] = []
+    seen: list[TrajectoryEvidence] = []
     try:
         for prompt, member, _, reward in store.samples():
             trajectory = store.sample(prompt, member)
             rewards[prompt, member] = reward
             if found := evidence(trajectory, known):
                 then = "masked" if trajectory.masked else f"-{trajectory.penalty:g}" if trajectory.penalty else ""
-                seen.append(Seen(prompt=prompt, member=member, reward=reward, then=then, evidence=found))
+                seen.append(TrajectoryEvidence(prompt=prompt, member=member, reward=reward, then=then, evidence=found))
     finally:
         store.close()
     kinds = sorted({each.kind for one in seen for each in one.evidence})
-    return Report(played=len(rewards), kinds={kind: _sums(kind, seen, rewards) for kind in kinds}, trajectories=seen)
+    return EvidenceReport(
+        played=len(rewards), kinds={kind: _sums(kind, seen, rewards) for kind in kinds}, trajectories=seen
+    )
 
 
-def _sums(kind: str, seen: list[Seen], rewards: dict[tuple[str, int], float]) -> Kind:
+def _sums(kind: str, seen: list[TrajectoryEvidence], rewards: dict[tuple[str, int], float]) -> EvidenceKind:
     with_it = {(one.prompt, one.member) for one in seen if kind in one.by_kind()}
     inside = [reward for name, reward in rewards.items() if name in with_it]
     outside = [reward for name, reward in rewards.items() if name not in with_it]
-    return Kind(trajectories=len(inside), reward=_mean(inside), others=_mean(outside))
+    return EvidenceKind(trajectories=len(inside), reward=_mean(inside), others=_mean(outside))
 
 
 def _mean(values: list[float]) -> float:

@@ -19,7 +19,7 @@ from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.store.kept import KeptBook
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, NotFound
@@ -61,7 +61,7 @@ def at_turn(origins: Sequence[Origin], turn: int) -> Origin:
     raise NotFound(text, remedy=f"there are: {there}")
 
 
-async def fork(host: Labelled, origin: Origin) -> Any:
+async def fork(host: LabellingClient, origin: Origin) -> Any:
     """A sandbox in that very state, of which the caller disposes."""
     try:
         return await host.fork(origin.visit.checkpoint)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout import groups
 from rollout.config import RolloutConfig
-from rollout.decide.blame import Cause, Phase
+from rollout.decide.blame import Cause, EpisodePhase
 from rollout.decide.view import At
 from rollout.episode.kept import KeptStates
 from rollout.episode.origin import Origin
@@ -22,7 +22,7 @@ from rollout.store.samples import SampleStore
 from sandbox.errors import NotFound
 
 
-class Trees:
+class BranchTrees:
     """``origin = await trees.origin("p000012", At(member=4, start=0, turn=7))``"""
 
     def __init__(self, host: Any, store: SampleStore, disk: DiskThread, folder: Path, config: RolloutConfig):
@@ -55,7 +55,7 @@ class Trees:
         if self._on and trajectory is not None and trajectory.scored:
             await self._disk.do(groups.note_played, slot, trajectory, self._book)
 
-    async def lost(self, group: groups.Group, at: At) -> None:
+    async def lost(self, group: groups.OpenGroup, at: At) -> None:
         """No fork of this member's states is possible any more."""
         await self.kept.drop(group.lease.prompt, at.member)
         parent = group.members[at.member]
@@ -69,4 +69,4 @@ class Trees:
 def gone(trajectory: Trajectory) -> bool:
     """Did it end because the state that it should begin in is gone?"""
     failure = trajectory.failure
-    return failure is not None and (failure.phase, failure.cause) == (Phase.CREATE, Cause.DIED)
+    return failure is not None and (failure.phase, failure.cause) == (EpisodePhase.CREATE, Cause.DIED)

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     )
     from sandbox.sdk.client import Client
     from sandbox.sdk.files import Files
-    from sandbox.sdk.handle import Creation, Fork, Running, Sandbox
+    from sandbox.sdk.handle import CommandStream, Creation, Fork, Sandbox
     from sandbox.sdk.processes import Process, Terminal
     from sandbox.sdk.sessions import Session
     from sandbox.sdk.turns import Turn
@@ -90,6 +90,7 @@ __all__ = [
     "Client",
     "Closed",
     "CommandNotFound",
+    "CommandStream",
     "Conflict",
     "ConnectionBroken",
     "Creation",
@@ -124,7 +125,6 @@ __all__ = [
     "RestoreFailed",
     "RestoreResult",
     "Retention",
-    "Running",
     "Sandbox",
     "SandboxDead",
     "SandboxInfo",

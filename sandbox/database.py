@@ -78,7 +78,7 @@ def refused(error: sqlite3.Error, what: str) -> PagurusError:
 
 
 @dataclass(eq=False)
-class Change(Generic[T]):
+class QueuedWrite(Generic[T]):
     """One caller's work in a transaction that it shares with others: all of it or none."""
 
     work: Callable[[sqlite3.Connection], T]
@@ -107,7 +107,7 @@ class Change(Generic[T]):
             self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
-class Writer:
+class WriterThread:
     """The thread that writes a file, so that nothing blocks the event loop; from one loop.
 
     Changes that arrive while it commits share the next transaction.
@@ -116,7 +116,7 @@ class Writer:
     def __init__(self, connection: sqlite3.Connection, what: str) -> None:
         self.connection = connection
         self._what = what
-        self._queue: queue.SimpleQueue[Change[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[QueuedWrite[Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self.closed = False
 
@@ -125,7 +125,7 @@ class Writer:
         """Whether something was ever queued; until then the connection is the caller's too."""
         return self._thread.ident is not None
 
-    def queue(self, changes: Iterable[Change[Any]]) -> None:
+    def queue(self, changes: Iterable[QueuedWrite[Any]]) -> None:
         """The order of all that is queued is kept."""
         self.need_open()
         for change in changes:
@@ -136,7 +136,7 @@ class Writer:
     async def do(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         """What `work` returns, when it is committed. Raises NoSpace when the disk is full."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.queue([Change(work, durable, future)])
+        self.queue([QueuedWrite(work, durable, future)])
         return await future
 
     def need_open(self) -> None:
@@ -165,7 +165,7 @@ class Writer:
             if len(changes) < len(batch):
                 return
 
-    def _commit(self, changes: list[Change[Any]]) -> None:
+    def _commit(self, changes: list[QueuedWrite[Any]]) -> None:
         try:
             with transaction(self.connection, durable=any(change.durable for change in changes)):
                 for change in changes:
@@ -175,13 +175,13 @@ class Writer:
                 change.error = change.error or refused(error, self._what)
 
 
-def _tell(changes: list[Change[Any]]) -> None:
+def _tell(changes: list[QueuedWrite[Any]]) -> None:
     loop = next((change.future.get_loop() for change in changes if change.future is not None), None)
     if loop is not None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
             loop.call_soon_threadsafe(_settle, changes)
 
 
-def _settle(changes: list[Change[Any]]) -> None:
+def _settle(changes: list[QueuedWrite[Any]]) -> None:
     for change in changes:
         change.settle()

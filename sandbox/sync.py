@@ -28,6 +28,7 @@ from sandbox.sdk import client, files, gateway, handle, images, network, ports, 
 
 __all__ = [
     "Client",
+    "CommandStream",
     "Conversation",
     "Files",
     "Fork",
@@ -36,7 +37,6 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
-    "Running",
     "Sandbox",
     "Session",
     "Sessions",
@@ -200,5 +200,5 @@ Turn = _proxy(turns.Turn)
 Reader = _proxy(asyncio.StreamReader)
 Writer = _proxy(asyncio.StreamWriter)
 Fork = _proxy(handle.Fork)
-Running = _proxy(handle.Running)
+CommandStream = _proxy(handle.CommandStream)
 Client = _proxy(client.Client)

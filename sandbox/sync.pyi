@@ -44,10 +44,11 @@ from sandbox.messages import (
     Upstream,
     UpstreamInfo,
 )
-from sandbox.messages.store import CheckpointReport, Imported
+from sandbox.messages.store import CheckpointReport, ImportResult
 
 __all__ = [
     "Client",
+    "CommandStream",
     "Conversation",
     "Files",
     "Fork",
@@ -56,7 +57,6 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
-    "Running",
     "Sandbox",
     "Session",
     "Sessions",
@@ -137,7 +137,7 @@ class Sandbox:
         env: dict[str, str] | None = None,
         user: int | str | None = None,
         ends_turn: bool = True,
-    ) -> Running:
+    ) -> CommandStream:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
     def tree(self) -> builtins.list[CheckpointInfo]:
         """Its checkpoints and those that they descend from, oldest first."""
@@ -280,9 +280,9 @@ class Store:
         token: str | None = None,
         ca: str | None = None,
         mounts: bool = False,
-    ) -> Imported:
+    ) -> ImportResult:
         """Let the daemon fetch a checkpoint from another one, only what it lacks. `mounts`: as for `receive`."""
-    def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> Imported:
+    def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> ImportResult:
         """Import what another host's `stream` gave. All or nothing."""
     def remove(self, checkpoint: str | CheckpointInfo) -> None:
         """Remove a checkpoint. Raises Conflict when a sandbox stands on it."""
@@ -447,7 +447,7 @@ class Fork:
     def sandbox(self) -> Sandbox:
         """The new sandbox; raises if this child failed."""
 
-class Running:
+class CommandStream:
     """A command whose output is streamed: iterate for its chunks."""
     def __iter__(self) -> Iterator[Chunk]: ...
     def __next__(self) -> Chunk: ...

@@ -16,28 +16,28 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the probes need root"
 
 
 @pytest.fixture(scope="module")
-def findings() -> dict[str, doctor.Finding]:
+def findings() -> dict[str, doctor.DoctorFinding]:
     return {finding.name: finding for finding in doctor.examine()}
 
 
-def test_every_probe_reports(findings: dict[str, doctor.Finding]) -> None:
+def test_every_probe_reports(findings: dict[str, doctor.DoctorFinding]) -> None:
     assert set(findings) == {name for name, _, _ in doctor.PROBES}
     assert all(finding.fact for finding in findings.values())
 
 
-def test_what_is_missing_comes_with_a_remedy(findings: dict[str, doctor.Finding]) -> None:
+def test_what_is_missing_comes_with_a_remedy(findings: dict[str, doctor.DoctorFinding]) -> None:
     assert all(finding.remedy for finding in findings.values() if finding.level == "miss")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_host_that_was_set_up_is_sound(findings: dict[str, doctor.Finding]) -> None:
+def test_a_host_that_was_set_up_is_sound(findings: dict[str, doctor.DoctorFinding]) -> None:
     assert [f for f in findings.values() if f.level == "miss"] == []
     assert findings["inspector"].fact.startswith("loaded and attached")
     assert findings["criu tcp"].fact == "dumps and restores a TCP listener"
 
 
 @pytest.mark.alone
-def test_the_probes_leave_nothing_behind(findings: dict[str, doctor.Finding]) -> None:
+def test_the_probes_leave_nothing_behind(findings: dict[str, doctor.DoctorFinding]) -> None:
     loops = subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mountinfo") as mounts:
         assert "pagurus-doctor" not in loops + mounts.read()
@@ -59,8 +59,11 @@ def test_a_probe_that_fails_is_a_finding() -> None:
 
 
 def test_the_last_line_says_ready_or_what_to_do() -> None:
-    fine, optional = doctor.Finding("root", "ok", "as root"), doctor.Finding("vllm", "note", "not here", "get it")
-    bad = doctor.Finding("criu", "miss", "CRIU 3", "run `make setup`")
+    fine, optional = (
+        doctor.DoctorFinding("root", "ok", "as root"),
+        doctor.DoctorFinding("vllm", "note", "not here", "get it"),
+    )
+    bad = doctor.DoctorFinding("criu", "miss", "CRIU 3", "run `make setup`")
     assert doctor.conclusion([fine, optional]) == "ready: start the daemon with `pagurus daemon`"
     said = doctor.conclusion([fine, bad, optional])
     assert said == "not ready, criu missing: run `make setup`, then `pagurus doctor` again"

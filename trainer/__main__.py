@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from rollout.service.client import RolloutClient
-from trainer.run import Config, main, warm
+from trainer.run import TrainConfig, main, warm
 
 
 def client(url: str) -> RolloutClient:
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     away = client(options.rollout) if options.rollout else None
     if options.elsewhere:
         away = RolloutClient.elsewhere(options.run)
-    raise SystemExit(main(Config(task=Path(), resume=options.run), client=away))
+    raise SystemExit(main(TrainConfig(task=Path(), resume=options.run), client=away))

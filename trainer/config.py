@@ -27,9 +27,9 @@ from rollout.engine.client import Sampling
 from rollout.environments import folder as task
 from rollout.environments import splits
 from rollout.environments.base import Environment
-from rollout.environments.mixture import Mixture, Part, load_curriculum
+from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
 from rollout.environments.splits import SHARE, Share
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
@@ -37,11 +37,11 @@ from trainer import machine, sizing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class TrainConfig:
     """What `pagurus train` takes. Keys of the TOML file are these names."""
 
     task: Path  # or a mixture, of which this then is the first
-    mixture: tuple[Part, ...] = ()  # tables [[mixture]] of task, name, weight, rows
+    mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
     seed: int = 0
@@ -87,7 +87,7 @@ class Config:
     resume: Path | None = None
 
 
-KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
+KEYS = tuple(each.name for each in dataclasses.fields(TrainConfig) if each.name != "resume")
 POSITIVE = (
     "steps",
     "groups",
@@ -118,7 +118,7 @@ def read(path: Path) -> dict[str, Any]:
     _resolve(content, ("task", "out", "model", "curriculum"), path)
     for part in content.get("mixture", ()):
         if isinstance(part, dict):
-            _need_known(path, part, Part.__struct_fields__)
+            _need_known(path, part, MixturePart.__struct_fields__)
             _resolve(part, ("task", "rows", "held_out"), path)
     return content
 
@@ -136,7 +136,7 @@ def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
             content[name] = str((path.parent / content[name]).resolve())
 
 
-def make(content: Mapping[str, Any]) -> Config:
+def make(content: Mapping[str, Any]) -> TrainConfig:
     """A configuration of these keys. Says which key is wrong, and how."""
     content = dict(content)
     if content.get("mixture"):
@@ -144,7 +144,7 @@ def make(content: Mapping[str, Any]) -> Config:
     if "task" not in content:
         raise Invalid("no task is named", remedy='task = "examples/fix_the_service"')
     try:
-        made = msgspec.convert(content, Config, dec_hook=_path)
+        made = msgspec.convert(content, TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise Invalid(f"configuration: {error}", remedy="see docs/training.md") from None
     if made.concurrency is not None and made.concurrency <= 0:
@@ -163,7 +163,7 @@ def make(content: Mapping[str, Any]) -> Config:
     return _agreeing(made)
 
 
-def _agreeing(config: Config) -> Config:
+def _agreeing(config: TrainConfig) -> TrainConfig:
     """The same. Refuses keys that do not go together, and names that nobody knows."""
     if config.engine not in ENGINES:
         raise Invalid(f"no engine {config.engine!r}", remedy=" or ".join(ENGINES))
@@ -189,7 +189,7 @@ def _agreeing(config: Config) -> Config:
     return config
 
 
-def _need_handover(config: Config) -> None:
+def _need_handover(config: TrainConfig) -> None:
     """Refuses a run that has no engine to spare, or whose trainer cannot use one."""
     if max(config.pool.engines, len(config.pool.urls)) < 2:
         raise Invalid("handover has engines rest while others go on: it needs two", remedy="[pool] engines = 2")
@@ -204,7 +204,7 @@ def _need_handover(config: Config) -> None:
         raise Invalid("several updates need the whole batch first", remedy="set updates = 1, or leave out handover")
 
 
-def need_objective(config: Config) -> None:
+def need_objective(config: TrainConfig) -> None:
     """Refuses a name that is in no table, and an objective that cannot do what is asked."""
     from trainer.objectives import named, with_corrections  # with torch: who goes on with a run needs none
 
@@ -218,7 +218,7 @@ def need_objective(config: Config) -> None:
         raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream and handover")
 
 
-def open_run(config: Config, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, Config]:
+def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
     """The run folder, new or resumed, and the configuration that it runs under. A resumed run may get another number
     of steps, and of ranks."""
     if config.resume is not None:
@@ -226,7 +226,7 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
     _agreeing(config)
     need_objective(config)
     begin = config.model or task.load(config.task).start  # a wrong folder leaves no run behind
-    parts = config.mixture or (Part(task=str(config.task)),)
+    parts = config.mixture or (MixturePart(task=str(config.task)),)
     chosen = Mixture(parts, share=config.held_share).splits
     if config.curriculum is not None:
         load_curriculum(config.curriculum)
@@ -249,7 +249,7 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
     return folder, config
 
 
-def environments(config: Config) -> list[type[Environment]]:
+def environments(config: TrainConfig) -> list[type[Environment]]:
     """Those that a run of this configuration plays."""
     return [task.load(Path(part.task)).environment for part in config.mixture] or [task.load(config.task).environment]
 
@@ -269,7 +269,7 @@ def need_model(folder: Path, *wanted: type[Environment]) -> None:
             )
 
 
-def unfinished(config: Config) -> Path | None:
+def unfinished(config: TrainConfig) -> Path | None:
     """The last run, if it has this plan, has begun to learn, and has no summary yet."""
     folder = (config.out / "latest").resolve()
     if not (folder / NAME).exists() or (folder / "summary.json").exists():
@@ -281,17 +281,17 @@ def unfinished(config: Config) -> Path | None:
     return folder if plan == wanted else None
 
 
-def _absolute(config: Config) -> Config:
+def _absolute(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
 
 
-def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, Config]:
+def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
     folder = run.resolve()
     try:
         stored = (folder / NAME).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
-    config = msgspec.json.decode(stored, type=Config, dec_hook=_path)
+    config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
     changed = dataclasses.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
     if changed != config:
         config = _agreeing(changed)
@@ -299,12 +299,12 @@ def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -
     return folder, config
 
 
-def _remember(folder: Path, config: Config, rollout: RolloutPlan) -> None:
+def _remember(folder: Path, config: TrainConfig, rollout: RolloutPlan) -> None:
     plan = {name: getattr(config, name) for name in KEYS} | {"rollout": rollout}
     durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(plan, enc_hook=str), indent=1))
 
 
-def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
+def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
     """What the rollout's process is told of it, for the machine as it is now. `begin`: the policy to begin with."""
     from rollout.episode.renderer import end_tokens
 
@@ -325,7 +325,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             sampling=Sampling(
                 max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
             ),
-            limits=Limits(max_length=config.max_length),
+            limits=EpisodeLimits(max_length=config.max_length),
             seed=config.seed,
             branching=config.branching,
             visit=config.visit,

@@ -29,14 +29,14 @@ from trainer.batches.sample import Sample, accepted
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
-from trainer.objectives import Counts, Credit, Figures, Objective, Rewards, Tokens, credit, whole_divisor
+from trainer.objectives import BatchCounts, Credit, Figures, Objective, Rewards, SampledTokens, credit, whole_divisor
 from trainer.objectives.advantage import gae, silent
 from trainer.objectives.figures import Summary, by_outcome
 from trainer.objectives.losses import divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OptimiserSettings:
     """Of the optimisation. Few, and each with a default that serves."""
 
     rate: float = 2e-4  # of AdamW
@@ -88,13 +88,13 @@ class Learner:
         self,
         scorer: Scorer,
         objective: Objective,
-        settings: Settings | None = None,
+        settings: OptimiserSettings | None = None,
         *,
         reference: Scorer | None = None,
         ranks: Ranks = ALONE,
     ):
         self.scorer, self.objective, self.reference, self.ranks = scorer, objective, reference, ranks
-        self.settings = settings or Settings()
+        self.settings = settings or OptimiserSettings()
         self.on_micro_batch: Callable[[], object] = lambda: None  # who watches hears that it goes on
         self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
@@ -124,7 +124,7 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
         self._fed: list[Sample] = []  # what came in, refused samples as well
         self._samples: list[Sample] = []
-        self._counts, self._stats = Counts(), StepStats()
+        self._counts, self._stats = BatchCounts(), StepStats()
         self._figures, self._done = Figures(), Figures()
 
     def feed(self, samples: Sequence[Sample], *, last: bool = False) -> None:
@@ -205,7 +205,7 @@ class Learner:
             assert advantage is not None and share is not None
             packed = pack([samples[i] for i in rows] or [EMPTY], device=self.ranks.device)
             scores = self.scorer(packed)
-            tokens = Tokens(
+            tokens = SampledTokens(
                 scores.new, packed.engine, packed.sequence, advantage, share, scores.entropy,
                 gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
             )  # fmt: skip
@@ -308,7 +308,7 @@ class Learner:
         return list(found.split(rewards.lengths.tolist()))
 
 
-def streams(objective: Objective, settings: Settings) -> bool:
+def streams(objective: Objective, settings: OptimiserSettings) -> bool:
     """Whether gradients of some groups of a batch can be computed before the batch is complete."""
     return objective.streams and settings.updates == 1
 
@@ -364,7 +364,7 @@ def _select(earned: Credit, lengths: Tensor, part: list[int]) -> Credit:
     return Credit(
         torch.cat([advantages[i] for i in part]),
         torch.cat([shares[i] for i in part]),
-        Counts(len(counted), sum(sizes[i] for i in counted)),
+        BatchCounts(len(counted), sum(sizes[i] for i in counted)),
         earned.needed[part],
     )
 

@@ -19,7 +19,7 @@ from trainer.trackers import Tracker
 log = logging.getLogger("pagurus.trainer.metrics")
 
 
-class Recorder:
+class MetricsRecorder:
     """Appends to the files of a run folder, and tells trackers. A context manager."""
 
     def __init__(self, folder: Path, trackers: Sequence[Tracker] = ()):
@@ -27,7 +27,7 @@ class Recorder:
         self._metrics = (folder / "metrics.jsonl").open("ab")
         self._turns = (folder / "turns.jsonl").open("ab")
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> MetricsRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:

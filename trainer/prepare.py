@@ -12,12 +12,14 @@ from pathlib import Path
 from rich.console import Console
 
 from sandbox.errors import NoSpace, PagurusError
-from trainer.config import Config, open_run, unfinished
+from trainer.config import TrainConfig, open_run, unfinished
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def prepare(config: Config, *, steps: int | None = None, ranks: int | None = None, fresh: bool = False) -> Path | None:
+def prepare(
+    config: TrainConfig, *, steps: int | None = None, ranks: int | None = None, fresh: bool = False
+) -> Path | None:
     """The run folder to work in, made if need be; None when there can be none, which has been said.
 
     A run of the same plan that has not ended is gone on with, unless `fresh`.

@@ -13,12 +13,12 @@ from rich.table import Table
 from rollout.environments import folder as task
 from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import KEYS, Config, environments, need_model, need_objective
+from trainer.config import KEYS, TrainConfig, environments, need_model, need_objective
 from trainer.models.load import empty
 from trainer.steps import work_plan
 
 
-def preview(config: Config) -> int:
+def preview(config: TrainConfig) -> int:
     """What a run of this configuration would do and take."""
     need_objective(config)
     wanted = task.load(config.task)
@@ -37,7 +37,7 @@ def preview(config: Config) -> int:
     return 0
 
 
-def estimated(config: Config, start: Path) -> estimate.Estimate:
+def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
     """For a rank of this run, where every trajectory is as long as it may be."""
     flops = estimate.measure_flops(bf16=config.bf16)
     plan = work_plan(config, Path())

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 RATE_OVER = 10.0  # seconds over which turns per second are averaged
-SAY_EVERY = 10.0  # seconds between two lines where there is no terminal
+SAY_INTERVAL = 10.0  # seconds between two lines where there is no terminal
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -66,7 +66,7 @@ class Display:
         self._turns = [(at, count) for at, count in self._turns if now - at < RATE_OVER]
         if grown > 0:
             self._turns.append((now, grown))
-        if not self.console.is_terminal and now - self._said >= SAY_EVERY:
+        if not self.console.is_terminal and now - self._said >= SAY_INTERVAL:
             since = max(0, self.verdicts.total() - self._since)
             self.say(f"{self._stage}: {since} turns, {self.rate():.1f} a second")
 

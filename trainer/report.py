@@ -16,7 +16,7 @@ import msgspec
 from rich.table import Table
 
 from rollout import Trajectory, TurnRecord
-from rollout.service.protocol import Counts
+from rollout.service.protocol import RolloutCounters
 from sandbox import durable
 
 VERDICTS = ("none", "files", "processes", "both")
@@ -50,7 +50,7 @@ class Totals(msgspec.Struct, kw_only=True):
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
     wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
-    seen: Counts | None = None  # what the rollout had counted when these were last brought up to date
+    seen: RolloutCounters | None = None  # what the rollout had counted when these were last brought up to date
 
     @property
     def hidden_share(self) -> float | None:
@@ -62,10 +62,10 @@ class Totals(msgspec.Struct, kw_only=True):
         for name, seconds in parts.items():
             self.wall_split_s[name] = self.wall_split_s.get(name, 0.0) + seconds
 
-    def count(self, now: Counts) -> None:
+    def count(self, now: RolloutCounters) -> None:
         """Brings up to date what the rollout counts: deaths of sandboxes and what became of them, those of trajectories
         that no batch took included. It may have been started again meanwhile, and so may we."""
-        seen = self.seen if self.seen is not None and self.seen.born == now.born else Counts(born=now.born)
+        seen = self.seen if self.seen is not None and self.seen.born == now.born else RolloutCounters(born=now.born)
         self.seen = now
         for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
             setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(seen, name))

@@ -41,7 +41,7 @@ KEEP = 2
 OPTIONS = StateDictOptions(ignore_frozen_params=True)  # with adapters, the frozen weights are the base folder's
 
 
-class State(msgspec.Struct, kw_only=True):
+class ResumeState(msgspec.Struct, kw_only=True):
     """After optimiser step number `step` (0: fitted to the demonstrations, no step of the objective yet)."""
 
     step: int
@@ -52,15 +52,16 @@ class State(msgspec.Struct, kw_only=True):
 
 
 class Saves:
-    """``saves.start_save(learner, State(step=3))``, work, ``saves.wait_saved()``. All ranks call the same, in order."""
+    """``saves.start_save(learner, ResumeState(step=3))``, work, ``saves.wait_saved()``. All ranks call the same, in
+    order."""
 
     def __init__(self, folder: Path, ranks: Ranks = ALONE):
         self.folder, self.ranks = folder, ranks
         self.notes: list[str] = []  # saves that were passed over, and why
         self._group = None if ranks.alone else dist.new_group(backend="gloo")  # its own: a thread uses it
-        self._pending: tuple[State, Future[Any]] | None = None
+        self._pending: tuple[ResumeState, Future[Any]] | None = None
 
-    def start_save(self, learner: Learner, state: State) -> None:
+    def start_save(self, learner: Learner, state: ResumeState) -> None:
         """Copies what is to be saved; from here on the weights may change. One save at a time."""
         self.wait_saved()
         aside = self.folder / ".new"
@@ -96,16 +97,16 @@ class Saves:
             self._show(state)
         self._together()
 
-    def save(self, learner: Learner, state: State) -> None:
+    def save(self, learner: Learner, state: ResumeState) -> None:
         self.start_save(learner, state)
         self.wait_saved()
 
-    def load(self, learner: Learner) -> State | None:
+    def load(self, learner: Learner) -> ResumeState | None:
         """Puts the newest whole save into `learner` and the generators of chance; None where there is none yet."""
         chosen = self._choose()
         if chosen is None:
             return None
-        state = msgspec.json.decode((chosen / "state.json").read_bytes(), type=State)
+        state = msgspec.json.decode((chosen / "state.json").read_bytes(), type=ResumeState)
         tensors = _tensors(learner)
         dcp.load(tensors, checkpoint_id=str(chosen), no_dist=self.ranks.alone)
         set_state_dict(
@@ -122,14 +123,14 @@ class Saves:
             torch.manual_seed(state.step * 4096 + self.ranks.rank)
         return state
 
-    def newest(self) -> State | None:
+    def newest(self) -> ResumeState | None:
         """What the newest whole save says, without its tensors."""
         chosen = self._choose()
-        return None if chosen is None else msgspec.json.decode((chosen / "state.json").read_bytes(), type=State)
+        return None if chosen is None else msgspec.json.decode((chosen / "state.json").read_bytes(), type=ResumeState)
 
     # ------------------------------------------------------------------ parts
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: ResumeState) -> None:
         aside, target = self.folder / ".new", self.folder / f"step-{state.step:06d}"
         for path in aside.iterdir():
             durable.sync(path)

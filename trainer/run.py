@@ -42,8 +42,8 @@ from rollout import Batch, Trajectory
 from rollout.environments import folder as task
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
-from rollout.service.phases import Phases
-from rollout.service.protocol import Counts, VersionRef
+from rollout.service.phases import PhaseClient
+from rollout.service.protocol import PublishedVersion, RolloutCounters
 from rollout.store import stages
 from rollout.store.lock import own
 from rollout.weights.adapter import CONFIG
@@ -52,38 +52,38 @@ from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, report, resume
 from trainer.batches.groups import samples, staleness
-from trainer.config import KEYS, Config, open_run
+from trainer.config import KEYS, TrainConfig, open_run
 from trainer.learner import local
-from trainer.metrics import Recorder
+from trainer.metrics import MetricsRecorder
 from trainer.models.load import published, take
 from trainer.prepare import explain
 from trainer.progress import Display
 from trainer.split import split
-from trainer.steps import Alone, Steps, Together, work_plan
-from trainer.stream import Stream
+from trainer.steps import DistributedSteps, LocalSteps, Steps, work_plan
+from trainer.stream import BatchStream
 from trainer.trackers import open_tracker
 from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
 OWNED = 75  # exit status: another process is the trainer of this run
-LOOK = 1.0  # seconds between two looks at what the rollout does
+POLL_INTERVAL = 1.0  # seconds between two looks at what the rollout does
 
 
-class Owned(Exception):
+class RunFolderBusy(Exception):
     """Another process is the trainer of this run folder."""
 
 
-def main(config: Config, *, client: RolloutClient | None = None) -> int:
+def main(config: TrainConfig, *, client: RolloutClient | None = None) -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop turns, which then takes it
     structs.learn()
     console = Console()
-    run: Run | None = None
+    run: TrainerRun | None = None
     try:
-        run = Run(config, console, client=client)
+        run = TrainerRun(config, console, client=client)
         asyncio.run(run.go())
         return 0
-    except Owned as error:
+    except RunFolderBusy as error:
         print(error, file=sys.stderr)
         return OWNED
     except (PagurusError, OSError, SafetensorError, sqlite3.OperationalError) as error:
@@ -100,10 +100,10 @@ def warm() -> None:
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 
 
-class Run:
+class TrainerRun:
     """One run folder and what its trainer does."""
 
-    def __init__(self, config: Config, console: Console, *, client: RolloutClient | None = None):
+    def __init__(self, config: TrainConfig, console: Console, *, client: RolloutClient | None = None):
         """`client`: of a rollout elsewhere; None: the one that works in the run folder, on this host."""
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         machine.return_freed_memory()
@@ -121,9 +121,9 @@ class Run:
         self.wall_before = 0.0
         self.last_turns = 0
         self.client = client
-        self.phases = None if self.config.share is None else Phases(self.config.share, self.folder)
+        self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.folder)
         self.steps: Steps
-        self.stream: Stream | None = None
+        self.stream: BatchStream | None = None
         self._stages: set[str] = set()
 
     async def go(self) -> None:
@@ -131,7 +131,7 @@ class Run:
         try:
             lock = own(self.folder, LOCK)
         except Conflict as error:
-            raise Owned(str(error)) from None
+            raise RunFolderBusy(str(error)) from None
         with lock:
             self._reached(stages.IMPORTED)
             this = asyncio.current_task()
@@ -142,7 +142,7 @@ class Run:
     async def _go(self) -> None:
         keys = {name: str(getattr(self.config, name)) for name in KEYS}
         trackers = [await asyncio.to_thread(open_tracker, name, self.folder, keys) for name in self.config.trackers]
-        with self._shown() as display, Recorder(self.folder, trackers) as self.recorder:
+        with self._shown() as display, MetricsRecorder(self.folder, trackers) as self.recorder:
             display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
             for line in self.environments.evaluates_on():
                 display.say(line)
@@ -201,8 +201,8 @@ class Run:
         """Who takes them."""
         plan, ranks = work_plan(self.config, self.folder), self.config.ranks
         if ranks == 1:
-            return Alone(plan)
-        return Together(plan, ranks=ranks, tell=lambda text: self.display.say(text))
+            return LocalSteps(plan)
+        return DistributedSteps(plan, ranks=ranks, tell=lambda text: self.display.say(text))
 
     async def _with_rollout(self) -> None:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
@@ -228,7 +228,7 @@ class Run:
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
         if self.config.stream or self.config.handover:
-            self.stream = Stream(self.rollout, self.steps, samples)
+            self.stream = BatchStream(self.rollout, self.steps, samples)
         while self.step < self.config.steps:
             began = time.monotonic()
             batch = await (self.stream or self.rollout).next_batch()
@@ -296,7 +296,7 @@ class Run:
 
     # ------------------------------------------------------------------ parts
 
-    def _train(self, batch: Batch, state: resume.State) -> dict[str, Any]:
+    def _train(self, batch: Batch, state: resume.ResumeState) -> dict[str, Any]:
         """Consumes a batch. Produces the next weights and their save."""
         return self.steps.step(samples(batch), state)
 
@@ -304,7 +304,7 @@ class Run:
         """Brings the counters up to date."""
         self.totals.count(await self._look())
 
-    async def _look(self) -> Counts:
+    async def _look(self) -> RolloutCounters:
         """What the rollout has counted, shown."""
         counts = await self.rollout.counts()
         self.display.turns(counts.verdicts)
@@ -323,10 +323,10 @@ class Run:
                 rewards.setdefault(self.environments.name(each.seed), []).append(each.reward)
         return {name: {part: sum(found) / len(found) for part, found in sorted(rewards.items())}}
 
-    def _state(self, step: int, consumed: list[str]) -> resume.State:
+    def _state(self, step: int, consumed: list[str]) -> resume.ResumeState:
         """Of the run after this step."""
         self.totals.wall_s = self._wall()
-        return resume.State(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
+        return resume.ResumeState(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
 
     def _encode(self) -> None:
         """Begins to make the next version of the weights as they are now; nobody sees it before `_publish`."""
@@ -358,7 +358,7 @@ class Run:
         ref = await asyncio.to_thread(self.publisher.wait)
         assert ref is not None, "rank 0 publishes"
         store = str(self.publisher.store.folder)
-        await self.rollout.publish(VersionRef(version=ref.version, folder=store, digest=ref.manifest.digest))
+        await self.rollout.publish(PublishedVersion(version=ref.version, folder=store, digest=ref.manifest.digest))
 
     @property
     def model(self) -> nn.Module:
@@ -385,7 +385,7 @@ class Run:
                     "waits": "; ".join(counts.waits) or "nobody",
                 }
             )
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _figures_of_weights(self) -> dict[str, float]:
         """Of the version that was just published: what it took, and how far its readers are behind."""

@@ -23,33 +23,33 @@ class FileHash(msgspec.Struct, frozen=True):
     size: int
 
 
-class Manifest(msgspec.Struct, kw_only=True):
+class SealManifest(msgspec.Struct, kw_only=True):
     """What a sealed folder consists of. `version`: a number of the owner's."""
 
     version: int
     files: dict[str, FileHash]
 
 
-def write_manifest(folder: Path | str, version: int) -> Manifest:
+def write_manifest(folder: Path | str, version: int) -> SealManifest:
     """Seal `folder`: hash all its files, then write ``manifest.json`` aside, sync it and rename it into place."""
     folder = Path(folder)
     files = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
-    manifest = Manifest(version=version, files=files)
+    manifest = SealManifest(version=version, files=files)
     durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return manifest
 
 
-def read_manifest(folder: Path | str) -> Manifest:
+def read_manifest(folder: Path | str) -> SealManifest:
     path = Path(folder) / NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(path.read_bytes(), type=SealManifest)
     except FileNotFoundError:
         raise EngineFailed(f"{folder} was not sealed: no {NAME}", remedy="use the one before it") from None
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"{path} is damaged: {error}", remedy="use the one before it") from error
 
 
-def verify_folder(folder: Path | str, version: int | None = None) -> Manifest:
+def verify_folder(folder: Path | str, version: int | None = None) -> SealManifest:
     """The manifest, after every file was read and hashed again. Raises EngineFailed naming what differs."""
     folder = Path(folder)
     manifest = read_manifest(folder)

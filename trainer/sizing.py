@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SANDBOXES_PER_CORE = 8  # at PACE: a turn costs a core some 100 ms (command, checkpoint, answer)
-LEAST, MOST = 4, 64  # sandboxes
+MIN_SANDBOXES, MAX_SANDBOXES = 4, 64  # sandboxes
 PACE = 0.8  # seconds
 SHARE = 0.75  # of a core that others keep busy: turns are short bursts, which the kernel prefers to what runs for long
 NICE, NICE_CROWDED = 5, 10  # both give way to sandboxes and their checkpoints
@@ -34,7 +34,7 @@ def choose(cores: int, busy: float, *, concurrency: int | None = None, pace: flo
     """
     busy = min(max(busy, 0.0), float(cores))
     free = cores - busy + SHARE * busy
-    fitting = min(MOST, max(LEAST, int(SANDBOXES_PER_CORE * free) // 4 * 4))
+    fitting = min(MAX_SANDBOXES, max(MIN_SANDBOXES, int(SANDBOXES_PER_CORE * free) // 4 * 4))
     return Sizing(
         concurrency=concurrency if concurrency is not None else fitting,
         pace=pace if pace is not None else PACE,

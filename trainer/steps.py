@@ -22,20 +22,20 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from trainer.batches.sample import Sample
-from trainer.config import Config
+from trainer.config import TrainConfig
 from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
-from trainer.learner import Settings, learning_rate, streams
+from trainer.learner import OptimiserSettings, learning_rate, streams
 from trainer.models.load import Lora, load
-from trainer.resume import Saves, State
+from trainer.resume import ResumeState, Saves
 
 T = TypeVar("T")
-LOSSES_MOST = 3  # of ranks in a row, without a step in between
+MAX_LOSSES = 3  # of ranks in a row, without a step in between
 
 
-def work_plan(config: Config, run: Path) -> WorkPlan:
+def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
     """What those are told who take the steps. The policy that the run began with lies in its folder."""
     return WorkPlan(
         model=str(run / "policy"),
@@ -47,7 +47,7 @@ def work_plan(config: Config, run: Path) -> WorkPlan:
         objective=config.objective,
         corrections=list(config.corrections),
         length=config.max_length,
-        settings=Settings(rate=config.rate, budget=config.budget, updates=config.updates),
+        settings=OptimiserSettings(rate=config.rate, budget=config.budget, updates=config.updates),
         bf16=config.bf16,
         recompute=config.recompute,
         offload=config.offload,
@@ -61,7 +61,7 @@ class Steps(Protocol):
     plan: WorkPlan
     model: nn.Module
 
-    def begin(self, state: State | None) -> None:
+    def begin(self, state: ResumeState | None) -> None:
         """From the newest save, which has this state, or from the plan's model."""
 
     @property
@@ -74,10 +74,10 @@ class Steps(Protocol):
     def feed(self, samples: Sequence[Sample]) -> None:
         """Whole groups of the batch that is not complete yet."""
 
-    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+    def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         """One step on this batch, saved with the state of the run after it; its figures."""
 
-    def note(self, state: State) -> None:
+    def note(self, state: ResumeState) -> None:
         """The state changed between two steps."""
 
     def look(self) -> None:
@@ -86,7 +86,7 @@ class Steps(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class LocalSteps:
     """This process takes the steps, on its GPU where there is one."""
 
     def __init__(self, plan: WorkPlan):
@@ -95,9 +95,9 @@ class Alone:
         self.learner = make_learner(plan, here(offload=plan.offload))
         self.model: nn.Module = self.learner.scorer.model
 
-    def begin(self, state: State | None) -> None:
+    def begin(self, state: ResumeState | None) -> None:
         if state is None:
-            self.saves.save(self.learner, State(step=0))
+            self.saves.save(self.learner, ResumeState(step=0))
         else:
             self.saves.load(self.learner)
 
@@ -111,14 +111,14 @@ class Alone:
     def feed(self, samples: Sequence[Sample]) -> None:
         self.learner.feed(samples)
 
-    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+    def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         plan = self.plan
         rate = learning_rate(plan.settings.rate, state.step - 1, plan.steps, plan.final_share)
         stats = self.learner.complete(samples, rate=rate)
         self.note(state)
         return stats.items()
 
-    def note(self, state: State) -> None:
+    def note(self, state: ResumeState) -> None:
         self.saves.save(self.learner, state)
 
     def look(self) -> None:
@@ -128,7 +128,7 @@ class Alone:
         leave()
 
 
-class Together:
+class DistributedSteps:
     """Ranks take the steps. `tell` hears of each one that was lost."""
 
     def __init__(self, plan: WorkPlan, *, ranks: int, tell: Callable[[str], None], **watch: float):
@@ -140,7 +140,7 @@ class Together:
         self._step = self._parts = 0  # steps that are done, parts of the next batch that were fed
         self._busy = threading.Lock()
 
-    def begin(self, state: State | None) -> None:
+    def begin(self, state: ResumeState | None) -> None:
         with self._busy:
             self._step = 0 if state is None else state.step
             self.fleet.forget(self._step)
@@ -155,14 +155,14 @@ class Together:
         self.fleet.feed(self._step, self._parts, samples)
         self._parts += 1
 
-    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+    def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         with self._busy:
             self.fleet.give(samples, state)
             stats = self._result(state.step).stats
             self._step, self._parts = state.step, 0
             return stats
 
-    def note(self, state: State) -> None:
+    def note(self, state: ResumeState) -> None:
         """Goes to disk with the next step: what changed until then is found out again."""
 
     def look(self) -> None:
@@ -189,7 +189,7 @@ class Together:
                 return call()
             except RankLost as lost:
                 self._losses += 1
-                if self._losses > LOSSES_MOST:
+                if self._losses > MAX_LOSSES:
                     raise RankLost(
                         f"{lost.message}; {self._losses} times in a row",
                         remedy=f"see {self.fleet.folder / 'ranks.log'}; go on with another number: --ranks N",

@@ -13,10 +13,10 @@ from typing import Protocol
 from rollout import Batch
 from trainer.batches.sample import Sample
 
-LOOK = 0.2  # seconds between looks at what has become whole
+POLL_INTERVAL = 0.2  # seconds between looks at what has become whole
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """The part of `RolloutController` that is needed here."""
 
     async def next_batch(self) -> Batch: ...
@@ -38,10 +38,10 @@ class Takes(Protocol):
         """Whole groups of it."""
 
 
-class Stream:
+class BatchStream:
     """``batch = await stream.next_batch()``, then the step of that batch by whoever was fed."""
 
-    def __init__(self, source: Source, takes: Takes, samples: Callable[[Batch], list[Sample]]):
+    def __init__(self, source: BatchSource, takes: Takes, samples: Callable[[Batch], list[Sample]]):
         self.source, self.takes, self.samples = source, takes, samples
 
     async def next_batch(self) -> Batch:
@@ -58,7 +58,7 @@ class Stream:
                     one = self.samples(Batch(version=there.version, groups=[group], oldest=there.oldest))
                     await asyncio.to_thread(self.takes.feed, one)
                     fed.add(group.prompt)
-                await asyncio.wait({asked}, timeout=LOOK)
+                await asyncio.wait({asked}, timeout=POLL_INTERVAL)
             return await asked
         finally:
             asked.cancel()

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_whole, pays
-from rollout.weights.layout import Layout, Segment, TensorSpec, cut, rank_rows
+from rollout.weights.layout import Layout, LayoutSegment, TensorSpec, cut, rank_rows
 from rollout.weights.store import VersionStore
-from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest, ref_of
+from rollout.weights.versions import PIECE_DIGEST, Ref, VersionManifest, VersionRef, piece_digest, ref_of
 from sandbox.errors import Invalid
 from trainer.distributed.ranks import ALONE, Ranks
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
-class Encoded(msgspec.Struct):
+class EncodedRankVersion(msgspec.Struct):
     """One rank's part of a version: by number of the segment."""
 
     steps: dict[int, Ref | None]
@@ -45,12 +45,12 @@ class Encoded(msgspec.Struct):
 
 
 @dataclass
-class Prepared:
+class StagedVersion:
     """A version that only has to be listed."""
 
     copies: dict[str, Tensor]
     whole: bool
-    manifest: Manifest | None  # on rank 0
+    manifest: VersionManifest | None  # on rank 0
     own: set[str]  # digests of what this rank wrote
     held: ExitStack  # its content is not collected meanwhile
 
@@ -97,7 +97,7 @@ class Publisher:
         self._since_whole = 0
         self._layout: tuple[Layout, Ref] | None = None
         self._hand = ThreadPoolExecutor(1, "publisher")
-        self._pending: Future[Prepared] | None = None
+        self._pending: Future[StagedVersion] | None = None
 
     def start(
         self,
@@ -131,7 +131,7 @@ class Publisher:
         self._since_whole = 0 if ready.whole else self._since_whole + 1
         return self._base_ref
 
-    def _list(self, ready: Prepared) -> VersionRef | None:
+    def _list(self, ready: StagedVersion) -> VersionRef | None:
         """On rank 0: the version, listed. Stores that are apart list it before rank 0's does, which readers ask."""
         if not self.apart:
             return None if ready.manifest is None else self.store.publish(ready.manifest)
@@ -162,7 +162,7 @@ class Publisher:
 
     def _prepare(
         self, version: int, copies: dict[str, Tensor], files: dict[str, bytes], shapes: dict[str, torch.Size]
-    ) -> Prepared:
+    ) -> StagedVersion:
         started = time.monotonic()
         with ExitStack() as held:
             held.enter_context(self.store.publishing())
@@ -173,7 +173,7 @@ class Publisher:
             parts = self._gather(encoded)
             manifest = None
             if parts is not None:
-                manifest = Manifest(
+                manifest = VersionManifest(
                     version=version,
                     layout=layout_ref,
                     base=base.manifest.digest if base is not None else None,
@@ -186,7 +186,9 @@ class Publisher:
                 )
             self.seconds.encode_s = time.monotonic() - started
             refs = [*encoded.steps.values(), *encoded.whole.values()]
-            return Prepared(copies, whole, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all())
+            return StagedVersion(
+                copies, whole, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all()
+            )
 
     def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
         specs = []
@@ -248,13 +250,13 @@ class Publisher:
             self._base, self._base_ref = copies, newest
         return equal
 
-    def _own(self, segment: Segment) -> bool:
+    def _own(self, segment: LayoutSegment) -> bool:
         return segment.rank == self.ranks.rank
 
     def _encode(
         self, layout: Layout, copies: dict[str, Tensor], *, against: dict[str, Tensor] | None, whole: bool
-    ) -> Encoded:
-        result = Encoded({}, {}, {})
+    ) -> EncodedRankVersion:
+        result = EncodedRankVersion({}, {}, {})
         for number, segment in enumerate(layout.segments):
             if not self._own(segment):
                 continue
@@ -280,30 +282,30 @@ class Publisher:
             return None
         return encode_changes(where, values, new.numel()) if pays(count, new.numel()) else encode_whole(_host(new))
 
-    def _words(self, segment: Segment, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+    def _words(self, segment: LayoutSegment, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
         """The segment's pieces, one after another, as int16."""
         pieces = [self._piece(segment, index, layout, tensors).reshape(-1) for index in range(len(segment.pieces))]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _piece(self, segment: Segment, index: int, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+    def _piece(self, segment: LayoutSegment, index: int, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
         piece = segment.pieces[index]
         spec = layout.tensors[piece.tensor]
         first, _ = rank_rows(spec.rows, self.ranks.rank, self.ranks.size)
         table = tensors[spec.name].view(torch.int16).reshape(-1, spec.columns)
         return table[piece.top - first : piece.bottom - first, piece.left : piece.right]
 
-    def _digests(self, segment: Segment, layout: Layout, tensors: dict[str, Tensor]) -> bytes:
+    def _digests(self, segment: LayoutSegment, layout: Layout, tensors: dict[str, Tensor]) -> bytes:
         """Of each piece."""
         return b"".join(
             piece_digest(_host(self._piece(segment, index, layout, tensors).reshape(-1)).data.cast("B"))
             for index in range(len(segment.pieces))
         )
 
-    def _gather(self, encoded: Encoded) -> list[Encoded] | None:
+    def _gather(self, encoded: EncodedRankVersion) -> list[EncodedRankVersion] | None:
         """Every rank's part, on rank 0; elsewhere None."""
         if self.ranks.alone:
             return [encoded]
-        parts: list[Encoded | None] | None = [None] * self.ranks.size if self.ranks.rank == 0 else None
+        parts: list[EncodedRankVersion | None] | None = [None] * self.ranks.size if self.ranks.rank == 0 else None
         dist.gather_object(encoded, parts, group=self._group)
         return None if parts is None else [part for part in parts if part is not None]
 

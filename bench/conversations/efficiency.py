@@ -30,7 +30,7 @@ from rollout.engine.launch import embedded, vllm
 from rollout.engine.protocol import RESET_CACHE
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.episode.renderer import ChatRenderer
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.errors import NotFound
 
 CONVERSATIONS, TURNS, LENGTH = 32, 2, 512
@@ -95,7 +95,7 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
         async with AsyncExitStack() as stack:
             servers = {n: EngineSupervisor(kind, folder, 0, log=Path(home) / f"{n}.log") for n in "ab"}
             await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
-            pool = await stack.enter_async_context(Pool())
+            pool = await stack.enter_async_context(EnginePool())
             for name, server in servers.items():
                 await pool.join(name, server)
             clients = [await server.wait_serving() for server in servers.values()]
@@ -114,7 +114,9 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
     }
 
 
-async def _pairs(pool: Pool, servers: Servers, renderer: ChatRenderer, count: int) -> tuple[list[Took], list[Took]]:
+async def _pairs(
+    pool: EnginePool, servers: Servers, renderer: ChatRenderer, count: int
+) -> tuple[list[Took], list[Took]]:
     stacked, bare = list[Took](), list[Took]()
     _, trace = await _stacked(pool, servers, renderer)  # both are warmed up
     await _bare(servers, trace)
@@ -128,7 +130,7 @@ async def _pairs(pool: Pool, servers: Servers, renderer: ChatRenderer, count: in
     return stacked, bare
 
 
-async def _stacked(pool: Pool, servers: Servers, renderer: ChatRenderer) -> tuple[Took, Trace]:
+async def _stacked(pool: EnginePool, servers: Servers, renderer: ChatRenderer) -> tuple[Took, Trace]:
     played = [Played() for _ in range(CONVERSATIONS)]
     await servers.emptied()
     began = servers.clocks()

@@ -14,13 +14,13 @@ from typing import Any
 
 from rollout.engine.client import Delta, Generation, Sampling
 from rollout.episode.renderer import ChatRenderer, Message
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.paths import CHECKOUT
 
 MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3
 LENGTH = 2048  # tokens of the longest conversation
-TURNS_MOST = 64
+MAX_TURNS = 64
 ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
 
 
@@ -84,7 +84,7 @@ def versions(home: Path, count: int) -> list[Path]:
 
 
 async def play(
-    pool: Pool,
+    pool: EnginePool,
     renderer: ChatRenderer,
     number: int,
     played: Played,
@@ -101,7 +101,7 @@ async def play(
     messages: list[Message] = [{"role": "user", "content": f"Task {number}. {ASKED[number % len(ASKED)]}"}]
     played.ids = renderer.open(messages)
     sampling = Sampling(max_tokens=tokens, stop_token_ids=renderer.stops)
-    for turn in range(TURNS_MOST):
+    for turn in range(MAX_TURNS):
         if exactly is not None:
             sampling = Sampling(max_tokens=exactly(number, turn), ignore_eos=True)
         at, before = len(played.ids), list(played.ids)
@@ -121,7 +121,7 @@ async def play(
         messages.append(new)
 
 
-async def _hear(pool: Pool, ids: list[int], sampling: Sampling) -> Generation:
+async def _hear(pool: EnginePool, ids: list[int], sampling: Sampling) -> Generation:
     """An answer, piece by piece, as it was told."""
     token_ids, logprobs, last = list[int](), list[float](), Delta(token_ids=[], logprobs=[])
     async for last in pool.stream(ids, sampling):

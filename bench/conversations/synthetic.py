@@ -16,8 +16,8 @@ from typing import Any
 
 from rollout.calm import calm
 from rollout.decide.engines.routing import RoutingRules
-from rollout.engine.client import Delta, Published, Sampling, Span
-from rollout.pool.pool import Pool
+from rollout.engine.client import Delta, PublishResult, Sampling, WeightSpan
+from rollout.pool.pool import EnginePool
 from sandbox.errors import EngineFailed
 
 PIECE = 8  # tokens of one delta
@@ -39,8 +39,8 @@ class WaitingServer:
     async def fetch(self, version: int) -> None:
         return None
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
-        return Published(version=version, seconds=0.0, paused_s=0.0)
+    async def publish(self, folder: Path | str, version: int) -> PublishResult:
+        return PublishResult(version=version, seconds=0.0, paused_s=0.0)
 
     def kill(self) -> None:
         self.alive = False
@@ -66,7 +66,7 @@ class WaitingServer:
             yield Delta(
                 token_ids=list(os.urandom(count)),
                 logprobs=[-1.0] * count,
-                spans=[Span(0, 0, given)] if last else None,
+                spans=[WeightSpan(0, 0, given)] if last else None,
                 finish_reason="length" if last else None,
             )
 
@@ -86,7 +86,7 @@ async def synthetic(live: int) -> dict[str, Any]:
     lags, busy = list[float](), list[float]()  # of these, while this process computed: the rest is the machine's
     calm()
     openings = [os.urandom(400) for _ in range(live // 8 + 1)]
-    async with Pool(rules=RoutingRules(silence=30)) as pool:
+    async with EnginePool(rules=RoutingRules(silence=30)) as pool:
         for name, server in servers.items():
             await pool.join(name, server)
 

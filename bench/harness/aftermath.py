@@ -37,7 +37,7 @@ from sandbox.libc import checked, library
 from sandbox.termination import termination_signals
 
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # prctl
-PATIENCE = 20.0  # seconds for what was killed to be gone
+TIMEOUT = 20.0  # seconds for what was killed to be gone
 _notes: list[int] = []  # the descriptor of a file that the bench writes and the guardian reads
 
 
@@ -163,9 +163,9 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _descendants() -> list[procfs.Task]:
+def _descendants() -> list[procfs.ProcessIdentity]:
     """All processes that the bench started and that live, by whom they descend from."""
-    children: dict[int, list[procfs.Task]] = {}
+    children: dict[int, list[procfs.ProcessIdentity]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (task := procfs.task_of(int(name))) is not None:
             children.setdefault(task.parent, []).append(task)
@@ -178,7 +178,7 @@ def _descendants() -> list[procfs.Task]:
 def _end_all() -> set[str]:
     """Kill until none is left; the names of their sandboxes' control groups."""
     groups: set[str] = set()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (left := _descendants()) and time.monotonic() < deadline:
         for task in left:
             with contextlib.suppress(OSError), closing(os.pidfd_open(task.pid)) as handle:

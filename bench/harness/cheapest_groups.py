@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from coordinator.decide.multiplex import Group, Job, Member, Prices
+from coordinator.decide.multiplex import GroupMember, JobGroup, Prices, SharedJob
 
 
-def cheapest(jobs: Sequence[Job], prices: Prices) -> float:
+def cheapest(jobs: Sequence[SharedJob], prices: Prices) -> float:
     """What the cheapest arrangement costs per hour: every set of jobs that may be a group, with its exact price, is a
     column of a covering problem in integers, which HiGHS solves. (scipy is needed for it, the extra `dev`.)"""
     columns, costs = [], []
@@ -36,18 +36,18 @@ def cheapest(jobs: Sequence[Job], prices: Prices) -> float:
     return float(found.fun)
 
 
-def fewest_nodes(jobs: Sequence[Job], limit: float, prices: Prices) -> int:
+def fewest_nodes(jobs: Sequence[SharedJob], limit: float, prices: Prices) -> int:
     """Rollout machines that these jobs need at least as one group: all ways to put them onto machines are tried, and
     all orders of their turns."""
     order = sorted(jobs, key=lambda each: -each.rollout)
     best = sum(each.rollout_nodes for each in order)
 
-    def place_rest(index: int, nodes: tuple[tuple[float, float], ...], members: tuple[Member, ...]) -> None:
+    def place_rest(index: int, nodes: tuple[tuple[float, float], ...], members: tuple[GroupMember, ...]) -> None:
         nonlocal best
         if len(nodes) >= best:
             return
         if index == len(order):
-            turns = (Group(members=each, rollout_nodes=len(nodes)) for each in itertools.permutations(members))
+            turns = (JobGroup(members=each, rollout_nodes=len(nodes)) for each in itertools.permutations(members))
             if any(group.turns_within(limit) for group in turns):
                 best = len(nodes)
             return
@@ -64,7 +64,7 @@ def fewest_nodes(jobs: Sequence[Job], limit: float, prices: Prices) -> int:
                     after[n] = (after[n][0] + each.rollout, after[n][1] + each.rollout_gb)
                 new = each.rollout_nodes - used
                 after += [(each.rollout, each.rollout_gb)] * new
-                member = Member(each, (*chosen, *range(len(nodes), len(nodes) + new)))
+                member = GroupMember(each, (*chosen, *range(len(nodes), len(nodes) + new)))
                 place_rest(index + 1, tuple(after), (*members, member))
 
     place_rest(0, (), ())

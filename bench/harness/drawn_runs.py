@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 
 from bench.harness.paced_engine import paced
-from coordinator.simulate.engines import Rates
-from coordinator.simulate.rollouts import Plan, Simulated, Turn
+from coordinator.simulate.engines import StepCosts
+from coordinator.simulate.rollouts import Plan, RolloutSimulation, SimulatedTurn
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment, Observation
@@ -108,7 +108,7 @@ class Drawn:
             generation = await self.engine.generate(prompt_ids, drawn, request_id=request_id)
         finally:
             self.live -= 1
-        generation.spans = [Span(self.version, 0, len(generation.token_ids))]  # its weights never change
+        generation.spans = [WeightSpan(self.version, 0, len(generation.token_ids))]  # its weights never change
         self.seen.append((len(generation.token_ids), (beside + self.live + 1) / 2, time.monotonic() - began))
         return generation
 
@@ -158,19 +158,19 @@ async def live(engine: Generates, law: Law, prompts: int, way: Way) -> dict[str,
     return {"seconds_per_prompt": await play(drawn, OneAnswer, prompts, way.config), "seen": drawn.seen}
 
 
-def simulated(law: Law, prompts: int, way: Way, rates: Rates, overhead: float) -> float:
+def simulated(law: Law, prompts: int, way: Way, rates: StepCosts, overhead: float) -> float:
     """Seconds per trained prompt."""
     answers: Counter[int] = Counter()
 
-    def workload(prompt: int, member: int) -> list[Turn]:
+    def workload(prompt: int, member: int) -> list[SimulatedTurn]:
         answers[prompt] += 1
-        return [Turn(0, law(prompt, answers[prompt] - 1), overhead)]
+        return [SimulatedTurn(0, law(prompt, answers[prompt] - 1), overhead)]
 
     plan = Plan(rules=way.config.rules, engines=[rates], workload=workload, prompts=prompts)
-    return Simulated(plan).run().seconds / prompts
+    return RolloutSimulation(plan).run().seconds / prompts
 
 
-async def calibrate(engine: EngineSupervisor, slots: int) -> tuple[Rates, float]:
+async def calibrate(engine: EngineSupervisor, slots: int) -> tuple[StepCosts, float]:
     """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of a round beside its steps."""
     seen: list[tuple[int, float, float]] = []
     beside = []
@@ -184,7 +184,7 @@ async def calibrate(engine: EngineSupervisor, slots: int) -> tuple[Rates, float]
     took = np.array([seconds for *_, seconds in seen])
     asked = np.array([[1.0, tokens, tokens * count] for tokens, count, _ in seen]) / took[:, None]
     own, base, slope = np.linalg.lstsq(asked, np.ones(len(seen)))[0]
-    rates = Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=slots)
+    rates = StepCosts(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=slots)
     return rates, max(0.0, float(own) + statistics.median(beside))
 
 
@@ -229,7 +229,7 @@ async def compared(options: argparse.Namespace, slots: int, ways: tuple[Way, Way
     }
 
 
-def bound(law: Law, prompts: int, way: Way, rates: Rates) -> float:
+def bound(law: Law, prompts: int, way: Way, rates: StepCosts) -> float:
     """Seconds per prompt; no queue takes longer: Q·mean/K + longest, of each batch (arXiv:2510.11345)."""
     steps = 0.0
     for first in range(0, prompts, way.groups):

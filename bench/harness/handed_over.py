@@ -30,25 +30,25 @@ import numpy as np
 
 from bench.harness import aftermath
 from coordinator.simulate import handover
-from coordinator.simulate.engines import Rates
+from coordinator.simulate.engines import StepCosts
 from rollout import tokenizer
 from rollout.decide.view import CrewView
-from rollout.engine.client import Generation, Published, Sampling
+from rollout.engine.client import Generation, PublishResult, Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
-from rollout.engine.launch import Command, Launch, embedded
+from rollout.engine.launch import Launch, LaunchCommand, embedded
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment, Observation
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.plan import PoolPlan, read_plan
-from rollout.pool.pool import Pool
-from rollout.service.protocol import VersionRef
+from rollout.pool.pool import EnginePool
+from rollout.service.protocol import PublishedVersion
 from rollout.service.role import RolloutRole
-from rollout.service.server import Door
+from rollout.service.server import RolloutServer
 from rollout.store import decisions
 from rollout.store.samples import SampleStore
 from sandbox.paths import CHECKOUT
 from sandbox.testing import FakeHost
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 from trainer.metrics import read_lines
 
 TOKENS = CHECKOUT / "examples" / "fix_the_service" / "start"  # whose tokenizer is used
@@ -56,7 +56,7 @@ ENGINES, TRAINER = ("0", "1"), "1"  # processors
 GROUPS, SIZE = 16, 4
 PROMPT = 150  # tokens: most of the gradients' time
 LONGEST, EVEN = 200, 75  # tokens of an answer at most, of each answer of a control
-CONTROL_EVERY = 3  # pairs of steps
+CONTROL_INTERVAL = 3  # pairs of steps
 
 Lengths = Callable[[int, int], int]  # tokens of an answer of a prompt, by its number among the prompt's answers
 
@@ -91,7 +91,7 @@ def policy(folder: Path) -> Path:
 
 def begin(home: Path, *, steps: int, longest: int) -> Path:
     """A run folder."""
-    config = Config(
+    config = TrainConfig(
         task=Path(__file__), model=policy(home / "model"), steps=steps, groups=GROUPS, size=SIZE, concurrency=256,
         held_out=1, rate=1e-6, staleness=0, handover=True, pool=PoolPlan(engines=len(ENGINES)), max_tokens=longest,
         max_length=PROMPT + longest + 8, pace=0.0, trackers=(), out=home / "runs",
@@ -106,7 +106,7 @@ class Seen:
     served: dict[int, float] = field(default_factory=dict)  # when all engines had it
     rested: dict[int, float] = field(default_factory=dict)  # when one began to rest
     ended: dict[int, float] = field(default_factory=dict)  # when the last answer was there
-    rates: dict[int, Rates] = field(default_factory=dict)  # as the pool had learned them when it had this version
+    rates: dict[int, StepCosts] = field(default_factory=dict)  # as the pool had learned them when it had this version
     servers: list[EngineSupervisor] = field(default_factory=list)
 
     def took(self, version: int) -> float:
@@ -117,7 +117,7 @@ class Seen:
 class Drawn:
     """The pool, but that answers have the lengths that are drawn, and that engines rest at some versions only."""
 
-    def __init__(self, pool: Pool, run: Path, lengths: Lengths, rests: Callable[[int], bool], seen: Seen):
+    def __init__(self, pool: EnginePool, run: Path, lengths: Lengths, rests: Callable[[int], bool], seen: Seen):
         self.pool, self.run, self.lengths, self.rests, self.seen = pool, run, lengths, rests, seen
         self.words = tokenizer.load(run / "policy")
         self.version = 0
@@ -131,13 +131,13 @@ class Drawn:
         self.seen.ended[self.version] = time.monotonic()
         return generation
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         if version == 1:  # before newer saves replace it: see `gradient_difference`
             await asyncio.to_thread(shutil.copytree, self.run / "resume" / "step-000001", self.run / "first")
         published = await self.pool.publish(weights, version)
         self.version, self.seen.served[version] = version, time.monotonic()
         crew = self.pool.crew()
-        self.seen.rates[version] = Rates(base=crew.base, per_sequence=crew.each, slots=crew.slots)
+        self.seen.rates[version] = StepCosts(base=crew.base, per_sequence=crew.each, slots=crew.slots)
         return published
 
     def crew(self) -> CrewView:
@@ -152,7 +152,7 @@ class Drawn:
 def on(processor: str, kind: Launch) -> Launch:
     """That engine, on this processor."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = kind.command(folder, port)
         return replace(plain, argv=["taskset", "-c", processor, *plain.argv])
 
@@ -160,11 +160,13 @@ def on(processor: str, kind: Launch) -> Launch:
 
 
 @asynccontextmanager
-async def engines(ref: VersionRef, run: Path, kind: Callable[[Launch], Launch], seen: Seen) -> AsyncIterator[Pool]:
+async def engines(
+    ref: PublishedVersion, run: Path, kind: Callable[[Launch], Launch], seen: Seen
+) -> AsyncIterator[EnginePool]:
     plan = read_plan(run)
     plain = kind(embedded(slots=plan.pool.slots, length=plan.config.limits.max_length))
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool())
+        pool = await stack.enter_async_context(EnginePool())
         for number, processor in enumerate(ENGINES):
             server = EngineSupervisor(on(processor, plain), ref.folder, ref.version, log=run / f"engine-{number}.log")
             await pool.join(f"engine-{number}", await stack.enter_async_context(server))
@@ -181,15 +183,15 @@ async def rollout(
     seen = Seen()
 
     @asynccontextmanager
-    async def serve(ref: VersionRef) -> AsyncIterator[Drawn]:
+    async def serve(ref: PublishedVersion) -> AsyncIterator[Drawn]:
         async with engines(ref, run, kind, seen) as pool:
             yield Drawn(pool, run, lengths, rests, seen)
 
     async with (
         FakeHost() as fake,
         fake.client() as host,
-        RolloutRole(run, read_plan(run), Labelled(host, run), serve=serve) as role,
-        Door(role, run / "roles"),
+        RolloutRole(run, read_plan(run), LabellingClient(host, run), serve=serve) as role,
+        RolloutServer(role, run / "roles"),
     ):
         yield role, seen
 
@@ -229,7 +231,7 @@ def gradient_difference(run: Path) -> float:
     from trainer.resume import Saves
     from trainer.steps import work_plan
 
-    _, config = open_run(Config(task=Path(), resume=run))
+    _, config = open_run(TrainConfig(task=Path(), resume=run))
     plan = work_plan(config, run)
     store = SampleStore(run / "rollout")
     batch = store.batch(0)
@@ -263,7 +265,7 @@ def compared(pairs: int, kind: Callable[[Launch], Launch]) -> dict[str, Any]:
     """One run: a step that warms up, then pairs of steps, every third pair of equal answers, the others of drawn ones.
     Of each pair one step has a handover. What the simulation says of the drawn ones follows from the equal ones."""
     steps = 1 + 2 * pairs
-    controls = [v for v in range(1, steps) if (v - 1) // 2 % CONTROL_EVERY == 0]
+    controls = [v for v in range(1, steps) if (v - 1) // 2 % CONTROL_INTERVAL == 0]
     drawn = [v for v in range(1, steps) if v not in controls]
 
     def law(version: int) -> Lengths:
@@ -306,10 +308,10 @@ def compared(pairs: int, kind: Callable[[Launch], Launch]) -> dict[str, Any]:
 
 
 def predicted(
-    seen: Seen, trained: dict[int, float], known: list[int], drawn: list[Lengths], rates: Rates
+    seen: Seen, trained: dict[int, float], known: list[int], drawn: list[Lengths], rates: StepCosts
 ) -> dict[bool, list[float]]:
     """Seconds of steps of these lengths without and with handover, from steps of equal answers without one."""
-    machines = handover.Machines(engines=len(ENGINES), trained_on=1, switch=0.0, prompt=PROMPT)
+    machines = handover.SharedMachinePool(engines=len(ENGINES), trained_on=1, switch=0.0, prompt=PROMPT)
 
     def step(lengths: np.ndarray, *, moves: bool) -> float:
         train = per_token * (lengths + PROMPT).sum()

@@ -30,9 +30,9 @@ from sandbox.sdk.sessions import Session
 CROWD = 16
 PAUSE = (0.02, 0.4)  # seconds that a daemon lives after it serves, at least and at most
 PROGRESS = CROWD  # commands that it answers before it is killed again,
-PROGRESS_MOST = 10.0  # unless that takes so many seconds
-CHECKPOINT_EVERY = 25  # commands
-SESSION_EVERY = 3  # commands
+MAX_PROGRESS = 10.0  # unless that takes so many seconds
+CHECKPOINT_INTERVAL = 25  # commands
+SESSION_INTERVAL = 3  # commands
 STAY = "setsid sh -c 'while :; do sleep 1000; done' >/dev/null 2>&1 & echo $!"
 
 
@@ -93,7 +93,7 @@ async def _lives(records: list[Record], pause: float) -> None:
     """Let the daemon live until `pause` seconds have passed and some commands have been answered."""
     before, began = _done(records), time.monotonic()
     while time.monotonic() - began < pause or _done(records) < before + PROGRESS:
-        if time.monotonic() - began > PROGRESS_MOST:
+        if time.monotonic() - began > MAX_PROGRESS:
             return
         await asyncio.sleep(min(0.01, pause))
 
@@ -118,13 +118,13 @@ async def _work(record: Record, stop: asyncio.Event) -> None:
     number = 0
     while not stop.is_set():
         number += 1
-        if number % SESSION_EVERY == 0:
+        if number % SESSION_INTERVAL == 0:
             await _count(record)
         try:
             done = await record.sandbox.exec(f"echo {number} >> /log; echo {number}")
             record.answered.append(number)
             record.wrong += done.text != f"{number}\n"
-            if number % CHECKPOINT_EVERY == 0:
+            if number % CHECKPOINT_INTERVAL == 0:
                 await record.sandbox.checkpoint()
         except Interrupted:
             record.unknown.add(number)

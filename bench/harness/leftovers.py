@@ -24,7 +24,7 @@ from sandbox.container.cgroup import hierarchy
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.errors import PagurusError
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 PREFIX = "pagurus-inspector-"
 _LOCK = "lock"
@@ -44,7 +44,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def run(pool: Pool) -> Iterator[Run]:
+def run(pool: BtrfsPool) -> Iterator[Run]:
     """A new run, whose sandboxes lie in `pool`."""
     aftermath.note(command=[sys.executable, "-m", "bench.harness.leftovers"])
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
@@ -71,7 +71,9 @@ async def remove() -> list[str]:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            await _remove(Run(folder, folder.name.removeprefix(PREFIX)), Pool(Path(os.fsdecode(os.read(lock, 4096)))))
+            await _remove(
+                Run(folder, folder.name.removeprefix(PREFIX)), BtrfsPool(Path(os.fsdecode(os.read(lock, 4096))))
+            )
             found.append(folder.name.removeprefix(PREFIX))
         except BlockingIOError:  # it lives
             continue
@@ -80,7 +82,7 @@ async def remove() -> list[str]:
     return found
 
 
-async def _remove(dead: Run, pool: Pool) -> None:
+async def _remove(dead: Run, pool: BtrfsPool) -> None:
     for directory in _named(dead.sandboxes, f"*{dead.tag}*"):
         await _end(directory)
     if pool.mounted():

@@ -26,14 +26,14 @@ import numpy as np
 from bench.harness import aftermath
 from coordinator.simulate.serving import Mode, Traffic
 from rollout.engine.client import EngineClient, Sampling
-from rollout.engine.launch import Command, Launch
+from rollout.engine.launch import Launch, LaunchCommand
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import EngineFailed
 
 LIVE, READ = 48, 400  # requests of rollouts at once, tokens of their prompts
 ANSWER = (50, 150)  # tokens of their answers, at least and at most
-VERSION_EVERY = 10.0  # seconds
-NOBODY_EVERY = 6  # slices of users, then one of nobody
+VERSION_INTERVAL = 10.0  # seconds
+NOBODY_INTERVAL = 6  # slices of users, then one of nobody
 VOCABULARY = range(20, 300)
 MODES: tuple[Mode, ...] = ("alone", "slack", "naive")
 
@@ -84,7 +84,7 @@ async def started(server: Launch, model: Path) -> AsyncIterator[EngineClient]:
 def unlent(server: Launch) -> Launch:
     """A vLLM server as it is, but that it answers token by token."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = server.command(folder, port)
         return replace(plain, argv=[*plain.argv, "--stream-interval", "1"])
 
@@ -124,7 +124,7 @@ async def play(
             rate = seen.rollout_tokens / seen.seconds
             told = f"p99 to the first token {p99:.3f} s, rollouts {rate:.0f} tokens a second so far"
             print(f"slice {number}, {mode}: {told}", file=sys.stderr)
-        if number % NOBODY_EVERY == 0:
+        if number % NOBODY_INTERVAL == 0:
             for mode in modes:
                 if mode != "alone":
                     await _nobody(engine, mode, every, found[mode], clock)
@@ -136,7 +136,7 @@ async def play(
 
 async def _versions(engine: EngineClient) -> None:
     for version in itertools.count(1):
-        await asyncio.sleep(VERSION_EVERY)
+        await asyncio.sleep(VERSION_INTERVAL)
         await engine.set_version(version)
 
 

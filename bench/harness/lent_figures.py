@@ -21,7 +21,7 @@ from bench.harness.drawn_runs import MODEL
 from bench.harness.lent_engine import Seen, StepSeen, Token
 from bench.harness.paced_engine import paced
 from coordinator.simulate import serving
-from rollout.decide.engines.lending import Decided, Lending
+from rollout.decide.engines.lending import Lending, LendingDecision
 from rollout.decide.engines.slack import Budget
 from rollout.engine import launch, step_log
 from rollout.store import decisions
@@ -117,7 +117,7 @@ def steps_of(path: Path) -> Iterator[StepSeen]:
     budget, events = step_log.read(path)
     lending, before = Lending(budget), None
     for event in events:
-        if isinstance(event, Decided):
+        if isinstance(event, LendingDecision):
             before = event
         elif before is not None:
             predicted, ended = lending.cost.step(event.answers, event.prompt_tokens), before.now + event.seconds

@@ -76,7 +76,7 @@ def foretold(
     """
     found: dict[str, float] = {}
     for mode in MODES:
-        came, played = list[serving.Served](), seen[mode]
+        came, played = list[serving.ServingResult](), seen[mode]
         for part, here in zip(slices(traffic, every), played.slices, strict=True):
             others = pairs_of(steps, [each for each in [*played.slices, *played.empty_slices] if each != here])
             if not any(next.users for _, next in others):
@@ -97,7 +97,7 @@ def _learned(budget: Budget, steps: list[StepSeen], until: float) -> Lending:
 
 def _simulated(
     part: serving.Traffic, budget: Budget, mode: serving.Mode, lending: Lending, ran: Callable[[int, int, int], Ran]
-) -> serving.Served:
+) -> serving.ServingResult:
     def as_seen(users: int, rollouts: int, read: int) -> Ran:  # in one queue all are users
         return ran(users, rollouts, read) if mode == "slack" else ran(users + rollouts, 0, read)
 

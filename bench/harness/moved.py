@@ -10,10 +10,10 @@ import time
 
 from bench.harness.own_daemon import IMAGE
 from sandbox import Client, Sandbox
-from sandbox.messages.cluster import HostInfo, Moved, MoveRequest, PlaceInfo
+from sandbox.messages.cluster import HostInfo, MoveRequest, MoveResult, PlaceInfo
 
-REST = 1.0  # seconds between two moves
-PATIENCE = 20.0  # seconds in which what runs inside must show that it goes on
+RETRY_DELAY = 1.0  # seconds between two moves
+TIMEOUT = 20.0  # seconds in which what runs inside must show that it goes on
 READY = "while [ ! -e /ready ]; do sleep 0.05; done"
 MEMORY = """cat > /holder.py <<'E'
 import os, time
@@ -65,7 +65,7 @@ setsid python3 /server.py > /dev/null 2> /wrong.server < /dev/null & while [ ! -
 setsid python3 /client.py > /dev/null 2> /wrong < /dev/null & """
 
 
-async def move(client: Client, what: str, count: int, megabytes: int) -> tuple[list[Moved], list[str]]:
+async def move(client: Client, what: str, count: int, megabytes: int) -> tuple[list[MoveResult], list[str]]:
     """Let a sandbox with that at work inside go on elsewhere, `count` times; and what was wrong inside afterwards."""
     sandbox = await client.create(IMAGE)
     script = SERVICE if what == "http" else MEMORY.format(bytes=megabytes << 20)
@@ -77,10 +77,10 @@ async def move(client: Client, what: str, count: int, megabytes: int) -> tuple[l
         target = next(info.name for info in infos if info.name != here and info.state == "alive")
         before = await _count(sandbox)
         wanted = MoveRequest(sandbox=sandbox.id, host=target)
-        moves.append(await client.call("POST", "/v1/cluster/moves", Moved, wanted))
+        moves.append(await client.call("POST", "/v1/cluster/moves", MoveResult, wanted))
         if trouble := await _stopped(sandbox, before):
             wrong.append(f"move {number}: {trouble}")
-        await asyncio.sleep(REST)
+        await asyncio.sleep(RETRY_DELAY)
     await sandbox.remove()
     return moves, wrong
 
@@ -96,7 +96,7 @@ async def _count(sandbox: Sandbox) -> int:
 
 async def _stopped(sandbox: Sandbox, before: int) -> str:
     """Why it does not count on from where it was; nothing if it does, without a complaint."""
-    deadline, first = time.monotonic() + PATIENCE, await _count(sandbox)
+    deadline, first = time.monotonic() + TIMEOUT, await _count(sandbox)
     if first < before:
         return f"counted {before} before and {first} afterwards"
     while await _count(sandbox) < first + 3:

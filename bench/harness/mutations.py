@@ -21,13 +21,13 @@ from blake3 import blake3
 from bench.harness.mutate_images import Files, Mutator
 from sandbox.content import transfer
 from sandbox.content.pages import PAGE
-from sandbox.content.transfer import Entry, Head, ImageFile, Kind, PageList, Part
+from sandbox.content.transfer import ContentPart, Entry, FrameKind, ImageFile, PageList, TransferHeader
 from sandbox.messages import Verdict
 from sandbox.tree import sparse
 
 MIB = 1 << 20
 ZEROS = bytes(PAGE)
-PAGES_MOST = 64  # in one frame
+MAX_PAGES = 64  # in one frame
 CONTENTS = [b"x", b"one\n" * 500, bytes(range(256)) * 5000, bytes(3 * MIB) + b"end", b"{secret}"]
 NAMES = [b"a", b"..", b".", b"", b"/", b"a/b", b"../../../etc/passwd", b"a\0b", b"\xff\xfe", b"n" * 255, b"n" * 256,
          b".wh.a", b"work", b"upper", b"links", b"0", b"1", b"proc", b".pagurus", b"init"]  # fmt: skip
@@ -81,7 +81,7 @@ def seed(chance: random.Random, image_digest: str, template: dict[str, Any], che
         if kind == "d":
             folders.append(len(entries))
         entries.append(_fields(entry))
-    head = Head(
+    head = TransferHeader(
         id=checkpoint, sandbox="s-0123456789", verdict=Verdict.BOTH, image="debian", image_digest=image_digest,
         template=copy.deepcopy(template), ancestors=["c-aaaaaaaaaa"], files=True,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _put_processes(stream: Stream, dumped: Files) -> None:
             each = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
             stream.lists.append((name, b"".join(bytes(32) if page == ZEROS else _digest(page) for page in each)))
             filled = [page for page in each if page != ZEROS]
-            stream.pages += [b"".join(filled[at : at + PAGES_MOST]) for at in range(0, len(filled), PAGES_MOST)]
+            stream.pages += [b"".join(filled[at : at + MAX_PAGES]) for at in range(0, len(filled), MAX_PAGES)]
         else:
             stream.images.append({"name": name, "size": len(data), "content": _digest(data)})
             stream.parts += [{**part, "content": _digest(data)} for part in _parts(data)]
@@ -190,7 +190,7 @@ def _of_tree(stream: Stream, chance: random.Random) -> None:
 
 
 def _of_head(stream: Stream, chance: random.Random) -> None:
-    name = chance.choice(list(Head.__struct_fields__))
+    name = chance.choice(list(TransferHeader.__struct_fields__))
     if name in ("id", "sandbox"):
         stream.head[name] = chance.choice(IDS)
     elif name == "ancestors":
@@ -288,15 +288,15 @@ def mutate(stream: Stream, chance: random.Random) -> None:
 def frames(stream: Stream, chance: random.Random) -> bytes:
     """The bytes of it. A share is damaged as a whole: cut, flipped, in another order."""
     encode = msgspec.msgpack.encode
-    made = [(Kind.HEAD, encode(stream.head))]
+    made = [(FrameKind.HEAD, encode(stream.head))]
     for first in range(0, len(stream.entries), 1000):
         batch = [tuple(each.values()) for each in stream.entries[first : first + 1000]]
-        made.append((Kind.ENTRY, encode(batch)))
+        made.append((FrameKind.ENTRY, encode(batch)))
     if stream.images:
-        made.append((Kind.IMAGE, encode([tuple(image.values()) for image in stream.images])))
-    made += [(Kind.LIST, encode(each)) for each in stream.lists]
-    made += [(Kind.PART, encode(tuple(part.values()))) for part in stream.parts]
-    made += [(Kind.PAGES, packed) for packed in [*map(_packed, stream.pages), *stream.bombs]]
+        made.append((FrameKind.IMAGE, encode([tuple(image.values()) for image in stream.images])))
+    made += [(FrameKind.LIST, encode(each)) for each in stream.lists]
+    made += [(FrameKind.PART, encode(tuple(part.values()))) for part in stream.parts]
+    made += [(FrameKind.PAGES, packed) for packed in [*map(_packed, stream.pages), *stream.bombs]]
     whole = chance.random()
     if whole < 0.03:
         chance.shuffle(made)
@@ -308,7 +308,7 @@ def frames(stream: Stream, chance: random.Random) -> bytes:
     data = bytearray(transfer.MAGIC)
     for kind, payload in made:
         data += bytes([kind]) + len(payload).to_bytes(4, "little") + payload
-    data += bytes([Kind.END]) + (32).to_bytes(4, "little") + blake3(data).digest()
+    data += bytes([FrameKind.END]) + (32).to_bytes(4, "little") + blake3(data).digest()
     if chance.random() < 0.03:
         return _flipped(bytes(data), chance)[: chance.randint(1, len(data))]
     return bytes(data)
@@ -326,4 +326,4 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
 #: The order of fields in a frame is that of the structs.
 assert list(_fields(Entry(parent=0, name=b"", kind="d"))) == list(Entry.__struct_fields__)
 assert ImageFile.__struct_fields__ == ("name", "size", "content")
-assert PageList.__struct_fields__[:2] == ("name", "hashes") and Part.__struct_fields__[0] == "content"
+assert PageList.__struct_fields__[:2] == ("name", "hashes") and ContentPart.__struct_fields__[0] == "content"

@@ -22,7 +22,7 @@ from bench.harness import aftermath
 from daemon.network.networks import Networks
 from sandbox import Client
 from sandbox.container.cgroup import hierarchy
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 IMAGE = "bench"
 READY = 120.0  # seconds
@@ -113,7 +113,7 @@ class BenchHost:
         if (self.state / "catalogue.sqlite").exists():
             self.start("--stop-sandboxes")
             self.stop()
-        Pool(self.state).close()
+        BtrfsPool(self.state).close()
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             mount = Path(line.split()[1])
             if mount.is_relative_to(self.directory) or mount.is_relative_to(self.run):
@@ -126,7 +126,7 @@ def image(name: str) -> Path:
     """The tree of an image of this host."""
     from sandbox.image.store import ImageStore
 
-    return ImageStore(Pool().images).resolve(name).tree
+    return ImageStore(BtrfsPool().images).resolve(name).tree
 
 
 class Census:

@@ -17,15 +17,15 @@ from pathlib import Path
 from torch import Tensor
 
 from rollout.engine.embedded import server
-from rollout.engine.embedded.core import Core, Request
-from rollout.engine.embedded.scheduler import Step
-from rollout.engine.launch import Command, Launch
+from rollout.engine.embedded.core import Core, SamplingSequence
+from rollout.engine.embedded.scheduler import EngineStep
+from rollout.engine.launch import Launch, LaunchCommand
 
 
 def paced(kind: Launch, milliseconds: float) -> Launch:
     """That embedded engine, but that no step takes less."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = kind.command(folder, port)
         words = plain.argv[plain.argv.index("--model") :]
         return replace(plain, argv=[sys.executable, "-m", __name__, str(milliseconds), *words])
@@ -37,7 +37,7 @@ class PacedCore(Core):
     least = 0.0  # seconds
     began = ended = 0.0
 
-    def _compute(self, plan: Step) -> list[Request]:
+    def _compute(self, plan: EngineStep) -> list[SamplingSequence]:
         now = time.monotonic()
         self.began = self.ended if now - self.ended < self.least else now
         finished = super()._compute(plan)
@@ -45,7 +45,7 @@ class PacedCore(Core):
         self.ended = time.monotonic()
         return finished
 
-    def _sample(self, requests: list[Request], logits: Tensor) -> list[Request]:
+    def _sample(self, requests: list[SamplingSequence], logits: Tensor) -> list[SamplingSequence]:
         self._wait()  # tokens come at the end of a step
         return super()._sample(requests, logits)
 

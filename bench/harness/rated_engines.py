@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.simulate.engines import Engine, Rates
-from coordinator.simulate.rollouts import Plan, Simulated, Turn
+from coordinator.simulate.engines import SimulatedEngine, StepCosts
+from coordinator.simulate.rollouts import Plan, RolloutSimulation, SimulatedTurn
 from rollout.decide.engines.prefixes import BLOCK
-from rollout.decide.view import Rules
+from rollout.decide.view import SchedulingRules
 from rollout.engine.asking import KIND
-from rollout.engine.client import Delta, Published, Sampling, Span
-from rollout.pool.pool import Pool
+from rollout.engine.client import Delta, PublishResult, Sampling, WeightSpan
+from rollout.pool.pool import EnginePool
 
 
 class IdleTime(selectors.DefaultSelector):
@@ -64,9 +64,14 @@ class LoopClock:
 class RatedServer:
     """An engine server without a model: what it gives takes as long as its rates say. It keeps what it has read."""
 
-    def __init__(self, rates: Rates, hardware: str, begun: dict[tuple[int, ...], tuple[float, str, str]]):
+    def __init__(self, rates: StepCosts, hardware: str, begun: dict[tuple[int, ...], tuple[float, str, str]]):
         """`begun` gets when a trajectory began, its kind, and the hardware."""
-        self.slots, self._engine, self._hardware, self._begun = rates.slots, Engine(LoopClock(), rates), hardware, begun
+        self.slots, self._engine, self._hardware, self._begun = (
+            rates.slots,
+            SimulatedEngine(LoopClock(), rates),
+            hardware,
+            begun,
+        )
         self._held: dict[tuple[int, ...], int] = {}  # tokens of each trajectory, by how it begins
 
     async def wait_serving(self) -> Any:
@@ -75,8 +80,8 @@ class RatedServer:
     async def fetch(self, version: int) -> None:
         return None
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
-        return Published(version=version, seconds=0.0, paused_s=0.0)
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
+        return PublishResult(version=version, seconds=0.0, paused_s=0.0)
 
     def kill(self) -> None:
         return None
@@ -104,7 +109,9 @@ class RatedServer:
                 self._engine.cancel(request)
         self._held[name] = len(prompt_ids) + count
         rest = count - 1
-        yield Delta(token_ids=[1] * rest, logprobs=[0.0] * rest, spans=[Span(0, 0, count)], finish_reason="length")
+        yield Delta(
+            token_ids=[1] * rest, logprobs=[0.0] * rest, spans=[WeightSpan(0, 0, count)], finish_reason="length"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Kind:
 
 
 Kinds = Mapping[str, Kind]
-Park = Mapping[str, tuple[int, Rates]]  # of each hardware: servers, and their rates
+Park = Mapping[str, tuple[int, StepCosts]]  # of each hardware: servers, and their rates
 
 
 @dataclass
@@ -161,15 +168,17 @@ def foretold(
     """Trajectories a second that `drive` will find of the same, by the simulation."""
     drawn = Trajectories(kinds, seed)
 
-    def turns(number: int, member: int) -> list[Turn]:
+    def turns(number: int, member: int) -> list[SimulatedTurn]:
         kind = kinds[drawn.kind(number)]
         return [
-            Turn(int(kind.read * a) + (0 if turn else BLOCK), max(2, int(kind.sampled * b)), kind.environment * c)
+            SimulatedTurn(
+                int(kind.read * a) + (0 if turn else BLOCK), max(2, int(kind.sampled * b)), kind.environment * c
+            )
             for turn, (a, b, c) in enumerate(drawn.factors(number))
         ]
 
     plan = Plan(
-        rules=Rules(groups=1, size=1, concurrency=LIVE, staleness=2 * LIVE, over_stale="mask"),
+        rules=SchedulingRules(groups=1, size=1, concurrency=LIVE, staleness=2 * LIVE, over_stale="mask"),
         engines=[rates for count, rates in park.values() for _ in range(count)],
         hardware=["" if blind else name for name, (count, _) in park.items() for _ in range(count)],
         workload=turns,
@@ -178,7 +187,7 @@ def foretold(
         prompts=1 << 30,
         until=WARM + seconds,
     )
-    return sum(end > WARM for end in Simulated(plan).run().ends) / seconds
+    return sum(end > WARM for end in RolloutSimulation(plan).run().ends) / seconds
 
 
 async def drive(
@@ -198,7 +207,7 @@ async def drive(
     """
     came, drawn, numbers, ended = Driven(), Trajectories(kinds, seed), iter(range(1 << 30)), list[float]()
 
-    async def play(pool_of: Mapping[str, Pool]) -> None:
+    async def play(pool_of: Mapping[str, EnginePool]) -> None:
         while True:
             number = next(numbers)
             name = drawn.kind(number)
@@ -213,8 +222,8 @@ async def drive(
             ended.append(asyncio.get_running_loop().time())
 
     async with AsyncExitStack() as stack:
-        apart = {hardware: await stack.enter_async_context(Pool()) for hardware in park} if place else {}
-        pool = await stack.enter_async_context(Pool())
+        apart = {hardware: await stack.enter_async_context(EnginePool()) for hardware in park} if place else {}
+        pool = await stack.enter_async_context(EnginePool())
         for hardware, (count, rates) in park.items():
             for n in range(count):
                 server = RatedServer(rates, hardware, came.begun)

@@ -21,10 +21,10 @@ from bench.harness import aftermath
 from bench.harness.own_daemon import BenchHost, image
 from coordinator import local
 from sandbox.paths import CHECKOUT
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 from trainer.metrics import read_lines
 
-LOOK = 0.1  # seconds between two looks at what a run has written
+POLL_INTERVAL = 0.1  # seconds between two looks at what a run has written
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def host(name: str) -> Iterator[BenchHost]:
             made.clean()
 
 
-def learn(host: BenchHost, config: Config) -> dict[str, Any]:
+def learn(host: BenchHost, config: TrainConfig) -> dict[str, Any]:
     """One run to its end. `wall_s` is counted from its start, the evaluation before the first step included, until each
     step was recorded; `batch` are the mean rewards of what the steps were taken on."""
     with aftermath.TemporaryFolder("pagurus-recipe-runs-") as folder:
@@ -75,7 +75,7 @@ def _watch(host: BenchHost, run: Path, log: Path) -> dict[int, float]:
     with log.open("wb") as said, subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=said, stderr=said) as ran:
         try:
             while ran.poll() is None:
-                time.sleep(LOOK)
+                time.sleep(POLL_INTERVAL)
                 for line in read_lines(run / "metrics.jsonl"):
                     if "wall" in line:
                         walls.setdefault(line["step"], round(time.monotonic() - began, 1))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rollout.service import protocol as wire
 from rollout.service.role import TRAINER, by_reference
-from rollout.service.server import Door
+from rollout.service.server import RolloutServer
 from rollout.store.samples import Fence, SampleStore
 from sandbox.errors import NotFound
 from sandbox.paths import CHECKOUT
@@ -29,7 +29,7 @@ class Recorded:
 
     def __init__(self, store: SampleStore, steps: int):
         self.store, self.steps = store, steps
-        self.published: list[wire.VersionRef] = []
+        self.published: list[wire.PublishedVersion] = []
         self.done = 0  # steps that were acknowledged
         self.opened = False  # since somebody looked
 
@@ -37,7 +37,7 @@ class Recorded:
         """A trainer has begun, and so many steps are done."""
         return self.opened and self.done >= step
 
-    async def open(self, ask: wire.Open) -> Fence:
+    async def open(self, ask: wire.OpenTrainer) -> Fence:
         fence = self.store.acquire(TRAINER)
         self.store.recover(ask.step, fence)
         self.opened = True
@@ -48,7 +48,7 @@ class Recorded:
         self.published.append(ask.ref)
         return wire.Done()
 
-    async def take(self, ask: wire.Take) -> wire.Taken:
+    async def take(self, ask: wire.Take) -> wire.BatchReference:
         self.store.need(ask.fence)
         if ask.step >= self.steps:
             await asyncio.Event().wait()  # the trainer is ended while it waits
@@ -57,10 +57,10 @@ class Recorded:
             raise NotFound(f"step {ask.step} was not recorded", remedy="this is where the record ends")
         return by_reference(batch)
 
-    async def whole(self, ask: wire.Whole) -> wire.Taken:
-        return wire.Taken(step=0, version=0, oldest=0, groups=[])
+    async def whole(self, ask: wire.Whole) -> wire.BatchReference:
+        return wire.BatchReference(step=0, version=0, oldest=0, groups=[])
 
-    async def named(self, ask: wire.Named) -> wire.Payloads:
+    async def named(self, ask: wire.GroupReference) -> wire.Payloads:
         return wire.Payloads([self.store.payload(ask.prompt, member) for member in ask.members])
 
     async def ack(self, ask: wire.Ack) -> wire.Done:
@@ -68,16 +68,16 @@ class Recorded:
         self.done = max(self.done, ask.step + 1)
         return wire.Done()
 
-    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated:
+    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult:
         """No episode is played: one that was recorded stands for all, its reward is nobody's figure."""
         prompt, member, *_ = next(self.store.samples())
-        return wire.Evaluated([self.store.sample(prompt, member)])
+        return wire.EvaluationResult([self.store.sample(prompt, member)])
 
-    async def finish(self, ask: wire.Finish) -> wire.Counts:
+    async def finish(self, ask: wire.FinishRun) -> wire.RolloutCounters:
         return await self.count(wire.Count())
 
-    async def count(self, ask: wire.Count) -> wire.Counts:
-        return wire.Counts(born=1.0)
+    async def count(self, ask: wire.Count) -> wire.RolloutCounters:
+        return wire.RolloutCounters(born=1.0)
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +86,7 @@ async def served(run: Path, steps: int) -> AsyncIterator[Recorded]:
     store = SampleStore(run / "rollout")
     try:
         desk = Recorded(store, steps)
-        async with Door(desk, run / "roles"):
+        async with RolloutServer(desk, run / "roles"):
             yield desk
     finally:
         store.close()

@@ -22,13 +22,13 @@ import numpy as np
 
 from bench.harness.drawn_runs import DIGITS, MODEL, MOST, Drawn, Generates, Law, OneAnswer, Way, calibrate, equal, play
 from bench.harness.paced_engine import paced
-from coordinator.simulate.engines import Rates
-from coordinator.simulate.rollouts import Barrier, Plan, Simulated, Turn
+from coordinator.simulate.engines import StepCosts
+from coordinator.simulate.rollouts import Barrier, Plan, RolloutSimulation, SimulatedTurn
 from rollout.engine.client import Generation, Sampling
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment, Observation
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 
 ENGINES, SLOTS = 2, 64
 TOKENS = 4  # of an answer, where environments are what takes time
@@ -142,8 +142,8 @@ class Bench:
     """Two engines, what they were seen to take, and runs over them."""
 
     engines: list[EngineSupervisor]
-    pool: Pool
-    rates: Rates
+    pool: EnginePool
+    rates: StepCosts
     overhead: float  # seconds of an answer beside its steps
     turn: float = 0.0  # the same, where environments answer
 
@@ -156,27 +156,27 @@ class Bench:
         drawn = counted(delays)
         return await play(Drawn(self.pool, equal(TOKENS)), lambda: Delayed(drawn, together), prompts, way.config)
 
-    def said(self, turns: Callable[[int], list[Turn]], way: Way, barrier: Barrier, prompts: int) -> float:
+    def said(self, turns: Callable[[int], list[SimulatedTurn]], way: Way, barrier: Barrier, prompts: int) -> float:
         """Seconds per prompt of the simulated run."""
         plan = Plan(
             rules=way.config.rules, engines=[self.rates] * ENGINES, prompts=prompts, barrier=barrier,
             workload=lambda prompt, member: turns(prompt),
         )  # fmt: skip
-        return Simulated(plan).run().seconds / prompts
+        return RolloutSimulation(plan).run().seconds / prompts
 
     def said_answers(self, law: Law, way: Way, barrier: Barrier) -> float:
         answers: Counter[int] = Counter()
 
-        def turns(prompt: int) -> list[Turn]:
+        def turns(prompt: int) -> list[SimulatedTurn]:
             answers[prompt] += 1
-            return [Turn(0, law(prompt, answers[prompt] - 1), self.overhead)]
+            return [SimulatedTurn(0, law(prompt, answers[prompt] - 1), self.overhead)]
 
         return self.said(turns, way, barrier, way.groups)
 
     def said_turns(self, delays: Delays, way: Way, barrier: Barrier, prompts: int) -> float:
         drawn = counted(delays)
         return self.said(
-            lambda prompt: [Turn(0, TOKENS, self.turn + each) for each in drawn(prompt)], way, barrier, prompts
+            lambda prompt: [SimulatedTurn(0, TOKENS, self.turn + each) for each in drawn(prompt)], way, barrier, prompts
         )
 
     async def measure_turn(self, way: Way) -> None:
@@ -251,7 +251,7 @@ async def compared(rounds: int, step_ms: float) -> dict[str, Any]:
             for n in range(ENGINES)
         ]
         rates, overhead = await calibrate(engines[0], SLOTS)
-        pool = await stack.enter_async_context(Pool())
+        pool = await stack.enter_async_context(EnginePool())
         for n, engine in enumerate(engines):
             await pool.join(str(n), engine)
         bench = Bench(engines, pool, rates, overhead)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from bench.harness import aftermath
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.core import Core, SamplingSequence
 
 TRIES = 5
 
@@ -59,7 +59,7 @@ def measure(
     draw = random.Random(0)
     for n in range(batch):
         tokens = [draw.randrange(core.facts.vocabulary) for _ in range(prompt)]
-        core.add(Request(str(n), tokens, output, seed=n))
+        core.add(SamplingSequence(str(n), tokens, output, seed=n))
     began = time.perf_counter()
     while not all(each.ready for each in core.scheduler.running) or core.scheduler.waiting:
         core.step()

@@ -27,7 +27,7 @@ from rollout.environments.base import Environment, Observation
 from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import FinalState, Trajectory
 from rollout.rewards import Score
 from rollout.rewards.anew import rescore
@@ -61,7 +61,7 @@ async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> d
     Suite.reward = tests_pass(seconds=suite)
     engine, sampling = Script(), Sampling(max_tokens=8)
     async with bench.client() as client:
-        host = Labelled(client, folder / "scored")
+        host = LabellingClient(client, folder / "scored")
         disk, book = DiskThread(), KeptBook(folder / "kept")
         async with RewardService(host) as rewards:
             episodes = EpisodeManager(

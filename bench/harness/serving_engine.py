@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from bench.harness.rated_engines import RatedServer
-from coordinator.simulate.engines import Rates
-from coordinator.simulate.serving import Mode, Served, Traffic
+from coordinator.simulate.engines import StepCosts
+from coordinator.simulate.serving import Mode, ServingResult, Traffic
 from rollout.decide.engines.prefixes import BLOCK
 from rollout.decide.engines.routing import RoutingRules
-from rollout.decide.engines.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
-from rollout.engine.client import Delta, Published, Sampling, Span
-from rollout.pool.pool import Pool
+from rollout.decide.engines.slack import CHUNK, Budget, EngineView, SlackStep, StepCost, WaitingRequest, next_step
+from rollout.engine.client import Delta, PublishResult, Sampling, WeightSpan
+from rollout.pool.pool import EnginePool
 
 SOON = 64  # users that a decision looks at
 PROMPT, OBSERVED, ANSWER, TURNS = 1500, 50, 100, 4  # tokens of a trajectory's prompt, between answers, of one; answers
@@ -57,7 +57,7 @@ class ServingEngine:
         self.traffic, self.budget, self.cost, self.mode, self.cache, self._slots = (
             traffic, budget, cost, mode, cache, slots,
         )  # fmt: skip
-        self.served = Served()
+        self.served = ServingResult()
         self._waiting: deque[User] = deque()
         self._running: list[User] = []
         self._turns: deque[Turn] = deque()
@@ -81,8 +81,8 @@ class ServingEngine:
     async def fetch(self, version: int) -> None:
         return None
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
-        return Published(version=version, seconds=0.0, paused_s=0.0)
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
+        return PublishResult(version=version, seconds=0.0, paused_s=0.0)
 
     def kill(self) -> None:
         return None
@@ -112,7 +112,9 @@ class ServingEngine:
             yield Delta(token_ids=[], logprobs=[], finish_reason="abort")
             return
         self._held[name] = len(prompt_ids) + count
-        yield Delta(token_ids=[1] * count, logprobs=[0.0] * count, spans=[Span(0, 0, count)], finish_reason="length")
+        yield Delta(
+            token_ids=[1] * count, logprobs=[0.0] * count, spans=[WeightSpan(0, 0, count)], finish_reason="length"
+        )
 
     # ----------------------------------------------------------------- steps
 
@@ -149,7 +151,7 @@ class ServingEngine:
         except TimeoutError:
             return
 
-    def _decide(self, now: float) -> Step:
+    def _decide(self, now: float) -> SlackStep:
         held = sum(turn.context + turn.sampled for turn in self._turns) + sum(self._held.values())
         users = sum(user.context + user.answer for user in self._running)
         free = self.cache - users - held
@@ -160,7 +162,7 @@ class ServingEngine:
             self._held.clear()
         step = next_step(
             EngineView(
-                waiting=[Waiting(user.arrival, user.left) for user in list(self._waiting)[:SOON]],
+                waiting=[WaitingRequest(user.arrival, user.left) for user in list(self._waiting)[:SOON]],
                 last_tokens=[user.last for user in self._running],
                 rollouts=sum(turn.left == 0 for turn in self._turns),
                 rollout_prompt=sum(turn.left for turn in self._turns),
@@ -176,7 +178,7 @@ class ServingEngine:
         self._room = self.mode == "naive" or step.rollouts > 0 or step.rollout_prompt > 0 or not self._turns
         if self.mode == "naive":
             read = sum(turn.left for turn in self._turns)
-            return Step(step.users_prompt, len(self._turns), min(CHUNK - step.users_prompt, read))
+            return SlackStep(step.users_prompt, len(self._turns), min(CHUNK - step.users_prompt, read))
         return step
 
     def _cut(self) -> None:
@@ -189,7 +191,7 @@ class ServingEngine:
             turn.told.set()
         self._turns.clear()
 
-    def _chosen(self, step: Step) -> list[Turn]:
+    def _chosen(self, step: SlackStep) -> list[Turn]:
         """Those that get a token, in turns."""
         able = [turn for turn in self._turns if turn.left == 0][: step.rollouts]
         for turn in able if len(able) == step.rollouts else ():
@@ -197,7 +199,7 @@ class ServingEngine:
             self._turns.append(turn)
         return able
 
-    def _read(self, step: Step) -> int:
+    def _read(self, step: SlackStep) -> int:
         """Prompts of rollouts, in pieces; those that were read get a token from the next step on."""
         left = step.rollout_prompt
         for turn in self._turns:
@@ -234,7 +236,7 @@ class ServingEngine:
 class Harvest:
     """What one comparison gave."""
 
-    served: Served
+    served: ServingResult
     counts: dict[str, int]  # of the pool
     ended: int  # turns of trajectories
 
@@ -252,9 +254,9 @@ async def harvest(
 ) -> Harvest:
     """A serving engine and one of the rollouts' own in a pool; `live` trajectories want a turn all the time."""
     engine, ended = ServingEngine(traffic, budget, cost, mode, cache=cache, slots=slots), 0
-    own = RatedServer(Rates(base=cost.base, per_sequence=cost.per_answer, prefill=20_000, slots=16), "", {})
+    own = RatedServer(StepCosts(base=cost.base, per_sequence=cost.per_answer, prefill=20_000, slots=16), "", {})
 
-    async def play(pool: Pool, number: int) -> None:
+    async def play(pool: EnginePool, number: int) -> None:
         nonlocal ended
         draw = np.random.default_rng(number)
         while True:
@@ -270,7 +272,7 @@ async def harvest(
             engine.thaw()
 
     never = RoutingRules(silence=float("inf"), stall=float("inf"))  # health is of the machine's time, not of the loop's
-    async with Pool(rules=never) as pool:
+    async with EnginePool(rules=never) as pool:
         await pool.join("own", own)
         await pool.join("users", engine, lent=True)
         tasks = [asyncio.create_task(versions())]

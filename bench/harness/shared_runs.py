@@ -26,13 +26,13 @@ from typing import Any
 from bench.harness import aftermath
 from bench.harness.own_daemon import BenchHost, image, launch
 from coordinator import local
-from coordinator.decide.multiplex import Job, Prices, alone, join
+from coordinator.decide.multiplex import Prices, SharedJob, alone, join
 from coordinator.simulate import jobs
-from rollout.decide.view import Lease
+from rollout.decide.view import LeasePrompts
 from rollout.plan import SharePlan
 from rollout.store import decisions, stages
 from sandbox.paths import CHECKOUT
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 
 ROLLOUT, TRAIN = "0", "1"  # processors
 LAKE = CHECKOUT / "examples" / "frozen_lake"  # it needs no sandbox: what takes time is the engine and the trainer
@@ -151,7 +151,7 @@ class Place:
             process.wait()
 
     def _prepare(self, out: Path, seed: int, steps: int, share: SharePlan, options: dict[str, Any]) -> Path:
-        config = Config(
+        config = TrainConfig(
             task=LAKE, model=self.model, steps=steps, held_out=1, faults=0, pace=0.0, seed=seed, out=out,
             share=share, staleness=0, trackers=(), **options,
         )  # fmt: skip
@@ -219,7 +219,7 @@ def begins(run: Path) -> dict[int, float]:
     found: dict[int, float] = {}
     for path in sorted((run / "rollout").glob(decisions.PATTERN)):
         for _, each in decisions.read(path):
-            if any(isinstance(action, Lease) for action in each.actions):
+            if any(isinstance(action, LeasePrompts) for action in each.actions):
                 found.setdefault(each.view.version, each.now)
     return found
 
@@ -244,9 +244,9 @@ def faults(seen: Seen, runs: int, steps: int) -> list[str]:
 
 def simulated(rollout: float, train: float, count: int, steps: int) -> float:
     """Machine-seconds of a step in multiples of those alone, where so many runs of these phases share both machines."""
-    group = alone(Job(name="0", rollout=rollout, train=train, slowdown=10.0))
+    group = alone(SharedJob(name="0", rollout=rollout, train=train, slowdown=10.0))
     for n in range(1, count):
-        joined = join(group, Job(name=str(n), rollout=rollout, train=train, slowdown=10.0), Prices())
+        joined = join(group, SharedJob(name=str(n), rollout=rollout, train=train, slowdown=10.0), Prices())
         assert joined is not None
         group = joined
     course = jobs.run(group, lambda job, step: (job.rollout, job.train), steps=steps)

@@ -5,10 +5,10 @@ What a packet costs does not depend on whose the table is.
 
 from __future__ import annotations
 
-from daemon.network.table import Table
+from daemon.network.table import NftTable
 
 if __name__ == "__main__":
-    Table.ownable = False
+    NftTable.ownable = False
     from daemon.app import main
 
     raise SystemExit(main())

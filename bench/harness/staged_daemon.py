@@ -82,11 +82,11 @@ def watch(notes: Notes) -> None:
     from sandbox.content.pages import PageStore
     from sandbox.criu import dump
     from sandbox.criu.checkpointer import Checkpointer
-    from sandbox.database import Writer
+    from sandbox.database import WriterThread
 
-    start = queue.Ticket.start
+    start = queue.QueuedCapture.start
 
-    def started(ticket: queue.Ticket) -> None:
+    def started(ticket: queue.QueuedCapture) -> None:
         work, stage = ticket._work, ticket.job.stage.value
 
         async def noted() -> Any:
@@ -96,9 +96,9 @@ def watch(notes: Notes) -> None:
         ticket._work = noted
         start(ticket)
 
-    queue.Ticket.start = started  # type: ignore[method-assign,assignment]
-    notes.note(dump._Frozen, "__call__", "snapshot")  # taken between the end of a dump and the thaw
-    notes.note(Writer, "_commit", "publication")
+    queue.QueuedCapture.start = started  # type: ignore[method-assign,assignment]
+    notes.note(dump.FrozenWindow, "__call__", "snapshot")  # taken between the end of a dump and the thaw
+    notes.note(WriterThread, "_commit", "publication")
     notes.note(PageStore, "collect", "collection")
     notes.note_async(GarbageCollector, "_forget", "collection")
     notes.note_async(Checkpointer, "restore", "restore")

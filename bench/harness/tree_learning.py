@@ -30,24 +30,24 @@ import torch
 from examples.fit import Example
 from rollout.config import RolloutConfig
 from rollout.controller import RolloutController
-from rollout.decide.blame import Failure
+from rollout.decide.blame import TrajectoryFailure
 from rollout.decide.view import Branching, PartView
-from rollout.engine.client import Generation, Sampling, Span
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.client import Generation, Sampling, WeightSpan
+from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.model import load_model
 from rollout.engine.embedded.thread import EngineThread
 from rollout.environments.shell import TwinShell
 from rollout.environments.splits import HELD_OUT
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.held_out import play_all
 from rollout.messages import Batch
 from rollout.tokenizer import load as load_tokenizer
 from sandbox.errors import NotFound, SandboxDead
 from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, SandboxInfo, SandboxState, Verdict
 from trainer.batches.groups import samples
-from trainer.config import Config
-from trainer.learner import Learner, Settings, learning_rate
+from trainer.config import TrainConfig
+from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.models.policy import END_ID
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
@@ -156,7 +156,7 @@ class Engine:
         self._names = itertools.count()
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        request = Request(
+        request = SamplingSequence(
             id=str(next(self._names)),
             tokens=list(prompt_ids),
             max_tokens=sampling.max_tokens,
@@ -164,7 +164,7 @@ class Engine:
             seed=sampling.seed,
         )
         done = await self._thread.run(request)
-        spans = [Span(int(span.version), span.start, span.end) for span in done.spans]
+        spans = [WeightSpan(int(span.version), span.start, span.end) for span in done.spans]
         return Generation(
             token_ids=done.output,
             logprobs=done.logprobs,
@@ -188,7 +188,7 @@ def _fatal(error: BaseException) -> None:
     raise SystemExit(f"the engine has failed: {error}")
 
 
-def _refused(failure: Failure) -> PartView:
+def _refused(failure: TrajectoryFailure) -> PartView:
     raise SystemExit(f"a twin has failed: {failure}")
 
 
@@ -198,17 +198,17 @@ async def learn(
     """One run: held-out rewards and what they cost, by step. `real`: a host of sandboxes, or None."""
     torch.manual_seed(seed)
     steps, held_out = options.steps, options.held_out
-    config = Config(task=Path(), seed=seed, steps=steps)
+    config = TrainConfig(task=Path(), seed=seed, steps=steps)
     assert issubclass(example.twin, TwinShell), "it has no sandbox to fork"
     model, engine = load_model(example.start), Engine(example.start)
-    learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
+    learner = Learner(Scorer(model), named(config.objective), OptimiserSettings(rate=config.rate))
 
     rollouts = RolloutConfig(
         groups=config.groups,
         size=config.size,
         staleness=0,
         sampling=Sampling(max_tokens=config.max_tokens, stop_token_ids=[END_ID], seed=seed),
-        limits=Limits(max_length=LONGEST),
+        limits=EpisodeLimits(max_length=LONGEST),
         seed=seed,
         branching=branching,
     )

@@ -20,9 +20,9 @@ from rollout.config import RolloutConfig
 from rollout.controller import RolloutController
 from rollout.decide.view import Branching
 from rollout.engine.chat import END, Characters
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.environments.base import Environment, Observation
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import Batch
 
 WORK = "import hashlib\\nfor _ in range({loops}): hashlib.sha256(b'x' * 4096).digest()"
@@ -53,11 +53,13 @@ class Speaker:
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         ids = [*b"next step", END]
         await asyncio.sleep(TOKEN_S * len(ids))
-        return Generation(token_ids=ids, logprobs=[-1.0] * len(ids), spans=[Span(0, 0, len(ids))], finish_reason="stop")
+        return Generation(
+            token_ids=ids, logprobs=[-1.0] * len(ids), spans=[WeightSpan(0, 0, len(ids))], finish_reason="stop"
+        )
 
 
 async def play(
-    host: Labelled, folder: Path, *, leaves: int, at_once: int, branching: Branching | None
+    host: LabellingClient, folder: Path, *, leaves: int, at_once: int, branching: Branching | None
 ) -> dict[str, float]:
     """One group; what it took."""
     config = RolloutConfig(
@@ -87,7 +89,7 @@ async def play(
     }
 
 
-async def measure(host: Labelled, folder: Path, *, image: str, leaves: int, rounds: int) -> dict[str, Any]:
+async def measure(host: LabellingClient, folder: Path, *, image: str, leaves: int, rounds: int) -> dict[str, Any]:
     """Ratios of both ways in turns: medians over the rounds."""
     Turns.image = image
     ratios: dict[str, list[float]] = {}

@@ -24,7 +24,7 @@ _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ON_CHILD, _ONDIR = 0x40, 0x80, 0x100, 0x200, 0x08000000, 0x40000000
 _CHANGES = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONDIR
 _HEAD = struct.Struct("=IBBHQii")
-LOOK = 0.001  # seconds between looks at a control group
+POLL_INTERVAL = 0.001  # seconds between looks at a control group
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -126,4 +126,4 @@ class Seen:
                 self.pids.update(map(int, self._file.read_text().split()))
             except OSError:
                 return
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)

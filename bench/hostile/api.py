@@ -60,7 +60,7 @@ class ApiScene:
 
 
 OBEYED = ("\x1b[2J", "\x1b]0;", "\x07", "\x9b31m", "\u202e")  # what a terminal obeys
-RSS_MOST = 160 << 20  # bytes by which the daemon may grow for one stream: its backlog of 32 MiB, and what holds it
+MAX_RSS = 160 << 20  # bytes by which the daemon may grow for one stream: its backlog of 32 MiB, and what holds it
 TAR = "application/x-tar"
 ApiCheck = Callable[[ApiScene], Awaitable[str]]  # "" when contained, else what went wrong
 
@@ -315,7 +315,7 @@ async def _output(scene: ApiScene) -> str:
         elif parts <= 40:
             await asyncio.sleep(0.05)
         most = max(most, _rss(keeper))
-    if most - before > RSS_MOST:
+    if most - before > MAX_RSS:
         return f"the daemon grew by {(most - before) >> 20} MiB"
     return "" if parts > 40 else f"was not tried: {seen} bytes"
 

@@ -10,11 +10,11 @@ from typing import Any
 from bench.hostile.api import ApiScene, act
 from sandbox import PagurusError
 from sandbox.content import transfer
-from sandbox.content.transfer import Head, Kind
+from sandbox.content.transfer import FrameKind, TransferHeader
 from sandbox.messages import CheckpointInfo, Mount
 from sandbox.sdk.processes import Process
 
-PATIENCE = 600.0  # seconds after which something is held to have no end
+TIMEOUT = 600.0  # seconds after which something is held to have no end
 EXCHANGE = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None)
@@ -48,7 +48,7 @@ async def _diff_directory(scene: ApiScene) -> str:
     racer = await exchanging(scene, "/race/dir", "/race/link", 1)
     try:
         for _ in range(DIFFS):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 found = await scene.attacker.diff(before)
             if led := [change.path for change in found if change.path.endswith(f"/{scene.secret.name}")]:
                 return f"the comparison read {folder} of the host: {led}"
@@ -67,7 +67,7 @@ async def _diff_fifo(scene: ApiScene) -> str:
     racer = await exchanging(scene, "/race/a", "/race/b", FILES)
     try:
         for _ in range(DIFFS):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await scene.attacker.diff(before)
     except TimeoutError:
         return "a comparison waits for a FIFO of the sandbox"
@@ -99,7 +99,7 @@ async def _everything(scene: ApiScene, before: CheckpointInfo, path: str) -> str
     host, sandbox = scene.host, scene.attacker
     step = "checkpoint"
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             after = await sandbox.checkpoint()
             step = "verify"
             if damage := [each for report in await host.store.verify() for each in report.damage]:
@@ -155,16 +155,16 @@ async def rewritten(stream: AsyncIterator[bytes], changes: dict[str, Any]) -> by
     async for part in stream:
         frames += part
     ((_, head), *_) = list(reader.feed(bytes(frames)))
-    assert isinstance(head, Head)
+    assert isinstance(head, TransferHeader)
     head.id = f"c-{secrets.token_hex(6)}"
     head.template = {**head.template, **changes}
-    writer = transfer.Writer()
+    writer = transfer.TransferWriter()
     made = bytearray(writer.start(head))
     place = len(transfer.MAGIC)
     while place < len(frames):
         kind, size = frames[place], int.from_bytes(frames[place + 1 : place + 5], "little")
-        if kind not in (Kind.HEAD, Kind.END):
-            made += writer.frame(Kind(kind), bytes(frames[place + 5 : place + 5 + size]))
+        if kind not in (FrameKind.HEAD, FrameKind.END):
+            made += writer.frame(FrameKind(kind), bytes(frames[place + 5 : place + 5 + size]))
         place += 5 + size
     return bytes(made) + writer.end()
 

@@ -17,15 +17,15 @@ import aiohttp
 import msgspec
 
 from bench.hostile.api import LIMITS, ApiScene, act
-from daemon.auth.shares import DISK_MOST, memory_part
+from daemon.auth.shares import MAX_DISK, memory_part
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 
 SWELLING = 30  # requests with as many labels as one may have
-SETTINGS_MOST = 1 << 20  # bytes of what is told of a sandbox
+MAX_SETTINGS = 1 << 20  # bytes of what is told of a sandbox
 FORKS = 40
-PATIENCE = 300.0  # seconds after which something is held to have no end
-SENT_MOST = 1 << 30  # bytes of a stream
+TIMEOUT = 300.0  # seconds after which something is held to have no end
+MAX_SENT = 1 << 30  # bytes of a stream
 FLOOD = 30  # answers of 8 MB, which are more than the daemon keeps
 
 
@@ -78,7 +78,7 @@ async def _labels(scene: ApiScene) -> str:
             return f"{2 * SWELLING} requests of 2 MB were all carried out"
         for path in ("", "/checkpoints"):
             async with attacker.session.get(place + path, headers=attacker.headers) as answer:
-                if (size := len(await answer.read())) > SETTINGS_MOST:
+                if (size := len(await answer.read())) > MAX_SETTINGS:
                     return f"{size} bytes are told of one sandbox ({path or 'itself'})"
         wanted = {"image": scene.attacker.info.image, "env": {"A": "x" * 3_000_000}}
         status, made = await attacker.ask("POST", "/v1/sandboxes", wanted)
@@ -174,7 +174,7 @@ async def _outputs(scene: ApiScene) -> str:
 async def _uploads(scene: ApiScene) -> str:
     async with tenant(scene) as attacker, attacker.sandbox() as sandbox:
         path = f"/v1/sandboxes/{sandbox.id}/files?path=/large"
-        return await refused_while_held(attacker, "PUT", path, 250 << 20, DISK_MOST)
+        return await refused_while_held(attacker, "PUT", path, 250 << 20, MAX_DISK)
 
 
 @act("take all places of forks")
@@ -222,7 +222,7 @@ async def _shared(scene: ApiScene) -> str:
         return said
     taken = await scene.attacker.checkpoint("shared", wait="durable")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             (report,) = await scene.host.store.verify(taken)
     except TimeoutError:
         return "a verification does not come to an end"
@@ -232,8 +232,8 @@ async def _shared(scene: ApiScene) -> str:
     try:
         async for part in scene.host.store.stream(taken):
             sent += len(part)
-            if sent > SENT_MOST:
-                return f"more than {SENT_MOST >> 20} MiB of it are sent"
+            if sent > MAX_SENT:
+                return f"more than {MAX_SENT >> 20} MiB of it are sent"
     except PagurusError:  # the stream breaks off
         return ""
     return "it was sent"

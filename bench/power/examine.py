@@ -29,7 +29,7 @@ from sandbox.content.pages import PageStore
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
 from sandbox.tree import hashing
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 #: All disks of a story hold sandboxes of the same names, which are those of their control groups on this host.
 ONE_DAEMON = threading.Lock()
@@ -80,7 +80,7 @@ def finish(host: BenchHost) -> None:
     host.module = "daemon"
     host.start("--stop-sandboxes")
     host.stop()
-    Pool(state).close()
+    BtrfsPool(state).close()
     host.state = host.directory / "state"  # what clean() removes is not the disk
     host.clean()
 
@@ -105,7 +105,7 @@ class Examiner:
             state = self.point / "state"
             # The disks look like one to btrfs: let it forget the one before.
             subprocess.run(["btrfs", "device", "scan", "--forget"], check=False, capture_output=True)
-            pool = Pool(state).ensure()
+            pool = BtrfsPool(state).ensure()
             try:
                 known, rows = load(state / "catalogue.sqlite")
                 damage = contents(rows, state, self.files)

@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from daemon.catalogue import SCHEMA, CheckpointRow, Statements
-from sandbox.database import Change
+from sandbox.database import QueuedWrite
 from sandbox.messages import CheckpointState
 from sandbox.tree.hashing import Digest
 
@@ -104,7 +104,9 @@ class Ledger:
         try:
             for begun, committed, durable, changes in _records(trace):
                 for statements in changes:
-                    Change(Statements([(sql, values) for sql, values in statements])).apply(database, "the catalogue")
+                    QueuedWrite(Statements([(sql, values) for sql, values in statements])).apply(
+                        database, "the catalogue"
+                    )
                 found.append(Transaction(begun, committed, durable, mark(database)))
         finally:
             database.close()

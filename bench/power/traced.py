@@ -23,9 +23,9 @@ TRACE, LOG = "PAGURUS_BENCH_TRACE", "PAGURUS_BENCH_LOG"
 
 def follow(trace: Path, log: Path) -> None:
     """Have every commit of this process recorded."""
-    commit = database.Writer._commit
+    commit = database.WriterThread._commit
 
-    def traced(self: database.Writer, changes: list[database.Change[Any]]) -> None:
+    def traced(self: database.WriterThread, changes: list[database.QueuedWrite[Any]]) -> None:
         begun = log.stat().st_size
         commit(self, changes)
         ours: list[Any] = [change for change in changes if isinstance(change.work, Statements)]
@@ -44,7 +44,7 @@ def follow(trace: Path, log: Path) -> None:
         with open(trace, "ab") as file:
             file.write(len(packed).to_bytes(4, "little") + packed)
 
-    database.Writer._commit = traced  # type: ignore[method-assign]
+    database.WriterThread._commit = traced  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

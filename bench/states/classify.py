@@ -33,7 +33,7 @@ from sandbox.errors import CheckpointFailed, PagurusError
 SOURCES = paths.CHECKOUT / "bench" / "native" / "states"
 PLACE = "states"  # in the sandbox: the program, and the directory of the states
 TOGETHER = 120  # states in one sandbox
-PATIENCE = 120.0
+TIMEOUT = 120.0
 NO_REMEDY = "the sandbox keeps running"
 
 
@@ -139,7 +139,7 @@ class States:
 
     async def _call(self, container: Container, verb: str, names: Sequence[str]) -> dict[str, str]:
         words = ["/bin/sh", "-c", f'mkdir -p /{PLACE}; exec /{PLACE}.bin "$@"', "states", verb, f"/{PLACE}", *names]
-        done = await container.exec(words, timeout=PATIENCE)
+        done = await container.exec(words, timeout=TIMEOUT)
         if done.exit_code:
             raise RuntimeError(f"states {verb}: {done.exit_code} {done.stderr.decode()}")
         lines = done.stdout.decode(errors="replace").splitlines()

@@ -31,14 +31,14 @@ from bench.torture.cases import SCRATCH, WORK, Case, Place, build, calls, cases,
 from bench.torture.enter import STILL, Enter, compiled
 from bench.torture.programs import Series, Vocabulary, minimal
 from daemon.host import mounts
-from daemon.verdict.assess import SMALL, Assessor, Trees
+from daemon.verdict.assess import SMALL, Assessor, FileTrees
 from daemon.verdict.judge import Judgement, judge
 from ebpf.inspector import Inspector
 from sandbox.container.container import Bind, Container, ContainerSpec
 from sandbox.criu.open_files import held_files
 from sandbox.messages import Effects, Limits, Verdict
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 __all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "operations"]
 
@@ -188,13 +188,13 @@ class Stage:
 class Arena:
     """Makes sandboxes of the generator's image, watched by one inspector."""
 
-    def __init__(self, pool: Pool, image: Path, run: Path, inspector: Inspector, tag: str = "torture"):
+    def __init__(self, pool: BtrfsPool, image: Path, run: Path, inspector: Inspector, tag: str = "torture"):
         self.pool, self.image, self.run, self.inspector = pool, image, run, inspector
         self.tag = tag  # in the names of all that it makes
         self.lost_events = 0
         self._numbers = itertools.count()
         self._enter: Enter | None = None
-        self._snapshots: dict[str, Trees] = {}
+        self._snapshots: dict[str, FileTrees] = {}
 
     def close(self) -> None:
         if self._enter is not None:
@@ -280,7 +280,7 @@ class Arena:
         held = held_files(container)
         snapshot = self.pool.checkpoints / f"{self.tag}-{secrets.token_hex(5)}"
         btrfs.snapshot(container.spec.tree, snapshot, readonly=True)
-        self._snapshots[container.spec.id] = Trees(
+        self._snapshots[container.spec.id] = FileTrees(
             before=snapshot / "upper",
             now=container.spec.tree / "upper",
             lower=container.spec.image,
@@ -297,7 +297,7 @@ class Arena:
         """The daemon's verdict, but that a comparison ends on a busy machine too."""
         return await Assessor(_UNHURRIED).assess(self.inspector, container, lambda: self.trees(container))
 
-    def trees(self, container: Container) -> Trees | None:
+    def trees(self, container: Container) -> FileTrees | None:
         """The file tree of the last mark, and the one now."""
         return self._snapshots.get(container.spec.id)
 

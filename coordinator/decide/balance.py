@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.decide import place
-from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.place import HostView, PlacementRequest
 
 AT_ONCE = 2  # moves that a host takes part in at a time
 MARGIN = 0.1  # part of the mean share by which a host must still have more after a move; one sandbox at least
@@ -24,7 +24,7 @@ LOOKED_AT = 8  # of the emptiest hosts, whether one should get some
 
 
 @dataclass(frozen=True)
-class Resident:
+class MovableSandbox:
     """A sandbox that may move."""
 
     sandbox: str
@@ -50,9 +50,9 @@ def givers(hosts: Iterable[HostView], under_way: Iterable[Move], steady: Mapping
     return _givers(views, _takers(views, steady), _margin(views))
 
 
-def offered(residents: Iterable[Resident]) -> list[Resident]:
+def offered(residents: Iterable[MovableSandbox]) -> list[MovableSandbox]:
     """Of each host those that were idle longest, among which :func:`decide` chooses."""
-    found: list[Resident] = []
+    found: list[MovableSandbox] = []
     counts: Counter[str] = Counter()
     for each in sorted(residents, key=lambda each: (-each.idle, each.sandbox)):
         counts[each.host] += 1
@@ -62,7 +62,10 @@ def offered(residents: Iterable[Resident]) -> list[Resident]:
 
 
 def decide(
-    hosts: Sequence[HostView], residents: Sequence[Resident], under_way: Sequence[Move], steady: Mapping[str, float]
+    hosts: Sequence[HostView],
+    residents: Sequence[MovableSandbox],
+    under_way: Sequence[Move],
+    steady: Mapping[str, float],
 ) -> list[Move]:
     """What to begin now. `steady`: seconds for which each host has answered without a break."""
     views = _afterwards(hosts, under_way)
@@ -78,7 +81,10 @@ def decide(
 
 
 def _next(
-    views: Mapping[str, HostView], left: Mapping[str, Resident], busy: Mapping[str, int], steady: Mapping[str, float]
+    views: Mapping[str, HostView],
+    left: Mapping[str, MovableSandbox],
+    busy: Mapping[str, int],
+    steady: Mapping[str, float],
 ) -> Move | None:
     free = {name: host for name, host in views.items() if busy.get(name, 0) < AT_ONCE}
     takers, margin = _takers(free, steady), _margin(views)
@@ -102,7 +108,7 @@ def _givers(views: Mapping[str, HostView], takers: Sequence[HostView], margin: f
 
 def _takers(views: Mapping[str, HostView], steady: Mapping[str, float]) -> list[HostView]:
     """Hosts that may get some, the emptiest first."""
-    able = [host for host in views.values() if not place.refusal(host, Wanted())]
+    able = [host for host in views.values() if not place.refusal(host, PlacementRequest())]
     able = [host for host in able if steady.get(host.name, 0.0) >= STEADY]
     return sorted(able, key=lambda host: (_share(host), host.name))
 
@@ -126,8 +132,8 @@ def _share(host: HostView) -> float:
     return host.sandboxes / host.cpus
 
 
-def _wanted(resident: Resident) -> Wanted:
-    return Wanted(images=resident.images, labels=resident.labels)
+def _wanted(resident: MovableSandbox) -> PlacementRequest:
+    return PlacementRequest(images=resident.images, labels=resident.labels)
 
 
 def _afterwards(hosts: Iterable[HostView], moves: Iterable[Move]) -> dict[str, HostView]:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from coordinator.decide import place
-from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.place import HostView, PlacementRequest
 from coordinator.decide.replicate import STORE
 
 
 @dataclass(frozen=True)
-class Held:
+class CheckpointCopy:
     """A state of a sandbox, and who holds it."""
 
     checkpoint: str
@@ -26,12 +26,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostSandbox:
     """A sandbox whose host's lease is over."""
 
     sandbox: str
     host: str
-    copies: Sequence[Held]
+    copies: Sequence[CheckpointCopy]
     home: str = ""  # where it belongs by what was decided before; "": where it was
     images: frozenset[str] = frozenset()
     waited: bool = False  # somebody asked it for something
@@ -49,7 +49,7 @@ class Revive:
     stored: bool = False
 
 
-def decide(lost: Iterable[Lost], hosts: Iterable[HostView], over: Set[str]) -> list[Revive]:
+def decide(lost: Iterable[LostSandbox], hosts: Iterable[HostView], over: Set[str]) -> list[Revive]:
     """In this order. `over`: hosts that surely act no more. A copy on a host that does not answer waits for it."""
     views = {host.name: host for host in hosts}
     revived = []
@@ -64,14 +64,16 @@ def decide(lost: Iterable[Lost], hosts: Iterable[HostView], over: Set[str]) -> l
     return revived
 
 
-def _target(lost: Lost, holders: Sequence[str], views: dict[str, HostView], over: Set[str]) -> str | None:
+def _target(lost: LostSandbox, holders: Sequence[str], views: dict[str, HostView], over: Set[str]) -> str | None:
     able = [host for name, host in views.items() if host.alive and name != lost.host]
     if lost.home not in ("", lost.host) and lost.home not in over:
         able = [host for host in able if host.name == lost.home]
     if peers := [host for host in able if host.name in holders]:
         if any(host.name == lost.prepared for host in peers):
             return lost.prepared
-        return min(peers, key=lambda host: (place.cost(host, Wanted()), host.name)).name  # it has nowhere else to go
+        return min(
+            peers, key=lambda host: (place.cost(host, PlacementRequest()), host.name)
+        ).name  # it has nowhere else to go
     if STORE not in holders:
         return None
-    return next(iter(place.ranked(able, Wanted(images=lost.images))), None)
+    return next(iter(place.ranked(able, PlacementRequest(images=lost.images))), None)

@@ -21,7 +21,7 @@ DRIFT = 0.005  # by which clocks may differ over a time: ten times what a kernel
 
 
 @dataclass(frozen=True)
-class Lease:
+class HostLease:
     """What the coordinator knows of one host's lease. Times are the coordinator's, but for `clock`."""
 
     ttl: float
@@ -31,17 +31,17 @@ class Lease:
     clock: float = -inf  # what the host's clock showed at `heard_at`, at least
 
 
-def heard(lease: Lease, now: float, *, asked_at: float, clock: float) -> Lease:
+def heard(lease: HostLease, now: float, *, asked_at: float, clock: float) -> HostLease:
     """A report came, which was asked for at `asked_at`. `clock` is the host's, of some moment between."""
     least = clock
     if lease.heard_at is not None:
         known = lease.clock + (now - lease.heard_at) / (1 + DRIFT)
         if known <= clock + (now - asked_at) * (1 + DRIFT):
             least = max(clock, known)
-    return Lease(lease.ttl, now, lease.ends_at, clock=least)
+    return HostLease(lease.ttl, now, lease.ends_at, clock=least)
 
 
-def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
+def asked(lease: HostLease, *, clock: float) -> tuple[HostLease, float | None]:
     """(the lease, what to grant) as the next request goes out. `clock` is the host's, of its last report.
 
     From now on the host may have the grant, whether its answer comes or not.
@@ -53,7 +53,7 @@ def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
     return replace(lease, ends_at=max(lease.ends_at or lease.heard_at, ends)), until
 
 
-def refused(lease: Lease, before: Lease) -> Lease:
+def refused(lease: HostLease, before: HostLease) -> HostLease:
     """The request did not go out, for nobody listens there: its grant is none. `before`: as it was before the request.
 
     So of a host whose daemon is dead the lease is known to end when it ends, and not a request later.
@@ -61,24 +61,24 @@ def refused(lease: Lease, before: Lease) -> Lease:
     return replace(lease, ends_at=before.ends_at, refused=True)
 
 
-def unknown(lease: Lease, now: float) -> Lease:
+def unknown(lease: HostLease, now: float) -> HostLease:
     """A former coordinator may have granted a lease until just now: it is waited for."""
     return replace(lease, ends_at=now + lease.ttl * (1 + DRIFT))
 
 
-def alive(lease: Lease, now: float) -> bool:
+def alive(lease: HostLease, now: float) -> bool:
     """Whether the host answered lately enough to be given work, and did not die since, with its lease."""
     dead = lease.refused and lease.ends_at is not None and now >= lease.ends_at
     return lease.heard_at is not None and now < lease.heard_at + lease.ttl and not dead
 
 
-def doubted(lease: Lease, now: float) -> bool:
+def doubted(lease: HostLease, now: float) -> bool:
     """Whether a host that has a lease has been silent for so long that others prepare to act for it."""
     if lease.ends_at is None or lease.heard_at is None:
         return False
     return lease.refused or now >= lease.heard_at + lease.ttl / 2
 
 
-def over(lease: Lease, now: float) -> bool:
+def over(lease: HostLease, now: float) -> bool:
     """Whether the host surely acts no more, so that others may act for it. One without a lease acts for ever."""
     return lease.ends_at is not None and now >= lease.ends_at and not alive(lease, now)

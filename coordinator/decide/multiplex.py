@@ -28,7 +28,7 @@ from functools import cached_property
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SharedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a job asks for. Durations are worst cases in seconds, on the machines that it asks for."""
 
     name: str
@@ -60,15 +60,15 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     train_gb: float = 1024.0
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
-    job: Job
+class GroupMember(msgspec.Struct, frozen=True, gc=False):
+    job: SharedJob
     nodes: tuple[int, ...]  # rollout machines of the group that it uses
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for what is derived
+class JobGroup(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for what is derived
     """Jobs that share machines."""
 
-    members: tuple[Member, ...] = ()
+    members: tuple[GroupMember, ...] = ()
     rollout_nodes: int = 0
     train_nodes: int = 0
 
@@ -156,7 +156,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for 
 PLAYED = 12  # cycles, of which the second half is measured
 
 
-def played_cycle(members: Sequence[Member], rollout_nodes: int) -> float:
+def played_cycle(members: Sequence[GroupMember], rollout_nodes: int) -> float:
     """Seconds of a cycle in the long run, with the members' turns in their order on every machine.
 
     As soon as a cycle is the one before, only later, all that follow are too: such a recurrence of sums and maxima
@@ -186,16 +186,16 @@ def played_cycle(members: Sequence[Member], rollout_nodes: int) -> float:
     return (train_free - half) / (PLAYED - PLAYED // 2)
 
 
-def alone(job: Job) -> Group:
+def alone(job: SharedJob) -> JobGroup:
     """A group of its own."""
-    return Group(
-        members=(Member(job, tuple(range(job.rollout_nodes))),),
+    return JobGroup(
+        members=(GroupMember(job, tuple(range(job.rollout_nodes))),),
         rollout_nodes=job.rollout_nodes,
         train_nodes=job.train_nodes,
     )
 
 
-def join(group: Group, job: Job, prices: Prices) -> Group | None:
+def join(group: JobGroup, job: SharedJob, prices: Prices) -> JobGroup | None:
     """`group` with `job`, with as few more rollout machines as possible; None if its guarantee cannot hold.
 
     The job takes the fullest machines that still have room for it; if turns would take too long then, machines of one
@@ -217,8 +217,8 @@ def join(group: Group, job: Job, prices: Prices) -> Group | None:
     for chosen in _choices(group, fitting, job.rollout_nodes):
         more = job.rollout_nodes - len(chosen)
         new = range(group.rollout_nodes, group.rollout_nodes + more)
-        joined = Group(
-            members=(*group.members, Member(job, (*sorted(chosen), *new))),
+        joined = JobGroup(
+            members=(*group.members, GroupMember(job, (*sorted(chosen), *new))),
             rollout_nodes=group.rollout_nodes + more,
             train_nodes=group.train_nodes,
         )
@@ -227,27 +227,27 @@ def join(group: Group, job: Job, prices: Prices) -> Group | None:
     return None
 
 
-def _choices(group: Group, fitting: Sequence[int], wanted: int) -> Iterable[Sequence[int]]:
+def _choices(group: JobGroup, fitting: Sequence[int], wanted: int) -> Iterable[Sequence[int]]:
     """Machines of the group for a job, those first with which it needs fewest new ones."""
     yield fitting[:wanted]
     of_one = [[node for node in fitting if node in member.nodes][:wanted] for member in group.members]
     yield from sorted([*of_one, []], key=lambda each: -len(each))
 
 
-def fits_alone(job: Job, prices: Prices) -> bool:
+def fits_alone(job: SharedJob, prices: Prices) -> bool:
     """Whether one job's states fit into the machines at all."""
     return job.rollout_gb <= prices.rollout_gb and job.train_gb <= prices.train_gb
 
 
-class Placement(msgspec.Struct, frozen=True):
+class JobPlacement(msgspec.Struct, frozen=True):
     """Where a job goes: to the group of that index, or to a new one (None)."""
 
     index: int | None
-    group: Group
+    group: JobGroup
     cost: float  # per hour, in addition to what was paid
 
 
-def place(groups: Sequence[Group], job: Job, prices: Prices) -> Placement:
+def place(groups: Sequence[JobGroup], job: SharedJob, prices: Prices) -> JobPlacement:
     """The group in which `job` costs least in addition: packed as they are, with more rollout machines, or a new one.
     Of equal ones the fullest, so that room stays in one piece.
 
@@ -256,7 +256,7 @@ def place(groups: Sequence[Group], job: Job, prices: Prices) -> Placement:
     if not fits_alone(job, prices):
         raise ValueError(f"{job.name} needs more host memory than one machine has")
     own = alone(job)
-    best = Placement(None, own, own.cost(prices))
+    best = JobPlacement(None, own, own.cost(prices))
     room = float("inf")
     for index, group in enumerate(groups):
         joined = join(group, job, prices)
@@ -264,24 +264,24 @@ def place(groups: Sequence[Group], job: Job, prices: Prices) -> Placement:
             continue
         cost, left = joined.cost(prices) - group.cost(prices), joined.limit - joined.load
         if (cost, left) < (best.cost, room):
-            best, room = Placement(index, joined, cost), left
+            best, room = JobPlacement(index, joined, cost), left
     return best
 
 
-def leave(group: Group, name: str) -> Group | None:
+def leave(group: JobGroup, name: str) -> JobGroup | None:
     """`group` without a job that ended and the machines that nobody uses any more; None when nobody is left."""
     members = [member for member in group.members if member.job.name != name]
     if not members:
         return None
     used = sorted({node for member in members for node in member.nodes})
     number = {node: index for index, node in enumerate(used)}
-    return Group(
-        members=tuple(Member(member.job, tuple(number[node] for node in member.nodes)) for member in members),
+    return JobGroup(
+        members=tuple(GroupMember(member.job, tuple(number[node] for node in member.nodes)) for member in members),
         rollout_nodes=len(used),
         train_nodes=max(member.job.train_nodes for member in members),
     )
 
 
-def total(groups: Iterable[Group], prices: Prices) -> float:
+def total(groups: Iterable[JobGroup], prices: Prices) -> float:
     """Per hour."""
     return sum(group.cost(prices) for group in groups)

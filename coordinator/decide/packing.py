@@ -13,7 +13,7 @@ from itertools import permutations
 
 import numpy as np
 
-from coordinator.decide.multiplex import Group, Job, Prices, alone, fits_alone, join, leave, place, total
+from coordinator.decide.multiplex import JobGroup, Prices, SharedJob, alone, fits_alone, join, leave, place, total
 
 SEARCH_UP_TO = 40  # jobs for which arrangements are searched after the first one
 ROUNDS = 8  # of that search
@@ -23,7 +23,7 @@ ALL_ORDERS_UP_TO = 4  # jobs that are placed anew in every order
 
 LOAD, LOADS = 6, 7  # rows of a table: the group's load, and where those of its machines begin
 
-ORDERS: tuple[Callable[[Job], float], ...] = (
+ORDERS: tuple[Callable[[SharedJob], float], ...] = (
     lambda job: 0.0,  # as they came
     lambda job: -job.train,
     lambda job: -job.rollout,
@@ -35,7 +35,7 @@ ORDERS: tuple[Callable[[Job], float], ...] = (
 )
 
 
-def plan(jobs: Sequence[Job], prices: Prices) -> list[Group]:
+def plan(jobs: Sequence[SharedJob], prices: Prices) -> list[JobGroup]:
     """Groups that hold all jobs, as cheap as a search of bounded length finds.
 
     Raises ValueError for a job that does not fit into one machine of each kind.
@@ -53,12 +53,12 @@ def plan(jobs: Sequence[Job], prices: Prices) -> list[Group]:
     return min((improve(groups, prices) for groups in best), key=lambda groups: total(groups, prices), default=[])
 
 
-def groups_of(groups: Sequence[Group]) -> frozenset[frozenset[str]]:
+def groups_of(groups: Sequence[JobGroup]) -> frozenset[frozenset[str]]:
     """Who is together with whom."""
     return frozenset(frozenset(member.job.name for member in group.members) for group in groups)
 
 
-def improve(groups: list[Group], prices: Prices) -> list[Group]:
+def improve(groups: list[JobGroup], prices: Prices) -> list[JobGroup]:
     """Takes one or two groups apart and places their jobs anew among all, as long as that is cheaper."""
     for _ in range(ROUNDS):
         best = min(_changed(groups, prices), key=lambda each: total(each, prices), default=groups)
@@ -68,7 +68,7 @@ def improve(groups: list[Group], prices: Prices) -> list[Group]:
     return groups
 
 
-def _changed(groups: list[Group], prices: Prices) -> list[list[Group]]:
+def _changed(groups: list[JobGroup], prices: Prices) -> list[list[JobGroup]]:
     found = []
     for first in range(len(groups)):
         for second in range(first, len(groups)):
@@ -83,22 +83,22 @@ def _changed(groups: list[Group], prices: Prices) -> list[list[Group]]:
     return found
 
 
-def _orders(jobs: Sequence[Job]) -> Iterable[Sequence[Job]]:
+def _orders(jobs: Sequence[SharedJob]) -> Iterable[Sequence[SharedJob]]:
     if len(jobs) <= ALL_ORDERS_UP_TO:
         return permutations(jobs)
     return [sorted(jobs, key=order) for order in ORDERS[1:]]
 
 
-def repacked(group: Group, prices: Prices) -> Group:
+def repacked(group: JobGroup, prices: Prices) -> JobGroup:
     """The same jobs on as few rollout machines as placing them anew, the longest first, needs."""
     jobs = sorted((member.job for member in group.members), key=lambda job: (-job.train_nodes, -job.rollout))
-    again: Group | None = alone(jobs[0])
+    again: JobGroup | None = alone(jobs[0])
     for job in jobs[1:]:
         again = again and join(again, job, prices)
     return again if again is not None and again.cost(prices) < group.cost(prices) else group
 
 
-def _spread(groups: list[Group], jobs: Sequence[Job], prices: Prices) -> list[Group]:
+def _spread(groups: list[JobGroup], jobs: Sequence[SharedJob], prices: Prices) -> list[JobGroup]:
     groups = list(groups)
     for job in jobs:
         placed = place(groups, job, prices)
@@ -109,32 +109,32 @@ def _spread(groups: list[Group], jobs: Sequence[Job], prices: Prices) -> list[Gr
     return groups
 
 
-def in_order(jobs: Sequence[Job], prices: Prices) -> list[Group]:
+def in_order(jobs: Sequence[SharedJob], prices: Prices) -> list[JobGroup]:
     """Each job into the group in which it costs least in addition (`multiplex.place`), one after another."""
-    table = Table(prices, jobs)
+    table = PackingTable(prices, jobs)
     for job in jobs:
         table.place(job)
     return table.groups
 
 
-class Table:
+class PackingTable:
     """What `multiplex.place` looks at, of all groups at once, so that thousands of jobs are placed in a moment.
 
     Columns are groups. Groups that none of `jobs` could join any more are taken out of the columns. Rows: what may not
     be above what a job allows (`_candidates`), a group's load, then load and memory of each rollout machine.
     """
 
-    def __init__(self, prices: Prices, jobs: Sequence[Job]):
+    def __init__(self, prices: Prices, jobs: Sequence[SharedJob]):
         self.prices = prices
-        self.groups: list[Group] = []
+        self.groups: list[JobGroup] = []
         self._least_train = min((job.train for job in jobs), default=0.0)
         self._open: list[int] = []  # the groups that have a column
         self._columns = np.zeros((LOADS, len(jobs)))
         self._most = np.full((LOADS, 1), np.inf)
 
-    def place(self, job: Job) -> None:
+    def place(self, job: SharedJob) -> None:
         """As `multiplex.place`, and keeps the result."""
-        best: tuple[tuple[float, float], int, Group] | None = None
+        best: tuple[tuple[float, float], int, JobGroup] | None = None
         for column, at_best in self._candidates(job):
             if best is not None and best[0] <= at_best:
                 break
@@ -153,7 +153,7 @@ class Table:
             self.groups[self._open[column]] = joined
             self._show(self._open[column], column)
 
-    def _candidates(self, job: Job) -> Iterator[tuple[int, tuple[float, float]]]:
+    def _candidates(self, job: SharedJob) -> Iterator[tuple[int, tuple[float, float]]]:
         """Columns that may do, the cheapest first; of each, new rollout machines and room that is left at best."""
         prices, longest = self.prices, job.limit
         spare = prices.train_gb - job.train_gb

@@ -42,7 +42,7 @@ class HostView:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlacementRequest:
     """What is to be placed. `holders`: hosts with the content (a checkpoint) that it continues from."""
 
     images: frozenset[str] = frozenset()  # names that its image goes by; none: it continues from a checkpoint
@@ -61,7 +61,7 @@ def required(labels: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(SOLE): value for name, value in labels.items() if name.startswith(SOLE)}
 
 
-def refusal(host: HostView, wanted: Wanted) -> str:
+def refusal(host: HostView, wanted: PlacementRequest) -> str:
     """Why `host` cannot take it; "": it can."""
     if not host.alive:
         return "does not answer"
@@ -80,7 +80,7 @@ def refusal(host: HostView, wanted: Wanted) -> str:
     return ""
 
 
-def cost(host: HostView, wanted: Wanted) -> float:
+def cost(host: HostView, wanted: PlacementRequest) -> float:
     """Lower is better. Only the order counts."""
     pressed = max(
         host.load / (host.load + host.cpus),
@@ -92,13 +92,13 @@ def cost(host: HostView, wanted: Wanted) -> float:
     return pressed + density + away
 
 
-def ranked(hosts: Iterable[HostView], wanted: Wanted) -> list[str]:
+def ranked(hosts: Iterable[HostView], wanted: PlacementRequest) -> list[str]:
     """The hosts that can take it, the best first. Equal ones in the order of their names."""
     able = [host for host in hosts if not refusal(host, wanted)]
     return [host.name for host in sorted(able, key=lambda host: (cost(host, wanted), host.name))]
 
 
-def refusals(hosts: Iterable[HostView], wanted: Wanted) -> str:
+def refusals(hosts: Iterable[HostView], wanted: PlacementRequest) -> str:
     """Why none can, for people: each reason with the hosts that have it."""
     reasons: dict[str, list[str]] = {}
     for host in hosts:
@@ -108,7 +108,7 @@ def refusals(hosts: Iterable[HostView], wanted: Wanted) -> str:
     return "; ".join(told) or "there is no host"
 
 
-def spread(hosts: Iterable[HostView], wanted: Wanted, count: int) -> dict[str, int]:
+def spread(hosts: Iterable[HostView], wanted: PlacementRequest, count: int) -> dict[str, int]:
     """How many of `count` equal sandboxes each host gets: one after another, each where it is cheapest then."""
     able = {host.name: host for host in hosts if not refusal(host, wanted)}
     shares: dict[str, int] = {}

@@ -18,7 +18,7 @@ Amounts = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedJob:
     """A job that waits, or that has begun."""
 
     job: str
@@ -34,33 +34,33 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class View:
+class QueueView:
     """`machines`: what each has in all. `begun`: jobs that were started and have not ended."""
 
-    waiting: Sequence[Queued]
-    begun: Sequence[Queued] = ()
+    waiting: Sequence[QueuedJob]
+    begun: Sequence[QueuedJob] = ()
     machines: Sequence[Amounts] = ()
     quotas: Mapping[str, Amounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Start:
+class StartJob:
     job: str
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitJob:
     job: str
     reason: str
 
 
-def decide(view: View) -> list[Start | Wait]:
+def decide(view: QueueView) -> list[StartJob | WaitJob]:
     """One action for each job that waits, in the order in which they are looked at."""
     free = total(view.machines)
     used: dict[str, dict[str, float]] = {}
     for each in view.begun:
         _take(each, free, used)
-    actions: list[Start | Wait] = []
+    actions: list[StartJob | WaitJob] = []
     ahead = next((each.job for each in view.begun if not each.placed and len(each.parts) > 1), "")
     for each in sorted(view.waiting, key=lambda each: (-each.priority, each.number)):
         reason = _never(each, view.machines) or _beyond(each, view.quotas, used.get(each.owner, {}))
@@ -69,9 +69,9 @@ def decide(view: View) -> list[Start | Wait]:
         elif not reason and (missing := _missing(each.needs, free)):
             reason, ahead = f"{missing} are in use", each.job
         if reason:
-            actions.append(Wait(each.job, reason))
+            actions.append(WaitJob(each.job, reason))
         else:
-            actions.append(Start(each.job))
+            actions.append(StartJob(each.job))
             _take(each, free, used)
             ahead = each.job if len(each.parts) > 1 else ahead
     return actions
@@ -86,14 +86,14 @@ def total(machines: Iterable[Amounts]) -> dict[str, float]:
     return found
 
 
-def _take(each: Queued, free: dict[str, float], used: dict[str, dict[str, float]]) -> None:
+def _take(each: QueuedJob, free: dict[str, float], used: dict[str, dict[str, float]]) -> None:
     mine = used.setdefault(each.owner, {})
     for name, amount in each.needs.items():
         free[name] = free.get(name, 0.0) - amount
         mine[name] = mine.get(name, 0.0) + amount
 
 
-def _never(each: Queued, machines: Sequence[Amounts]) -> str:
+def _never(each: QueuedJob, machines: Sequence[Amounts]) -> str:
     """Why no machine can take it even when nothing runs; "" when one can."""
     if not machines:
         return "no machine is there"
@@ -105,7 +105,7 @@ def _never(each: Queued, machines: Sequence[Amounts]) -> str:
     return f"all machines together lack what it needs: {missing}" if missing else ""
 
 
-def _beyond(each: Queued, quotas: Mapping[str, Amounts], mine: Amounts) -> str:
+def _beyond(each: QueuedJob, quotas: Mapping[str, Amounts], mine: Amounts) -> str:
     quota = quotas.get(each.owner, quotas.get(EVERYBODY, {}))
     over = [
         f"{name}={limit:g}"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from coordinator.decide import place
-from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.place import HostView, PlacementRequest
 
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
 NEW = 15.0  # seconds for which a sandbox is new at a host
@@ -32,7 +32,7 @@ GAIN = 0.7  # part of the time of the copy before that the next one must have ta
 
 
 @dataclass(frozen=True)
-class Kept:
+class ReplicaCopy:
     """A copy. `old`: older than what the sandbox told; only the next copy builds upon it."""
 
     checkpoint: str
@@ -48,7 +48,7 @@ class Subject:
     host: str  # where it runs
     durable: str  # its newest durable checkpoint there
     images: frozenset[str]
-    kept: tuple[Kept, ...] = ()  # the newest first
+    kept: tuple[ReplicaCopy, ...] = ()  # the newest first
     waited: bool = False  # an answer waits for it
     since: float = 0.0  # when the copy became older than the sandbox
     store: bool = False  # the store is where it goes
@@ -62,7 +62,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyAction:
     """Copy this checkpoint. `base`: one that both hosts have; "": what the target does not tell that it has."""
 
     sandbox: str
@@ -72,7 +72,9 @@ class Copy:
     base: str = ""
 
 
-def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping[str, int], most: int) -> list[Copy]:
+def decide(
+    hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping[str, int], most: int
+) -> list[CopyAction]:
     """What to begin now. `busy`: copies under way at each host, of which it may have `most`."""
     views = {host.name: host for host in hosts}
     left = {name: most - busy.get(name, 0) for name in views} | {STORE: STREAMS - busy.get(STORE, 0)}
@@ -94,7 +96,7 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
         if target is None:
             continue
         base = next((each.checkpoint for each in subject.kept if each.holder == target and not each.old), "")
-        begun.append(Copy(subject.sandbox, subject.durable, subject.host, target, base))
+        begun.append(CopyAction(subject.sandbox, subject.durable, subject.host, target, base))
         left[subject.host] -= 1
         left[target] -= 1
         if target in views and not any(each.holder == target for each in subject.kept):
@@ -114,7 +116,7 @@ def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, 
     """
     if subject.store:
         return STORE if left[STORE] > 0 else None
-    wanted = Wanted(images=subject.images)
+    wanted = PlacementRequest(images=subject.images)
     holders = [each.holder for each in subject.kept if each.holder in views and each.holder != subject.host]
     holders = [name for name in holders if not place.refusal(views[name], wanted)]
     others = [host for name, host in views.items() if name not in (subject.host, *holders) and not host.doubted]

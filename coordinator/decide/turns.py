@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
+class MachineSlot(msgspec.Struct, frozen=True, array_like=True):
     """The next turn of a job on machines of one kind. Two jobs of a group have different seats."""
 
     job: str
@@ -29,14 +29,14 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 class TurnsView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the machines of one kind that a group has."""
 
-    turns: list[Turn]
+    turns: list[MachineSlot]
     busy: list[int]  # machines that work
 
 
-def due(turns: Iterable[Turn], busy: Collection[int]) -> list[str]:
+def due(turns: Iterable[MachineSlot], busy: Collection[int]) -> list[str]:
     """The jobs that begin now.
 
-    >>> due([Turn("a", 1, 0, (0,), True), Turn("b", 0, 1, (0,), False)], ())
+    >>> due([MachineSlot("a", 1, 0, (0,), True), MachineSlot("b", 0, 1, (0,), False)], ())
     []
     """
     taken, begin = set(busy), []

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator import local
-from coordinator.decide.queue import Queued, Start, View, Wait, decide
+from coordinator.decide.queue import QueuedJob, QueueView, StartJob, WaitJob, decide
 from coordinator.jobs import own_ray, tied
 from coordinator.jobs.shape import Needs, parts_of
 from coordinator.jobs.store import JobRow, JobStore
@@ -31,13 +31,13 @@ from rollout.store.lock import own
 from sandbox import structs
 from sandbox.errors import Conflict, PagurusError
 
-LOOK = 0.5  # seconds between two looks at the queue
+POLL_INTERVAL = 0.5  # seconds between two looks at the queue
 CONNECT = 120.0  # seconds for Ray to answer
 log = logging.getLogger("pagurus.jobs")
 
 
-class Ended(Protocol):
-    """See :class:`coordinator.jobs.on_ray.Ended`."""
+class JobExit(Protocol):
+    """See :class:`coordinator.jobs.on_ray.RayJobExit`."""
 
     @property
     def job(self) -> str: ...
@@ -47,19 +47,19 @@ class Ended(Protocol):
     def reason(self) -> str: ...
 
 
-class Cluster(Protocol):
+class JobCluster(Protocol):
     """See :class:`coordinator.jobs.on_ray.OnRay`."""
 
     def machines(self) -> Sequence[Mapping[str, float]]: ...
     def place(self, job: str, run: str, parts: Mapping[str, Needs]) -> bool: ...
-    def ended(self, patience: float) -> Sequence[Ended]: ...
+    def ended(self, patience: float) -> Sequence[JobExit]: ...
     def remove(self, job: str) -> None: ...
 
 
-class Head:
+class JobHead:
     """See the module."""
 
-    def __init__(self, store: JobStore, cluster: Cluster, quotas: Mapping[str, Mapping[str, float]]) -> None:
+    def __init__(self, store: JobStore, cluster: JobCluster, quotas: Mapping[str, Mapping[str, float]]) -> None:
         self.store, self.cluster, self.quotas = store, cluster, quotas
 
     def run(self) -> None:
@@ -73,13 +73,13 @@ class Head:
                     self.store.change(each.id, state="running", reason="", started_at=each.started_at or time.time())
             self._begin([each for each in jobs if each.state == "queued"], begun)
             before = time.monotonic()
-            for end in self.cluster.ended(LOOK):
+            for end in self.cluster.ended(POLL_INTERVAL):
                 failed = end.status != local.DONE
                 self._end(end.job, "failed" if failed else "done", end.reason or self._last_words(end.job, failed))
-            time.sleep(max(0.0, LOOK - (time.monotonic() - before)))
+            time.sleep(max(0.0, POLL_INTERVAL - (time.monotonic() - before)))
 
     def _begin(self, waiting: Sequence[JobRow], begun: Sequence[JobRow]) -> None:
-        view = View(
+        view = QueueView(
             waiting=[_queued(each) for each in waiting],
             begun=[_queued(each) for each in begun],
             machines=self.cluster.machines(),
@@ -88,10 +88,10 @@ class Head:
         reasons = {each.id: each.reason for each in waiting}
         for action in decide(view):
             match action:
-                case Start(job):
+                case StartJob(job):
                     log.info("%s begins", job)
                     self.store.change(job, only=("queued",), state="starting", reason="Ray looks for room")
-                case Wait(job, reason) if reasons[job] != reason:
+                case WaitJob(job, reason) if reasons[job] != reason:
                     self.store.change(job, only=("queued",), reason=reason)
 
     def _end(self, job: str, state: str, reason: str = "") -> None:
@@ -109,12 +109,12 @@ class Head:
         return next((line for line in reversed(lines) if line.strip()), "it did not say why")[:500]
 
 
-def _queued(row: JobRow) -> Queued:
+def _queued(row: JobRow) -> QueuedJob:
     parts = list(parts_of(row).values())
-    return Queued(row.id, parts, row.owner, row.priority, row.number, placed=row.state != "starting")
+    return QueuedJob(row.id, parts, row.owner, row.priority, row.number, placed=row.state != "starting")
 
 
-def _connected(address: str, folder: Path) -> Cluster:
+def _connected(address: str, folder: Path) -> JobCluster:
     """The one at the address, or that of this machine, which takes a while to answer and may give up meanwhile."""
     from coordinator.jobs.on_ray import OnRay
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with own(options.folder, "head.lock"):
             store = JobStore(options.folder)
             cluster = _connected(options.ray, options.folder)
-            Head(store, cluster, options.quotas).run()
+            JobHead(store, cluster, options.quotas).run()
             if not options.ray:
                 own_ray.stop(options.folder)
     except Conflict:  # the former one has not quite ended

@@ -33,7 +33,7 @@ log = logging.getLogger("pagurus.jobs")
 
 
 @dataclass(frozen=True)
-class Ended:
+class RayJobExit:
     """A job is over. `reason`: why it could not even begin."""
 
     job: str
@@ -76,7 +76,7 @@ class OnRay:
             states.append(ray.util.placement_group_table(group)["state"])
         return all(state == PLACED for state in states)
 
-    def ended(self, patience: float) -> list[Ended]:
+    def ended(self, patience: float) -> list[RayJobExit]:
         """Jobs that are over, as soon as there is one; none after `patience` seconds."""
         waited = {end: key for key, end in self._ends.items() if key not in self._failed}
         if not waited:
@@ -84,7 +84,7 @@ class OnRay:
         ready, _ = ray.wait(list(waited), num_returns=1, timeout=patience)
         return [found for end in ready if (found := self._outcome(*waited[end], end)) is not None]
 
-    def _outcome(self, job: str, part: str, end: Any) -> Ended | None:
+    def _outcome(self, job: str, part: str, end: Any) -> RayJobExit | None:
         try:
             status, reason = ray.get(end), ""
         except RayTaskError as error:
@@ -98,7 +98,7 @@ class OnRay:
             if any(key[0] == job and key[1].startswith(ENGINE) for key in self._ends.keys() - self._failed):
                 log.warning("%s has ended by itself: the job goes on without it. %s", _name(job, part), reason)
                 return None
-        return Ended(job, status, reason)
+        return RayJobExit(job, status, reason)
 
     def remove(self, job: str) -> None:
         """End its actors, with the run's processes, and give its room back. Idempotent."""

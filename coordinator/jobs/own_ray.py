@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from rollout.engine import adopted
-from rollout.engine.adopted import Named
+from rollout.engine.adopted import RoleRecord
 
 NAME = "ray"
-PATIENCE = 60.0  # seconds for it to end
+TIMEOUT = 60.0  # seconds for it to end
 
 
 def start(folder: Path) -> str:
@@ -47,7 +47,7 @@ def start(folder: Path) -> str:
         )
     address = f"127.0.0.1:{port}"
     at = adopted.started(process.pid) or 0
-    adopted.write(folder, Named(name=NAME, pid=process.pid, started=at, at=time.time(), url=address, log=str(log)))
+    adopted.write(folder, RoleRecord(name=NAME, pid=process.pid, started=at, at=time.time(), url=address, log=str(log)))
     return address
 
 
@@ -61,7 +61,7 @@ def stop(folder: Path) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
-            if select.select([descriptor], [], [], PATIENCE)[0]:
+            if select.select([descriptor], [], [], TIMEOUT)[0]:
                 return
     finally:
         os.close(descriptor)

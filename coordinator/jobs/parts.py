@@ -30,7 +30,7 @@ def make_key(run: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Processes:
+class PartProcesses:
     """What is kept alive for a part. `folder`: where its processes are written down."""
 
     folder: Path
@@ -38,18 +38,18 @@ class Processes:
     spares: Sequence[str] = field(default=local.SPARES)
 
 
-def processes(run: Path, part: str, others: Sequence[str], address: str) -> Processes:
+def processes(run: Path, part: str, others: Sequence[str], address: str) -> PartProcesses:
     """`others`: parts of the same job. `address`: of this machine, for the others."""
     if part == TRAINER:
         argv = [sys.executable, "-m", "trainer", str(run), "--elsewhere"]
-        return Processes(local.part_of(run, part), {TRAINER: argv}, (TRAINER,))
+        return PartProcesses(local.part_of(run, part), {TRAINER: argv}, (TRAINER,))
     if part.startswith(ENGINE):
         argv = [sys.executable, "-m", "rollout.service.keeper", str(run), part.removeprefix(ENGINE), "--at", address]
-        return Processes(local.part_of(run, part), {"keeper": argv}, ())
+        return PartProcesses(local.part_of(run, part), {"keeper": argv}, ())
     programs = dict(local.programs(run))
     if TRAINER in others:
         del programs["trainer"]
         programs["rollout"] = [*programs["rollout"], "--at", address]
     if any(each.startswith(ENGINE) for each in others):
         programs["rollout"] = [*programs["rollout"], "--placed"]
-    return Processes(run, programs)
+    return PartProcesses(run, programs)

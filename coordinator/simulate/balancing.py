@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from coordinator.decide import balance, place
-from coordinator.decide.balance import Move, Resident
-from coordinator.decide.place import HostView, Wanted
-from coordinator.simulate.clock import Clock
+from coordinator.decide.balance import MovableSandbox, Move
+from coordinator.decide.place import HostView, PlacementRequest
+from coordinator.simulate.clock import VirtualClock
 from coordinator.simulate.plot import Plot
 
 CPUS = 16
@@ -23,7 +23,7 @@ IMAGES = frozenset({"image"})
 
 
 @dataclass
-class Cluster:
+class SimulatedCluster:
     """Sandboxes by the host that has them. `moves`: whether any move unasked."""
 
     hosts: int
@@ -34,7 +34,7 @@ class Cluster:
     away: float = 20.0
     takes: float = 1.0  # seconds of a move
     used: float = 0.3  # part of the sandboxes that are in use when they are looked at
-    clock: Clock = field(default_factory=Clock)
+    clock: VirtualClock = field(default_factory=VirtualClock)
     where: dict[str, str] = field(default_factory=dict)
     came: dict[str, float] = field(default_factory=dict)
     alive: dict[str, float] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class Cluster:
     held: list[int] = field(default_factory=list)  # sandboxes of each host that was lost
     moved: Counter[str] = field(default_factory=Counter)
 
-    def run(self, seconds: float) -> Cluster:
+    def run(self, seconds: float) -> SimulatedCluster:
         self._chance = np.random.default_rng(self.seed)
         self.alive = {f"h{number:03}": -balance.STEADY for number in range(self.hosts)}
-        shares = place.spread(self._views(), Wanted(), self.sandboxes)
+        shares = place.spread(self._views(), PlacementRequest(), self.sandboxes)
         names = [name for name, count in sorted(shares.items()) for _ in range(count)]
         self.where = {f"s{number:05}": name for number, name in enumerate(names)}
         self.came = dict.fromkeys(self.where, -balance.SETTLED)
@@ -71,7 +71,7 @@ class Cluster:
         del self.alive[name]
         theirs = sorted(sandbox for sandbox, host in self.where.items() if host == name)
         self.held.append(len(theirs))
-        shares = place.spread(self._views(), Wanted(), len(theirs))
+        shares = place.spread(self._views(), PlacementRequest(), len(theirs))
         targets = [host for host, count in sorted(shares.items()) for _ in range(count)]
         for sandbox, host in zip(theirs, targets, strict=True):
             self.where[sandbox], self.came[sandbox] = host, self.clock.now
@@ -84,7 +84,7 @@ class Cluster:
         givers = balance.givers(views, self.under_way, steady)
         moving = {move.sandbox for move in self.under_way}
         residents = [
-            Resident(sandbox, host, IMAGES, idle=now - self.came[sandbox])
+            MovableSandbox(sandbox, host, IMAGES, idle=now - self.came[sandbox])
             for sandbox, host in self.where.items()
             if host in givers and sandbox not in moving and now - self.came[sandbox] >= balance.SETTLED
         ]
@@ -104,8 +104,8 @@ class Cluster:
 def figures(seed: int, seconds: float = 1800.0) -> dict[str, Any]:
     """20 hosts with 600 sandboxes, of which one is lost each minute: with moves and without."""
 
-    def run(*, moves: bool, lost_every: float = 60.0) -> Cluster:
-        return Cluster(20, 600, moves, seed, lost_every).run(seconds)
+    def run(*, moves: bool, lost_every: float = 60.0) -> SimulatedCluster:
+        return SimulatedCluster(20, 600, moves, seed, lost_every).run(seconds)
 
     still, moved, calm = run(moves=False), run(moves=True), run(moves=True, lost_every=0.0)
     return {

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 
 
-class Clock:
+class VirtualClock:
     """``clock.after(2.0, begin); clock.run()``. Times are seconds."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class Ticks(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class StepCosts:
     """Of one engine."""
 
     base: float  # seconds of a decoding step
@@ -38,7 +38,7 @@ class Rates:
         return self.base + self.per_sequence * answers
 
 
-class Request:
+class SimulatedRequest:
     """One answer on its way."""
 
     __slots__ = ("cancelled", "done", "end", "prompt", "read", "tokens")
@@ -48,10 +48,10 @@ class Request:
         self.end, self.cancelled = 0.0, False
 
 
-class Engine:
+class SimulatedEngine:
     """``engine.ask(prompt=512, tokens=100, done=ended)``"""
 
-    def __init__(self, clock: Ticks, rates: Rates, hardware: str = ""):
+    def __init__(self, clock: Ticks, rates: StepCosts, hardware: str = ""):
         self.clock, self.rates, self.hardware = clock, rates, hardware
         self.readers = self.reading = 0  # as whoever routes requests keeps it: rollout.decide.engines.measuring
         self.load = 0  # requests that were asked and have not ended
@@ -60,23 +60,23 @@ class Engine:
         self._position = 0.0  # tokens that an answer has got which was there from the beginning
         self._since = 0.0
         self._sampling = 0
-        self._ends: list[tuple[float, int, Request]] = []
+        self._ends: list[tuple[float, int, SimulatedRequest]] = []
         self._order = 0
         self._plan = 0  # the newest; older ones are void
-        self._waiting: deque[Request] = deque()
-        self._reading: deque[Request] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._reading: deque[SimulatedRequest] = deque()
 
     def ask(
         self, *, prompt: float, tokens: float, done: Callable[[], None], read: Callable[[], None] = lambda: None
-    ) -> Request:
+    ) -> SimulatedRequest:
         """`read` happens when `prompt` tokens were read, `done` when `tokens` were sampled after them."""
-        request = Request(prompt, tokens, done, read)
+        request = SimulatedRequest(prompt, tokens, done, read)
         self.load += 1
         self._waiting.append(request)
         self._admit()
         return request
 
-    def progress(self, request: Request) -> tuple[float, float]:
+    def progress(self, request: SimulatedRequest) -> tuple[float, float]:
         """Tokens of an answer that are there, and those that are left."""
         if not request.end:
             return 0.0, request.tokens
@@ -84,7 +84,7 @@ class Engine:
         left = request.end - self._position
         return request.tokens - left, left
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: SimulatedRequest) -> None:
         """It will not be `done`. Frees its slot."""
         if request.cancelled:
             return

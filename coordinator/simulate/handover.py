@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.simulate.clock import Clock
-from coordinator.simulate.engines import Engine, Rates, Request
-from coordinator.simulate.plot import Plot, Span
+from coordinator.simulate.clock import VirtualClock
+from coordinator.simulate.engines import SimulatedEngine, SimulatedRequest, StepCosts
+from coordinator.simulate.plot import Plot, PlotSpan
 from rollout.decide.engines import handover
 
 ENGINES, GROUPS, SIZE = 8, 64, 8
@@ -21,7 +21,7 @@ SWITCH = 2.0  # seconds until an engine's GPUs compute gradients: model and opti
 
 
 @dataclass
-class Step:
+class HandoverStep:
     """Seconds."""
 
     rollout: float = 0.0
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class SharedMachinePool:
     """What engines and trainer share."""
 
     engines: int = ENGINES
@@ -42,15 +42,26 @@ class Machines:
 
 class Rollout:
     def __init__(
-        self, lengths: np.ndarray, rates: Rates, train: float, *, moves: bool, machines: Machines | None = None
+        self,
+        lengths: np.ndarray,
+        rates: StepCosts,
+        train: float,
+        *,
+        moves: bool,
+        machines: SharedMachinePool | None = None,
     ) -> None:
         """`lengths` [groups, size]: tokens of answers. `train`: seconds of all gradients on all that they may have."""
-        self.clock, self.rates, self.moves, self.machines = Clock(), rates, moves, machines or Machines()
-        self.engines = [Engine(self.clock, rates) for _ in range(self.machines.engines)]
-        self.size, self.train, self.step = lengths.size, train, Step()
+        self.clock, self.rates, self.moves, self.machines = (
+            VirtualClock(),
+            rates,
+            moves,
+            machines or SharedMachinePool(),
+        )
+        self.engines = [SimulatedEngine(self.clock, rates) for _ in range(self.machines.engines)]
+        self.size, self.train, self.step = lengths.size, train, HandoverStep()
         self._left = dict(enumerate([lengths.shape[1]] * len(lengths)))
         self._tokens = (lengths + self.machines.prompt).sum(axis=1)
-        self._on_way: dict[tuple[int, int], tuple[Engine, Request]] = {}
+        self._on_way: dict[tuple[int, int], tuple[SimulatedEngine, SimulatedRequest]] = {}
         self._computed, self._since, self._pace = 0.0, 0.0, 0.0  # gradients in seconds of all GPUs; of them a second
         for (group, member), tokens in np.ndenumerate(lengths):
             self._ask(
@@ -60,7 +71,7 @@ class Rollout:
                 float(tokens),
             )
 
-    def run(self) -> Step:
+    def run(self) -> HandoverStep:
         self.clock.run()
         self._compute(1.0)
         self.step.rollout = self.clock.now
@@ -69,7 +80,7 @@ class Rollout:
         self.step.whole += self.machines.switch if self.step.gone else 0.0
         return self.step
 
-    def _ask(self, answer: tuple[int, int], engine: Engine, prompt: float, tokens: float) -> None:
+    def _ask(self, answer: tuple[int, int], engine: SimulatedEngine, prompt: float, tokens: float) -> None:
         request = engine.ask(prompt=prompt, tokens=tokens, done=lambda: self._ended(answer))
         self._on_way[answer] = engine, request
 
@@ -108,24 +119,27 @@ class Rollout:
                 self._ask(answer, min(self.engines[:stay], key=lambda each: each.load), sampled, left)
 
 
-def _plot(seen: dict[bool, list[Step]], steps: int = 4) -> Plot:
-    spans = list[Span]()
+def _plot(seen: dict[bool, list[HandoverStep]], steps: int = 4) -> Plot:
+    spans = list[PlotSpan]()
     for number, pair in enumerate(zip(seen[False][:steps], seen[True][:steps], strict=True)):
         for step, name in zip(pair, ("gradients afterwards", "engines go over"), strict=True):
             row = f"step {number + 1}, {name}"
             went = step.gone + SWITCH if step.gone else step.rollout
-            spans += [Span(row, 0.0, went, "all engines sample"), Span(row, step.rollout, step.whole, "gradients")]
-            spans.append(Span(row, went, step.rollout, "some sample, the others compute gradients"))
+            spans += [
+                PlotSpan(row, 0.0, went, "all engines sample"),
+                PlotSpan(row, step.rollout, step.whole, "gradients"),
+            ]
+            spans.append(PlotSpan(row, went, step.rollout, "some sample, the others compute gradients"))
     title = "Gradients that are computed while the last answers are awaited need not be computed after them"
     return Plot(title=title, x="seconds", y="", spans=spans)
 
 
 def figures(seed: int, steps: int = 12) -> dict[str, Any]:
     """Engines that go over to gradients before the last answers have ended, against engines that stay."""
-    rates = Rates(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
+    rates = StepCosts(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
 
-    def played(spread: float, share: float) -> dict[bool, list[Step]]:
-        draw, seen = np.random.default_rng(seed), {False: list[Step](), True: list[Step]()}
+    def played(spread: float, share: float) -> dict[bool, list[HandoverStep]]:
+        draw, seen = np.random.default_rng(seed), {False: list[HandoverStep](), True: list[HandoverStep]()}
         for _ in range(steps):
             lengths = np.clip(2000 * draw.lognormal(-(spread**2) / 2, spread, (GROUPS, SIZE)), 16, 16_384)
             train = share * Rollout(lengths, rates, 1.0, moves=False).run().rollout
@@ -133,7 +147,7 @@ def figures(seed: int, steps: int = 12) -> dict[str, Any]:
                 found.append(Rollout(lengths, rates, train, moves=moves).run())
         return seen
 
-    def ratio(seen: dict[bool, list[Step]]) -> dict[str, float]:
+    def ratio(seen: dict[bool, list[HandoverStep]]) -> dict[str, float]:
         rollouts = [sum(each.rollout for each in found) for found in seen.values()]
         return {
             "ratio": round(sum(s.whole for s in seen[False]) / sum(s.whole for s in seen[True]), 3),

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.decide.multiplex import Group, Job
-from coordinator.decide.turns import Turn, due
-from coordinator.simulate.clock import Clock
+from coordinator.decide.multiplex import JobGroup, SharedJob
+from coordinator.decide.turns import MachineSlot, due
+from coordinator.simulate.clock import VirtualClock
 
-Durations = Callable[[Job, int], tuple[float, float]]  # of a job's step: seconds of rollout, seconds of training
+Durations = Callable[[SharedJob, int], tuple[float, float]]  # of a job's step: seconds of rollout, seconds of training
 
 
 @dataclass
-class Phase:
+class WorkInterval:
     """One stretch of work, for the picture."""
 
     job: str
@@ -35,10 +35,10 @@ class Course:
     steps: dict[str, int] = field(default_factory=dict)
     slowdown: dict[str, float] = field(default_factory=dict)  # mean step of each job, in multiples of its time alone
     switches: int = 0
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[WorkInterval] = field(default_factory=list)
 
 
-class Machines:
+class TimeSlicedMachines:
     """Machines of one kind, in turns (coordinator.decide.turns)."""
 
     def __init__(self, wanted: Sequence[tuple[str, tuple[int, ...]]], steps: int):
@@ -58,7 +58,7 @@ class Machines:
 
     def _serve(self) -> None:
         turns = [
-            Turn(name, self.rounds[name], seat, machines, name in self.waiting)
+            MachineSlot(name, self.rounds[name], seat, machines, name in self.waiting)
             for seat, (name, machines) in enumerate(self.wanted)
             if self.rounds[name] < self.steps
         ]
@@ -69,7 +69,7 @@ class Machines:
 
 
 def run(
-    group: Group,
+    group: JobGroup,
     durations: Durations,
     *,
     steps: int,
@@ -85,12 +85,12 @@ def run(
 
 
 class _Turns:
-    def __init__(self, group: Group, durations: Durations, steps: int, switch: float, tail_from: float):
+    def __init__(self, group: JobGroup, durations: Durations, steps: int, switch: float, tail_from: float):
         self.group, self.durations, self.steps = group, durations, steps
         self.switch, self.tail_from = switch, tail_from
-        self.clock, self.course = Clock(), Course()
-        self.rollout = Machines([(member.job.name, member.nodes) for member in group.members], steps)
-        self.train = Machines([(member.job.name, (0,)) for member in group.members], steps)
+        self.clock, self.course = VirtualClock(), Course()
+        self.rollout = TimeSlicedMachines([(member.job.name, member.nodes) for member in group.members], steps)
+        self.train = TimeSlicedMachines([(member.job.name, (0,)) for member in group.members], steps)
         self.ends: dict[str, list[float]] = {member.job.name: [] for member in group.members}
         self.last: dict[tuple[str, int], str] = {}  # who worked on a machine
 
@@ -104,7 +104,7 @@ class _Turns:
             self.course.slowdown[member.job.name] = (ends[-1] - ends[0]) / max(1, len(ends) - 1) / member.job.alone
         return self.course
 
-    def _begin(self, job: Job, nodes: tuple[int, ...], step: int) -> None:
+    def _begin(self, job: SharedJob, nodes: tuple[int, ...], step: int) -> None:
         rollout, train = self.durations(job, step)
 
         def rolling() -> None:
@@ -133,12 +133,12 @@ class _Turns:
 
         self.rollout.ask(job.name, rolling)
 
-    def _switched(self, kind: str, machines: Sequence[int], job: Job) -> float:
+    def _switched(self, kind: str, machines: Sequence[int], job: SharedJob) -> float:
         changed = [machine for machine in machines if self.last.get((kind, machine), job.name) != job.name]
         self.course.switches += len(changed)
         self.last |= {(kind, machine): job.name for machine in machines}
         return self.switch if changed else 0.0
 
-    def _note(self, job: Job, kind: str, machines: Sequence[int], seconds: float) -> None:
+    def _note(self, job: SharedJob, kind: str, machines: Sequence[int], seconds: float) -> None:
         now = self.clock.now
-        self.course.phases += [Phase(job.name, kind, machine, now, now + seconds) for machine in machines]
+        self.course.phases += [WorkInterval(job.name, kind, machine, now, now + seconds) for machine in machines]

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 Line = tuple[Sequence[float], Sequence[float]]
 
 
-class Span(NamedTuple):
+class PlotSpan(NamedTuple):
     row: str
     begin: float
     end: float
@@ -28,7 +28,7 @@ class Plot:
     x: str
     y: str
     lines: Mapping[str, Line] = field(default_factory=dict)
-    spans: Sequence[Span] = ()
+    spans: Sequence[PlotSpan] = ()
     drawn_as: Literal["line", "steps", "points"] = "line"
 
 

@@ -13,39 +13,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coordinator.simulate.clock import Clock
-from coordinator.simulate.engines import Engine, Rates, Request
+from coordinator.simulate.clock import VirtualClock
+from coordinator.simulate.engines import SimulatedEngine, SimulatedRequest, StepCosts
 from rollout.decide import tail
-from rollout.decide.bound import Bound, Stepped
+from rollout.decide.bound import Bound, TrainerStepRecord
 from rollout.decide.engines.affinity import Profiles
-from rollout.decide.engines.measuring import Measured
-from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, ServerView, route
+from rollout.decide.engines.measuring import AnswerTimer
+from rollout.decide.engines.routing import RoutedRequest, RouteView, RoutingRules, ServerView, route
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
     Abort,
     Action,
-    Buffered,
+    BufferedGroup,
     Defer,
-    Exhausted,
-    Finish,
+    FinishGroup,
     GroupView,
     HandOut,
-    Lease,
-    Member,
-    Rules,
-    Start,
-    View,
+    LeasePrompts,
+    NoMoreBatches,
+    RolloutView,
+    SchedulingRules,
+    StartTrajectory,
+    TrajectoryView,
 )
 
 
 @dataclass(frozen=True)
-class Turn:
+class SimulatedTurn:
     prompt: float  # tokens to be read, beyond those that the engine has of the turn before
     tokens: float  # to be sampled
     environment: float = 0.0  # seconds until the next turn can begin
 
 
-Workload = Callable[[int, int], list[Turn]]  # of a prompt and its member: the same each time
+Workload = Callable[[int, int], list[SimulatedTurn]]  # of a prompt and its member: the same each time
 Barrier = Literal["none", "turn", "group"]
 
 
@@ -53,8 +53,8 @@ Barrier = Literal["none", "turn", "group"]
 class Plan:
     """One simulated run."""
 
-    rules: Rules
-    engines: list[Rates]
+    rules: SchedulingRules
+    engines: list[StepCosts]
     hardware: list[str] = field(default_factory=list)  # of each engine
     workload: Workload
     kind: Callable[[int], str] = lambda prompt: ""  # of environment, by the prompt
@@ -89,54 +89,56 @@ class Came:
 
 
 @dataclass(eq=False)
-class Running:
+class SimulatedTrajectory:
     """One trajectory."""
 
     prompt: int
     index: int
-    turns: list[Turn]
+    turns: list[SimulatedTurn]
     version: int = 0  # when it began
     at: int = 0
     ended: bool = False
-    engine: Engine | None = None
+    engine: SimulatedEngine | None = None
     tokens: int = 0  # read and sampled so far
-    held: dict[Engine, int] = field(default_factory=dict)  # of these, by engines
-    request: Request | None = None
-    measured: Measured | None = None
+    held: dict[SimulatedEngine, int] = field(default_factory=dict)  # of these, by engines
+    request: SimulatedRequest | None = None
+    measured: AnswerTimer | None = None
     stopped: bool = False
 
 
 @dataclass(eq=False)
-class Together:
+class SimulatedGroup:
     """A group."""
 
     number: int
     deferred: bool
-    members: dict[int, Running | None]
-    home: Engine | None = None  # under barrier `group`
+    members: dict[int, SimulatedTrajectory | None]
+    home: SimulatedEngine | None = None  # under barrier `group`
 
 
-class Simulated:
-    """``came = Simulated(plan).run()``"""
+class RolloutSimulation:
+    """``came = RolloutSimulation(plan).run()``"""
 
     def __init__(self, plan: Plan):
-        self.plan, self.clock = plan, Clock()
+        self.plan, self.clock = plan, VirtualClock()
         self.policy = RolloutPolicy(plan.rules)
         hardware = plan.hardware or [""] * len(plan.engines)
-        self.engines = [Engine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
-        self._prompts: Counter[Engine] = Counter()  # tokens of the requests that each has
+        self.engines = [SimulatedEngine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
+        self._prompts: Counter[SimulatedEngine] = Counter()  # tokens of the requests that each has
         self.profiles = Profiles()
         self.trained_at = 0.0
         self.came = Came()
-        self.groups: dict[int, Together] = {}
-        self.whole: dict[int, Together] = {}
+        self.groups: dict[int, SimulatedGroup] = {}
+        self.whole: dict[int, SimulatedGroup] = {}
         self.waiting: list[int] = []  # prompts that were put off
-        self.left: dict[int, dict[int, Running | None]] = {}  # where their trajectories stood, if they go on
+        self.left: dict[
+            int, dict[int, SimulatedTrajectory | None]
+        ] = {}  # where their trajectories stood, if they go on
         self.issued, self.version = 0, 0
         self.asked_at: float | None = 0.0
         self.training = self.ended = False
-        self._at_barrier: list[Running] = []
-        self._unplaced: list[Together] = []  # groups that wait for an engine, under barrier `group`
+        self._at_barrier: list[SimulatedTrajectory] = []
+        self._unplaced: list[SimulatedGroup] = []  # groups that wait for an engine, under barrier `group`
         self._on_way = 0  # trajectories that take a turn, under barrier `turn`
 
     def run(self) -> Came:
@@ -155,11 +157,11 @@ class Simulated:
 
     # ----------------------------------------------------------------- what the policy sees, and what it says
 
-    def _view(self) -> View:
-        def state(member: Running | None) -> Literal["waiting", "running", "ended"]:
+    def _view(self) -> RolloutView:
+        def state(member: SimulatedTrajectory | None) -> Literal["waiting", "running", "ended"]:
             return "waiting" if member is None else "ended" if member.ended else "running"
 
-        return View(
+        return RolloutView(
             version=self.version,
             asked=self.asked_at is not None,
             training=self.training,
@@ -167,13 +169,16 @@ class Simulated:
                 GroupView(
                     str(group.number),
                     group.number,
-                    [Member(n, state(each), each.version if each else None) for n, each in group.members.items()],
+                    [
+                        TrajectoryView(n, state(each), each.version if each else None)
+                        for n, each in group.members.items()
+                    ],
                     deferred=group.deferred,
                 )
                 for group in self.groups.values()
             ],
             buffered=[
-                Buffered(str(number), number, [each.version for each in group.members.values() if each])
+                BufferedGroup(str(number), number, [each.version for each in group.members.values() if each])
                 for number, group in self.whole.items()
             ],
             queued=0,
@@ -192,13 +197,13 @@ class Simulated:
     def _act(self, action: Action) -> bool:
         """Whether it changed anything."""
         match action:
-            case Lease(count, deferred):
+            case LeasePrompts(count, deferred):
                 self._lease(count, deferred=deferred)
-            case Start(prompt, index):
+            case StartTrajectory(prompt, index):
                 self._start(self.groups[int(prompt)], index)
             case Abort(prompt, index):
                 self._stop(self.groups[int(prompt)].members.pop(index))
-            case Finish(prompt):
+            case FinishGroup(prompt):
                 self.whole[int(prompt)] = self.groups.pop(int(prompt))
             case Defer(prompt):
                 group = self.groups.pop(int(prompt))
@@ -209,7 +214,7 @@ class Simulated:
                     self.left[group.number] = group.members
             case HandOut(prompts):
                 self._train([self.whole.pop(int(prompt)) for prompt in prompts])
-            case Exhausted():
+            case NoMoreBatches():
                 self.ended = True
             case _:
                 return False
@@ -227,9 +232,9 @@ class Simulated:
             members = tail.members(self.plan.rules, deferred=deferred)
             known = self.left.get(number, {})
             kept = {n: each for n, each in known.items() if each is not None and each.ended}
-            self.groups[number] = Together(number, deferred, dict.fromkeys(range(members)) | kept)
+            self.groups[number] = SimulatedGroup(number, deferred, dict.fromkeys(range(members)) | kept)
 
-    def _train(self, groups: list[Together]) -> None:
+    def _train(self, groups: list[SimulatedGroup]) -> None:
         assert self.asked_at is not None
         self.came.batches.append([group.number for group in groups])
         waited = self.clock.now - self.asked_at
@@ -249,7 +254,7 @@ class Simulated:
         if self.plan.bound is not None:
             self.came.bounds.append(self.plan.bound.now)
             lag, ess = sum(lags) / len(lags), sum(weights) / len(weights)
-            self.plan.bound.see(Stepped(lag=lag, ess=ess, seconds=max(seconds, 1e-9), waited=waited))
+            self.plan.bound.see(TrainerStepRecord(lag=lag, ess=ess, seconds=max(seconds, 1e-9), waited=waited))
 
     def _trained(self) -> None:
         self.version, self.training, self.asked_at = self.version + 1, False, self.clock.now
@@ -257,8 +262,8 @@ class Simulated:
 
     # ----------------------------------------------------------------- trajectories
 
-    def _start(self, group: Together, index: int) -> None:
-        member = Running(group.number, index, self.plan.workload(group.number, index), self.version)
+    def _start(self, group: SimulatedGroup, index: int) -> None:
+        member = SimulatedTrajectory(group.number, index, self.plan.workload(group.number, index), self.version)
         before = self.left.get(group.number, {}).get(index)
         if before is not None:
             member = replace(before, engine=None, held={}, request=None, measured=None, stopped=False)
@@ -293,7 +298,7 @@ class Simulated:
                     member.engine = home
                     self._turn(member)
 
-    def _turn(self, member: Running) -> None:
+    def _turn(self, member: SimulatedTrajectory) -> None:
         """Asks for its next answer."""
         turn = member.turns[member.at]
         if self.plan.barrier == "turn" and member not in self._at_barrier:
@@ -305,7 +310,7 @@ class Simulated:
         self._on_way += 1
         kind, now = self.plan.kind(member.prompt), self.clock.now
         self.came.turns.append((now, kind, engine.hardware))
-        measured = member.measured = Measured(engine, kind, new=int(turn.prompt), read=read, now=now)
+        measured = member.measured = AnswerTimer(engine, kind, new=int(turn.prompt), read=read, now=now)
         self._prompts[engine] += member.tokens + int(turn.prompt)
         member.request = engine.ask(
             prompt=read,
@@ -322,7 +327,7 @@ class Simulated:
                 self._turn(member)
             self._at_barrier = [member for member in self._at_barrier if member not in together]
 
-    def _answered(self, member: Running) -> None:
+    def _answered(self, member: SimulatedTrajectory) -> None:
         turn = member.turns[member.at]
         assert member.measured is not None and member.engine is not None
         self._prompts[member.engine] -= member.tokens + int(turn.prompt)
@@ -333,7 +338,7 @@ class Simulated:
         member.held[member.engine] = member.tokens
         self.clock.after(turn.environment, lambda: self._acted(member))
 
-    def _acted(self, member: Running) -> None:
+    def _acted(self, member: SimulatedTrajectory) -> None:
         if member.stopped:
             return
         self._on_way -= 1
@@ -348,7 +353,7 @@ class Simulated:
         if self._matters(member):
             self._decide()
 
-    def _matters(self, member: Running) -> bool:
+    def _matters(self, member: SimulatedTrajectory) -> bool:
         """Whether the end of a trajectory can change what is decided: its group may be whole, or its slot is wanted."""
         members = self.groups[member.prompt].members.values()
         ended = sum(each is not None and each.ended for each in members)
@@ -356,7 +361,7 @@ class Simulated:
             each is None for group in self.groups.values() for each in group.members.values()
         )
 
-    def _stop(self, member: Running | None) -> None:
+    def _stop(self, member: SimulatedTrajectory | None) -> None:
         if member is None or member.ended:
             return
         member.stopped = True
@@ -371,7 +376,7 @@ class Simulated:
             member.measured.leave()
             self._prompts[member.engine] -= member.tokens + int(member.turns[member.at].prompt)
 
-    def _routed(self, member: Running) -> Engine:
+    def _routed(self, member: SimulatedTrajectory) -> SimulatedEngine:
         """By the rules of the live pool; its first engine holds the prefix of a trajectory."""
         kind = self.plan.kind(member.prompt)
         servers = [
@@ -384,6 +389,6 @@ class Simulated:
         homes = [str(self.engines.index(member.engine))] if member.engine is not None else []
         held = member.held.get(member.engine, 0) if member.engine is not None else 0
         tokens = member.tokens + int(member.turns[member.at].prompt)
-        ask = Ask(0, 0, homes, held, tokens, self.profiles.need(kind))
+        ask = RoutedRequest(0, 0, homes, held, tokens, self.profiles.need(kind))
         (sent,) = route(RouteView(servers=servers, waiting=[ask], rates=self.profiles.rates()), RoutingRules())
         return self.engines[int(sent.server)]

@@ -13,28 +13,28 @@ import msgspec
 import numpy as np
 
 from coordinator.simulate import balancing, handover, parallel, shared
-from coordinator.simulate.engines import Rates
+from coordinator.simulate.engines import StepCosts
 from coordinator.simulate.plot import Line, Plot, counted, per_second
-from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
+from coordinator.simulate.rollouts import Came, Plan, RolloutSimulation, SimulatedTurn, Workload
 from rollout.decide.bound import Bound
-from rollout.decide.view import Rules
+from rollout.decide.view import SchedulingRules
 
 ALL_AT_ONCE = 1_000_000  # trajectories
-ENGINE = Rates(base=0.010, per_sequence=0.0002, slots=64)
+ENGINE = StepCosts(base=0.010, per_sequence=0.0002, slots=64)
 
 
-def synchronous(groups: int, size: int, **more: Any) -> Rules:
-    return Rules(groups=groups, size=size, staleness=0, concurrency=ALL_AT_ONCE, **more)
+def synchronous(groups: int, size: int, **more: Any) -> SchedulingRules:
+    return SchedulingRules(groups=groups, size=size, staleness=0, concurrency=ALL_AT_ONCE, **more)
 
 
 def lengths(seed: int, *, mean: float, spread: float, of_prompt: float = 0.0) -> Workload:
     """One turn of log-normal length. `spread`: deviation of its logarithm, of which the share `of_prompt` (of variance)
     is common to a prompt's members."""
 
-    def workload(prompt: int, member: int) -> list[Turn]:
+    def workload(prompt: int, member: int) -> list[SimulatedTurn]:
         common = np.random.default_rng((seed, prompt)).normal() * np.sqrt(of_prompt)
         own = np.random.default_rng((seed, prompt, member + 1)).normal() * np.sqrt(1 - of_prompt)
-        return [Turn(0, float(mean * np.exp(spread * (common + own) - spread**2 / 2)))]
+        return [SimulatedTurn(0, float(mean * np.exp(spread * (common + own) - spread**2 / 2)))]
 
     return workload
 
@@ -42,7 +42,7 @@ def lengths(seed: int, *, mean: float, spread: float, of_prompt: float = 0.0) ->
 def capped(workload: Workload, most: float) -> Workload:
     """No answer is longer than an engine's limit."""
     return lambda prompt, member: [
-        Turn(turn.prompt, min(turn.tokens, most), turn.environment) for turn in workload(prompt, member)
+        SimulatedTurn(turn.prompt, min(turn.tokens, most), turn.environment) for turn in workload(prompt, member)
     ]
 
 
@@ -50,9 +50,11 @@ def delays(seed: int, *, variation: float, mean: float = 10.0, turns: int = 8, t
     """Turns whose environments take log-normal times of this coefficient of variation."""
     width = np.sqrt(np.log(1 + variation**2))
 
-    def workload(prompt: int, member: int) -> list[Turn]:
+    def workload(prompt: int, member: int) -> list[SimulatedTurn]:
         draw = np.random.default_rng((seed, prompt, member))
-        return [Turn(20, tokens, float(draw.lognormal(np.log(mean) - width**2 / 2, width))) for _ in range(turns)]
+        return [
+            SimulatedTurn(20, tokens, float(draw.lognormal(np.log(mean) - width**2 / 2, width))) for _ in range(turns)
+        ]
 
     return workload
 
@@ -60,10 +62,10 @@ def delays(seed: int, *, variation: float, mean: float = 10.0, turns: int = 8, t
 def failing(seed: int, *, shape: float | None, turns: int = 4) -> Workload:
     """Turns whose environments take Pareto times (`shape`; None: all 2 s), ten minutes at most."""
 
-    def workload(prompt: int, member: int) -> list[Turn]:
+    def workload(prompt: int, member: int) -> list[SimulatedTurn]:
         draw = np.random.default_rng((seed, prompt, member))
         return [
-            Turn(20, 200, 2.0 if shape is None else min(600.0, 2.0 * float(draw.pareto(shape) + 1)))
+            SimulatedTurn(20, 200, 2.0 if shape is None else min(600.0, 2.0 * float(draw.pareto(shape) + 1)))
             for _ in range(turns)
         ]
 
@@ -71,7 +73,7 @@ def failing(seed: int, *, shape: float | None, turns: int = 4) -> Workload:
 
 
 def simulated(**plan: Any) -> Came:
-    return Simulated(Plan(**plan)).run()
+    return RolloutSimulation(Plan(**plan)).run()
 
 
 # --------------------------------------------------------------------------- ROLL Flash (arXiv:2510.11345)
@@ -83,7 +85,7 @@ def queue(seed: int) -> dict[str, Any]:
     for number in range(20):
         draw = np.random.default_rng((seed, number))
         slots, groups, size = int(draw.integers(2, 65)), int(draw.integers(2, 20)), int(draw.integers(1, 9))
-        rates = Rates(base=0.01, slots=slots)
+        rates = StepCosts(base=0.01, slots=slots)
         work = lengths(seed + number, mean=300, spread=float(draw.uniform(0, 2)))
         came = simulated(rules=synchronous(groups, size), engines=[rates], workload=work, prompts=groups)
         seconds = [0.01 * tokens for tokens in came.accepted]
@@ -108,11 +110,11 @@ def queue(seed: int) -> dict[str, Any]:
 def replication(seed: int) -> dict[str, Any]:
     """16 prompts of 32 answers on two engines: independent requests against one request for a prompt's whole group."""
 
-    def run(spread: float, rates: Rates, barrier: str) -> Came:
+    def run(spread: float, rates: StepCosts, barrier: str) -> Came:
         work = capped(lengths(seed, mean=1000, spread=spread), 16_384)
         return simulated(rules=synchronous(16, 32), engines=[rates] * 2, workload=work, prompts=16, barrier=barrier)
 
-    tailed, even = Rates(base=0.010, per_sequence=0.00005, slots=64), Rates(base=0.010, slots=64)
+    tailed, even = StepCosts(base=0.010, per_sequence=0.00005, slots=64), StepCosts(base=0.010, slots=64)
     whole, single = (run(1.2, tailed, barrier) for barrier in ("group", "none"))
     return {
         "ratio": round(whole.seconds / single.seconds, 2),
@@ -138,7 +140,7 @@ def redundancy(seed: int, prompts: int = 288) -> dict[str, Any]:
     def run(shape: float | None, tail: float) -> Came:
         rules = synchronous(32, 8, tail=tail)
         work = failing(seed, shape=shape)
-        engines = [Rates(base=0.010, per_sequence=0.0, slots=1024)] * 2
+        engines = [StepCosts(base=0.010, per_sequence=0.0, slots=1024)] * 2
         return simulated(rules=rules, engines=engines, workload=work, prompts=prompts)
 
     plain, more = run(1.2, 0.0), run(1.2, 1.125)
@@ -166,7 +168,7 @@ def asynchrony(seed: int, prompts: int = 64) -> dict[str, Any]:
         def took(barrier: str) -> float:
             return simulated(
                 rules=synchronous(32, 8),
-                engines=[Rates(base=0.010, slots=1024)] * 2,
+                engines=[StepCosts(base=0.010, slots=1024)] * 2,
                 workload=delays(seed, variation=variation),
                 prompts=prompts,
                 barrier=barrier,
@@ -191,18 +193,18 @@ def asynchrony(seed: int, prompts: int = 64) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------- RollArt (arXiv:2512.22560)
 
-H20 = Rates(base=0.020, per_sequence=0.001, prefill=1480, slots=64)
-H800 = Rates(base=0.020 * 4.0 / 3.35, per_sequence=0.001 * 4.0 / 3.35, prefill=9890, slots=64)
+H20 = StepCosts(base=0.020, per_sequence=0.001, prefill=1480, slots=64)
+H800 = StepCosts(base=0.020 * 4.0 / 3.35, per_sequence=0.001 * 4.0 / 3.35, prefill=9890, slots=64)
 
 
 def reading_or_writing(seed: int) -> Workload:
     """Prompts of even number read 2000 tokens a turn and write 30, the others read 100 and write 200."""
 
-    def workload(prompt: int, member: int) -> list[Turn]:
+    def workload(prompt: int, member: int) -> list[SimulatedTurn]:
         draw = np.random.default_rng((seed, prompt, member))
         read, written = (2000, 30) if prompt % 2 == 0 else (100, 200)
         factors = draw.lognormal(-0.125, 0.5, size=(4, 3))
-        return [Turn(float(read * a), float(max(2.0, written * b)), float(0.5 * c)) for a, b, c in factors]
+        return [SimulatedTurn(float(read * a), float(max(2.0, written * b)), float(0.5 * c)) for a, b, c in factors]
 
     return workload
 
@@ -210,9 +212,9 @@ def reading_or_writing(seed: int) -> Workload:
 def affinity(seed: int) -> dict[str, Any]:
     """Two environments on two kinds of hardware: the pool learns who serves whom cheapest, against the least loaded."""
 
-    def run(park: dict[str, list[Rates]], work: Workload, *, told: bool) -> Came:
+    def run(park: dict[str, list[StepCosts]], work: Workload, *, told: bool) -> Came:
         return simulated(
-            rules=Rules(groups=8, size=4, staleness=1, concurrency=48),
+            rules=SchedulingRules(groups=8, size=4, staleness=1, concurrency=48),
             engines=[rates for each in park.values() for rates in each],
             hardware=[name if told else "" for name, each in park.items() for _ in each],
             workload=work,
@@ -255,8 +257,8 @@ def staleness(seed: int, steps: int = 300) -> dict[str, Any]:
 
     def run(work: Workload, drift: Callable[[int], float], stalest: int, bound: Bound | None) -> Came:
         return simulated(
-            rules=Rules(groups=4, size=2, staleness=stalest, concurrency=64),
-            engines=[Rates(base=0.01, slots=64)],
+            rules=SchedulingRules(groups=4, size=2, staleness=stalest, concurrency=64),
+            engines=[StepCosts(base=0.01, slots=64)],
             workload=work,
             prompts=4 * steps,
             trainer=10.0,
@@ -322,7 +324,7 @@ def tail(seed: int, rounds: int = 10) -> dict[str, Any]:
     lines: dict[str, Line] = {}
     for model, (most, step, theirs_plain, theirs) in PACKER.items():
         work = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), most)
-        engines = [Rates(base=step, slots=1024)]
+        engines = [StepCosts(base=step, slots=1024)]
         came = [
             simulated(rules=synchronous(64, 8, tail=factor), engines=engines, workload=work, prompts=64 * rounds)
             for factor in (0.0, 1.25)
@@ -341,7 +343,7 @@ def tail(seed: int, rounds: int = 10) -> dict[str, Any]:
     even = [
         simulated(
             rules=synchronous(64, 8, tail=factor),
-            engines=[Rates(base=0.01, slots=256)] * 4,
+            engines=[StepCosts(base=0.01, slots=256)] * 4,
             workload=lengths(seed, mean=1500, spread=0.0),
             prompts=64 * rounds,
         ).seconds
@@ -368,16 +370,16 @@ def _gone_on(seed: int, rounds: int, turns: int = 16) -> dict[str, float]:
     by the tokens that the engines read per second, and sampled tokens."""
     whole = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), 16_384)
 
-    def episodes(prompt: int, member: int) -> list[Turn]:
+    def episodes(prompt: int, member: int) -> list[SimulatedTurn]:
         (answer,) = whole(prompt, member)
-        return [Turn(0, max(1, answer.tokens // turns), 0.5)] * turns
+        return [SimulatedTurn(0, max(1, answer.tokens // turns), 0.5)] * turns
 
     found: dict[str, float] = {}
     for prefill in (10_000, 100_000):
         anew, goes_on = (
             simulated(
                 rules=msgspec.structs.replace(synchronous(64, 8, tail=1.25), tail_resumes=resumes),
-                engines=[Rates(base=277.0 / 16_384, slots=1024, prefill=prefill)],
+                engines=[StepCosts(base=277.0 / 16_384, slots=1024, prefill=prefill)],
                 workload=episodes,
                 prompts=64 * rounds,
             )

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rollout.decide.engines.lending import Lending
-from rollout.decide.engines.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
+from rollout.decide.engines.slack import CHUNK, Budget, EngineView, SlackStep, StepCost, WaitingRequest, next_step
 
 Mode = Literal["alone", "slack", "naive"]
 
@@ -45,7 +45,7 @@ def bursty(seed: int, *, requests: int, rate: float, burst: float = 4.2, every: 
 
 
 @dataclass
-class Served:
+class ServingResult:
     """What users saw, and what rollouts got."""
 
     ttft: list[float] = field(default_factory=list)
@@ -94,7 +94,7 @@ def serve(
     prompt: float = 1.0,
     lending: Lending | None = None,
     ran: Callable[[int, int, int], Ran] | None = None,
-) -> Served:
+) -> ServingResult:
     """Until every user is answered.
 
     `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
@@ -103,7 +103,7 @@ def serve(
     `lending`: it chooses the steps, by what it has learned of their cost. `ran`: how one goes that answers so many
     users and rollouts and reads so many tokens of prompts, where `cost` does not say it.
     """
-    came, now, number = Served(), 0.0, 0
+    came, now, number = ServingResult(), 0.0, 0
     waiting: deque[_User] = deque()
     running: list[_User] = []
     begun = live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
@@ -148,7 +148,7 @@ def _view(
     waiting: deque[_User], running: list[_User], rollouts: int, owed: int, cache: int, held: int, *, frozen: bool
 ) -> EngineView:
     return EngineView(
-        waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
+        waiting=[WaitingRequest(user.arrival, user.left) for user in list(waiting)[:64]],
         last_tokens=[user.last for user in running],
         rollouts=rollouts,
         rollout_prompt=owed,
@@ -159,19 +159,19 @@ def _view(
     )
 
 
-def _in_turn(view: EngineView, step: Step) -> Step:
+def _in_turn(view: EngineView, step: SlackStep) -> SlackStep:
     """Where rollouts are users like all others."""
-    return Step(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, view.rollout_prompt))
+    return SlackStep(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, view.rollout_prompt))
 
 
-def _answer(running: list[_User], now: float, came: Served) -> None:
+def _answer(running: list[_User], now: float, came: ServingResult) -> None:
     for user in running:
         came.tpot.append(now - user.last)
         user.last, user.answer = now, user.answer - 1
     running[:] = [user for user in running if user.answer > 0]
 
 
-def _read(waiting: deque[_User], running: list[_User], tokens: int, now: float, came: Served) -> None:
+def _read(waiting: deque[_User], running: list[_User], tokens: int, now: float, came: ServingResult) -> None:
     while tokens and waiting:
         user = waiting[0]
         part = min(tokens, user.left)

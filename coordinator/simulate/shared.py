@@ -13,13 +13,13 @@ import numpy as np
 
 from coordinator.decide import multiplex, packing
 from coordinator.simulate import jobs, serving
-from coordinator.simulate.plot import Plot, Span, per_second
+from coordinator.simulate.plot import Plot, PlotSpan, per_second
 from rollout.decide.engines.slack import Budget, StepCost
 
 # --------------------------------------------------------------------------- RollMux (arXiv:2512.11306)
 
 
-def drawn_jobs(seed: int, count: int) -> list[multiplex.Job]:
+def drawn_jobs(seed: int, count: int) -> list[multiplex.SharedJob]:
     """Models of three sizes; a job's training takes between 0.4 and 1.6 of its rollout."""
     draw = np.random.default_rng(seed)
     found = []
@@ -27,7 +27,7 @@ def drawn_jobs(seed: int, count: int) -> list[multiplex.Job]:
         nodes, memory = [(1, 150.0), (2, 250.0), (4, 350.0)][int(draw.integers(3))]
         rollout = float(draw.uniform(100, 600))
         found.append(
-            multiplex.Job(
+            multiplex.SharedJob(
                 name=f"job-{number}",
                 rollout=rollout,
                 train=rollout * float(draw.uniform(0.4, 1.6)),
@@ -43,13 +43,13 @@ def drawn_jobs(seed: int, count: int) -> list[multiplex.Job]:
 
 PRICES = multiplex.Prices(rollout_node=8 * 1.85, train_node=8 * 5.28, rollout_gb=1024, train_gb=1024)
 COLOCATED_ROLLOUT = 1.25  # seconds of rollout on training machines for one on rollout machines
-LEAST = 0.7  # of the worst case, that a phase takes
+MIN_PHASE_SHARE = 0.7  # of the worst case, that a phase takes
 
 
 def _turns(courses: list[jobs.Course]) -> Plot:
     """The first steps of some groups."""
     spans = [
-        Span(f"group {number + 1}, {kind} machine {machine + 1}", phase.begin, phase.end, phase.job)
+        PlotSpan(f"group {number + 1}, {kind} machine {machine + 1}", phase.begin, phase.end, phase.job)
         for number, course in enumerate(courses)
         for kind, machine in sorted({(phase.kind, phase.machine) for phase in course.phases})
         for phase in course.phases
@@ -66,11 +66,13 @@ def mux(seed: int, count: int = 100, steps: int = 12) -> dict[str, Any]:
     """
     drawn = drawn_jobs(seed, count)
 
-    def durations(job: multiplex.Job, step: int) -> tuple[float, float]:
-        shares = np.random.default_rng((seed, int(job.name.removeprefix("job-")), step)).uniform(LEAST, 1.0, size=2)
+    def durations(job: multiplex.SharedJob, step: int) -> tuple[float, float]:
+        shares = np.random.default_rng((seed, int(job.name.removeprefix("job-")), step)).uniform(
+            MIN_PHASE_SHARE, 1.0, size=2
+        )
         return job.rollout * float(shares[0]), job.train * float(shares[1])
 
-    def of_steps(groups: list[multiplex.Group], tail_from: float = 1.0) -> tuple[float, float]:
+    def of_steps(groups: list[multiplex.JobGroup], tail_from: float = 1.0) -> tuple[float, float]:
         """Cost of one step of all jobs, and the slowest job's mean step in multiples of what it may take."""
         cost = worst = 0.0
         for group in groups:

@@ -26,11 +26,11 @@ from daemon.api import (
 from daemon.api.gate import Gate, started, unmatched
 from daemon.api.idempotency import Answers
 from daemon.api.openapi import describe
-from daemon.api.route import Route
+from daemon.api.route import ApiRoute
 from daemon.api.sandboxes import DESCRIPTION
 from daemon.api.sockets import SOCKETS, Sockets, close_all
 from daemon.api.wire import HOST, TOKENS
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from daemon.host.host import Host
 
 AREAS = (
@@ -49,22 +49,22 @@ AREAS = (
     ports,
     members,
 )
-RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
+MAX_RAW = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """All routes of the API."""
     return [route for area in AREAS for route in area.AREA.routes]
 
 
 def application(host: Host, token_file: Path, answers: Answers | None = None) -> web.Application:
     """The API of `host`, whose tokens lie in `token_file`. Without `answers` no repeated call is recognised."""
-    app = web.Application(client_max_size=RAW_MOST, middlewares=[unmatched])
+    app = web.Application(client_max_size=MAX_RAW, middlewares=[unmatched])
     app.on_response_prepare.append(started)
     app[HOST] = host
     app[SOCKETS] = Sockets()
     app.on_shutdown.append(close_all)
-    app[TOKENS] = Tokens(token_file, clock=time.time)
+    app[TOKENS] = TokenStore(token_file, clock=time.time)
     gate = Gate(host, app[TOKENS], answers)
     for route in routes():
         app.router.add_route(route.method, route.path, gate.handler(route))

@@ -12,14 +12,14 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CheckpointInfo, CheckpointRequest, ForkEntry, ForkRequest, RestoreRequest, RestoreResult
 
 AREA = Area()
-WAIT_MOST = 600.0  # seconds of one long poll
+MAX_WAIT = 600.0  # seconds of one long poll
 
 
 class WaitQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What to wait for, and how many seconds at most. Without `wait` the answer comes at once."""
 
     wait: Literal["captured", "durable"] | None = None
-    timeout: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST)] = 60.0
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT)] = 60.0
 
 
 @AREA("GET", "/v1/sandboxes/{id}/checkpoints")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from daemon.api.presence import while_there
-from daemon.api.route import Area, Stream
+from daemon.api.route import Area, ValueStream
 from daemon.api.wire import frame, log, streaming
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
@@ -22,16 +22,16 @@ from sandbox.errors import PagurusError
 from sandbox.messages import Chunk, ExecRequest, ExecResult, SignalRequest, TurnInfo
 
 AREA = Area()
-STDIN_MOST = 64 << 20  # bytes of a body: the stdin of a command is in it
+MAX_STDIN = 64 << 20  # bytes of a body: the stdin of a command is in it
 
 
-@AREA("POST", "/v1/sandboxes/{id}/exec", scope="exec", keyed="once", body_most=STDIN_MOST)
+@AREA("POST", "/v1/sandboxes/{id}/exec", scope="exec", keyed="once", body_most=MAX_STDIN)
 async def _exec(live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run a command to its end, and end the turn."""
     return await live.exec(body)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/stream", answer=Stream(Chunk), scope="exec", body_most=STDIN_MOST)
+@AREA("POST", "/v1/sandboxes/{id}/stream", answer=ValueStream(Chunk), scope="exec", body_most=MAX_STDIN)
 async def _stream(request: web.Request, live: LiveSandbox, body: ExecRequest) -> web.StreamResponse:
     """Output as it comes. The command waits for a slow reader; when that leaves, it ends as after its deadline."""
     return await streamed(request, live.row.id, lambda outlet: live.exec(body, outlet))

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked, while_there
-from daemon.api.route import Area, Stream
+from daemon.api.route import Area, ValueStream
 from daemon.api.wire import DISK, RAW, chunks, frame, packed, ready, streaming
 from daemon.auth.access import CALLER
 from daemon.host.host import Host
@@ -26,9 +26,9 @@ from sandbox.names import native
 from sandbox.tree import archive, diff, files, safe_path
 
 AREA = Area()
-TREE_MOST = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
+MAX_TREE = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
 CHUNK = 1 << 18
-WRITE_MOST = 256 << 20  # bytes of a file that is written by one request
+MAX_WRITE = 256 << 20  # bytes of a file that is written by one request
 _TAR = "application/x-tar"
 
 
@@ -68,7 +68,7 @@ class DiffQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     why: bool = False
 
 
-class Written(msgspec.Struct, kw_only=True):
+class UnpackResult(msgspec.Struct, kw_only=True):
     """daemon -> SDK: how much of a tree was unpacked."""
 
     bytes: int
@@ -95,8 +95,8 @@ async def _read(request: web.Request, alive: LiveSandbox, query: ReadQuery) -> w
         return response
 
 
-def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, bytes]:
-    part = files.Part(inside, asked.path, asked.offset, asked.limit)
+def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.FileRange, bytes]:
+    part = files.FileRange(inside, asked.path, asked.offset, asked.limit)
     with contextlib.ExitStack() as undo:
         undo.enter_context(part)
         first = part.next()
@@ -104,7 +104,7 @@ def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part,
     return part, first
 
 
-@AREA("PUT", "/v1/sandboxes/{id}/files", body=bytes, body_most=WRITE_MOST, scope="exec")
+@AREA("PUT", "/v1/sandboxes/{id}/files", body=bytes, body_most=MAX_WRITE, scope="exec")
 async def _write(request: web.Request, host: Host, alive: LiveSandbox, query: WriteQuery) -> None:
     """Write a regular file, or append to it. A body that breaks off changes nothing."""
     with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.folder)) as spool:
@@ -186,11 +186,11 @@ def _pack(inside: safe_path.SandboxRoot, base: int, path: str, writer: int) -> N
         archive.pack(root, native(path), out, uid_base=base)
 
 
-@AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, body_most=TREE_MOST, content=_TAR, scope="exec")
-async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) -> Written:
+@AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, body_most=MAX_TREE, content=_TAR, scope="exec")
+async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) -> UnpackResult:
     """Unpack a tar stream into a directory, which is made when need be."""
     path = query.path
-    limit = parse_bytes(alive.row.limits.disk) if alive.row.limits.disk is not None else TREE_MOST
+    limit = parse_bytes(alive.row.limits.disk) if alive.row.limits.disk is not None else MAX_TREE
     async with alive.altering("unpack", path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
         unpacking = in_thread(_unpack, alive.container.inside, alive.row.uid_base, path, reader, limit)
@@ -202,7 +202,7 @@ async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) ->
                             await asyncio.to_thread(put, out, part)
         finally:
             written = await unpacking
-    return Written(bytes=written)
+    return UnpackResult(bytes=written)
 
 
 def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
@@ -219,7 +219,7 @@ def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, li
 # --------------------------------------------------------------------------- watching
 
 
-@AREA("GET", "/v1/sandboxes/{id}/files/watch", answer=Stream(FileEvent))
+@AREA("GET", "/v1/sandboxes/{id}/files/watch", answer=ValueStream(FileEvent))
 async def _watch(request: web.Request, alive: LiveSandbox, query: BranchQuery) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
     inside = alive.container.inside

@@ -20,13 +20,13 @@ from aiohttp import ClientConnectionResetError, web
 
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
-from daemon.api.route import Handler, Route
+from daemon.api.route import ApiRoute, Handler
 from daemon.api.wire import DISK, JSON, MEMORY, ROUTE, carry_out, content, refusal
 from daemon.auth import access
 from daemon.auth.access import CALLER, Caller
-from daemon.auth.pace import Pace
-from daemon.auth.shares import DISK_MOST, Shares, memory_part
-from daemon.auth.tokens import Tokens
+from daemon.auth.pace import TokenRateLimits
+from daemon.auth.shares import MAX_DISK, Shares, memory_part
+from daemon.auth.tokens import TokenStore
 from daemon.auth.visibility import KEY
 from daemon.host.host import Host
 from daemon.logs import REQUEST, SUBJECT, request_id
@@ -44,15 +44,15 @@ _UNKEPT = (401, 403, 429, 503)  # answers that say: it was not carried out
 class Gate:
     """The gate of one host's API."""
 
-    def __init__(self, host: Host, tokens: Tokens, answers: Answers | None) -> None:
+    def __init__(self, host: Host, tokens: TokenStore, answers: Answers | None) -> None:
         self.host = host
         self.tokens = tokens
         self._answers = answers
-        self._pace = Pace()
+        self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
-        self._disk = Shares("of uploads", DISK_MOST)
+        self._disk = Shares("of uploads", MAX_DISK)
 
-    def handler(self, route: Route) -> Handler:
+    def handler(self, route: ApiRoute) -> Handler:
         """What the router calls for `route`."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -72,7 +72,7 @@ class Gate:
 
         return handle
 
-    async def _admit(self, request: web.Request, route: Route) -> web.StreamResponse:
+    async def _admit(self, request: web.Request, route: ApiRoute) -> web.StreamResponse:
         CALLER.set(access.NOBODY)
         SUBJECT.set(None)
         caller = access.NOBODY if route.scope == "open" else self.tokens.caller(request)
@@ -101,7 +101,9 @@ class Gate:
 
     # ----------------------------------------------------------------- once
 
-    async def _once(self, request: web.Request, route: Route, caller: Caller, answers: Answers) -> web.StreamResponse:
+    async def _once(
+        self, request: web.Request, route: ApiRoute, caller: Caller, answers: Answers
+    ) -> web.StreamResponse:
         """Carry a keyed call out, or give the answer that it had."""
         assert route.keyed is not None
         form, query = request.headers.get("Accept", ""), request.rel_url.raw_query_string

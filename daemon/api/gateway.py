@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from daemon.api.commands import STDIN_MOST
+from daemon.api.commands import MAX_STDIN
 from daemon.api.route import Area
 from daemon.auth import access
 from daemon.gateway.service import GatewayService
@@ -72,7 +72,7 @@ async def _token(gateway: GatewayService, live: LiveSandbox) -> TokenInfo:
     return await gateway.token(live.row.id)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", body_most=STDIN_MOST)
+@AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", body_most=MAX_STDIN)
 async def _exec(request: web.Request, gateway: GatewayService, live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run the next command of an agent outside, or tell its recorded result."""
     call = request.headers.get("Idempotency-Key", "")[:200]

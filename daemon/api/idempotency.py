@@ -34,10 +34,10 @@ from sandbox.errors import Conflict, Interrupted, Invalid
 Repeat = Literal["once", "again", "anew"]
 
 KEY_FORM = re.compile(r"[\x21-\x7e]{1,200}")
-AGE_MOST = 86_400.0  # seconds
-COUNT_MOST = 50_000
-BYTES_MOST = 64 << 20  # of answers
-ANSWER_MOST = 8 << 20  # bytes of one answer that is kept
+MAX_AGE = 86_400.0  # seconds
+MAX_COUNT = 50_000
+MAX_BYTES = 64 << 20  # of answers
+MAX_ANSWER = 8 << 20  # bytes of one answer that is kept
 _SWEEP = 256  # calls between two looks at what is too old
 
 # Rows are found by the number that we remember of each: a call waits for one write at the end of one table.
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CALLER = "ALTER TABLE calls ADD COLUMN caller TEXT NOT NULL DEFAULT ''"  # a former daemon's file may lack it
 
 
-class Kept(msgspec.Struct, frozen=True):
+class CallRecord(msgspec.Struct, frozen=True):
     """What is known of a key. ``status`` None: begun, not answered; 0: answered, too large to be kept."""
 
     body: bytes  # digest of what was asked
@@ -58,7 +58,7 @@ class Kept(msgspec.Struct, frozen=True):
     answer: bytes = b""
 
 
-class _Known(msgspec.Struct):
+class KeyRecord(msgspec.Struct):
     """Where a key is written down."""
 
     number: int
@@ -67,7 +67,7 @@ class _Known(msgspec.Struct):
     caller: str = ""
 
 
-class _Room(msgspec.Struct):
+class CallerUsage(msgspec.Struct):
     """What the keys of one caller take."""
 
     count: int = 0
@@ -89,7 +89,7 @@ def fingerprint(kind: str, form: str, body: bytes) -> bytes:
     return hashlib.sha256(b"\0".join((kind.encode(), form.encode(), body))).digest()
 
 
-def decide(kept: Kept | None, asked: bytes, repeat: Repeat) -> Literal["carry out", "undo first", "replay"]:
+def decide(kept: CallRecord | None, asked: bytes, repeat: Repeat) -> Literal["carry out", "undo first", "replay"]:
     """What a call gets whose key no living call holds. Raises Conflict or Interrupted."""
     if kept is None:
         return "carry out"
@@ -131,17 +131,17 @@ class Answers:
             ) from None
         if "caller" not in [column[1] for column in self._database.execute("PRAGMA table_info(calls)")]:
             self._database.execute(CALLER)
-        self._rooms: dict[str, _Room] = {}  # by caller
-        self._known: dict[str, _Known] = {}  # the oldest first
+        self._rooms: dict[str, CallerUsage] = {}  # by caller
+        self._known: dict[str, KeyRecord] = {}  # the oldest first
         found = "SELECT id, number, at, ifnull(length(answer), 0), caller FROM calls ORDER BY number"
         for name, *columns in self._database.execute(found):
-            self._remember(name, _Known(*columns))
+            self._remember(name, KeyRecord(*columns))
         self._size = sum(known.size for known in self._known.values())
         self._clock = clock
         self._running: dict[str, asyncio.Future[None]] = {}
         self._until_sweep = 0
 
-    async def claim(self, name: str, asked: bytes, repeat: Repeat, caller: str = "") -> tuple[Kept | None, bool]:
+    async def claim(self, name: str, asked: bytes, repeat: Repeat, caller: str = "") -> tuple[CallRecord | None, bool]:
         """(what to replay or None, whether to undo first). A call under way with this key is waited for."""
         while (running := self._running.get(name)) is not None:
             await asyncio.shield(running)
@@ -155,18 +155,18 @@ class Answers:
             now = self._clock()
             new = "INSERT INTO calls (id, at, body, caller) VALUES (?, ?, ?, ?)"
             row = self._database.execute(new, (name, now, asked, caller))
-            self._remember(name, _Known(row.lastrowid or 0, now, caller=caller))
+            self._remember(name, KeyRecord(row.lastrowid or 0, now, caller=caller))
         return None, decision == "undo first"
 
-    def _remember(self, name: str, known: _Known) -> None:
+    def _remember(self, name: str, known: KeyRecord) -> None:
         self._known[name] = known
-        room = self._rooms.setdefault(known.caller, _Room())
+        room = self._rooms.setdefault(known.caller, CallerUsage())
         room.count += 1
         room.size += known.size
 
     def settle(self, name: str, status: int, kind: str, answer: bytes) -> None:
         """It was carried out; this is what everybody who asks again hears."""
-        if len(answer) > ANSWER_MOST:
+        if len(answer) > MAX_ANSWER:
             status, answer = 0, b""
         known = self._known[name]
         try:
@@ -179,7 +179,7 @@ class Answers:
             known.size = len(answer)
         finally:
             self.abandon(name)
-        if self._size > BYTES_MOST:
+        if self._size > MAX_BYTES:
             self._make_room()
 
     def release(self, name: str) -> None:
@@ -202,10 +202,10 @@ class Answers:
         if future is not None and not future.done():
             future.set_result(None)
 
-    def _read(self, name: str) -> Kept | None:
+    def _read(self, name: str) -> CallRecord | None:
         found = "SELECT body, status, kind, answer FROM calls WHERE number = ?"
         row = self._database.execute(found, (self._known[name].number,)).fetchone()
-        return None if row is None else Kept(row[0], row[1], row[2] or "", row[3] or b"")
+        return None if row is None else CallRecord(row[0], row[1], row[2] or "", row[3] or b"")
 
     def _sweep(self) -> None:
         """Forget what is too old or too much, the oldest first; never a call under way."""
@@ -213,25 +213,25 @@ class Answers:
         if self._until_sweep > 0:
             return
         self._until_sweep = _SWEEP
-        oldest = self._clock() - AGE_MOST
+        oldest = self._clock() - MAX_AGE
         for name, known in list(self._known.items()):
             if known.at >= oldest:
                 break
             if name not in self._running:
                 self._forget(name)
-        if len(self._known) > COUNT_MOST:
+        if len(self._known) > MAX_COUNT:
             self._make_room()
 
     def _make_room(self) -> None:
         """Down to three quarters of what may be kept. Of these each caller may have an equal part, and who has less
         keeps all of it."""
         for name, known in list(self._known.items()):
-            many, large = len(self._known) > COUNT_MOST * 3 // 4, self._size > BYTES_MOST * 3 // 4
+            many, large = len(self._known) > MAX_COUNT * 3 // 4, self._size > MAX_BYTES * 3 // 4
             if not (many or large):
                 break
             room, callers = self._rooms[known.caller], len(self._rooms)
-            greedy = (many and room.count * callers > COUNT_MOST * 3 // 4) or (
-                large and room.size * callers > BYTES_MOST * 3 // 4
+            greedy = (many and room.count * callers > MAX_COUNT * 3 // 4) or (
+                large and room.size * callers > MAX_BYTES * 3 // 4
             )
             if greedy and name not in self._running:
                 self._forget(name)

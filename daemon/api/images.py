@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked
-from daemon.api.route import Area, Stream
+from daemon.api.route import Area, ValueStream
 from daemon.api.wire import chunks, frame, streaming
 from daemon.host.host import Host
 from daemon.store import pulling
@@ -19,7 +19,7 @@ from sandbox.errors import PagurusError
 from sandbox.messages import CommitRequest, ImageInfo, PullImage, PullProgress
 
 AREA = Area()
-ARCHIVE_MOST = 64 << 30  # bytes of one archive
+MAX_ARCHIVE = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
 
 
@@ -47,7 +47,7 @@ async def _info(host: Host, name: str) -> ImageInfo:
     "PUT",
     "/v1/images/{name}",
     body=bytes,
-    body_most=ARCHIVE_MOST,
+    body_most=MAX_ARCHIVE,
     content="application/x-tar",
     status=201,
     scope="admin",
@@ -79,7 +79,7 @@ async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
-@AREA("POST", "/v1/images/pull/stream", answer=Stream(PullProgress), scope="admin")
+@AREA("POST", "/v1/images/pull/stream", answer=ValueStream(PullProgress), scope="admin")
 async def _pull_stream(request: web.Request, host: Host, body: PullImage) -> web.StreamResponse:
     """The same, and how far it is. What fails before the first bytes is an error as everywhere, later the last part."""
     response = streaming(request)

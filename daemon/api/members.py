@@ -9,7 +9,15 @@ from daemon.host.host import Host
 from daemon.host.report import report
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, Conversation, Held, HoldRequest, HostReport, LeaseRequest, Left
+from sandbox.messages.cluster import (
+    ArriveRequest,
+    ConversationExport,
+    HeldSandbox,
+    HoldRequest,
+    HostReport,
+    LeaseRequest,
+    Left,
+)
 
 AREA = Area()
 
@@ -44,7 +52,7 @@ async def _prepare(host: Host, live: LiveSandbox, body: HoldRequest) -> None:
 
 
 @AREA("POST", "/v1/sandboxes/{id}/hold", scope="admin")
-async def _hold(host: Host, live: LiveSandbox) -> Held:
+async def _hold(host: Host, live: LiveSandbox) -> HeldSandbox:
     """Capture a sandbox; nothing of it runs from then on."""
     return await leave.held(host, live, (await leave.hold(host, live)).row)
 
@@ -68,7 +76,7 @@ async def _programs(host: Host, checkpoint: str) -> dict[str, ProgramRow]:
 
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}/conversation", scope="admin")
-async def _conversation(host: Host, checkpoint: str) -> Conversation:
+async def _conversation(host: Host, checkpoint: str) -> ConversationExport:
     """What the gateway of another host must know of the sandbox to go on from this checkpoint."""
     row = host.checkpoint(checkpoint)
-    return Conversation() if host.gateway is None else await host.gateway.conversation(row)
+    return ConversationExport() if host.gateway is None else await host.gateway.conversation(row)

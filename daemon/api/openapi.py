@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.api.route import NAME_MOST, Route, Stream, WebSocket
+from daemon.api.route import MAX_NAME, ApiRoute, ValueStream, WebSocket
 from sandbox.errors import ErrorBody
 
 VERSION = "3.1.0"
@@ -22,7 +22,7 @@ _JSON, _PACKED, _LINES = "application/json", "application/msgpack", "application
 _IN_PATH = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+def describe(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """The description of these routes, as OpenAPI 3.1."""
     types = [ErrorBody, *(kind for route in routes for kind in _types(route))]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -51,13 +51,13 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     return description
 
 
-def _types(route: Route) -> list[Any]:
-    answer = route.answer.of if isinstance(route.answer, Stream) else route.answer
+def _types(route: ApiRoute) -> list[Any]:
+    answer = route.answer.of if isinstance(route.answer, ValueStream) else route.answer
     found = [answer, route.body, route.query]
     return [kind for kind in found if kind not in (None, bytes, WebSocket)]
 
 
-def _operation(route: Route, known: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, known: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
         "tags": [route.name.partition(".")[0]],
@@ -81,25 +81,25 @@ def _operation(route: Route, known: dict[str, Any], components: dict[str, Any]) 
     return operation
 
 
-def _answer(route: Route, known: dict[str, Any]) -> dict[str, Any]:
+def _answer(route: ApiRoute, known: dict[str, Any]) -> dict[str, Any]:
     kind = route.answer
     if kind is WebSocket:
         return {"description": "The connection is a WebSocket from now on."}
     if kind is bytes:
         return {"description": "The content.", "content": {route.content: {"schema": _RAW}}}
-    if isinstance(kind, Stream):
+    if isinstance(kind, ValueStream):
         text = "One value on each line (MessagePack: behind its length in four bytes, big end first)."
         return {"description": text, "content": {_LINES: {"schema": _RAW, "x-item": known[repr(kind.of)]}}}
     schema = {"type": "object"} if kind is None else known[repr(kind)]
     return {"description": "Done.", "content": {_JSON: {"schema": schema}}}
 
 
-def _in_path(route: Route) -> list[dict[str, Any]]:
-    schema = {"type": "string", "minLength": 1, "maxLength": NAME_MOST}
+def _in_path(route: ApiRoute) -> list[dict[str, Any]]:
+    schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
     return [{"name": name, "in": "path", "required": True, "schema": schema} for name in _IN_PATH.findall(route.path)]
 
 
-def _in_query(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
+def _in_query(route: ApiRoute, components: dict[str, Any]) -> list[dict[str, Any]]:
     """A struct of parameters becomes one parameter for each field."""
     if route.query is None:
         return []
@@ -119,7 +119,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if not (key == "default" and value is None)}
 
 
-def _in_header(route: Route) -> list[dict[str, Any]]:
+def _in_header(route: ApiRoute) -> list[dict[str, Any]]:
     if route.keyed is None:
         return []
     text = "The same key with the same body gets the same answer, also from a daemon that was started again."

@@ -15,7 +15,7 @@ from aiohttp import web
 from daemon.gateway.answer import is_open
 from sandbox.errors import Conflict
 
-LOOK = 0.5  # seconds
+POLL_INTERVAL = 0.5  # seconds
 T = TypeVar("T")
 
 
@@ -28,7 +28,7 @@ async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
-            await asyncio.wait({task}, timeout=LOOK)
+            await asyncio.wait({task}, timeout=POLL_INTERVAL)
             if not task.done() and not is_open(request):
                 raise _Left("whoever asked has left")  # told to nobody
         return task.result()

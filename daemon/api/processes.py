@@ -11,9 +11,9 @@ from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
 from daemon.api.presence import while_there
-from daemon.api.route import Area, Stream, WebSocket
+from daemon.api.route import Area, ValueStream, WebSocket
 from daemon.api.wire import content, frame, streaming
-from daemon.turns.terminals import Seat
+from daemon.turns.terminals import TerminalVisitor
 from daemon.turns.turns import LiveSandbox
 from sandbox.container import usage
 from sandbox.errors import PagurusError
@@ -30,11 +30,11 @@ from sandbox.messages import (
 from sandbox.messages.processes import Cells, Offset
 
 AREA = Area()
-WAIT_MOST = 600.0  # seconds of one long poll
-INPUT_MOST = 8 << 20  # bytes of stdin in one call
+MAX_WAIT = 600.0  # seconds of one long poll
+MAX_INPUT = 8 << 20  # bytes of stdin in one call
 HEARTBEAT = 30.0  # seconds between signs of life of a terminal's connection
 
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT)]
 
 
 class EndQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class AttachQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     columns: Cells | None = None
 
 
-class Written(msgspec.Struct, kw_only=True):
+class StdinWritten(msgspec.Struct, kw_only=True):
     """daemon -> SDK: how many bytes of stdin a process has got so far."""
 
     written: int
@@ -94,7 +94,7 @@ async def _logs(live: LiveSandbox, process: str, query: LogQuery) -> Logs:
     return await live.programs.logs(process, (query.stdout, query.stderr))
 
 
-@AREA("GET", "/v1/sandboxes/{id}/processes/{process}/follow", answer=Stream(LogChunk))
+@AREA("GET", "/v1/sandboxes/{id}/processes/{process}/follow", answer=ValueStream(LogChunk))
 async def _follow(request: web.Request, live: LiveSandbox, process: str, query: LogQuery) -> web.StreamResponse:
     """Its outputs as they come. A slow reader misses what the log no longer keeps."""
     live.programs.row(process)
@@ -121,17 +121,17 @@ async def _follow(request: web.Request, live: LiveSandbox, process: str, query: 
     "POST",
     "/v1/sandboxes/{id}/processes/{process}/stdin",
     body=bytes,
-    body_most=INPUT_MOST,
+    body_most=MAX_INPUT,
     scope="exec",
     keyed="again",
 )
-async def _write(request: web.Request, live: LiveSandbox, process: str, query: InputQuery) -> Written:
+async def _write(request: web.Request, live: LiveSandbox, process: str, query: InputQuery) -> StdinWritten:
     """Give it stdin."""
     data = await content(request)
     written = await live.programs.write(process, data, query.offset) if data or not query.close else 0
     if query.close:
         await live.programs.close_stdin(process)
-    return Written(written=written)
+    return StdinWritten(written=written)
 
 
 @AREA("POST", "/v1/sandboxes/{id}/processes/{process}/signal", scope="exec", keyed="once")
@@ -163,7 +163,7 @@ async def _attach(request: web.Request, live: LiveSandbox, process: str, query: 
     """
     live.programs.row(process, ProgramKind.TERMINAL)
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
-    seat = Seat(live, process, since=query.since)
+    seat = TerminalVisitor(live, process, since=query.since)
     async with seat.taken():
         if query.rows and query.columns:
             await seat.resize(query.rows, query.columns)
@@ -181,7 +181,7 @@ async def _attach(request: web.Request, live: LiveSandbox, process: str, query: 
     return socket
 
 
-async def _typed(socket: web.WebSocketResponse, seat: Seat) -> None:
+async def _typed(socket: web.WebSocketResponse, seat: TerminalVisitor) -> None:
     async for message in socket:
         if message.type is WSMsgType.BINARY:
             await seat.input(message.data)

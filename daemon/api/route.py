@@ -29,12 +29,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Scope = Literal["open", "read", "exec", "admin"]
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
-BODY_MOST = 4 << 20  # bytes of a body that holds a struct
-NAME_MOST = 200  # characters of a name in a path
+MAX_BODY = 4 << 20  # bytes of a body that holds a struct
+MAX_NAME = 200  # characters of a name in a path
 
 
 @dataclass(frozen=True)
-class Stream:
+class ValueStream:
     """An answer of many values of one type, one after another (see :func:`daemon.api.wire.frame`)."""
 
     of: type
@@ -45,10 +45,10 @@ class WebSocket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class ApiRoute:
     """One route. The first line of the handler's docstring is its summary.
 
-    `answer`: the type of a 2xx body; ``bytes``, a :class:`Stream` or :class:`WebSocket`; None: an empty object.
+    `answer`: the type of a 2xx body; ``bytes``, a :class:`ValueStream` or :class:`WebSocket`; None: an empty object.
     `body`: a struct, or ``bytes`` for raw content that the handler reads itself; None: there is none.
     `query`: a struct of the query parameters. `keyed`: honours ``Idempotency-Key``, and says what a call gets that a
     killed daemon had begun, when it is sent again: "once": Interrupted; "again": it is carried out again, which is
@@ -59,12 +59,12 @@ class Route:
     path: str
     handler: Callable[..., Awaitable[Any]]
     takes: tuple[str, ...]  # the names of the handler's parameters
-    answer: type | Stream | WebSocket | None = None
+    answer: type | ValueStream | WebSocket | None = None
     body: type | None = None
     query: type[msgspec.Struct] | None = None
     status: int = 200
     scope: Scope = "read"
-    body_most: int = BODY_MOST
+    body_most: int = MAX_BODY
     keyed: Literal["once", "again", "anew"] | None = None
     content: str = "application/octet-stream"  # of raw bodies and raw answers
 
@@ -83,7 +83,7 @@ class Area:
     """The routes of one area of the API, in the order of their declaration."""
 
     def __init__(self) -> None:
-        self.routes: list[Route] = []
+        self.routes: list[ApiRoute] = []
 
     def __call__(self, method: str, path: str, **options: Any) -> Callable[[F], F]:
         def declare(handler: F) -> F:
@@ -92,7 +92,7 @@ class Area:
             own = (type(None), web.Response, web.StreamResponse)  # answers that say nothing about their content
             known = {field: hints[name] for name, field in names.items() if name in hints and hints[name] not in own}
             takes = tuple(inspect.signature(handler).parameters)
-            self.routes.append(Route(method=method, path=path, handler=handler, takes=takes, **(known | options)))
+            self.routes.append(ApiRoute(method=method, path=path, handler=handler, takes=takes, **(known | options)))
             return handler
 
         return declare

@@ -9,7 +9,7 @@ from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
 from daemon.api.commands import streamed
-from daemon.api.route import Area, Stream, WebSocket
+from daemon.api.route import Area, ValueStream, WebSocket
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import (
     Chunk,
@@ -44,7 +44,7 @@ async def _exec(live: LiveSandbox, session: str, body: SessionExecRequest) -> Ex
     return await live.sessions.exec(session, body)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/sessions/{session}/stream", answer=Stream(Chunk), scope="exec")
+@AREA("POST", "/v1/sandboxes/{id}/sessions/{session}/stream", answer=ValueStream(Chunk), scope="exec")
 async def _stream(
     request: web.Request, live: LiveSandbox, session: str, body: SessionExecRequest
 ) -> web.StreamResponse:

@@ -11,7 +11,7 @@ import weakref
 
 from aiohttp import WSCloseCode, web
 
-MESSAGE_MOST = 1 << 20  # bytes
+MAX_MESSAGE = 1 << 20  # bytes
 FAREWELL = 1.0  # seconds for the other side to say good-bye
 
 
@@ -27,7 +27,7 @@ SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", Sockets)
 
 def socket(request: web.Request, *, heartbeat: float) -> web.WebSocketResponse:
     """A connection, not yet upgraded. `heartbeat`: seconds between signs of life."""
-    made = web.WebSocketResponse(heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MESSAGE_MOST, compress=False)
+    made = web.WebSocketResponse(heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MAX_MESSAGE, compress=False)
     request.app[SOCKETS].open.add(made)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daemon.api.route import Area
 from daemon.host.host import Host
-from daemon.store.build_cache import Steps
+from daemon.store.build_cache import BuildCache
 from sandbox.messages import KeepStep, StepInfo, StepsRemoved, StepsWanted
 
 AREA = Area()
@@ -13,22 +13,22 @@ AREA = Area()
 @AREA("GET", "/v1/steps")
 async def _list(host: Host) -> list[StepInfo]:
     """All kept steps, the one used last first."""
-    return Steps(host).all()
+    return BuildCache(host).all()
 
 
 @AREA("POST", "/v1/steps/find", scope="admin")
 async def _find(host: Host, body: StepsWanted) -> list[StepInfo]:
     """The kept steps with one of these keys. They count as used."""
-    return Steps(host).find(body.keys)
+    return BuildCache(host).find(body.keys)
 
 
 @AREA("PUT", "/v1/steps", scope="admin")
 async def _keep(host: Host, body: KeepStep) -> StepInfo:
     """Keep a checkpoint as the outcome of a step, once it is durable."""
-    return await Steps(host).keep(body.key, body.checkpoint, body.title)
+    return await BuildCache(host).keep(body.key, body.checkpoint, body.title)
 
 
 @AREA("DELETE", "/v1/steps", scope="admin")
 async def _prune(host: Host) -> StepsRemoved:
     """Give all kept steps up."""
-    return await Steps(host).prune()
+    return await BuildCache(host).prune()

@@ -11,11 +11,11 @@ from daemon.api.wire import chunks, content
 from daemon.host.host import Host
 from sandbox.errors import Conflict, Invalid, Protocol
 from sandbox.messages import CheckpointInfo
-from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
+from sandbox.messages.store import CheckpointReport, ImportResult, LabelRequest, PullRequest, VerifyRequest
 
 AREA = Area()
-STREAM_MOST = 1 << 46  # bytes of an imported stream: the disk is the bound
-HAVE_MOST = 1 << 30
+MAX_STREAM = 1 << 46  # bytes of an imported stream: the disk is the bound
+MAX_HAVE = 1 << 30
 
 
 class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ async def _have(host: Host) -> web.StreamResponse:
     return web.Response(body=await host.store.have(), content_type="application/octet-stream")
 
 
-@AREA("POST", "/v1/checkpoints/{checkpoint}/export", body=bytes, body_most=HAVE_MOST, answer=bytes, scope="admin")
+@AREA("POST", "/v1/checkpoints/{checkpoint}/export", body=bytes, body_most=MAX_HAVE, answer=bytes, scope="admin")
 async def _export(request: web.Request, host: Host, checkpoint: str, query: ExportQuery) -> web.StreamResponse:
     """A checkpoint as one stream. The body, if any, is what the other side has."""
     have = await content(request)
@@ -86,8 +86,8 @@ async def _export(request: web.Request, host: Host, checkpoint: str, query: Expo
     return response
 
 
-@AREA("POST", "/v1/checkpoints/import", body=bytes, body_most=STREAM_MOST, status=201, scope="admin")
-async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Imported:
+@AREA("POST", "/v1/checkpoints/import", body=bytes, body_most=MAX_STREAM, status=201, scope="admin")
+async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> ImportResult:
     """A checkpoint from a stream that an export made. All or nothing."""
     try:
         former = None
@@ -99,7 +99,7 @@ async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Impo
         raise Invalid(error.message, remedy=error.remedy) from error
 
 
-@AREA("POST", "/v1/checkpoints/survey", body=bytes, body_most=STREAM_MOST, answer=bytes, scope="admin")
+@AREA("POST", "/v1/checkpoints/survey", body=bytes, body_most=MAX_STREAM, answer=bytes, scope="admin")
 async def _survey(request: web.Request, host: Host) -> web.StreamResponse:
     """What of a manifest is here already, for an export elsewhere."""
     try:
@@ -110,6 +110,6 @@ async def _survey(request: web.Request, host: Host) -> web.StreamResponse:
 
 
 @AREA("POST", "/v1/checkpoints/pull", status=201, scope="admin")
-async def _pull(host: Host, body: PullRequest) -> Imported:
+async def _pull(host: Host, body: PullRequest) -> ImportResult:
     """Fetch a checkpoint from another daemon, only what is missing here."""
     return await host.store.pull(body)

@@ -8,27 +8,27 @@ import msgspec
 
 from daemon.api.route import Area
 from daemon.auth.access import Grant
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 
 AREA = Area()
 
 
 @AREA("POST", "/v1/tokens", status=201, scope="admin")
-async def _create(tokens: Tokens, body: TokenRequest) -> NewToken:
+async def _create(tokens: TokenStore, body: TokenRequest) -> NewToken:
     """Make a token. Its text is told this once."""
     grant, text = await asyncio.to_thread(tokens.create, **msgspec.structs.asdict(body))
     return NewToken(token=_told(grant), text=text)
 
 
 @AREA("GET", "/v1/tokens", scope="admin")
-async def _list(tokens: Tokens) -> list[ApiToken]:
+async def _list(tokens: TokenStore) -> list[ApiToken]:
     """The tokens, the oldest first."""
     return [_told(grant) for grant in tokens.list()]
 
 
 @AREA("DELETE", "/v1/tokens/{token}", scope="admin")
-async def _revoke(tokens: Tokens, token: str) -> ApiToken:
+async def _revoke(tokens: TokenStore, token: str) -> ApiToken:
     """Refuse a token from now on. Its sandboxes stay."""
     return _told(await asyncio.to_thread(tokens.revoke, token))
 

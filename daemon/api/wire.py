@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
-from daemon.api.route import Route
-from daemon.auth.shares import Held
-from daemon.auth.tokens import Tokens
+from daemon.api.route import ApiRoute
+from daemon.auth.shares import CallShare
+from daemon.auth.tokens import TokenStore
 from daemon.host.host import Host
 from daemon.wording import plain
 from sandbox.errors import Invalid, PagurusError, Timeout, Unsupported
@@ -28,14 +28,14 @@ log = logging.getLogger("pagurus.api")
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 RAW = "application/octet-stream"  # also what aiohttp says where a request names no type
-PATIENCE = 30.0  # seconds without a byte after which a sender is given up
+TIMEOUT = 30.0  # seconds without a byte after which a sender is given up
 
 HOST: web.AppKey[Host] = web.AppKey("host", Host)
-TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
-ROUTE = web.RequestKey("route", Route)
+TOKENS: web.AppKey[TokenStore] = web.AppKey("tokens", TokenStore)
+ROUTE = web.RequestKey("route", ApiRoute)
 CONTENT = web.RequestKey("content", bytes)
-MEMORY = web.RequestKey("memory", Held)  # what the call holds of it
-DISK = web.RequestKey("disk", Held)
+MEMORY = web.RequestKey("memory", CallShare)  # what the call holds of it
+DISK = web.RequestKey("disk", CallShare)
 KEPT_FREE = 1 << 20  # bytes of each output of a command that a caller may have kept without being counted
 
 
@@ -120,10 +120,10 @@ async def chunks(request: web.Request) -> AsyncIterator[bytes]:
         raise _too_large(most)
     while True:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 part = await request.content.readany()
         except TimeoutError:
-            raise Timeout(f"no byte of the body came for {PATIENCE:g} s") from None
+            raise Timeout(f"no byte of the body came for {TIMEOUT:g} s") from None
         except web.RequestPayloadError as error:
             raise Invalid(f"the body cannot be read: {error}") from None
         if not part:
@@ -189,7 +189,7 @@ def _query(request: web.Request) -> object:
 # --------------------------------------------------------------------------- handlers
 
 
-async def carry_out(request: web.Request, route: Route) -> web.StreamResponse:
+async def carry_out(request: web.Request, route: ApiRoute) -> web.StreamResponse:
     """Call the handler of `route` with what its parameters name (:mod:`daemon.api.route`), and encode its answer."""
     given = {name: await _given(request, name) for name in route.takes}
     answer = await route.handler(**given)

@@ -15,7 +15,7 @@ from daemon.auth.quota import Bucket, take
 from sandbox.errors import TooMany
 
 
-class Pace:
+class TokenRateLimits:
     """The calls of each token."""
 
     def __init__(self) -> None:

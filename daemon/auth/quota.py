@@ -17,10 +17,10 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Limits
 from sandbox.messages.tokens import TokenQuota as Quota
 
-__all__ = ["Bucket", "Quota", "Usage", "burst", "excess", "take", "usage"]
+__all__ = ["Bucket", "Quota", "QuotaUsage", "burst", "excess", "take", "usage"]
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What the sandboxes of one owner may take by their limits. Infinity where one has no limit."""
 
     sandboxes: int = 0
@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     disk: float = 0.0
 
 
-def usage(limits: Iterable[Limits], inherited: int = 0) -> Usage:
+def usage(limits: Iterable[Limits], inherited: int = 0) -> QuotaUsage:
     """What sandboxes with these limits count as. `inherited`: bytes that other sandboxes wrote and forks stand on."""
     count, cpus, memory, disk = 0, 0.0, 0.0, float(inherited)
     for each in limits:
@@ -37,10 +37,10 @@ def usage(limits: Iterable[Limits], inherited: int = 0) -> Usage:
         cpus += math.inf if each.cpus is None else each.cpus
         memory += math.inf if each.memory is None else parse_bytes(each.memory)
         disk += math.inf if each.disk is None else parse_bytes(each.disk)
-    return Usage(sandboxes=count, cpus=cpus, memory=memory, disk=disk)
+    return QuotaUsage(sandboxes=count, cpus=cpus, memory=memory, disk=disk)
 
 
-def excess(quota: Quota, used: Usage) -> str:
+def excess(quota: Quota, used: QuotaUsage) -> str:
     """Which quota `used` exceeds, in words; "" when none."""
     for name in ("sandboxes", "cpus", "memory", "disk"):
         most, value = getattr(quota, name), getattr(used, name)

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from daemon.auth.access import Caller
 from sandbox.errors import TooMany
 
-MEMORY_LEAST = 256 << 20  # bytes in memory that the calls of one owner may hold on the smallest host
+MIN_MEMORY = 256 << 20  # bytes in memory that the calls of one owner may hold on the smallest host
 MEMORY_PART = 32  # else one of so many parts of its memory: a body is there several times while it is taken apart
-DISK_MOST = 1 << 30  # bytes of uploads of one owner that lie on the disk until they are whole
+MAX_DISK = 1 << 30  # bytes of uploads of one owner that lie on the disk until they are whole
 
 
 def memory_part() -> int:
     """Bytes in this host's memory that the calls of one owner may hold."""
-    return max(MEMORY_LEAST, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_PART)
+    return max(MIN_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_PART)
 
 
 class Shares:
@@ -34,9 +34,9 @@ class Shares:
         self.held: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def call(self, caller: Caller) -> Iterator[Held]:
+    def call(self, caller: Caller) -> Iterator[CallShare]:
         """A call of `caller` is under way."""
-        held = Held(self, None if caller.everything else caller.owner)
+        held = CallShare(self, None if caller.everything else caller.owner)
         try:
             yield held
         finally:
@@ -51,7 +51,7 @@ class Shares:
             )
 
 
-class Held:
+class CallShare:
     """What one call holds."""
 
     def __init__(self, shares: Shares, owner: str | None) -> None:

@@ -28,18 +28,18 @@ NO_QUOTA = Quota()
 KEPT_REVOKED = 1000  # revoked and expired ones are listed until there are more
 
 
-class _File(msgspec.Struct):
+class TokenFile(msgspec.Struct):
     grants: list[Grant]
 
 
-class Tokens:
+class TokenStore:
     """The tokens in the file `path`. Reads it once; one daemon owns it. Changes may come from any thread."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
         try:
-            grants = msgspec.json.decode(path.read_bytes(), type=_File).grants
+            grants = msgspec.json.decode(path.read_bytes(), type=TokenFile).grants
         except FileNotFoundError:
             grants = []
         except msgspec.DecodeError as error:
@@ -107,7 +107,7 @@ class Tokens:
 
     def _write(self, grants: dict[str, Grant]) -> None:
         """Under the lock: of two writers the later one has the later list."""
-        durable.publish(self._path, msgspec.json.encode(_File([*grants.values()])), mode=0o600)
+        durable.publish(self._path, msgspec.json.encode(TokenFile([*grants.values()])), mode=0o600)
 
 
 def _pruned(grants: dict[str, Grant]) -> dict[str, Grant]:

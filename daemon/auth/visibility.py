@@ -20,18 +20,18 @@ from daemon.catalogue import CheckpointRow, SandboxRow
 from sandbox.container.cgroup import parse_bytes, process_budget
 from sandbox.errors import Conflict, Invalid, TooMany
 
-MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
+MIN_MEMORY = 1 << 20  # bytes; pid 1 and a first command fit in
 NAMED = 5  # of those that are meant by the same word, in a message
 KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
 
 
-class Owned(Protocol):
+class OwnedRow(Protocol):
     """A sandbox, as far as it matters here."""
 
     row: SandboxRow
 
 
-T = TypeVar("T", bound=Owned)
+T = TypeVar("T", bound=OwnedRow)
 
 
 def visible(owner: str) -> bool:
@@ -86,7 +86,7 @@ def _only(found: Mapping[str, Any], alike: str) -> Any | None:
 class Making:
     """Sandboxes that are being made: they have names and count against quotas before they are published."""
 
-    def __init__(self, live_sandboxes: Mapping[str, Owned]) -> None:
+    def __init__(self, live_sandboxes: Mapping[str, OwnedRow]) -> None:
         self._live_sandboxes = live_sandboxes
         self._rows: dict[str, SandboxRow] = {}
 
@@ -98,8 +98,8 @@ class Making:
     def admitted(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within. Its owner is the caller's, where the caller is no administrator."""
         caller = CALLER.get()
-        if row.limits.memory is not None and parse_bytes(row.limits.memory) < MEMORY_LEAST:
-            raise Invalid(f"a sandbox needs {MEMORY_LEAST >> 20} MiB of memory at least")
+        if row.limits.memory is not None and parse_bytes(row.limits.memory) < MIN_MEMORY:
+            raise Invalid(f"a sandbox needs {MIN_MEMORY >> 20} MiB of memory at least")
         if not caller.everything:
             row.owner = caller.owner
         row.made_by = KEY.get()

@@ -20,7 +20,7 @@ The account: `stored_bytes` is what the checkpoint added to the disk: new compre
 plus the data extents and the tree blocks of its snapshot that no earlier one has. `full_bytes` is
 what a full dump and a full copy of the upper would have added at that turn, by the same measure; a
 checkpoint without a dump counts the latest full process images of its line (0 while the sandbox is
-fresh). Of an upper beyond EXACT_MOST the size is carried on by what each checkpoint adds.
+fresh). Of an upper beyond MAX_EXACT the size is carried on by what each checkpoint adds.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ import numpy as np
 
 from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import look
-from daemon.verdict.ignore import NOTHING, Rules
+from daemon.verdict.ignore import NOTHING, IgnoreRuleSet
 from daemon.verdict.judge import judge
 from sandbox import durable
 from sandbox.container import procfs, unstoppable
 from sandbox.container.binds import need_in_place
-from sandbox.container.unstoppable import HELD_PATIENCE
+from sandbox.container.unstoppable import HELD_TIMEOUT
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
-from sandbox.content.pages import Collected
+from sandbox.content.pages import PageCollection
 from sandbox.criu import recent
 from sandbox.criu.dump import CapturesFull
 from sandbox.criu.open_files import changed
@@ -58,7 +58,7 @@ from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.messages import Verdict
 from sandbox.tree import btrfs, hashing
 from sandbox.tree.extents import added_bytes
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 if TYPE_CHECKING:
     from ebpf.inspector import Inspector
@@ -69,9 +69,9 @@ log = logging.getLogger("pagurus.capture")
 
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 GONE = ".gone-"  # prefix of raw images that are being removed
-FREEZE_MOST = 5.0  # seconds
+MAX_FREEZE = 5.0  # seconds
 GATHER = 0.05  # seconds for which a sync waits for company; nothing waits for durability by default
-EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
+MAX_EXACT = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
 
 
 class NeedsDump(Exception):
@@ -107,7 +107,7 @@ class Places:
 class Capturer:
     """Takes and stores checkpoints. One for all sandboxes of a host."""
 
-    def __init__(self, pool: Pool, places: Places, checkpointer: Checkpointer, inspector: Inspector) -> None:
+    def __init__(self, pool: BtrfsPool, places: Places, checkpointer: Checkpointer, inspector: Inspector) -> None:
         self.pool = pool
         self.places = places
         self.checkpointer = checkpointer
@@ -124,7 +124,7 @@ class Capturer:
         parent: CheckpointRow,
         *,
         busy: bool,
-        rules: Rules = NOTHING,
+        rules: IgnoreRuleSet = NOTHING,
         hold: bool = False,
     ) -> None:
         """Fill `row` with a captured state. On any error the content is gone and the sandbox tainted.
@@ -185,7 +185,9 @@ class Capturer:
         if row.verdict.processes:
             _need_life(container)
 
-    def _snapshot_frozen(self, container: Container, tree: str, row: CheckpointRow, rules: Rules, hold: bool) -> None:
+    def _snapshot_frozen(
+        self, container: Container, tree: str, row: CheckpointRow, rules: IgnoreRuleSet, hold: bool
+    ) -> None:
         """Of the files, while nothing runs. Of processes too, where only such live as are no part of checkpoints."""
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
         began = time.monotonic()
@@ -309,10 +311,10 @@ class Capturer:
         before = self.places.snapshot(parent.files) if parent.files is not None else None
         added = added_bytes(snapshot, before)
         row.stored_bytes += added
-        exact = before is None or parent.files_bytes < EXACT_MOST
+        exact = before is None or parent.files_bytes < MAX_EXACT
         row.files_bytes = added_bytes(snapshot, None) if exact else parent.files_bytes + added
 
-    async def collect_pages(self) -> Collected:
+    async def collect_pages(self) -> PageCollection:
         """Free the pages to which no packed dump refers, beside all else. Nothing, if one of them cannot be read."""
 
         def marks() -> Iterator[np.ndarray]:
@@ -417,10 +419,10 @@ def _await_frozen(container: Container) -> None:
         began, parents = time.monotonic(), None
         while b"frozen 1" not in os.pread(events.fileno(), 4096, 0):
             passed = time.monotonic() - began
-            if passed > HELD_PATIENCE:
+            if passed > HELD_TIMEOUT:
                 seen = unstoppable.stuck(container.tasks())
                 parents = {each for each in seen if each.vforked} & (seen if parents is None else parents)
-                if (parents and passed > 2 * HELD_PATIENCE) or passed > FREEZE_MOST:
+                if (parents and passed > 2 * HELD_TIMEOUT) or passed > MAX_FREEZE:
                     raise unstoppable.blamed(container, parents or seen)
             change.poll(100)
 

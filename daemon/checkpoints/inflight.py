@@ -23,7 +23,7 @@ from daemon.aside import Aside
 from daemon.auth import budget
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.checkpoints.capture import Capturer
-from daemon.checkpoints.queue import CheckpointQueue, Ticket
+from daemon.checkpoints.queue import CheckpointQueue, QueuedCapture
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
 from sandbox.messages import CheckpointState, Statistics, Verdict
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.turns")
 
 SUMMED = 5.0  # seconds after which sums over all checkpoints are made again: of removed ones they know only then
-MOVE_MOST = 5.0  # seconds for which a checkpoint that moves is not stored
+MAX_MOVE = 5.0  # seconds for which a checkpoint that moves is not stored
 EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 
 
@@ -152,7 +152,7 @@ class InFlight:
         self.expected_bytes = parent.dump_bytes  # of its process images
         self.captured: asyncio.Future[None] = loop.create_future()
         self.durable: asyncio.Future[None] = loop.create_future()
-        self.ticket: Ticket | None = None
+        self.ticket: QueuedCapture | None = None
         self.task: asyncio.Task[None] | None = None  # what moves it on
         self.hold = False  # the sandbox stays frozen when it is captured
         self.moving = False  # somebody waits for the sandbox elsewhere: what is not needed for that comes later
@@ -186,10 +186,10 @@ class InFlight:
         await asyncio.shield(self.durable if durable else self.captured)
 
     async def unneeded(self) -> None:
-        """Until no move needs the processors and the disk more: until it is asked for, or `MOVE_MOST` seconds."""
+        """Until no move needs the processors and the disk more: until it is asked for, or `MAX_MOVE` seconds."""
         if self.moving:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MOVE_MOST):
+                async with asyncio.timeout(MAX_MOVE):
                     await self._asked.wait()
 
     def expedite(self) -> None:

@@ -29,18 +29,18 @@ from daemon import metrics
 from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import failure
 from daemon.checkpoints.inflight import InFlight, Services
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError, Protocol
 from sandbox.messages import CheckpointState
 
 log = logging.getLogger("pagurus.storing")
 
-PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
+PACK_TIMEOUT = 5.0  # seconds after which a checkpoint should be durable though nobody waits
 USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
 LOST, UNSTORED = "lost though it was durable: ", "lost before it was durable: "
 
 
-class Lost(CheckpointFailed):
+class CheckpointDamaged(CheckpointFailed):
     """What a captured checkpoint consists of is not there, or is damaged."""
 
 
@@ -67,7 +67,7 @@ async def store(
             try:
                 await confirm()
             except Protocol as error:
-                raise Lost(error.message) from error
+                raise CheckpointDamaged(error.message) from error
         if row.dump == row.id:
             await _store_images(services, inflight, durable_answers)
         await services.capturer.sync_files(row, inflight.parent)
@@ -79,7 +79,7 @@ async def store(
         if row.dump == row.id:
             await services.capturer.release(row.id)
         services.settled(row, inflight.parent)
-    except Lost as error:
+    except CheckpointDamaged as error:
         row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
         inflight.unstored = CheckpointFailed(
             f"checkpoint {row.id}: {row.error}", remedy="restore an older one", sandbox=row.sandbox, turn=row.turn
@@ -121,12 +121,12 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
     """Pack the raw images. A daemon that was killed may have done that, and may have let go of them."""
     row, capturer = inflight.row, services.capturer
 
-    async def step(stage: Stage, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def step(stage: CheckpointStage, work: Callable[[], Awaitable[Any]]) -> Any:
         inflight.ticket = services.queue.submit(
             stage,
             sandbox=row.sandbox,
             owner=row.owner,
-            deadline=services.queue.now() + PACK_PATIENCE,
+            deadline=services.queue.now() + PACK_TIMEOUT,
             work=work,
             waited=inflight.durable_waited or (inflight.waited and durable_answers),
             cost=max(1.0, row.dump_bytes),
@@ -134,11 +134,13 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
         return await inflight.ticket.done
 
     if not capturer.places.dump(row.id).is_dir():
-        if missing := await step(Stage.HASH, lambda: capturer.unpacked(row.id)):
-            raise Lost(missing)
+        if missing := await step(CheckpointStage.HASH, lambda: capturer.unpacked(row.id)):
+            raise CheckpointDamaged(missing)
         return
-    hashed = await step(Stage.HASH, lambda: capturer.hash(row, inflight.parent.dump))
-    await step(Stage.COMPRESS, lambda: capturer.pack(row, hashed))  # `hashed` holds the raw images: not beyond here
+    hashed = await step(CheckpointStage.HASH, lambda: capturer.hash(row, inflight.parent.dump))
+    await step(
+        CheckpointStage.COMPRESS, lambda: capturer.pack(row, hashed)
+    )  # `hashed` holds the raw images: not beyond here
     services.count_images(row)
 
 
@@ -148,7 +150,7 @@ def _need_durable_content(services: Services, row: CheckpointRow) -> None:
         if shared is None or shared.state is CheckpointState.DURABLE:
             continue
         if shared.state is CheckpointState.FAILED:
-            raise Lost(f"it shares content with {owner}, which failed: {shared.error}")
+            raise CheckpointDamaged(f"it shares content with {owner}, which failed: {shared.error}")
         raise PagurusError(f"it shares content with {owner}, which is not durable")
 
 

@@ -22,15 +22,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.checkpoints.schedule import LEAST, Job, Schedule, Stage
+from daemon.checkpoints.schedule import MIN_DUMP_SECONDS, CheckpointStage, Schedule, StageJob
 
 RECENT = 2048  # waits of each stage that the statistics look back on
 
 
-class Ticket:
+class QueuedCapture:
     """One submitted job."""
 
-    def __init__(self, queue: CheckpointQueue, job: Job, work: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, queue: CheckpointQueue, job: StageJob, work: Callable[[], Awaitable[Any]]) -> None:
         self._queue = queue
         self._work = work
         self.job = job
@@ -72,18 +72,18 @@ class CheckpointQueue:
 
     def __init__(
         self,
-        limits: Mapping[Stage, int],
-        rates: Mapping[Stage, float] | None = None,
+        limits: Mapping[CheckpointStage, int],
+        rates: Mapping[CheckpointStage, float] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._schedule = Schedule(limits, rates, processors=os.cpu_count() or 1)
         self._timer: asyncio.TimerHandle | None = None
-        self._waits: dict[Stage, deque[float]] = {stage: deque(maxlen=RECENT) for stage in Stage}
-        self._started: dict[Stage, int] = dict.fromkeys(Stage, 0)
+        self._waits: dict[CheckpointStage, deque[float]] = {stage: deque(maxlen=RECENT) for stage in CheckpointStage}
+        self._started: dict[CheckpointStage, int] = dict.fromkeys(CheckpointStage, 0)
         self._clock = clock
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, QueuedCapture] = {}
         self._ids = itertools.count(1)
         self._closed = False
 
@@ -92,7 +92,7 @@ class CheckpointQueue:
 
     def submit(
         self,
-        stage: Stage,
+        stage: CheckpointStage,
         *,
         sandbox: str,
         deadline: float,
@@ -100,28 +100,28 @@ class CheckpointQueue:
         waited: bool = False,
         cost: float = 1.0,
         owner: str = "",
-        expected: float = LEAST,
-    ) -> Ticket:
+        expected: float = MIN_DUMP_SECONDS,
+    ) -> QueuedCapture:
         """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
         if self._closed:
             raise RuntimeError("the checkpoint queue is closed")
-        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner, expected)
-        ticket = Ticket(self, job, work)
+        job = StageJob(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner, expected)
+        ticket = QueuedCapture(self, job, work)
         self._tickets[job.id] = ticket
         self._schedule.submit(job)
         self._pump()
         return ticket
 
-    def holds(self, ticket: Ticket) -> bool:
+    def holds(self, ticket: QueuedCapture) -> bool:
         """Whether it is queued or under way."""
         return ticket.job.id in self._tickets
 
-    def promote(self, ticket: Ticket) -> None:
+    def promote(self, ticket: QueuedCapture) -> None:
         self._schedule.promote(ticket.job.id)
         if not self._closed:
             self._pump()  # the share no longer holds it back
 
-    def finished(self, ticket: Ticket) -> None:
+    def finished(self, ticket: QueuedCapture) -> None:
         del self._tickets[ticket.job.id]
         self._schedule.finish(ticket.job.id, None if ticket.started is None else self.now() - ticket.started)
         if not self._closed:
@@ -155,11 +155,11 @@ class CheckpointQueue:
         wake = self._schedule.wake(now)
         self._timer = None if wake is None else self.loop.call_later(max(0.0, wake - now), self._pump)
 
-    def queued(self, *stages: Stage) -> int:
-        return sum(self._schedule.queued(stage) for stage in stages or Stage)
+    def queued(self, *stages: CheckpointStage) -> int:
+        return sum(self._schedule.queued(stage) for stage in stages or CheckpointStage)
 
-    def running(self, *stages: Stage) -> int:
-        return sum(self._schedule.running(stage) for stage in stages or Stage)
+    def running(self, *stages: CheckpointStage) -> int:
+        return sum(self._schedule.running(stage) for stage in stages or CheckpointStage)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """By stage: jobs that wait, jobs under way, jobs started ever, and how long the latest waited (ms)."""
@@ -171,7 +171,7 @@ class CheckpointQueue:
                 "wait_ms_p50": 1000 * quantile(self._waits[stage], 0.5),
                 "wait_ms_p99": 1000 * quantile(self._waits[stage], 0.99),
             }
-            for stage in Stage
+            for stage in CheckpointStage
         }
 
     async def close(self) -> None:

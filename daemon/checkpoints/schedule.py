@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
-class Stage(enum.StrEnum):
+class CheckpointStage(enum.StrEnum):
     DUMP = "dump"
     SNAPSHOT = "snapshot"
     HASH = "hash"
@@ -59,18 +59,25 @@ class Stage(enum.StrEnum):
     READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/aside.py)
 
 
-PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
+PROVING = (
+    CheckpointStage.DUMP,
+    CheckpointStage.SNAPSHOT,
+)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
 QUICK = 0.2  # seconds in a slot that are a moment
-LEAST, OF_TASK, OF_BYTE = 0.015, 0.001, 0.6e-9  # seconds for the dump of an idle sandbox, of each task more, of memory
+MIN_DUMP_SECONDS, OF_TASK, OF_BYTE = (
+    0.015,
+    0.001,
+    0.6e-9,
+)  # seconds for the dump of an idle sandbox, of each task more, of memory
 BEHIND = 5.0  # seconds by which a job's deadline is later for each second that it is expected to take
 KNOWN = 16  # sandboxes, those that held slots last, by which the host's slowness is known
-STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
+STRUCK, MAX_STRUCK = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
 REFUSED_FREE = 3  # dumps refused in a row that cost a sandbox nothing
 REFUSED = 1.0  # seconds that the sandbox waits for each further one
 PART = 0.125  # of each processor's time that dumps which take long may use, where there are others
-OWED_MOST = 2.0  # seconds of a processor's time beyond the budget that are remembered
+MAX_OWED = 2.0  # seconds of a processor's time beyond the budget that are remembered
 CALM = 60.0  # seconds without a quick job after which the others need not wait for their budget
 UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
 
@@ -81,21 +88,21 @@ def expected(tasks: int, size: int) -> float:
     >>> expected(3, 1 << 20) < QUICK < expected(400, 1 << 20)
     True
     """
-    return LEAST + OF_TASK * tasks + OF_BYTE * size
+    return MIN_DUMP_SECONDS + OF_TASK * tasks + OF_BYTE * size
 
 
 @dataclass(slots=True)
-class Job:
+class StageJob:
     """One stage of one checkpoint."""
 
     id: str
-    stage: Stage
+    stage: CheckpointStage
     sandbox: str
     deadline: float  # when the result is probably needed; of one that takes long, later by what it gives way
     cost: float = 1.0  # what it uses of the share: bytes, or any unit that is the same within a stage
     waited: bool = False  # somebody waits for it now
     owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
-    expected: float = LEAST  # seconds in its slot on a host without other work
+    expected: float = MIN_DUMP_SECONDS  # seconds in its slot on a host without other work
     sharer: str = field(default="", init=False)  # whose part of the slots it takes
     long: bool = field(default=False, init=False)  # known to take long
     tag: float = field(default=0.0, init=False)  # start tag of fair queueing
@@ -145,7 +152,7 @@ class _Budget:
         self._use(more)
 
     def _use(self, seconds: float) -> None:
-        self.credit = max(-OWED_MOST, self.credit - max(0.0, seconds))
+        self.credit = max(-MAX_OWED, self.credit - max(0.0, seconds))
 
 
 class _Lane:
@@ -164,14 +171,14 @@ class _Lane:
         self.parked: dict[str, dict[str, None]] = {}  # jobs of sharers that have their part, as they came
         self.usual: dict[str, float] = {}  # sandbox -> seconds that it holds a slot, the latest time counting half
         self.slowness: dict[str, float] = {}  # sandbox -> how many times as long as expected; the latest one last
-        self.queued: dict[str, Job] = {}
+        self.queued: dict[str, StageJob] = {}
         self.urgent: list[tuple[float, int, str]] = []
         self.fair: list[tuple[float, float, int, str]] = []
         self.due: list[tuple[float, int, str]] = []
         self.virtual = 0.0
         self.finish_tags: dict[str, float] = {}
 
-    def add(self, job: Job) -> None:
+    def add(self, job: StageJob) -> None:
         job.sharer = job.owner or job.sandbox
         if self.budget is not None:
             usual = self.usual.get(job.sandbox)
@@ -188,12 +195,12 @@ class _Lane:
         others = (times for name, times in self.slowness.items() if name != sandbox)
         return max(1.0, min(others, default=math.inf))
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, job: StageJob) -> None:
         heapq.heappush(self.fair, (job.tag, job.deadline, job.order, job.id))
         if job.waited or job.overdue:
             heapq.heappush(self.urgent, (job.deadline, job.order, job.id))
 
-    def promote(self, job: Job) -> None:
+    def promote(self, job: StageJob) -> None:
         heapq.heappush(self.urgent, (job.deadline, job.order, job.id))
 
     def pay(self, now: float) -> None:
@@ -214,7 +221,7 @@ class _Lane:
         soonest = now - self.credit / self.rate + 1e-3
         return min(soonest, self.due[0][0]) if self.due else soonest
 
-    def pop(self, now: float) -> Job | None:
+    def pop(self, now: float) -> StageJob | None:
         if self.budget and self.put_off and self.budget.allows(now):
             for name in self.put_off:
                 self._enter_again(name)
@@ -251,7 +258,7 @@ class _Lane:
         self.parked.setdefault(job.sharer, {})[name] = None
         return False
 
-    def ended(self, job: Job, took: float | None) -> None:
+    def ended(self, job: StageJob, took: float | None) -> None:
         """A running job has ended after `took` seconds (None: it is not known)."""
         self.running -= 1
         self.taken[job.sharer] -= 1
@@ -272,7 +279,7 @@ class _Lane:
         if (waiting := self.queued.get(name)) is not None:
             self._enter(waiting)
 
-    def _take(self, name: str, now: float) -> Job:
+    def _take(self, name: str, now: float) -> StageJob:
         job = self.queued.pop(name)
         if self.budget and job.long:
             self.budget.begin(job.expected)
@@ -289,27 +296,31 @@ class Schedule:
     """The queue of a host. `submit`, then `start` whenever something changed, then `finish`."""
 
     def __init__(
-        self, limits: Mapping[Stage, int], rates: Mapping[Stage, float] | None = None, *, processors: int = 2
+        self,
+        limits: Mapping[CheckpointStage, int],
+        rates: Mapping[CheckpointStage, float] | None = None,
+        *,
+        processors: int = 2,
     ) -> None:
         rates, budget = rates or {}, _Budget(processors)
         self._lanes = {
             stage: _Lane(limits[stage], rates.get(stage), budget=budget if stage in PROVING else None)
             for stage in limits
         }
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, StageJob] = {}
         self._arrivals = 0
         self._strikes: dict[str, _Strikes] = {}
         self._refused: Counter[str] = Counter()  # dumps of each sandbox in a row
         self._held: list[tuple[float, int, str]] = []  # jobs of struck sandboxes, by when they enter their lane
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: StageJob) -> None:
         """Queue `job`. Its id must be new."""
         if job.id in self._jobs:
             raise ValueError(f"job {job.id} is already known")
         self._arrivals += 1
         job.order = self._arrivals
         if job.stage in PROVING:
-            job.deadline += BEHIND * (job.expected - LEAST)
+            job.deadline += BEHIND * (job.expected - MIN_DUMP_SECONDS)
         self._jobs[job.id] = job
         if (strikes := self._strikes.get(job.sandbox)) is not None:
             self._lanes[job.stage].usual.pop(job.sandbox, None)
@@ -322,7 +333,7 @@ class Schedule:
         for name in [name for name, each in self._strikes.items() if now > each.until + FORGIVEN]:
             del self._strikes[name]
         count = self._strikes[sandbox].count + 1 if sandbox in self._strikes else 1
-        wait: float = min(STRUCK_MOST, STRUCK * 2 ** min(count - 1, 10))
+        wait: float = min(MAX_STRUCK, STRUCK * 2 ** min(count - 1, 10))
         self._strikes[sandbox] = _Strikes(count, now + wait)
         return wait
 
@@ -361,7 +372,7 @@ class Schedule:
         if name in self._lanes[job.stage].queued:
             self._lanes[job.stage].promote(job)
 
-    def start(self, now: float) -> list[Job]:
+    def start(self, now: float) -> list[StageJob]:
         """The jobs to start now; each counts as running until :meth:`finish`."""
         while self._held and self._held[0][0] <= now:
             if (job := self._jobs.get(heapq.heappop(self._held)[-1])) is not None:
@@ -390,8 +401,8 @@ class Schedule:
         else:
             lane.queued.pop(name, None)  # not there yet: its sandbox is struck
 
-    def queued(self, stage: Stage | None = None) -> int:
+    def queued(self, stage: CheckpointStage | None = None) -> int:
         return sum(not job.running for job in self._jobs.values() if stage in (None, job.stage))
 
-    def running(self, stage: Stage | None = None) -> int:
+    def running(self, stage: CheckpointStage | None = None) -> int:
         return sum(lane.running for name, lane in self._lanes.items() if stage in (None, name))

@@ -23,7 +23,7 @@ import aiohttp
 from aiohttp import web
 
 from daemon.gateway import wire
-from daemon.gateway.journal import Recorded
+from daemon.gateway.journal import RecordedAnswer
 from sandbox.errors import EngineFailed, PagurusError
 
 WINDOW = 1 << 20  # bytes that an upstream may be ahead of a reader
@@ -38,7 +38,7 @@ class _Reader:
     given: int = 0  # bytes that it has taken
 
 
-class Answer:
+class UpstreamAnswer:
     """An answer as it comes. One pump fills it; of each sandbox that waits for it (forks do) one reader takes it."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Answer:
     async def add(self, chunk: bytes) -> None:
         """Take a chunk; returns when there is room for the next one."""
         self.size += len(chunk)
-        if self.size > wire.ANSWER_MOST:
-            raise EngineFailed(f"the answer is longer than {wire.ANSWER_MOST} bytes")
+        if self.size > wire.MAX_ANSWER:
+            raise EngineFailed(f"the answer is longer than {wire.MAX_ANSWER} bytes")
         self.chunks.append(chunk)
         self._tell()
         while self._ahead() > WINDOW:
@@ -76,7 +76,7 @@ class Answer:
         self._tell()
 
     @classmethod
-    def of(cls, recorded: Recorded) -> Answer:
+    def of(cls, recorded: RecordedAnswer) -> UpstreamAnswer:
         """An answer from the record."""
         answer = cls()
         answer.begin(recorded.status, recorded.headers)
@@ -84,8 +84,8 @@ class Answer:
         answer.end()
         return answer
 
-    def recorded(self) -> Recorded:
-        return Recorded(self.status, self.headers, b"".join(self.chunks))
+    def recorded(self) -> RecordedAnswer:
+        return RecordedAnswer(self.status, self.headers, b"".join(self.chunks))
 
     def _ahead(self) -> int:
         """Bytes that nobody has taken yet of those who wait; 0 when nobody does."""
@@ -158,7 +158,7 @@ def cut(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-async def pump(answer: Answer, response: aiohttp.ClientResponse, keep: Callable[[], Awaitable[None]]) -> None:
+async def pump(answer: UpstreamAnswer, response: aiohttp.ClientResponse, keep: Callable[[], Awaitable[None]]) -> None:
     """Fill `answer` from `response`; `keep` journals it. Errors of the upstream are the caller's."""
     answer.begin(response.status, wire.told(response.headers))
     async for chunk in response.content.iter_any():
@@ -167,7 +167,7 @@ async def pump(answer: Answer, response: aiohttp.ClientResponse, keep: Callable[
     answer.end()
 
 
-async def deliver(answer: Answer, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse | None:
+async def deliver(answer: UpstreamAnswer, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse | None:
     """Give `answer` to the agent. None: its connection broke before it had all of it.
 
     Raises the answer's error only while nothing has been sent.

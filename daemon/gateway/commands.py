@@ -21,8 +21,8 @@ import logging
 import blake3
 import msgspec
 
-from daemon.gateway.conversation import Line
-from daemon.gateway.journal import Kept
+from daemon.gateway.conversation import LiveConversation
+from daemon.gateway.journal import AgentCommand
 from daemon.gateway.replay import Act, act, undone
 from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
 from sandbox.messages import ExecRequest, ExecResult
@@ -35,7 +35,7 @@ TRIES = 5  # times that a sandbox may die under one command
 class Commands:
     """The commands of one sandbox's agent, one after another."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: LiveConversation) -> None:
         self._line = line
         self._turn = asyncio.Lock()
 
@@ -130,7 +130,7 @@ class Commands:
                     return
                 await self._redo(heard)
 
-    async def _redo(self, commands: list[Kept]) -> None:
+    async def _redo(self, commands: list[AgentCommand]) -> None:
         """Run again what the restore has undone, in order. The agent keeps the results that it was told."""
         line = self._line
         for index in undone(commands, line.place.tree):

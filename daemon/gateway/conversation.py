@@ -34,20 +34,20 @@ from daemon import metrics
 from daemon.catalogue import CheckpointRow
 from daemon.checkpoints.capture import need_space
 from daemon.gateway import replay
-from daemon.gateway.answer import Answer, cut, deliver, is_open, pump
-from daemon.gateway.journal import Journal, Place
-from daemon.gateway.listener import Share
-from daemon.gateway.replay import Choice, Do, Step
+from daemon.gateway.answer import UpstreamAnswer, cut, deliver, is_open, pump
+from daemon.gateway.journal import ConversationJournal, JournalCursor
+from daemon.gateway.listener import SandboxShare
+from daemon.gateway.replay import Do, ReplayChoice, ReplayExchange
 from daemon.gateway.upstream import Upstreams
-from daemon.gateway.wire import Asked
+from daemon.gateway.wire import AgentRequest
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Closed, Conflict, NoSpace, PagurusError, SandboxDead
 from sandbox.messages import CheckpointState, Gateway, GatewayStatistics, SandboxState
 
 log = logging.getLogger("pagurus.gateway")
 
-JOURNAL_MOST = 1 << 30  # bytes of the record of one sandbox
-EXCHANGES_MOST = 100_000  # in it
+MAX_JOURNAL = 1 << 30  # bytes of the record of one sandbox
+MAX_EXCHANGES = 100_000  # in it
 REVIVAL = 600.0  # seconds for which an agent outside waits for its sandbox to be restored
 BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may have been lost on the way
 
@@ -56,13 +56,15 @@ BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may hav
 class Book:
     """All exchanges of the host's sandboxes, without their content."""
 
-    steps: dict[int, Step] = field(default_factory=dict)
+    steps: dict[int, ReplayExchange] = field(default_factory=dict)
     by_checkpoint: dict[str, list[int]] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
-    sides: dict[str, dict[bytes, list[Step]]] = field(default_factory=dict)  # by sandbox and key: there may be many
+    sides: dict[str, dict[bytes, list[ReplayExchange]]] = field(
+        default_factory=dict
+    )  # by sandbox and key: there may be many
     count: Counter[str] = field(default_factory=Counter)  # of each sandbox
 
-    def add(self, sandbox: str, step: Step, *, main: bool) -> None:
+    def add(self, sandbox: str, step: ReplayExchange, *, main: bool) -> None:
         self.owner[step.id] = sandbox
         self.count[sandbox] += 1
         if not main:
@@ -88,28 +90,30 @@ class Book:
 
 
 @dataclass
-class Desk:
+class GatewayContext:
     """What all lines of a host share."""
 
-    journal: Journal
+    journal: ConversationJournal
     upstreams: Upstreams
     checkpoints: Mapping[str, CheckpointRow]
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]]
     restore: Callable[[str], Coroutine[Any, Any, Any]]  # a sandbox to its latest checkpoint
     book: Book = field(default_factory=Book)
     counts: GatewayStatistics = field(default_factory=GatewayStatistics)
-    answers: dict[int, Answer] = field(default_factory=dict)  # under way, by exchange
+    answers: dict[int, UpstreamAnswer] = field(default_factory=dict)  # under way, by exchange
 
 
-class Line:
+class LiveConversation:
     """One sandbox's conversation."""
 
-    def __init__(self, settings: Gateway, place: Place, desk: Desk, find: Callable[[], LiveSandbox | None]) -> None:
+    def __init__(
+        self, settings: Gateway, place: JournalCursor, desk: GatewayContext, find: Callable[[], LiveSandbox | None]
+    ) -> None:
         self.settings = settings
         self.place = place
         self.desk = desk
-        self.share = Share()
-        self.path: list[Step] = replay.path_to(desk.book.steps, place.tip)
+        self.share = SandboxShare()
+        self.path: list[ReplayExchange] = replay.path_to(desk.book.steps, place.tip)
         self.bytes = 0  # of its record
         self.deciding = asyncio.Lock()
         self._find = find
@@ -156,7 +160,7 @@ class Line:
 
     # ----------------------------------------------------------------- requests
 
-    async def serve(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of the agent."""
         self.desk.counts.requests += 1
         self.need_space()
@@ -176,17 +180,17 @@ class Line:
 
     def need_space(self) -> None:
         """Raise NoSpace when nothing more of this sandbox is written down."""
-        if self.bytes > JOURNAL_MOST:
+        if self.bytes > MAX_JOURNAL:
             raise NoSpace(
-                f"the record of this sandbox has {JOURNAL_MOST >> 30} GiB", remedy="go on in a fork or a new sandbox"
+                f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", remedy="go on in a fork or a new sandbox"
             )
-        if self.desk.book.count[self.live.row.id] >= EXCHANGES_MOST:  # each is in the daemon's memory
+        if self.desk.book.count[self.live.row.id] >= MAX_EXCHANGES:  # each is in the daemon's memory
             raise NoSpace(
-                f"this sandbox has asked its model {EXCHANGES_MOST} times", remedy="go on in a fork or a new sandbox"
+                f"this sandbox has asked its model {MAX_EXCHANGES} times", remedy="go on in a fork or a new sandbox"
             )
         need_space(self.desk.journal.path.parent)  # the host's, which others need as well
 
-    def _take(self, step: Step, answer: Answer, request: web.BaseRequest) -> None:
+    def _take(self, step: ReplayExchange, answer: UpstreamAnswer, request: web.BaseRequest) -> None:
         """`request` waits for this answer from now on, and nobody else."""
         before = self._readers.get(step.id)
         if before is not None and before is not request:
@@ -196,7 +200,7 @@ class Line:
         answer.join(request)
 
     async def _give(
-        self, asked: Asked, step: Step, answer: Answer, request: web.BaseRequest, source: str
+        self, asked: AgentRequest, step: ReplayExchange, answer: UpstreamAnswer, request: web.BaseRequest, source: str
     ) -> web.StreamResponse:
         live, counts = self.live, self.desk.counts
         extra = {"x-pagurus-exchange": str(step.id), "x-pagurus-answer": source}
@@ -220,7 +224,7 @@ class Line:
             await self.desk.journal.heard(step.id, from_record=source == "record")
         return response
 
-    async def _captured(self, live: LiveSandbox, step: Step) -> str:
+    async def _captured(self, live: LiveSandbox, step: ReplayExchange) -> str:
         """Returns when the state that asked is captured, or durable; why not, if its checkpoint failed."""
         inflight = live.services.inflights.get(step.checkpoint or "")
         if inflight is None:
@@ -236,7 +240,7 @@ class Line:
 
     # ----------------------------------------------------------------- which exchange
 
-    async def _main(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+    async def _main(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         await self.follow()
         self._see_readers(self.path)
         if self.settings.agent == "inside":
@@ -253,7 +257,7 @@ class Line:
             return await self._known(choice.do, choice.step, asked, request)
         return await self._fresh(asked, request)
 
-    def _left(self, choice: Choice) -> Conflict:
+    def _left(self, choice: ReplayChoice) -> Conflict:
         where = "before its first request" if choice.step is None else f"at turn {choice.step.turn}"
         to = "created" if choice.step is None else choice.step.checkpoint
         return Conflict(
@@ -262,15 +266,17 @@ class Line:
             sandbox=self.live.row.id,
         )
 
-    async def _known(self, do: Do, step: Step, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+    async def _known(
+        self, do: Do, step: ReplayExchange, asked: AgentRequest, request: web.BaseRequest
+    ) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         if do is Do.JOIN:
             return step, self.desk.answers[step.id], "upstream"
         if do is Do.AGAIN:
             return step, self._ask(step, asked, request), "upstream"
         self.desk.counts.from_record += 1
-        return step, Answer.of(await self.desk.journal.answer(step.id)), "record"
+        return step, UpstreamAnswer.of(await self.desk.journal.answer(step.id)), "record"
 
-    async def _fresh(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+    async def _fresh(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """A new exchange: the turn ends here."""
         live = self.live
         waiting = [step.id for step in self.path if step.id in self._readers]
@@ -289,12 +295,12 @@ class Line:
 
     async def _begin(
         self,
-        asked: Asked,
+        asked: AgentRequest,
         turn: int,
         checkpoint: str | None = None,
         waiting: Sequence[int] = (),
-        acted: Step | None = None,
-    ) -> Step:
+        acted: ReplayExchange | None = None,
+    ) -> ReplayExchange:
         """Write a new exchange down. `acted`: its answer is that of another one."""
         sandbox, parent = self.live.row.id, self.place.tip
         number, size = await self.desk.journal.begin(
@@ -308,12 +314,12 @@ class Line:
             copied=None if acted is None else acted.id,
         )
         answered = acted is not None
-        step = Step(number, asked.key, parent, checkpoint, answered=answered, turn=turn, open=tuple(waiting))
+        step = ReplayExchange(number, asked.key, parent, checkpoint, answered=answered, turn=turn, open=tuple(waiting))
         self.desk.book.add(sandbox, step, main=asked.main)
         self.bytes += size
         return step
 
-    async def _side(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+    async def _side(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
         live = self.live
         here = {None, *(step.id for step in self.path)}
@@ -327,7 +333,7 @@ class Line:
         step = await self._begin(asked, live.row.turn)
         return step, self._ask(step, asked, request), "upstream"
 
-    def _see_readers(self, steps: Iterable[Step]) -> None:
+    def _see_readers(self, steps: Iterable[ReplayExchange]) -> None:
         """Who still waits for which of these."""
         for step in steps:
             reader = self._readers.get(step.id)
@@ -336,16 +342,18 @@ class Line:
 
     # ----------------------------------------------------------------- the upstream
 
-    def _ask(self, step: Step, asked: Asked, request: web.BaseRequest) -> Answer:
+    def _ask(self, step: ReplayExchange, asked: AgentRequest, request: web.BaseRequest) -> UpstreamAnswer:
         """Ask the upstream; the answer fills while the state is captured."""
-        answer = self.desk.answers[step.id] = Answer()
+        answer = self.desk.answers[step.id] = UpstreamAnswer()
         headers = dict(request.headers)
         task = self.desk.spawn(self._pump(step, asked, headers, answer), f"exchange {step.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return answer
 
-    async def _pump(self, step: Step, asked: Asked, headers: dict[str, str], answer: Answer) -> None:
+    async def _pump(
+        self, step: ReplayExchange, asked: AgentRequest, headers: dict[str, str], answer: UpstreamAnswer
+    ) -> None:
         journal, counts = self.desk.journal, self.desk.counts
 
         async def keep() -> None:
@@ -374,9 +382,9 @@ class Line:
             if not answer.ended:  # the daemon ends: the next one asks again
                 answer.fail(Closed("the daemon ends", remedy="ask again"))
 
-    async def _pass_on(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
+    async def _pass_on(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """A request that asks no model: neither journalled nor held."""
-        answer = Answer()
+        answer = UpstreamAnswer()
         answer.join(request)
 
         async def keep() -> None:
@@ -408,7 +416,7 @@ class Line:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def tip_now(desk: Desk, head: str, path: list[Step]) -> int | None:
+def tip_now(desk: GatewayContext, head: str, path: list[ReplayExchange]) -> int | None:
     """The last exchange that the state of checkpoint `head` knows of."""
     row = desk.checkpoints.get(head)
     return replay.tip_of(

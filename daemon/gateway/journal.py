@@ -23,13 +23,13 @@ import msgspec
 import zstandard
 
 from daemon.gateway import travel
-from daemon.gateway.replay import Step
-from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
+from daemon.gateway.replay import ReplayExchange
+from daemon.gateway.wire import MAX_ANSWER, MAX_BODY, AgentRequest, canonical
 from sandbox import private
-from sandbox.database import Writer, connect
+from sandbox.database import WriterThread, connect
 from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
-from sandbox.messages.cluster import Conversation
+from sandbox.messages.cluster import ConversationExport
 
 VERSION = 1
 SCHEMA = """
@@ -56,7 +56,7 @@ _RENAMED = {"started_at": "started", "ended_at": "ended", "from_record": "record
 _COLUMNS = ", ".join(_RENAMED.get(field, field) for field in ExchangeInfo.__struct_fields__)
 
 
-class Place(msgspec.Struct, kw_only=True):
+class JournalCursor(msgspec.Struct, kw_only=True):
     """How far a sandbox has come on its path. Survives the daemon."""
 
     tree: str  # name of its file tree when this was written: another one means that it was restored since
@@ -67,7 +67,7 @@ class Place(msgspec.Struct, kw_only=True):
     script: list[int] = []  # exchanges that are to be acted again, in order
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class AgentCommand(msgspec.Struct, kw_only=True):
     """A command of an agent outside."""
 
     id: int
@@ -81,7 +81,7 @@ class Kept(msgspec.Struct, kw_only=True):
         return self.result is not None
 
 
-class Recorded(msgspec.Struct):
+class RecordedAnswer(msgspec.Struct):
     """An answer from the record."""
 
     status: int
@@ -93,14 +93,14 @@ _pack = msgspec.msgpack.Encoder().encode
 _result = msgspec.msgpack.Decoder(ExecResult).decode
 
 
-class Journal:
+class ConversationJournal:
     """The journal at `path`, created when missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.file(path)  # conversations are nobody else's business
-        self._writer = Writer(connect(path, SCHEMA, version=VERSION), "the gateway's journal")
+        self._writer = WriterThread(connect(path, SCHEMA, version=VERSION), "the gateway's journal")
         self._do = self._writer.do
         self.close = self._writer.close
         self._squeeze = zstandard.ZstdCompressor(level=1)
@@ -110,14 +110,14 @@ class Journal:
 
     async def begin(
         self,
-        asked: Asked,
+        asked: AgentRequest,
         *,
         sandbox: str,
         parent: int | None,
         checkpoint: str | None,
         turn: int,
         open_: Iterable[int],
-        place: Place,
+        place: JournalCursor,
         copied: int | None = None,
     ) -> tuple[int, int]:
         """A new exchange; returns its id, and by how many bytes the record grew.
@@ -164,7 +164,7 @@ class Journal:
         """The upstream is about to be asked."""
         await self._do(lambda db: db.execute("UPDATE exchanges SET asked = asked + 1 WHERE id = ?", (exchange,)))
 
-    async def answered(self, exchange: int, answer: Recorded, *, durable: bool) -> int:
+    async def answered(self, exchange: int, answer: RecordedAnswer, *, durable: bool) -> int:
         """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same.
 
         Returns by how many bytes the record grew.
@@ -199,17 +199,17 @@ class Journal:
             )
         )
 
-    async def answer(self, exchange: int) -> Recorded:
+    async def answer(self, exchange: int) -> RecordedAnswer:
         """The recorded answer."""
 
-        def read(database: sqlite3.Connection) -> Recorded:
+        def read(database: sqlite3.Connection) -> RecordedAnswer:
             row = database.execute(
                 "SELECT status, headers, response FROM exchanges WHERE id = ? AND state = 'answered'", (exchange,)
             ).fetchone()
             if row is None:
                 raise NotFound(f"no answer is recorded for exchange {exchange}")
             headers = msgspec.msgpack.decode(row[1], type=dict[str, str])
-            return Recorded(row[0], headers, self._expand.decompress(row[2], max_output_size=ANSWER_MOST))
+            return RecordedAnswer(row[0], headers, self._expand.decompress(row[2], max_output_size=MAX_ANSWER))
 
         return await self._do(read)
 
@@ -239,29 +239,31 @@ class Journal:
             return Exchange(
                 **_fields(row),
                 request=self._request(database, exchange, row[2], envelope),
-                response=b"" if response is None else self._expand.decompress(response, max_output_size=ANSWER_MOST),
+                response=b"" if response is None else self._expand.decompress(response, max_output_size=MAX_ANSWER),
                 headers={} if headers is None else msgspec.msgpack.decode(headers, type=dict[str, str]),
             )
 
         return await self._do(read)
 
     def _request(self, database: sqlite3.Connection, exchange: int, path: str, envelope: bytes) -> bytes:
-        body = msgspec.json.decode(self._expand.decompress(envelope, max_output_size=BODY_MOST))
+        body = msgspec.json.decode(self._expand.decompress(envelope, max_output_size=MAX_BODY))
         rows = database.execute(
             "SELECT data FROM parts JOIN texts USING (hash) WHERE exchange = ? ORDER BY position", (exchange,)
         )
-        parts = [msgspec.json.decode(self._expand.decompress(data, max_output_size=BODY_MOST)) for (data,) in rows]
+        parts = [msgspec.json.decode(self._expand.decompress(data, max_output_size=MAX_BODY)) for (data,) in rows]
         field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path.partition("?")[0], "messages")
         return canonical({**body, **({field: parts} if field not in body and parts else {})})
 
     # ----------------------------------------------------------------- what a daemon finds
 
-    async def load(self) -> tuple[dict[str, Place], list[tuple[str, bool, Step]]]:
+    async def load(self) -> tuple[dict[str, JournalCursor], list[tuple[str, bool, ReplayExchange]]]:
         """How far each sandbox has come, and every exchange: (sandbox, main, step), oldest first."""
 
-        def read(database: sqlite3.Connection) -> tuple[dict[str, Place], list[tuple[str, bool, Step]]]:
+        def read(
+            database: sqlite3.Connection,
+        ) -> tuple[dict[str, JournalCursor], list[tuple[str, bool, ReplayExchange]]]:
             places = {
-                name: msgspec.msgpack.decode(row, type=Place)
+                name: msgspec.msgpack.decode(row, type=JournalCursor)
                 for name, row in database.execute("SELECT sandbox, row FROM lines")
             }
             rows = database.execute(
@@ -271,7 +273,7 @@ class Journal:
                 (
                     sandbox,
                     bool(main),
-                    Step(
+                    ReplayExchange(
                         id=number,
                         key=key,
                         parent=parent,
@@ -287,7 +289,7 @@ class Journal:
 
         return await self._do(read)
 
-    async def put_place(self, sandbox: str, place: Place, *, drop_commands: bool = False) -> None:
+    async def put_place(self, sandbox: str, place: JournalCursor, *, drop_commands: bool = False) -> None:
         def write(database: sqlite3.Connection) -> None:
             if drop_commands:
                 database.execute("DELETE FROM commands WHERE sandbox = ? AND before IS NULL", (sandbox,))
@@ -337,17 +339,19 @@ class Journal:
 
         await self._do(write)
 
-    async def told(self, sandbox: str, path: list[int], conversation: Conversation) -> None:
+    async def told(self, sandbox: str, path: list[int], conversation: ConversationExport) -> None:
         """Fill in what another host must know of the sandbox, which has come this far."""
         await self._do(lambda database: travel.read(database, sandbox, path, conversation))
 
-    async def taken(self, sandbox: str, tree: str, conversation: Conversation) -> tuple[Place, list[Step]]:
+    async def taken(
+        self, sandbox: str, tree: str, conversation: ConversationExport
+    ) -> tuple[JournalCursor, list[ReplayExchange]]:
         """Take the path of a sandbox that comes from another host, and its place there. Raises Invalid."""
         await asyncio.to_thread(travel.check, conversation)
 
-        def write(database: sqlite3.Connection) -> tuple[Place, list[Step]]:
+        def write(database: sqlite3.Connection) -> tuple[JournalCursor, list[ReplayExchange]]:
             path = travel.write(database, sandbox, conversation)
-            place = Place(tree=tree, tip=path[-1].id if path else None, cursor=len(path) - 1)
+            place = JournalCursor(tree=tree, tip=path[-1].id if path else None, cursor=len(path) - 1)
             _put_place(database, sandbox, place)
             return place, path
 
@@ -355,18 +359,18 @@ class Journal:
 
     # ----------------------------------------------------------------- commands of agents outside
 
-    async def commands(self, sandbox: str, before: int | None) -> list[Kept]:
+    async def commands(self, sandbox: str, before: int | None) -> list[AgentCommand]:
         """The commands that led to the exchange `before`; of the turn under way when None."""
         where, values = (
             ("before = ?", (before,)) if before is not None else ("sandbox = ? AND before IS NULL", (sandbox,))
         )
 
-        def read(database: sqlite3.Connection) -> list[Kept]:
+        def read(database: sqlite3.Connection) -> list[AgentCommand]:
             rows = database.execute(
                 f"SELECT id, key, tree, request, result FROM commands WHERE {where} ORDER BY position", values
             )
             return [
-                Kept(
+                AgentCommand(
                     id=number,
                     key=key,
                     tree=tree,
@@ -402,7 +406,7 @@ class Journal:
     async def command_dropped(self, command: int) -> None:
         await self._do(lambda db: db.execute("DELETE FROM commands WHERE id = ?", (command,)))
 
-    async def command_ended(self, command: int, result: ExecResult, sandbox: str, place: Place) -> int:
+    async def command_ended(self, command: int, result: ExecResult, sandbox: str, place: JournalCursor) -> int:
         """Its result is here. Returns the bytes that it takes."""
         packed = self._squeeze.compress(_pack(result))
 
@@ -457,7 +461,7 @@ def _copy_answer(database: sqlite3.Connection, source: int, into: int) -> int:
     return int(size)
 
 
-def _put_place(database: sqlite3.Connection, sandbox: str, place: Place) -> None:
+def _put_place(database: sqlite3.Connection, sandbox: str, place: JournalCursor) -> None:
     database.execute("INSERT OR REPLACE INTO lines VALUES (?, ?)", (sandbox, _pack(place)))
 
 

@@ -20,27 +20,27 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from daemon.door import ADDRESSES, FIRST, Door
+from daemon.door import ADDRESSES, FIRST, ConnectionLimiter
 from daemon.gateway import wire
 from daemon.network.namespace import is_here, within
 from sandbox.container.paced import Allowance
 from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
 
-CONNECTIONS_MOST = 64  # open at a time, of one sandbox
+MAX_CONNECTIONS = 64  # open at a time, of one sandbox
 AT_ONCE = 32  # requests under way, of one sandbox
-MEMORY_MOST = 64 << 20  # bytes of bodies that one sandbox may have in the daemon's memory
+MAX_MEMORY = 64 << 20  # bytes of bodies that one sandbox may have in the daemon's memory
 PACE = 50.0  # requests, and connections, per second that one sandbox may make for long
 BURST = 200.0
 SIZE_COST = 64 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
 KEPT = "gateway"  # the name by which a shim keeps the socket
 HANDSHAKE = 10.0  # seconds of a TLS handshake
-BODY_PATIENCE = 60.0  # seconds for a whole body
+BODY_TIMEOUT = 60.0  # seconds for a whole body
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Pace:
+class ConnectionRateLimit:
     """At most PACE a second in the long run, BURST at once. Who comes too early waits."""
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class Pace:
             await asyncio.sleep(-self._tokens / PACE)
 
 
-class Share:
+class SandboxShare:
     """What one sandbox may have under way."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.memory = 0
-        self.pace = Pace()
+        self.pace = ConnectionRateLimit()
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
@@ -78,8 +78,8 @@ class Share:
         """The whole body of a request, bounded in size, time and company."""
         if "Content-Encoding" in request.headers:
             raise Invalid("compressed bodies are not taken")
-        if (request.content_length or 0) > wire.BODY_MOST:
-            raise Invalid(f"the body is larger than {wire.BODY_MOST} bytes")
+        if (request.content_length or 0) > wire.MAX_BODY:
+            raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
         parts: list[bytes] = []
         try:
             await self._read(request, parts)
@@ -90,17 +90,17 @@ class Share:
     async def _read(self, request: web.BaseRequest, parts: list[bytes]) -> None:
         size = 0
         try:
-            async with asyncio.timeout(BODY_PATIENCE):
+            async with asyncio.timeout(BODY_TIMEOUT):
                 async for part in request.content.iter_any():
                     size += len(part)
-                    if size > wire.BODY_MOST:
-                        raise Invalid(f"the body is larger than {wire.BODY_MOST} bytes")
-                    if self.memory + len(part) > MEMORY_MOST:
+                    if size > wire.MAX_BODY:
+                        raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
+                    if self.memory + len(part) > MAX_MEMORY:
                         raise TooMany("this sandbox's requests need too much memory", remedy="ask one after another")
                     parts.append(part)
                     self.memory += len(part)
         except TimeoutError:
-            raise Timeout(f"the body took longer than {BODY_PATIENCE:g} s") from None
+            raise Timeout(f"the body took longer than {BODY_TIMEOUT:g} s") from None
         except (web.RequestPayloadError, ConnectionError) as error:
             raise Invalid(f"the body broke off: {type(error).__name__}") from None
         await self.pace.take(size / SIZE_COST)
@@ -116,7 +116,7 @@ def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
 class _Reading(asyncio.Protocol):
     """Between a connection and what speaks HTTP on it. Pieces that come too small and too often wait for each other."""
 
-    def __init__(self, inner: asyncio.Protocol, allowance: Allowance, door: Door | None = None) -> None:
+    def __init__(self, inner: asyncio.Protocol, allowance: Allowance, door: ConnectionLimiter | None = None) -> None:
         self._inner = inner
         self._door = door
         self._allowance = allowance
@@ -132,7 +132,7 @@ class _Reading(asyncio.Protocol):
                 return
             asyncio.get_running_loop().call_later(FIRST, self._door.close_silent, transport)
         self._transport = transport
-        self._inner.connection_made(cast(asyncio.BaseTransport, _Held(transport, self)))
+        self._inner.connection_made(cast(asyncio.BaseTransport, PausedTransport(transport, self)))
 
     def asked(self) -> None:
         """A whole request has come."""
@@ -179,7 +179,7 @@ class _Reading(asyncio.Protocol):
         self._inner.resume_writing()
 
 
-class _Held:
+class PausedTransport:
     """A transport; whether it is read is somebody else's to decide."""
 
     def __init__(self, transport: asyncio.Transport, reading: _Reading) -> None:
@@ -196,7 +196,7 @@ class _Held:
         self.reading.hold(False)
 
 
-class Listener:
+class GatewayListener:
     """Accepts on a socket, and serves each connection with `handler`: of a sandbox at a pace, of others by a door."""
 
     def __init__(
@@ -204,17 +204,17 @@ class Listener:
         sock: socket.socket,
         handler: Handler,
         *,
-        most: int = CONNECTIONS_MOST,
+        most: int = MAX_CONNECTIONS,
         paced: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._socket = sock
         self._most = most
         self._paced = paced
-        self._door = None if paced else Door(most, max(1, most // ADDRESSES))
+        self._door = None if paced else ConnectionLimiter(most, max(1, most // ADDRESSES))
         self._tls = tls
         self._greeting: set[asyncio.Task[None]] = set()
-        self._pace = Pace()
+        self._pace = ConnectionRateLimit()
         self._allowance = Allowance() if paced else None  # all connections of a sandbox share it
         # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
         self._handler = handler
@@ -259,7 +259,7 @@ class Listener:
         return len(self._greeting) + (0 if self._door is not None else len(self._server.connections))
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        if isinstance(held := cast(object, request.transport), _Held):
+        if isinstance(held := cast(object, request.transport), PausedTransport):
             held.reading.asked()
         return await self._handler(request)
 

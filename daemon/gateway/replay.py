@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from daemon.gateway.journal import Kept
+    from daemon.gateway.journal import AgentCommand
 
 
 @dataclass(eq=False)
-class Step:
+class ReplayExchange:
     """One exchange of the main loop, as far as the decision needs it."""
 
     id: int
@@ -54,16 +54,16 @@ class Do(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplayChoice:
     do: Do
-    step: Step | None = None
+    step: ReplayExchange | None = None
     cursor: int = -1  # index on the path, for an agent outside
 
 
-def inside(path: Sequence[Step], key: bytes, *, life: str, retry: bool = False) -> Choice:
+def inside(path: Sequence[ReplayExchange], key: bytes, *, life: str, retry: bool = False) -> ReplayChoice:
     """What to do with a request of an agent inside. `path` from the first to the last exchange."""
     if not path:
-        return Choice(Do.FRESH)
+        return ReplayChoice(Do.FRESH)
     last = path[-1]
     opened = set(last.open)
     candidates = [last, *(step for step in reversed(path[:-1]) if step.id in opened)]
@@ -72,28 +72,28 @@ def inside(path: Sequence[Step], key: bytes, *, life: str, retry: bool = False) 
             continue
         if step.heard == life and not retry:
             continue
-        return Choice(_how(step), step)
-    return Choice(Do.FRESH)
+        return ReplayChoice(_how(step), step)
+    return ReplayChoice(Do.FRESH)
 
 
-def outside(path: Sequence[Step], cursor: int, key: bytes, *, retry: bool = False) -> Choice:
+def outside(path: Sequence[ReplayExchange], cursor: int, key: bytes, *, retry: bool = False) -> ReplayChoice:
     """What to do with a request of an agent outside that has come to `cursor` (-1: it has not begun)."""
     order = [*range(cursor + 1, len(path)), *range(min(cursor, len(path) - 1), -1, -1)]
     for index in order:
         step = path[index]
         if step.key == key and (not step.waiting or retry):
-            return Choice(_how(step), step, index)
+            return ReplayChoice(_how(step), step, index)
     if cursor >= len(path) - 1:
-        return Choice(Do.FRESH, None, len(path))
-    return Choice(Do.LEFT, path[cursor] if cursor >= 0 else None, cursor)
+        return ReplayChoice(Do.FRESH, None, len(path))
+    return ReplayChoice(Do.LEFT, path[cursor] if cursor >= 0 else None, cursor)
 
 
-def scripted(script: Sequence[Step], key: bytes) -> Step | None:
+def scripted(script: Sequence[ReplayExchange], key: bytes) -> ReplayExchange | None:
     """The next step of a record that is being acted again in another sandbox, if this is what comes next in it."""
     return script[0] if script and script[0].key == key and script[0].answered else None
 
 
-def _how(step: Step) -> Do:
+def _how(step: ReplayExchange) -> Do:
     return Do.RECORD if step.answered else Do.JOIN if step.asking else Do.AGAIN
 
 
@@ -108,7 +108,7 @@ class Act(enum.Enum):
     LEFT = "left"
 
 
-def act(commands: Sequence[Kept], position: int, key: bytes, tree: str) -> Act:
+def act(commands: Sequence[AgentCommand], position: int, key: bytes, tree: str) -> Act:
     """What to do with the command at `position` of the turn under way."""
     if any(command.tree == tree and not command.ended for command in commands[: position + 1]):
         return Act.UNSURE
@@ -119,14 +119,14 @@ def act(commands: Sequence[Kept], position: int, key: bytes, tree: str) -> Act:
     return Act.RECORD if commands[position].key == key else Act.LEFT
 
 
-def undone(commands: Sequence[Kept], tree: str) -> list[int]:
+def undone(commands: Sequence[AgentCommand], tree: str) -> list[int]:
     """Which commands of the turn under way a restore has undone, in order."""
     return [index for index, command in enumerate(commands) if command.tree != tree]
 
 
-def path_to(steps: dict[int, Step], tip: int | None) -> list[Step]:
+def path_to(steps: dict[int, ReplayExchange], tip: int | None) -> list[ReplayExchange]:
     """From the first exchange to `tip`."""
-    path: list[Step] = []
+    path: list[ReplayExchange] = []
     while tip is not None and (step := steps.get(tip)) is not None:
         path.append(step)
         tip = step.parent
@@ -139,7 +139,7 @@ def tip_of(
     parent_of: Callable[[str], str | None],
     checkpoint: str,
     turn: int,
-    current: Sequence[Step],
+    current: Sequence[ReplayExchange],
 ) -> int | None:
     """The last exchange that the state of `checkpoint` (of turn `turn`) knows of: its own, or its nearest ancestor's.
 

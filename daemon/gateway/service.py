@@ -29,9 +29,9 @@ from daemon.catalogue import CheckpointRow, SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
-from daemon.gateway.conversation import Desk, Line, tip_now
-from daemon.gateway.journal import Journal, Place
-from daemon.gateway.upstream import Config, Upstreams, checked
+from daemon.gateway.conversation import GatewayContext, LiveConversation, tip_now
+from daemon.gateway.journal import ConversationJournal, JournalCursor
+from daemon.gateway.upstream import GatewayConfig, Upstreams, checked
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError, SandboxDead, TooMany, Unauthorized
 from sandbox.messages import (
     ExecRequest,
@@ -43,7 +43,7 @@ from sandbox.messages import (
     TokenInfo,
     Upstream,
 )
-from sandbox.messages.cluster import Conversation
+from sandbox.messages.cluster import ConversationExport
 
 if TYPE_CHECKING:
     from daemon.host.host import Host
@@ -53,7 +53,7 @@ log = logging.getLogger("pagurus.gateway")
 
 DUMMY_KEY = "held-by-the-host"  # what an agent inside shows; clients insist on some key
 TOKEN = "pgw"
-OUTSIDE_MOST = 4096  # connections of all agents outside together
+MAX_OUTSIDE = 4096  # connections of all agents outside together
 LARGE = 256 << 10  # bytes of a body that is not read on the event loop
 HERE = "here"  # the tree of a sandbox that comes from another host: whichever it gets
 STALLED = 10.0  # seconds after which one who shows a wrong token is answered
@@ -76,11 +76,11 @@ def environment(settings: Gateway) -> dict[str, str]:
 class GatewayService:
     """The gateway of `host`. An attachment of each sandbox that was created with a gateway."""
 
-    def __init__(self, host: Host, journal: Path, config: Config | None = None) -> None:
+    def __init__(self, host: Host, journal: Path, config: GatewayConfig | None = None) -> None:
         self.host = host
-        self.config = config or Config()
-        self.journal = Journal(journal)
-        self.desk = Desk(
+        self.config = config or GatewayConfig()
+        self.journal = ConversationJournal(journal)
+        self.desk = GatewayContext(
             self.journal,
             Upstreams(self.config.upstreams, {}),
             host.services.checkpoints,
@@ -88,12 +88,14 @@ class GatewayService:
             self._take_back,
         )
         self.ready = asyncio.Event()  # set when everything was recovered
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, LiveConversation] = {}
         self._commands: dict[str, Commands] = {}
-        self._places: dict[str, Place] = {}
-        self._listeners: dict[str, tuple[int, listener.Listener]] = {}  # sandbox -> identity of its namespace, listener
-        self._outside: listener.Listener | None = None
-        self._wrong = listener.Pace()
+        self._places: dict[str, JournalCursor] = {}
+        self._listeners: dict[
+            str, tuple[int, listener.GatewayListener]
+        ] = {}  # sandbox -> identity of its namespace, listener
+        self._outside: listener.GatewayListener | None = None
+        self._wrong = listener.ConnectionRateLimit()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -125,7 +127,9 @@ class GatewayService:
             if config.tls_cert is not None and config.tls_key is not None:
                 speaks = await asyncio.to_thread(tls.context, Path(config.tls_cert), Path(config.tls_key))
             sock = listener.socket_outside(*address)
-            self._outside = listener.Listener(sock, self.serve_outside, most=OUTSIDE_MOST, paced=False, tls=speaks)
+            self._outside = listener.GatewayListener(
+                sock, self.serve_outside, most=MAX_OUTSIDE, paced=False, tls=speaks
+            )
             log.info("agents outside are served on %s:%d", *address)
 
     async def close(self) -> None:
@@ -186,7 +190,7 @@ class GatewayService:
         async def serve(request: web.BaseRequest) -> web.StreamResponse:
             return await self.serve(sandbox, request)
 
-        self._listeners[sandbox] = (inode, listener.Listener(sock, serve))
+        self._listeners[sandbox] = (inode, listener.GatewayListener(sock, serve))
         self._spawn(self._keep(container, os.dup(sock.fileno())), f"socket of {sandbox}")
 
     async def _keep(self, container: Container, fd: int) -> None:
@@ -230,7 +234,7 @@ class GatewayService:
 
     # ----------------------------------------------------------------- lines
 
-    async def line(self, sandbox: str) -> Line:
+    async def line(self, sandbox: str) -> LiveConversation:
         """The conversation of a sandbox that has a gateway."""
         live = self.host.live_sandboxes.get(sandbox)
         if live is None or live.row.state is SandboxState.REMOVED:
@@ -245,28 +249,28 @@ class GatewayService:
         place = self._places.pop(sandbox, None)
         if place is None:
             tip = tip_now(self.desk, live.row.head, [])
-            place = Place(tree=live.row.tree or "", tip=tip)
+            place = JournalCursor(tree=live.row.tree or "", tip=tip)
             place.cursor = len(replay.path_to(self.desk.book.steps, tip)) - 1
         if place.tree == HERE:
             place.tree = live.row.tree or ""
-        line = Line(live.row.gateway, place, self.desk, lambda: self.host.live_sandboxes.get(sandbox))
+        line = LiveConversation(live.row.gateway, place, self.desk, lambda: self.host.live_sandboxes.get(sandbox))
         line.bytes = size
         self.lines[sandbox] = line
         self._commands[sandbox] = Commands(line)
         return line
 
-    async def conversation(self, checkpoint: CheckpointRow) -> Conversation:
+    async def conversation(self, checkpoint: CheckpointRow) -> ConversationExport:
         """What another host must know to go on from a checkpoint."""
         live = self.host.live_sandboxes.get(checkpoint.sandbox)
         if live is None or live.row.gateway is None:
-            return Conversation()
+            return ConversationExport()
         line = await self.line(live.row.id)
         path = replay.path_to(self.desk.book.steps, tip_now(self.desk, checkpoint.id, line.path))
-        told = Conversation(gateway=live.row.gateway)
+        told = ConversationExport(gateway=live.row.gateway)
         await self.journal.told(live.row.id, [step.id for step in path], told)
         return told
 
-    async def arriving(self, row: SandboxRow, conversation: Conversation) -> None:
+    async def arriving(self, row: SandboxRow, conversation: ConversationExport) -> None:
         """Before a sandbox of another host runs here: what was said there. Again, it is taken anew."""
         await self._forget(row.id)
         row.gateway = conversation.gateway
@@ -342,8 +346,8 @@ class GatewayService:
             return listener.refusal(request, error)
 
     async def _understand(
-        self, route: wire.Route, raw: bytes, request: web.BaseRequest, settings: Gateway
-    ) -> wire.Asked:
+        self, route: wire.ModelRoute, raw: bytes, request: web.BaseRequest, settings: Gateway
+    ) -> wire.AgentRequest:
         understand = functools.partial(
             wire.understand,
             route,

@@ -18,16 +18,16 @@ import blake3
 import msgspec
 import zstandard
 
-from daemon.gateway.replay import Step
-from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, told
+from daemon.gateway.replay import ReplayExchange
+from daemon.gateway.wire import MAX_ANSWER, MAX_BODY, told
 from sandbox.errors import Invalid
-from sandbox.messages.cluster import Conversation, ToldExchange
+from sandbox.messages.cluster import ConversationExport, ToldExchange
 
-MOST = 256 << 10  # bytes of exchanges and texts that travel
+MAX_BYTES = 256 << 10  # bytes of exchanges and texts that travel
 ROW = 256  # bytes that an exchange counts beside its content
-MENTIONS_MOST = 16_384  # of texts, in all exchanges that travel
-ALONE_MOST = 2 << 20  # bytes of the newest answer, which travels where all else would be too much
-UNPACKED_MOST = 64 << 20  # bytes of all that is unpacked of a conversation
+MAX_MENTIONS = 16_384  # of texts, in all exchanges that travel
+MAX_ALONE = 2 << 20  # bytes of the newest answer, which travels where all else would be too much
+MAX_UNPACKED = 64 << 20  # bytes of all that is unpacked of a conversation
 _COLUMNS = (
     "checkpoint, turn, key, path, state, started, ended, status, asked, answered, recorded, headers, envelope, "
     "response, request_bytes, response_bytes"
@@ -37,7 +37,7 @@ _NOTHING = zstandard.ZstdCompressor().compress(b"{}")  # an envelope of which no
 _NO_WAITS = msgspec.msgpack.encode([])  # who waited at the other host waits no more
 
 
-def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conversation: Conversation) -> None:
+def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conversation: ConversationExport) -> None:
     """Fill in the newest exchanges of the path, the newest first, and the token of the agent."""
     size = unpacked = mentions = 0
     for number in reversed(path):
@@ -51,7 +51,7 @@ def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conver
         size += ROW + sum(map(len, (exchange.headers or b"", *packed, *texts)))
         unpacked += sum(zstandard.frame_content_size(each) for each in packed if each)
         mentions += len(parts)
-        if size > MOST or unpacked > UNPACKED_MOST or mentions > MENTIONS_MOST:
+        if size > MAX_BYTES or unpacked > MAX_UNPACKED or mentions > MAX_MENTIONS:
             if not conversation.exchanges:
                 conversation.exchanges.append(_answer_alone(exchange))
             break
@@ -64,23 +64,23 @@ def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conver
 def _answer_alone(exchange: ToldExchange) -> ToldExchange:
     """Without what was asked; an answer that is too long too is asked for again."""
     exchange.envelope, exchange.parts = _NOTHING, []
-    if len(exchange.response or b"") + len(exchange.headers or b"") > ALONE_MOST:
+    if len(exchange.response or b"") + len(exchange.headers or b"") > MAX_ALONE:
         exchange.state, exchange.ended, exchange.status = "asked", None, None
         exchange.headers = exchange.response = None
     return exchange
 
 
-def check(conversation: Conversation) -> None:
+def check(conversation: ConversationExport) -> None:
     """Raises Invalid unless all of it can be read, and is what it says. Takes time: all of it is unpacked."""
-    left = UNPACKED_MOST
+    left = MAX_UNPACKED
     for name, data in conversation.texts.items():
-        text = _unpacked(data, min(BODY_MOST, left))
+        text = _unpacked(data, min(MAX_BODY, left))
         left -= len(text)
         if blake3.blake3(text).digest() != name:
             raise Invalid("a text of the conversation is another one than its hash says")
         _decoded(msgspec.json.decode, text, msgspec.Raw)
     for exchange in conversation.exchanges:
-        envelope = _unpacked(exchange.envelope, min(BODY_MOST, left))
+        envelope = _unpacked(exchange.envelope, min(MAX_BODY, left))
         left -= len(envelope)
         _decoded(msgspec.json.decode, envelope, dict[str, msgspec.Raw])
         if exchange.state != "answered":
@@ -88,7 +88,7 @@ def check(conversation: Conversation) -> None:
             continue
         if exchange.status is None or exchange.headers is None or exchange.response is None:
             raise Invalid("the conversation lacks an answer that it says is there")
-        left -= len(_unpacked(exchange.response, min(ANSWER_MOST, left)))
+        left -= len(_unpacked(exchange.response, min(MAX_ANSWER, left)))
         headers = _decoded(msgspec.msgpack.decode, exchange.headers, dict[str, str])
         exchange.headers = msgspec.msgpack.encode(told(headers))
 
@@ -110,10 +110,10 @@ def _decoded(decode: Callable[..., Any], data: bytes, form: Any) -> Any:
         raise Invalid(f"a part of the conversation cannot be read: {error}") from None
 
 
-def write(database: sqlite3.Connection, sandbox: str, conversation: Conversation) -> list[Step]:
+def write(database: sqlite3.Connection, sandbox: str, conversation: ConversationExport) -> list[ReplayExchange]:
     """Take the exchanges of a conversation that was checked; the path that they are, the oldest first."""
     database.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", conversation.texts.items())
-    path: list[Step] = []
+    path: list[ReplayExchange] = []
     for exchange in reversed(conversation.exchanges):
         parent = path[-1].id if path else None
         values = [getattr(exchange, name) for name in _NAMES]
@@ -126,7 +126,7 @@ def write(database: sqlite3.Connection, sandbox: str, conversation: Conversation
             mentions = [(number, position, name) for position, name in enumerate(exchange.parts)]
             database.executemany("INSERT INTO parts VALUES (?, ?, ?)", mentions)
         path.append(
-            Step(
+            ReplayExchange(
                 id=number,
                 key=exchange.key,
                 parent=parent,

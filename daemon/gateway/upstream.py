@@ -30,20 +30,20 @@ import aiohttp
 import msgspec
 
 from daemon.config import address_of, is_loopback
-from daemon.gateway.wire import Asked, credential, forwarded
+from daemon.gateway.wire import AgentRequest, credential, forwarded
 from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
 
 CONNECT = 30.0  # seconds
-KEY_MOST = 64 << 10  # bytes of a key file
+MAX_KEY = 64 << 10  # bytes of a key file
 FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
 File = Annotated[str, msgspec.Meta(pattern=r"^/[^\0]*$", max_length=4096)]
 
 
-class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GatewayConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The configuration file."""
 
     listen: str | None = None  # HOST:PORT
@@ -53,7 +53,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     upstreams: dict[str, Upstream] = {}
 
     @classmethod
-    def load(cls, path: Path | None) -> Config:
+    def load(cls, path: Path | None) -> GatewayConfig:
         if path is None:
             return cls()
         try:
@@ -143,7 +143,9 @@ class Upstreams:
             self._session = None
 
     @contextlib.asynccontextmanager
-    async def ask(self, name: str, asked: Asked, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def ask(
+        self, name: str, asked: AgentRequest, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout."""
         upstream = self.get(name)
         slots = self._slots.setdefault(name, asyncio.Semaphore(upstream.at_once))
@@ -172,7 +174,7 @@ class Upstreams:
             finally:
                 self._in_flight[name] -= 1
 
-    async def _secrets(self, name: str, upstream: Upstream, asked: Asked) -> dict[str, str]:
+    async def _secrets(self, name: str, upstream: Upstream, asked: AgentRequest) -> dict[str, str]:
         headers = {header.lower(): value for header, value in upstream.headers.items()}
         if upstream.key_file is not None:
             key = await asyncio.to_thread(_read_key, name, Path(upstream.key_file))
@@ -187,7 +189,7 @@ class Upstreams:
         return self._session
 
 
-def sent_body(asked: Asked) -> bytes:
+def sent_body(asked: AgentRequest) -> bytes:
     """What the model is asked: the agent's body with the model's name replaced, volatile fields included."""
     return msgspec.json.encode(asked.body)
 
@@ -200,7 +202,7 @@ def _address(upstream: Upstream, path: str) -> str:
 def _read_key(name: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
-            key = file.read(KEY_MOST).decode("ascii").strip()
+            key = file.read(MAX_KEY).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PagurusError(
             f"the key of upstream {name} cannot be read: {type(error).__name__}", remedy=f"see {path} on the host"

@@ -22,11 +22,11 @@ import msgspec
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import SideRule
 
-BODY_MOST = 16 << 20  # bytes of one request
-ANSWER_MOST = 32 << 20  # bytes of one answer
-VALUES_MOST = 1_000_000  # in a body, counted before it is taken apart: a value takes many times its text
-PARTS_MOST = 10_000  # of a conversation; each is a row of the record
-QUERY_MOST = 1000  # characters
+MAX_BODY = 16 << 20  # bytes of one request
+MAX_ANSWER = 32 << 20  # bytes of one answer
+MAX_VALUES = 1_000_000  # in a body, counted before it is taken apart: a value takes many times its text
+MAX_PARTS = 10_000  # of a conversation; each is a row of the record
+MAX_QUERY = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 # How the system text begins of requests that well-known agents make beside their main loop. They name no tools.
@@ -46,10 +46,10 @@ TOLD = re.compile(
     r"content-type|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
 )
 ASKED = re.compile(r"accept|anthropic-version|anthropic-beta|openai-beta")
-HEADER_MOST = 1000  # characters of a header that travels
+MAX_HEADER = 1000  # characters of a header that travels
 
 
-class Family(enum.StrEnum):
+class ApiFamily(enum.StrEnum):
     """Whose form a route has; errors and keys follow it."""
 
     OPENAI = "openai"
@@ -57,31 +57,31 @@ class Family(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Route:
+class ModelRoute:
     path: str
-    family: Family
+    family: ApiFamily
     conversation: str | None  # the field of the body that holds it; None: this route asks no model
     limits: tuple[str, ...] = ()  # fields that bound the answer, in tokens
     method: str = "POST"
 
 
 ROUTES = (
-    Route("/v1/chat/completions", Family.OPENAI, "messages", ("max_completion_tokens", "max_tokens")),
-    Route("/v1/completions", Family.OPENAI, "prompt", ("max_tokens",)),
-    Route("/v1/responses", Family.OPENAI, "input", ("max_output_tokens",)),
-    Route("/v1/messages", Family.ANTHROPIC, "messages", ("max_tokens",)),
-    Route("/v1/messages/count_tokens", Family.ANTHROPIC, None),
-    Route("/v1/models", Family.OPENAI, None, method="GET"),
+    ModelRoute("/v1/chat/completions", ApiFamily.OPENAI, "messages", ("max_completion_tokens", "max_tokens")),
+    ModelRoute("/v1/completions", ApiFamily.OPENAI, "prompt", ("max_tokens",)),
+    ModelRoute("/v1/responses", ApiFamily.OPENAI, "input", ("max_output_tokens",)),
+    ModelRoute("/v1/messages", ApiFamily.ANTHROPIC, "messages", ("max_tokens",)),
+    ModelRoute("/v1/messages/count_tokens", ApiFamily.ANTHROPIC, None),
+    ModelRoute("/v1/models", ApiFamily.OPENAI, None, method="GET"),
 )
 _BY_PATH = {(route.method, route.path): route for route in ROUTES}
 _MODEL = re.compile(r"/v1/models/[A-Za-z0-9._:@/-]{1,200}")
 
 
 @dataclass(frozen=True)
-class Asked:
+class AgentRequest:
     """A request that was understood."""
 
-    route: Route
+    route: ModelRoute
     path: str  # with its query
     body: dict[str, Any]
     key: bytes  # 32 bytes
@@ -107,11 +107,11 @@ class Asked:
         return {k: v for k, v in self.body.items() if k != excluded}
 
 
-def find(method: str, path: str) -> Route:
+def find(method: str, path: str) -> ModelRoute:
     """The route of a request, or NotFound that says which there are."""
     route = _BY_PATH.get((method, path))
     if route is None and method == "GET" and _MODEL.fullmatch(path) and ".." not in path:
-        return Route(path, Family.OPENAI, None, method="GET")
+        return ModelRoute(path, ApiFamily.OPENAI, None, method="GET")
     if route is None:
         known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)
         raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", remedy=f"it has {known}")
@@ -119,7 +119,7 @@ def find(method: str, path: str) -> Route:
 
 
 def understand(
-    route: Route,
+    route: ModelRoute,
     raw: bytes,
     *,
     query: str = "",
@@ -127,16 +127,16 @@ def understand(
     side: Iterable[SideRule] = (),
     known_side: bool = True,
     headers: Mapping[str, str] | None = None,
-) -> Asked:
+) -> AgentRequest:
     """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
     or has too many values."""
-    if len(query) > QUERY_MOST:
+    if len(query) > MAX_QUERY:
         raise Invalid("the query is too long")
     path = f"{route.path}?{query}" if query else route.path
     if route.method == "GET":
-        return Asked(route, path, {}, _key(path, {}), main=False, stream=False)
-    if len(raw) > VALUES_MOST and raw.count(b",") + raw.count(b"{") + raw.count(b"[") > VALUES_MOST:
-        raise Invalid(f"the body has more than {VALUES_MOST} values")
+        return AgentRequest(route, path, {}, _key(path, {}), main=False, stream=False)
+    if len(raw) > MAX_VALUES and raw.count(b",") + raw.count(b"{") + raw.count(b"[") > MAX_VALUES:
+        raise Invalid(f"the body has more than {MAX_VALUES} values")
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
@@ -147,9 +147,9 @@ def understand(
     main = is_main_loop(route, body, side, known=known_side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
-    asked = Asked(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
-    if (parts := len(asked.conversation)) > PARTS_MOST:
-        raise Invalid(f"the conversation has {parts} parts", remedy=f"at most {PARTS_MOST} are passed on")
+    asked = AgentRequest(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
+    if (parts := len(asked.conversation)) > MAX_PARTS:
+        raise Invalid(f"the conversation has {parts} parts", remedy=f"at most {MAX_PARTS} are passed on")
     return asked
 
 
@@ -175,7 +175,7 @@ def _is_retry(headers: Mapping[str, str]) -> bool:
 
 
 def is_main_loop(
-    route: Route,
+    route: ModelRoute,
     body: Mapping[str, Any],
     side: Iterable[SideRule] = (),
     *,
@@ -200,12 +200,12 @@ def is_main_loop(
     return not any(_fits(rule, model, most, body, route) for rule in side)
 
 
-def _most_tokens(route: Route, body: Mapping[str, Any]) -> int | None:
+def _most_tokens(route: ModelRoute, body: Mapping[str, Any]) -> int | None:
     found = [body[name] for name in route.limits if isinstance(body.get(name), int)]
     return min(found) if found else None
 
 
-def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any], route: Route) -> bool:
+def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any], route: ModelRoute) -> bool:
     if rule.model is None and rule.max_tokens is None and rule.contains is None:
         return False  # a rule that says nothing means nothing
     if rule.model is not None and not fnmatch.fnmatchcase(model, rule.model):
@@ -215,19 +215,19 @@ def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any],
     return rule.contains is None or any(rule.contains in text for text in _heard(body, route))
 
 
-def _heard(body: Mapping[str, Any], route: Route) -> list[str]:
+def _heard(body: Mapping[str, Any], route: ModelRoute) -> list[str]:
     """The texts that a rule looks at: the system's, and the last of the conversation."""
     return [*_system(body, route), *(text for part in _parts(body, route)[-1:] for text in _texts(part))]
 
 
-def _system(body: Mapping[str, Any], route: Route) -> list[str]:
+def _system(body: Mapping[str, Any], route: ModelRoute) -> list[str]:
     system = [
         part for part in _parts(body, route) if isinstance(part, dict) and part.get("role") in ("system", "developer")
     ]
     return [text for part in (body.get("system"), body.get("instructions"), *system) for text in _texts(part)]
 
 
-def _parts(body: Mapping[str, Any], route: Route) -> list[Any]:
+def _parts(body: Mapping[str, Any], route: ModelRoute) -> list[Any]:
     said = body.get(route.conversation or "")
     return said if isinstance(said, list) else [said]
 
@@ -261,13 +261,13 @@ def _chosen(headers: Mapping[str, str], which: re.Pattern[str]) -> dict[str, str
     return {
         name.lower(): value
         for name, value in headers.items()
-        if which.fullmatch(name.lower()) and len(value) <= HEADER_MOST and value.isprintable()
+        if which.fullmatch(name.lower()) and len(value) <= MAX_HEADER and value.isprintable()
     }
 
 
-def credential(family: Family, key: str) -> dict[str, str]:
+def credential(family: ApiFamily, key: str) -> dict[str, str]:
     """How a key is shown to an upstream of this family."""
-    return {"x-api-key": key} if family is Family.ANTHROPIC else {"authorization": f"Bearer {key}"}
+    return {"x-api-key": key} if family is ApiFamily.ANTHROPIC else {"authorization": f"Bearer {key}"}
 
 
 _ANTHROPIC_TYPES = {
@@ -280,9 +280,9 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def error_body(family: Family, error: PagurusError) -> bytes:
+def error_body(family: ApiFamily, error: PagurusError) -> bytes:
     """One of our own refusals in the words of the agent's protocol."""
-    if family is Family.ANTHROPIC:
+    if family is ApiFamily.ANTHROPIC:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": f"pagurus: {error}"}})
     return msgspec.json.encode(
@@ -290,6 +290,6 @@ def error_body(family: Family, error: PagurusError) -> bytes:
     )
 
 
-def family_of(path: str) -> Family:
+def family_of(path: str) -> ApiFamily:
     """The family whose errors a client of `path` understands, known or not."""
-    return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
+    return ApiFamily.ANTHROPIC if path.startswith("/v1/messages") else ApiFamily.OPENAI

@@ -15,7 +15,7 @@ which the coordinator answers for.
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions and
 processes, the record of its turns and its conversation with a model, as far as they are told; no fork hooks run.
 Nothing of a sandbox runs here before it arrives: what stands still is marked, so that :mod:`daemon.fence` does not let
-it go on. Asked again for the same, it answers the same. What was prepared and is not used ends after `PREPARED_MOST`
+it go on. Asked again for the same, it answers the same. What was prepared and is not used ends after `MAX_PREPARED`
 seconds, and with the daemon.
 """
 
@@ -44,12 +44,12 @@ from sandbox.errors import Conflict, Invalid
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest
 
-PREPARED_MOST = 300.0  # seconds
+MAX_PREPARED = 300.0  # seconds
 _Tasks = dict[str, asyncio.Task[SandboxInfo]]
 
 
 @dataclass
-class Prepared:
+class PreparedSandbox:
     """What waits for a sandbox."""
 
     live: LiveSandbox
@@ -65,7 +65,7 @@ class Arrivals:
     """Those of one host. See the module."""
 
     host: Host
-    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _prepared: dict[str, PreparedSandbox] = field(default_factory=dict)
     _preparing: _Tasks = field(default_factory=dict)
     _arriving: _Tasks = field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class Arrivals:
         row.created_at = request.created_at or row.created_at
         return row
 
-    async def _fitting(self, origin: CheckpointRow) -> Prepared | None:
+    async def _fitting(self, origin: CheckpointRow) -> PreparedSandbox | None:
         """What was prepared for this checkpoint. What was prepared for another one goes."""
         prepared = self._take(origin.sandbox)
         if prepared is None or not prepared.whole or (prepared.whole == origin.id and prepared.live.container.alive):
@@ -148,7 +148,7 @@ class Arrivals:
         await asyncio.shield(_undo(prepared))
         return None
 
-    async def _use(self, prepared: Prepared, origin: CheckpointRow, *, verify: bool) -> None:
+    async def _use(self, prepared: PreparedSandbox, origin: CheckpointRow, *, verify: bool) -> None:
         live = prepared.live
         if prepared.whole:
             await self._let_go_on(prepared)
@@ -160,7 +160,7 @@ class Arrivals:
         prepared.end.close()
         self.host.publish(live)
 
-    async def _let_go_on(self, prepared: Prepared) -> None:
+    async def _let_go_on(self, prepared: PreparedSandbox) -> None:
         """What stands still runs when this returns, and its row is written."""
         host, live = self.host, prepared.live
         await attach_all(host.attachments, live.row, live.container)  # how it reaches a model is known only now
@@ -201,9 +201,9 @@ class Arrivals:
                         await host.restorer.bring_back(container, origin, verify=request.verify, hold=held)
                         await checkpointer.warm_dump(container)  # of the answer that somebody waits for
                 whole = "" if request.newer else origin.id
-                self._prepared[row.id] = prepared = Prepared(live, whole, former, undo.pop_all(), end.pop_all())
+                self._prepared[row.id] = prepared = PreparedSandbox(live, whole, former, undo.pop_all(), end.pop_all())
         loop = asyncio.get_running_loop()
-        prepared.timer = loop.call_later(PREPARED_MOST, self._expire, row.id)
+        prepared.timer = loop.call_later(MAX_PREPARED, self._expire, row.id)
         return row.info()
 
     async def _make_ready(self, live: LiveSandbox) -> None:
@@ -238,7 +238,7 @@ class Arrivals:
         former, prepared.former = prepared.former, None
         return former
 
-    def _take(self, sandbox: str) -> Prepared | None:
+    def _take(self, sandbox: str) -> PreparedSandbox | None:
         prepared = self._prepared.pop(sandbox, None)
         if prepared is not None and prepared.timer is not None:
             prepared.timer.cancel()
@@ -260,7 +260,7 @@ class Arrivals:
             await _undo(prepared)
 
 
-async def _undo(prepared: Prepared) -> None:
+async def _undo(prepared: PreparedSandbox) -> None:
     prepared.end.close()
     await prepared.undo.aclose()
 

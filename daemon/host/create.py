@@ -21,16 +21,16 @@ from daemon.wording import plain
 from sandbox import paths
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
-from sandbox.image.store import Image, filed
+from sandbox.image.store import StoredImage, filed
 from sandbox.messages import CreateRequest, Limits, Mount
 from sandbox.messages.sandboxes import Settings
 
 SANDBOX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SETTINGS_MOST = 512 << 10  # bytes of all that is said of a sandbox: each turn writes it down
-LABELS_MOST = 64 << 10  # bytes of its labels, names and values
+MAX_SETTINGS = 512 << 10  # bytes of all that is said of a sandbox: each turn writes it down
+MAX_LABELS = 64 << 10  # bytes of its labels, names and values
 
 
-def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> Template:
+def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]) -> Template:
     """All that is said of a sandbox of this image, whose `mounts` are admitted. Raises Invalid."""
     workdir = image.config.workdir if request.workdir is None else request.workdir
     if not workdir.startswith("/") or "\0" in workdir:
@@ -48,17 +48,15 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
     )
     made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
     need_labels(made.labels)
-    if len(msgspec.json.encode(made)) > SETTINGS_MOST:
-        raise Invalid(
-            f"the settings of a sandbox are {SETTINGS_MOST} bytes at most", remedy="put large values in files"
-        )
+    if len(msgspec.json.encode(made)) > MAX_SETTINGS:
+        raise Invalid(f"the settings of a sandbox are {MAX_SETTINGS} bytes at most", remedy="put large values in files")
     return made
 
 
 def need_labels(labels: Mapping[str, str]) -> None:
     """Raise Invalid for labels of a sandbox that are too long together."""
-    if sum(len(name.encode()) + len(value.encode()) for name, value in labels.items()) > LABELS_MOST:
-        raise Invalid(f"the labels of a sandbox are {LABELS_MOST} bytes at most", remedy="remove some, or use files")
+    if sum(len(name.encode()) + len(value.encode()) for name, value in labels.items()) > MAX_LABELS:
+        raise Invalid(f"the labels of a sandbox are {MAX_LABELS} bytes at most", remedy="remove some, or use files")
 
 
 def need_sense(request: CreateRequest, memory: int) -> None:
@@ -76,7 +74,7 @@ def need_sense(request: CreateRequest, memory: int) -> None:
         )
 
 
-def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
+def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bool) -> Template:
     """The settings of a checkpoint that comes from elsewhere, held to the rules of a new sandbox. Raises Invalid.
 
     `host_mounts`: whoever imports it lets it name directories of this host, which are then to be admitted.

@@ -33,12 +33,12 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ExpiryCheck:
     over: str | None  # why
     again: float | None  # seconds until it must be looked at again; None: never
 
 
-def judge(life: Life, now: float) -> Judgement:
+def judge(life: Life, now: float) -> ExpiryCheck:
     """Whether its time is over. Example: ``judge(Life(created=0, used=5, busy=False, lifetime=10), 10).over``."""
     limits = [
         (life.created + life.lifetime, f"its lifetime of {life.lifetime:g} s has passed")
@@ -50,10 +50,10 @@ def judge(life: Life, now: float) -> Judgement:
     ]
     known = [limit for limit in limits if limit is not None]
     if not known:
-        return Judgement(None, None)
+        return ExpiryCheck(None, None)
     if life.busy:
-        return Judgement(None, SOON)
+        return ExpiryCheck(None, SOON)
     for end, why in known:
         if now >= end:
-            return Judgement(why, None)
-    return Judgement(None, max(min(end for end, _ in known) - now, 0.0))
+            return ExpiryCheck(why, None)
+    return ExpiryCheck(None, max(min(end for end, _ in known) - now, 0.0))

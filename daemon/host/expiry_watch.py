@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from daemon.host.expiry import Judgement, Life, judge
+from daemon.host.expiry import ExpiryCheck, Life, judge
 from sandbox.errors import PagurusError
 from sandbox.messages import AtEnd, SandboxState
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.warden")
 
-LOOK = 0.5  # seconds between looks, at least
+POLL_INTERVAL = 0.5  # seconds between looks, at least
 
 
 def life(live: LiveSandbox) -> Life:
@@ -39,7 +39,7 @@ def life(live: LiveSandbox) -> Life:
 async def watch(host: Host) -> None:
     """For as long as the daemon lives."""
     while True:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_INTERVAL)
         for live in list(host.live_sandboxes.values()):
             if live.row.lifetime is None and live.row.idle_timeout is None:
                 continue
@@ -49,7 +49,7 @@ async def watch(host: Host) -> None:
                 await _end(host, live, judgement)
 
 
-async def _end(host: Host, live: LiveSandbox, judgement: Judgement) -> None:
+async def _end(host: Host, live: LiveSandbox, judgement: ExpiryCheck) -> None:
     log.info("%s: %s", live.row.at_end.value, judgement.over, extra={"sandbox": live.row.id, "turn": live.row.turn})
     try:
         if live.row.at_end is AtEnd.REMOVE:

@@ -49,7 +49,7 @@ def read(run: Path) -> float | None:
         return None
 
 
-class Fence:
+class HostFence:
     """The lease that lies in the run directory, which outlives the daemon and not the host's start."""
 
     def __init__(self, run: Path) -> None:

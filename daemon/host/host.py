@@ -42,24 +42,24 @@ from daemon.catalogue import (
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.queue import quantile
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, detach_all
-from daemon.host.fence import Fence
+from daemon.host.fence import HostFence
 from daemon.host.fork_places import ForkPlaces
 from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
 from daemon.network.networks import Networks
 from daemon.store.gc import GarbageCollector
-from daemon.store.library import Store
+from daemon.store.library import CheckpointLibrary
 from daemon.store.verify import Verifier
 from daemon.turns.turns import LiveSandbox
 from daemon.verdict.explain import last_reasons, reason
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
-from sandbox.image.store import Image
+from sandbox.image.store import StoredImage
 from sandbox.messages import (
     CheckpointInfo,
     CheckpointState,
@@ -103,11 +103,11 @@ class Host:
         self.making = Making(self.live_sandboxes)
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
-        self.store = Store(self)
+        self.store = CheckpointLibrary(self)
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
-        self.fence = Fence(run_dir.parent)
+        self.fence = HostFence(run_dir.parent)
         self.restorer = Restorer(services, places, images, run_dir, self.attachments)
 
     # ----------------------------------------------------------------- finding
@@ -164,8 +164,8 @@ class Host:
         return msgspec.structs.replace(
             self.services.tally,
             sandboxes=len(self.live_sandboxes),
-            in_flight=queue.running(Stage.DUMP, Stage.SNAPSHOT),
-            queued=queue.queued(Stage.DUMP, Stage.SNAPSHOT),
+            in_flight=queue.running(CheckpointStage.DUMP, CheckpointStage.SNAPSHOT),
+            queued=queue.queued(CheckpointStage.DUMP, CheckpointStage.SNAPSHOT),
             stages=queue.statistics(),
             exposed_ms_p50=quantile(exposed, 0.5),
             exposed_ms_p99=quantile(exposed, 0.99),
@@ -297,13 +297,13 @@ class Host:
         root.started_at = root.captured_at = root.durable_at = root.created_at
         return root
 
-    async def admitted(self, settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
+    async def admitted(self, settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bool) -> Template:
         """The settings of a checkpoint from elsewhere, by the rules of new sandboxes. Raises when these refuse it."""
         made = create.imported(settings, image, host_mounts=host_mounts)
         made.mounts = await mounts.admitted(made.mounts, self.private)
         return made
 
-    def image_below(self, checkpoint: CheckpointRow) -> Image:
+    def image_below(self, checkpoint: CheckpointRow) -> StoredImage:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
         template = self.template(checkpoint)
         return (

@@ -27,9 +27,9 @@ from daemon.host.fence import HELD
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CheckpointState
-from sandbox.messages.cluster import Conversation, Held
+from sandbox.messages.cluster import ConversationExport, HeldSandbox
 
-TURNS_MOST = 256 << 10  # bytes of the record of turns that goes with a sandbox
+MAX_TURNS = 256 << 10  # bytes of the record of turns that goes with a sandbox
 
 
 def mark(host: Host, live: LiveSandbox) -> Path:
@@ -64,16 +64,16 @@ async def hold(host: Host, live: LiveSandbox) -> InFlight:
     return inflight
 
 
-async def held(host: Host, live: LiveSandbox, row: CheckpointRow) -> Held:
+async def held(host: Host, live: LiveSandbox, row: CheckpointRow) -> HeldSandbox:
     """What goes on elsewhere beside the content of its last checkpoint: of its turns, the newest."""
     turns, size = await host.services.catalogue.turns(live.row.id), 0
     kept = len(turns)
-    while kept and (size := size + len(msgspec.msgpack.encode(turns[kept - 1]))) <= TURNS_MOST:
+    while kept and (size := size + len(msgspec.msgpack.encode(turns[kept - 1]))) <= MAX_TURNS:
         kept -= 1
-    return Held(
+    return HeldSandbox(
         checkpoint=row.id,
         programs=dict(row.programs),
-        conversation=Conversation() if host.gateway is None else await host.gateway.conversation(row),
+        conversation=ConversationExport() if host.gateway is None else await host.gateway.conversation(row),
         turns=turns[kept:],
     )
 

@@ -23,14 +23,14 @@ from sandbox.errors import Invalid
 from sandbox.messages import Mount
 from sandbox.tree import btrfs, quota
 
-MOST = 16  # as many as the shim takes
+MAX_MOUNTS = 16  # as many as the shim takes
 TAKEN = ("/", "/proc", "/dev", "/sys", "/etc", "/.pagurus")  # and below, but for "/"
 
 
 def checked(mounts: Sequence[Mount]) -> None:
     """Raise Invalid unless these targets can be mounted beside one another. Pure."""
-    if len(mounts) > MOST:
-        raise Invalid(f"{len(mounts)} mounts; at most {MOST} are possible")
+    if len(mounts) > MAX_MOUNTS:
+        raise Invalid(f"{len(mounts)} mounts; at most {MAX_MOUNTS} are possible")
     targets: list[PurePosixPath] = []
     for mount in mounts:
         target = PurePosixPath(mount.target)

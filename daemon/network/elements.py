@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
-from daemon.network.policy import Policy, Segment
+from daemon.network.policy import AllowedRange, Policy
 
 #: Sets whose key begins with the address of the sandbox.
 BY_ADDRESS = ("modes", "generations", "current", "cidrs", "cidr_ports", "names", "name_ports", "refused")
@@ -31,7 +31,7 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Change:
+class ElementChange:
     """Add an element, or take it away."""
 
     element: Element
@@ -58,7 +58,7 @@ def generation(address: IPv4Address, number: int) -> list[Element]:
     return [Element("generations", address.packed, mark=number), Element("current", address.packed + mark)]
 
 
-def _segment(source: IPv4Address, segment: Segment) -> Element:
+def _segment(source: IPv4Address, segment: AllowedRange) -> Element:
     first, last = segment.network.network_address.packed, segment.network.broadcast_address.packed
     if segment.ports is None:
         return Element("cidrs", source.packed + first, source.packed + last)

@@ -46,7 +46,7 @@ CONF = Path("/proc/sys/net")
 
 
 @dataclass(frozen=True)
-class Link:
+class SandboxLink:
     """The link of one sandbox, as the host sees it."""
 
     name: str
@@ -62,7 +62,7 @@ def name(prefix: str, address: IPv4Address) -> str:
 
 def connect(
     prefix: str, owner: str, namespace: Path, address: IPv4Address, *, route: Sequence[IPv4Network] = ()
-) -> Link | None:
+) -> SandboxLink | None:
     """Give a sandbox its link. None: the address is another's already. `route`: networks it must reach."""
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
@@ -98,7 +98,7 @@ def connect(
             with contextlib.suppress(NetlinkError):
                 host.link("del", ifname=link)
             raise
-    return Link(link, index, address, owner)
+    return SandboxLink(link, index, address, owner)
 
 
 def open_devices(route: Sequence[IPv4Network]) -> None:
@@ -162,14 +162,14 @@ def disconnect(link: str) -> None:
                 raise _unable("remove a link", error) from error
 
 
-def found(prefix: str) -> list[Link]:
+def found(prefix: str) -> list[SandboxLink]:
     """The links of a daemon that are there, also those that a former one made."""
     links = []
     for directory in Path("/sys/class/net").glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
             number = int(directory.name.removeprefix(prefix), 16)
             index, owner = int((directory / "ifindex").read_text()), (directory / "ifalias").read_text().strip()
-            links.append(Link(directory.name, index, POOL[number], owner))
+            links.append(SandboxLink(directory.name, index, POOL[number], owner))
     return links
 
 
@@ -189,7 +189,7 @@ def traffic(link: str) -> tuple[int, int, int, int]:
 
 
 @dataclass(frozen=True)
-class Route:
+class HostRoute:
     """A line of the host's routing table."""
 
     device: str
@@ -197,21 +197,21 @@ class Route:
     gateway: bool = False
 
 
-def default_routes() -> list[Route]:
+def default_routes() -> list[HostRoute]:
     """The host's IPv4 routes."""
     return list(parse_routes(Path("/proc/net/route").read_text()))
 
 
-def parse_routes(text: str) -> Iterator[Route]:
+def parse_routes(text: str) -> Iterator[HostRoute]:
     """/proc/net/route: addresses are hexadecimal in the machine's byte order."""
     for line in text.splitlines()[1:]:
         device, target, _, flags, *_, mask, _, _, _ = line.split()
         if int(flags, 16) & 1:  # up
             network, netmask = (socket.ntohl(int(each, 16)) for each in (target, mask))
-            yield Route(device, IPv4Network((network, netmask.bit_count())), bool(int(flags, 16) & 2))
+            yield HostRoute(device, IPv4Network((network, netmask.bit_count())), bool(int(flags, 16) & 2))
 
 
-def devices(routes: Iterable[Route], wanted: Sequence[IPv4Network]) -> list[str]:
+def devices(routes: Iterable[HostRoute], wanted: Sequence[IPv4Network]) -> list[str]:
     """Through which devices packets leave to the internet (by a router) and to these networks."""
     return sorted(
         {

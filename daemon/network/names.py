@@ -22,11 +22,11 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-QUESTION_MOST = 1024  # bytes
-ALIASES_MOST = 12
-ADDRESSES_MOST = 64
+MAX_QUESTION = 1024  # bytes
+MAX_ALIASES = 12
+MAX_ADDRESSES = 64
 PLAIN_UDP, MODERN_UDP = 512, 1232  # bytes of an answer by UDP: without and with EDNS
-TTL_LEAST, TTL_MOST = 60, 3600  # seconds for which an answered address stays open
+MIN_TTL, MAX_TTL = 60, 3600  # seconds for which an answered address stays open
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Found:
 
 def read_question(data: bytes) -> Question | None:
     """One ordinary question, or None for anything else."""
-    if len(data) > QUESTION_MOST:
+    if len(data) > MAX_QUESTION:
         return None
     try:
         message = dns.message.from_wire(data)
@@ -81,16 +81,16 @@ def read_answer(name: str, answer: dns.message.Message) -> Found:
         (_text(each.name), int(each.rdtype)): each for each in answer.answer if each.rdclass == dns.rdataclass.IN
     }
     aliases: list[tuple[str, str]] = []
-    ttls, here = [TTL_MOST], name
+    ttls, here = [MAX_TTL], name
     while (alias := records.get((here, dns.rdatatype.CNAME))) is not None:
         target = _text(alias[0].target)
-        if len(aliases) == ALIASES_MOST or target in {name, *(to for _, to in aliases)}:
+        if len(aliases) == MAX_ALIASES or target in {name, *(to for _, to in aliases)}:
             raise ValueError("its aliases lead in circles")
         aliases.append((here, target))
         ttls.append(alias.ttl)
         here = target
     found = records.get((here, dns.rdatatype.A))
-    addresses = tuple(IPv4Address(each.address) for each in list(found or ())[:ADDRESSES_MOST])
+    addresses = tuple(IPv4Address(each.address) for each in list(found or ())[:MAX_ADDRESSES])
     if found is not None:
         ttls.append(found.ttl)
     return Found(tuple(aliases), addresses, min(ttls), answer.rcode() == dns.rcode.NXDOMAIN and not addresses)
@@ -131,7 +131,7 @@ def write(question: Question, response: dns.message.Message, *, stream: bool) ->
 
 def open_seconds(ttl: int) -> int:
     """For how long an address stays open that was answered with this time to live."""
-    return max(TTL_LEAST, min(ttl, TTL_MOST)) + 10  # asker and kernel do not begin to count at the same time
+    return max(MIN_TTL, min(ttl, MAX_TTL)) + 10  # asker and kernel do not begin to count at the same time
 
 
 def _add(response: dns.message.Message, name: str, ttl: int, kind: dns.rdatatype.RdataType, *values: str) -> None:

@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from daemon.catalogue import SandboxRow
 from daemon.network import links
-from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service
-from daemon.network.links import Link
-from daemon.network.names import TTL_MOST, open_seconds
+from daemon.network.elements import Element, ElementChange, addressed, generation, named, permitted, service
+from daemon.network.links import SandboxLink
+from daemon.network.names import MAX_TTL, open_seconds
 from daemon.network.policy import Policy, compile_policy, judge_answer, judge_name, why_refused
-from daemon.network.refusals import Listener, Memory, Packet
-from daemon.network.resolver import KEPT, Resolver, Upstream
-from daemon.network.table import Table
-from daemon.network.watch import Watch
+from daemon.network.refusals import Packet, RefusalListener, RefusalLog
+from daemon.network.resolver import KEPT, Resolver, UpstreamResolver
+from daemon.network.table import NftTable
+from daemon.network.watch import TableWatch
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, PagurusError, Unsupported
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
@@ -52,18 +52,18 @@ log = logging.getLogger("pagurus.network")
 
 GENERATION = ("generations", "current")
 MOVE_TIMEOUT = 30.0  # seconds
-NAMED_MOST = 4096  # addresses that names have opened to one sandbox
+MAX_NAMED = 4096  # addresses that names have opened to one sandbox
 T = TypeVar("T")
 
 
 @dataclass
-class Attached:
+class AttachedNetwork:
     """A sandbox with a network."""
 
     sandbox: str
-    link: Link
+    link: SandboxLink
     resolver: Resolver
-    memory: Memory
+    memory: RefusalLog
     policy: Policy = field(default_factory=Policy)
     elements: set[Element] = field(default_factory=set)  # of it in the table, but for what names have opened
     named: dict[Element, tuple[str, float]] = field(default_factory=dict)  # name, and until when (loop time)
@@ -81,18 +81,18 @@ class Networks:
         self.prefix = f"pg{tag}-"
         name = "pagurus" if run == Path("/run/pagurus") else f"pagurus_{tag}"
         self._group = 1 + int.from_bytes(hashlib.sha256(tag.encode()).digest()[:2], "big") % 65_000
-        self.table = Table(name, self.prefix, self._group)
-        self._attached: dict[str, Attached] = {}
-        self._by_address: dict[IPv4Address, Attached] = {}
+        self.table = NftTable(name, self.prefix, self._group)
+        self._attached: dict[str, AttachedNetwork] = {}
+        self._by_address: dict[IPv4Address, AttachedNetwork] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._ready = False
         self._making = asyncio.Lock()
         # pyroute2's sockets and the table are for one thread at a time; removing a link waits for the kernel.
         self._writer = ThreadPoolExecutor(1, "pagurus-nft")
         self._movers = ThreadPoolExecutor(4, "pagurus-link")
-        self._upstream: Upstream | None = None
-        self._listener = Listener(self._group, self._refused_packet)
-        self._watch = Watch(name, self._lost_table)
+        self._upstream: UpstreamResolver | None = None
+        self._listener = RefusalListener(self._group, self._refused_packet)
+        self._watch = TableWatch(name, self._lost_table)
         self._renewal: asyncio.Task[None] | None = None
         self._lost = False
         self._asked = 0, 0  # questions allowed and refused, of sandboxes that are gone
@@ -120,7 +120,7 @@ class Networks:
         if kept:
             await self._ensure(known=[element for element in known if _address_of(element) in kept])
         if strays and self._ready:
-            await self._write(lambda: self.table.apply([Change(each, add=False) for each in strays]))
+            await self._write(lambda: self.table.apply([ElementChange(each, add=False) for each in strays]))
         elif not kept and await self._write(self.table.present):
             await self._write(self.table.remove)
         for link in kept.values():
@@ -128,7 +128,7 @@ class Networks:
             mine = [element for element in known if _address_of(element) == link.address]
             names = {element for element in mine if element.set in ("names", "name_ports")}
             attached.elements = set(mine) - names
-            soon = asyncio.get_running_loop().time() + open_seconds(TTL_MOST)
+            soon = asyncio.get_running_loop().time() + open_seconds(MAX_TTL)
             attached.named = {element: ("", soon) for element in names}  # whatever it was that opened them
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class Networks:
             self._watch.start()  # first: what is taken away before it looks stays away
             await self._write(partial(self.table.ensure, known))
             self._listener.start()
-            self._upstream = Upstream()
+            self._upstream = UpstreamResolver()
             self._ready = True
 
     def _lost_table(self) -> None:
@@ -176,7 +176,7 @@ class Networks:
                 if await self._write(partial(self.table.ensure, elements)):
                     log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
                     put = set(elements)  # a change that was under way has been noted by now
-                    late = [Change(each) for each in self._everything() if each not in put]
+                    late = [ElementChange(each) for each in self._everything() if each not in put]
                     await self._write(partial(self.table.apply, late))
             except (OSError, PagurusError) as error:
                 log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
@@ -287,14 +287,14 @@ class Networks:
             await container.outside.keep(KEPT, await attached.resolver.listen(where, kept))
 
     async def _connect(
-        self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: Attached | None
-    ) -> Attached:
+        self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: AttachedNetwork | None
+    ) -> AttachedNetwork:
         """An address, its rules, then its link. Tries the next address while one is taken."""
         route = [each.network for each in policy.segments]
         for address in chain(filter(None, [wish]), _addresses(sandbox)):
             if address in self._by_address:
                 continue
-            link = Link(links.name(self.prefix, address), 0, address, sandbox)
+            link = SandboxLink(links.name(self.prefix, address), 0, address, sandbox)
             attached = self._new(link, former)
             try:
                 await self._enforce(attached, policy)
@@ -308,7 +308,7 @@ class Networks:
             await self._take_away(sandbox, forget=former is None)
         raise Conflict(f"all addresses of {POOL} are in use", remedy="remove some sandboxes")
 
-    async def _enforce(self, attached: Attached, policy: Policy) -> None:
+    async def _enforce(self, attached: AttachedNetwork, policy: Policy) -> None:
         """The table says what the policy says. Unchanged, its connections go on; changed, they are judged again."""
         address = attached.address
         attached.resolver.policy = attached.policy = policy
@@ -318,8 +318,8 @@ class Networks:
             return
         wanted.update(generation(address, 1 + secrets.randbelow(0x7FFFFFFE)))
         closed = [each for each, (name, _) in attached.named.items() if not _still_named(policy, name, each)]
-        changes = [Change(each, add=False) for each in (*(attached.elements - wanted), *closed)]
-        changes += [Change(each) for each in wanted - attached.elements]
+        changes = [ElementChange(each, add=False) for each in (*(attached.elements - wanted), *closed)]
+        changes += [ElementChange(each) for each in wanted - attached.elements]
         await self._write(lambda: self.table.apply(changes))
         attached.elements = wanted
         for each in closed:
@@ -332,7 +332,7 @@ class Networks:
         await attached.resolver.close()
         await self._move(lambda: links.disconnect(attached.link.name))
         elements = [*attached.elements, *attached.named]
-        await self._write(lambda: self.table.apply([Change(each, add=False) for each in elements]))
+        await self._write(lambda: self.table.apply([ElementChange(each, add=False) for each in elements]))
         attached.elements.clear()
         attached.named.clear()
         self._by_address.pop(attached.address, None)
@@ -340,10 +340,10 @@ class Networks:
             del self._attached[sandbox]
             self._asked = self._asked[0] + attached.resolver.allowed, self._asked[1] + attached.resolver.refused
 
-    def _new(self, link: Link, former: Attached | None = None) -> Attached:
+    def _new(self, link: SandboxLink, former: AttachedNetwork | None = None) -> AttachedNetwork:
         if self._upstream is None:
-            self._upstream = Upstream()
-        memory = former.memory if former is not None else Memory()
+            self._upstream = UpstreamResolver()
+        memory = former.memory if former is not None else RefusalLog()
         resolver = Resolver(
             self._upstream,
             lambda name, addresses, ports, seconds: self._opened(attached, name, addresses, ports, seconds),
@@ -351,7 +351,7 @@ class Networks:
         )
         if former is not None:
             resolver.allowed, resolver.refused = former.resolver.allowed, former.resolver.refused
-        attached = Attached(link.owner, link, resolver, memory)
+        attached = AttachedNetwork(link.owner, link, resolver, memory)
         self._attached[link.owner] = self._by_address[link.address] = attached
         return attached
 
@@ -359,7 +359,7 @@ class Networks:
 
     async def _opened(
         self,
-        attached: Attached,
+        attached: AttachedNetwork,
         name: str,
         addresses: Sequence[IPv4Address],
         ports: Sequence[tuple[int, int]],
@@ -369,11 +369,11 @@ class Networks:
         now = asyncio.get_running_loop().time()
         attached.named = {element: kept for element, kept in attached.named.items() if kept[1] > now}
         new = [element for address in addresses for element in named(attached.address, address, ports, seconds)]
-        if len(attached.named) + len(new) > NAMED_MOST:
-            attached.memory.add(f"name {name}", f"{NAMED_MOST} addresses are open already")
+        if len(attached.named) + len(new) > MAX_NAMED:
+            attached.memory.add(f"name {name}", f"{MAX_NAMED} addresses are open already")
             raise Unsupported("too many addresses")
-        renewed = [Change(each, add=False) for each in new if each in attached.named]
-        await self._write(lambda: self.table.apply([*renewed, *(Change(each) for each in new)]))
+        renewed = [ElementChange(each, add=False) for each in new if each in attached.named]
+        await self._write(lambda: self.table.apply([*renewed, *(ElementChange(each) for each in new)]))
         attached.named.update({element: (name, now + seconds) for element in new})
 
     # ------------------------------------------------------------------ telling
@@ -418,7 +418,7 @@ class Networks:
         total = {name: sum(getattr(each, name) for each in counters) for name in NetworkCounters.__struct_fields__}
         return NetworkStatistics(attached=len(counters), **total)
 
-    def _counters(self, attached: Attached, refused: dict[IPv4Address, int]) -> NetworkCounters:
+    def _counters(self, attached: AttachedNetwork, refused: dict[IPv4Address, int]) -> NetworkCounters:
         packets_out, packets_in, bytes_out, bytes_in = links.traffic(attached.link.name)
         return NetworkCounters(
             packets_out=packets_out,

@@ -22,7 +22,7 @@ from sandbox.messages.network import Network
 
 TCP, UDP = 6, 17
 PROTOCOLS = {"tcp": TCP, "udp": UDP}
-SEGMENTS_MOST = 4096
+MAX_SEGMENTS = 4096
 PORTS_OF_A_NAME = 16  # each answered address takes an element for each
 
 
@@ -40,8 +40,8 @@ PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "100.64.0.0/10", "1
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 
 
-class Ports(NamedTuple):
-    """Ports of one protocol, both ends included. Example: ``Ports(6, 443, 443)``."""
+class PortRange(NamedTuple):
+    """Ports of one protocol, both ends included. Example: ``PortRange(6, 443, 443)``."""
 
     protocol: int
     first: int
@@ -54,17 +54,17 @@ class NameRule:
 
     name: str  # lower case, ASCII, no final dot; "" with `below` is every name
     below: bool
-    ports: tuple[Ports, ...] = ()
+    ports: tuple[PortRange, ...] = ()
 
     def covers(self, name: str) -> bool:
         return name.endswith(f".{self.name}") if self.below and self.name else self.below or name == self.name
 
 
-class Segment(NamedTuple):
+class AllowedRange(NamedTuple):
     """Addresses, and of which protocol and ports. `ports` None: all of every protocol."""
 
     network: IPv4Network
-    ports: Ports | None
+    ports: PortRange | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Policy:
     """A policy in its enforceable form."""
 
     mode: str = "none"
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[AllowedRange, ...] = ()
     names: tuple[NameRule, ...] = ()
 
 
@@ -138,7 +138,7 @@ def why_refused(policy: Policy, address: IPv4Address) -> str:
 # ------------------------------------------------------------------ grammar
 
 
-def _cidr(text: str) -> list[Segment]:
+def _cidr(text: str) -> list[AllowedRange]:
     host, _, tail = text.strip().partition(":")
     if ":" in tail:
         raise Invalid(f"{text!r}: sandboxes have no IPv6", remedy="name IPv4 networks")
@@ -150,7 +150,7 @@ def _cidr(text: str) -> list[Segment]:
     if forbidden is not None:
         raise Invalid(f"{text!r} lies in {forbidden}, which no sandbox may reach", remedy="take it off the list")
     ports = _ports(tail, text) if tail else ()
-    return [Segment(network, each) for each in ports] or [Segment(network, None)]
+    return [AllowedRange(network, each) for each in ports] or [AllowedRange(network, None)]
 
 
 def _name(text: str) -> NameRule:
@@ -180,7 +180,7 @@ def canonical(name: str) -> str | None:
     return name
 
 
-def _ports(tail: str, text: str) -> tuple[Ports, ...]:
+def _ports(tail: str, text: str) -> tuple[PortRange, ...]:
     """``443``, ``tcp/443``, ``udp/53``, ``8000-8100``, several with commas. Without a protocol, TCP."""
     found = []
     for part in tail.split(","):
@@ -188,17 +188,17 @@ def _ports(tail: str, text: str) -> tuple[Ports, ...]:
         first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, 0)
         if match is None or not 1 <= first <= last <= 65_535:
             raise Invalid(f"{text!r}: {part!r} is no port", remedy='write "443", "udp/53" or "tcp/8000-8100"')
-        found.append(Ports(PROTOCOLS[match[1] or "tcp"], first, last))
+        found.append(PortRange(PROTOCOLS[match[1] or "tcp"], first, last))
     return tuple(found)
 
 
 # ------------------------------------------------------------------ segments
 
 
-def disjoint(rules: Sequence[Segment]) -> list[Segment]:
+def disjoint(rules: Sequence[AllowedRange]) -> list[AllowedRange]:
     """Segments of the same meaning. Those with ports do not overlap, nor do those without: the kernel's interval
     sets refuse such. Raises Invalid when there are too many."""
-    found = [Segment(network, None) for network in collapse_addresses(r.network for r in rules if r.ports is None)]
+    found = [AllowedRange(network, None) for network in collapse_addresses(r.network for r in rules if r.ports is None)]
     for protocol in (TCP, UDP):
         named = [(rule.network, rule.ports) for rule in rules if rule.ports and rule.ports.protocol == protocol]
         edges = sorted({edge for _, ports in named for edge in (ports.first, ports.last + 1)})
@@ -211,8 +211,10 @@ def disjoint(rules: Sequence[Segment]) -> list[Segment]:
             elif merged:
                 runs.append((first, following - 1, merged))
         found += [
-            Segment(network, Ports(protocol, first, last)) for first, last, networks in runs for network in networks
+            AllowedRange(network, PortRange(protocol, first, last))
+            for first, last, networks in runs
+            for network in networks
         ]
-    if len(found) > SEGMENTS_MOST:
-        raise Invalid(f"the list of networks and ports takes {len(found)} rules", remedy=f"stay below {SEGMENTS_MOST}")
+    if len(found) > MAX_SEGMENTS:
+        raise Invalid(f"the list of networks and ports takes {len(found)} rules", remedy=f"stay below {MAX_SEGMENTS}")
     return found

@@ -17,10 +17,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from daemon.network import links, present
-from daemon.network.elements import Change, addressed, generation, permitted
+from daemon.network.elements import ElementChange, addressed, generation, permitted
 from daemon.network.namespace import CLONE_NEWNET, within
 from daemon.network.policy import compile_policy
-from daemon.network.table import Table, nft
+from daemon.network.table import NftTable, nft
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Unsupported
 from sandbox.messages import Network
@@ -42,7 +42,7 @@ def examine() -> str:
     return "links, rules and refusals work; the way out is free" + _others(present.tables())
 
 
-def _foreign(route: links.Route) -> bool:
+def _foreign(route: links.HostRoute) -> bool:
     inside = route.network.prefixlen >= POOL.prefixlen and route.network.subnet_of(POOL)
     return inside and not route.device.startswith("pg")
 
@@ -73,7 +73,7 @@ def _others(tables: list[tuple[str, str]]) -> str:
 def _try() -> None:
     """A namespace, a link, the rules; the host's end must refuse at once."""
     prefix = f"pgp{os.getpid() % 10**6:x}-"
-    table = Table(f"pagurus_probe_{os.getpid()}", prefix, 1 + os.getpid() % 65_000)
+    table = NftTable(f"pagurus_probe_{os.getpid()}", prefix, 1 + os.getpid() % 65_000)
     policy = compile_policy(Network.open())
     made = None
     with fresh_namespace() as namespace:
@@ -83,7 +83,7 @@ def _try() -> None:
                 address = POOL[POOL.num_addresses - 3 - number]
                 link = links.name(prefix, address)
                 elements = [*addressed(address, link), *permitted(address, policy), *generation(address, 1)]
-                table.apply([Change(element) for element in elements])
+                table.apply([ElementChange(element) for element in elements])
                 made = links.connect(prefix, "probe", namespace, address)
                 if made is not None:
                     break

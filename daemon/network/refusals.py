@@ -46,7 +46,7 @@ class Packet:
         return f"{kind} {self.destination}" + ("" if self.port is None else f":{self.port}")
 
 
-class Memory:
+class RefusalLog:
     """The latest refusals of one sandbox. One that repeats the last is counted, not kept."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def _ipv4(packet: bytes) -> Packet | None:
     return Packet(IPv4Address(packet[12:16]), IPv4Address(packet[16:20]), protocol, port)
 
 
-class Listener:
+class RefusalListener:
     """Hears of refused packets on the event loop."""
 
     def __init__(self, group: int, tell: Callable[[Packet], None]) -> None:

@@ -51,7 +51,7 @@ UPSTREAM_SHARE = UPSTREAM_AT_ONCE // 2  # those of one owner
 Opener = Callable[[str, Sequence[IPv4Address], Sequence[tuple[int, int]], int], Awaitable[None]]
 
 
-class Upstream:
+class UpstreamResolver:
     """The host's own resolvers: those of PAGURUS_RESOLVERS (``10.0.0.2,10.0.0.3:5353``), else of /etc/resolv.conf."""
 
     def __init__(self, configuration: Path = Path("/etc/resolv.conf")) -> None:
@@ -104,7 +104,7 @@ def _server(text: str) -> tuple[str, int]:
 class Resolver:
     """The resolver of one sandbox. `refused` hears of (name, why)."""
 
-    def __init__(self, upstream: Upstream, opener: Opener, refused: Callable[[str, str], None]) -> None:
+    def __init__(self, upstream: UpstreamResolver, opener: Opener, refused: Callable[[str, str], None]) -> None:
         self.policy = Policy()
         self.sharer = ""  # with whose questions to the host's resolvers those of this sandbox count
         self.allowed = 0
@@ -205,7 +205,7 @@ class Resolver:
     def _datagram(self, sock: socket.socket) -> int:
         """Takes one question; how long it was."""
         try:
-            data, asker = sock.recvfrom(names.QUESTION_MOST + 1)
+            data, asker = sock.recvfrom(names.MAX_QUESTION + 1)
         except OSError:  # nothing there after all, or an earlier answer that nobody took
             return 0
         if not self.busy():  # else it is as if it had been lost on the way: the asker tries again
@@ -233,7 +233,7 @@ class Resolver:
                 while True:
                     async with asyncio.timeout(STREAM_IDLE):
                         size = int.from_bytes(await _whole(connection, 2), "big")
-                        data = await _whole(connection, min(size, names.QUESTION_MOST + 1))
+                        data = await _whole(connection, min(size, names.MAX_QUESTION + 1))
                     reply = None if self.busy() else await self.answer(data, stream=True)
                     if reply is None:
                         return

@@ -25,7 +25,7 @@ import hashlib
 
 from daemon.network.policy import METADATA, NEVER, PRIVATE
 
-FLOWS_MOST = 1024  # connections of one sandbox that the host keeps in mind
+MAX_FLOWS = 1024  # connections of one sandbox that the host keeps in mind
 EXPLAINED = 5  # refused packets of one sandbox per second that are explained; all are counted
 SNAP = 64  # bytes of a refused packet that are looked at
 
@@ -116,7 +116,7 @@ def ruleset(table: str, prefix: str, group: int) -> str:
         "table": table,
         "prefix": prefix,
         "group": group,
-        "flows": FLOWS_MOST,
+        "flows": MAX_FLOWS,
         "explained": EXPLAINED,
         "snap": SNAP,
         "never": ", ".join(map(str, (*NEVER, *METADATA))),
@@ -127,5 +127,5 @@ def ruleset(table: str, prefix: str, group: int) -> str:
 
 def version(table: str, prefix: str, group: int) -> str:
     """A name that changes with the rules: a daemon finds out whether the table there is its own."""
-    described = f"{_TABLE}{table}{prefix}{group}{FLOWS_MOST}{EXPLAINED}{SNAP}{NEVER}{METADATA}{PRIVATE}"
+    described = f"{_TABLE}{table}{prefix}{group}{MAX_FLOWS}{EXPLAINED}{SNAP}{NEVER}{METADATA}{PRIVATE}"
     return f"version_{hashlib.sha256(described.encode()).hexdigest()[:12]}"

@@ -2,7 +2,8 @@
 
 Owns: the table's life, the batch, reading elements and counters. Does not own: what the rules are
 (:mod:`daemon.network.ruleset`), what the elements are (:mod:`daemon.network.elements`).
-Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all; the rules of a table that is
+Guarantee: the changes of one :meth:`NftTable.apply` come into force together or not at all; the rules of a table that
+is
 made anew come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on the
 table is this process's own while it lives: ``nft flush ruleset`` passes it by, and nobody else can change it. It stays
 when the process ends, for the next to take. Everything here blocks.
@@ -35,7 +36,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
 from daemon.network import present
-from daemon.network.elements import BY_ADDRESS, INTERVALS, Change, Element, statements
+from daemon.network.elements import BY_ADDRESS, INTERVALS, Element, ElementChange, statements
 from daemon.network.ruleset import ruleset, version
 from sandbox.errors import Unsupported
 
@@ -64,7 +65,7 @@ def _kernel() -> tuple[int, int]:
 # ------------------------------------------------------------------ the table
 
 
-class Table:
+class NftTable:
     """One table in the kernel. For use by one thread at a time."""
 
     ownable = _kernel() >= (6, 9)  # a table with an owner can outlive it
@@ -136,7 +137,7 @@ class Table:
 
     # ------------------------------------------------------------------ elements
 
-    def apply(self, changes: Sequence[Change]) -> None:
+    def apply(self, changes: Sequence[ElementChange]) -> None:
         """All of them, or none. An element that is taken away need not be there any more."""
         if not changes:
             return
@@ -190,7 +191,7 @@ class Table:
 
     # ------------------------------------------------------------------ the exchange
 
-    def _batch(self, changes: Sequence[Change]) -> None:
+    def _batch(self, changes: Sequence[ElementChange]) -> None:
         claim = self._claim() if self.ownable and not self._owned else []
         self._exchange([*claim, *self._messages(changes)])
         self._owned = self.ownable
@@ -209,7 +210,7 @@ class Table:
             connection.send(b"".join(parts))
             self._answers(connection, waiting, first)
 
-    def _messages(self, changes: Sequence[Change]) -> Iterator[bytes]:
+    def _messages(self, changes: Sequence[ElementChange]) -> Iterator[bytes]:
         from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
 
         groups: list[tuple[tuple[bool, str], list[Element]]] = []

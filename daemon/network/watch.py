@@ -30,7 +30,7 @@ def removed(data: bytes) -> Iterator[str]:
             yield name.rstrip(b"\0").decode(errors="replace")
 
 
-class Watch:
+class TableWatch:
     """Calls `gone` on the event loop when the table by this name was removed, or may have been."""
 
     def __init__(self, table: str, gone: Callable[[], None]) -> None:

@@ -22,20 +22,20 @@ from sandbox.errors import Conflict
 from sandbox.messages import CheckpointState, StepInfo, StepsRemoved
 
 if TYPE_CHECKING:
-    from daemon.store.holder import Holder
+    from daemon.store.holder import StoreHost
 
-STEPS_MOST = 512
-BYTES_MOST = 8 << 30  # of the files that the steps added
-UNUSED_MOST = 30 * 86_400.0  # seconds
+MAX_STEPS = 512
+MAX_BYTES = 8 << 30  # of the files that the steps added
+MAX_UNUSED = 30 * 86_400.0  # seconds
 
 
 def surplus(
     steps: Sequence[KeptStep],
     now: float,
     *,
-    most: int = STEPS_MOST,
-    size: int = BYTES_MOST,
-    unused: float = UNUSED_MOST,
+    most: int = MAX_STEPS,
+    size: int = MAX_BYTES,
+    unused: float = MAX_UNUSED,
 ) -> set[str]:
     """Keys of the steps that are given up: those used longest ago, beyond any of the limits. Pure.
 
@@ -52,10 +52,10 @@ def surplus(
     return gone
 
 
-class Steps:
+class BuildCache:
     """The kept steps of a host, as the call under way sees them."""
 
-    def __init__(self, host: Holder) -> None:
+    def __init__(self, host: StoreHost) -> None:
         self._host = host
 
     def all(self) -> list[StepInfo]:

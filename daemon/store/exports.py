@@ -32,12 +32,12 @@ from sandbox.content.dumpfile import HashedImages
 from sandbox.content.lists import PageHashes
 from sandbox.content.page_lists import changed, digest
 from sandbox.content.pages import HASH, PAGE, SLOTS, PageStore
-from sandbox.content.transfer import Entry, Have, Head, ImageFile
+from sandbox.content.transfer import Entry, Have, ImageFile, TransferHeader
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree import hashing, safe_path, sparse
 from sandbox.tree.extents import added_bytes
-from sandbox.tree.walk import Step, walk
+from sandbox.tree.walk import WalkEntry, walk
 
 WHITEOUT = (stat.S_IFCHR, 0)
 KINDS: dict[int, Literal["d", "f", "l", "p", "s"]] = {
@@ -48,12 +48,12 @@ KINDS: dict[int, Literal["d", "f", "l", "p", "s"]] = {
     stat.S_IFSOCK: "s",
 }
 NO_HASH = bytes(HASH)
-SHARED_MOST = 16  # times that a piece of the disk may travel on average: files can share their data
+MAX_SHARED = 16  # times that a piece of the disk may travel on average: files can share their data
 SHARED_FREE = 1 << 30  # bytes that may travel in any case
 
 
 @dataclass(frozen=True)
-class Processes:
+class ExportedImages:
     """The process images of a checkpoint, from wherever they are read."""
 
     images: dict[str, bytes]
@@ -61,7 +61,7 @@ class Processes:
     read: Callable[[np.ndarray], Iterator[bytes]]  # pages, by their place in all lists, SLOTS at a time
 
     @classmethod
-    def at(cls, dump: str | None, source: Path | None, pages: PageStore, base: Base | None = None) -> Processes:
+    def at(cls, dump: str | None, source: Path | None, pages: PageStore, base: Base | None = None) -> ExportedImages:
         """`source` is a dump file, or the directory of raw images, which needs neither index nor unpacking."""
         if source is None or dump is None:
             return cls({}, {}, lambda _: iter(()))
@@ -81,7 +81,7 @@ class Processes:
         return cls(packed.images, {name: hashes for name, (_, hashes) in lists.items()}, read)
 
     @classmethod
-    def of(cls, given: HashedImages) -> Processes:
+    def of(cls, given: HashedImages) -> ExportedImages:
         """From raw images."""
         parts = [part for _, each in sorted(given.pages.items()) for part in each]
         starts = np.cumsum([0, *(len(part.filled) for part in parts)])
@@ -135,11 +135,11 @@ class Base:
 
     @classmethod
     def of(cls, row: CheckpointRow, places: Places, pages: PageStore, source: Path | None) -> Base:
-        """All of it is here. `source`: see :meth:`Processes.at`. Reads all of it."""
+        """All of it is here. `source`: see :meth:`ExportedImages.at`. Reads all of it."""
         raw = None
         if source is not None and source.is_dir():
             raw = dumpfile.hashed(source, known=pages.lists.find(row.dump or ""))
-        processes = Processes.at(row.dump, source, pages) if raw is None else Processes.of(raw)
+        processes = ExportedImages.at(row.dump, source, pages) if raw is None else ExportedImages.of(raw)
         known = {blake3(content).digest() for content in processes.images.values()}
         files, digest = None, None
         if row.files is not None:
@@ -157,7 +157,7 @@ class Base:
 
 def export(
     row: CheckpointRow,
-    head: Head,
+    head: TransferHeader,
     places: Places,
     pages: PageStore,
     source: Path | None,
@@ -169,9 +169,9 @@ def export(
 ) -> Iterator[bytes]:
     """The stream of a checkpoint that is pinned, less what `have` lists. Blocks.
 
-    `source`: see :meth:`Processes.at`. `brief`: the importer builds upon `base`: lists of pages tell what changed.
+    `source`: see :meth:`ExportedImages.at`. `brief`: the importer builds upon `base`: lists of pages tell what changed.
     """
-    writer = transfer.Writer()
+    writer = transfer.TransferWriter()
     listed = have or Have()
     yield writer.start(head)
     with contextlib.ExitStack() as held:
@@ -179,11 +179,11 @@ def export(
         if row.files is not None:
             snapshot = places.snapshot(row.files)
             root = held.enter_context(safe_path.directory(snapshot / "upper"))
-            room = _Room(snapshot, row.files_bytes)
+            room = ShareBudget(snapshot, row.files_bytes)
             tree = _Tree(root, _known_contents(row, places, base), room)
             for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
                 yield writer.entries(batch)
-        processes = Processes.at(row.dump, source, pages, base)
+        processes = ExportedImages.at(row.dump, source, pages, base)
         images = {blake3(content).digest(): content for content in processes.images.values()}
         names = [ImageFile(name, len(c), blake3(c).digest()) for name, c in sorted(processes.images.items())]
         for batch in _batches(iter(names), transfer.ENTRIES_PER_FRAME):
@@ -207,25 +207,25 @@ def export(
         yield writer.end()
 
 
-class _Room:
+class ShareBudget:
     """How much content a snapshot may send: files that share their data each need their own elsewhere."""
 
     def __init__(self, snapshot: Path, known: int) -> None:
         """`known`: bytes that it has on the disk, as far as somebody has counted them."""
         self._snapshot = snapshot
-        self._left = SHARED_FREE + SHARED_MOST * known
+        self._left = SHARED_FREE + MAX_SHARED * known
         self._counted = False
 
-    def take(self, found: os.stat_result, step: Step) -> None:
+    def take(self, found: os.stat_result, step: WalkEntry) -> None:
         """Before a file is read. Raises Invalid."""
         if stat.S_ISREG(found.st_mode):
             self._left -= sparse.data_size(found)
         if self._left < 0 and not self._counted:
             self._counted = True
-            self._left += SHARED_MOST * added_bytes(self._snapshot, None)
+            self._left += MAX_SHARED * added_bytes(self._snapshot, None)
         if self._left < 0:
             raise Invalid(
-                f"its files share their data more than {SHARED_MOST} times over, at {step.path[-200:]}: elsewhere each "
+                f"its files share their data more than {MAX_SHARED} times over, at {step.path[-200:]}: elsewhere each "
                 "would need a disk of its own",
                 remedy="remove copies (cp --reflink) that are not needed, then take another checkpoint",
             )
@@ -234,7 +234,7 @@ class _Room:
 class _Tree:
     """The file tree of a snapshot. Remembers where each content lies, by numbers: paths may be long and many."""
 
-    def __init__(self, root: int, known: dict[int, bytes], room: _Room) -> None:
+    def __init__(self, root: int, known: dict[int, bytes], room: ShareBudget) -> None:
         self.root = root
         self.room = room
         self.known = known  # content hashes by inode
@@ -292,7 +292,7 @@ def _known_contents(row: CheckpointRow, places: Places, base: Base | None) -> di
     }
 
 
-def _kind(found: os.stat_result, step: Step) -> Literal["d", "f", "l", "p", "s", "w"]:
+def _kind(found: os.stat_result, step: WalkEntry) -> Literal["d", "f", "l", "p", "s", "w"]:
     if (stat.S_IFMT(found.st_mode), found.st_rdev) == WHITEOUT:
         return "w"
     kind = KINDS.get(stat.S_IFMT(found.st_mode))
@@ -302,7 +302,7 @@ def _kind(found: os.stat_result, step: Step) -> Literal["d", "f", "l", "p", "s",
 
 
 def _entry(
-    holder: int, name: str, parent: int, found: os.stat_result, known: dict[int, bytes], step: Step | None
+    holder: int, name: str, parent: int, found: os.stat_result, known: dict[int, bytes], step: WalkEntry | None
 ) -> Entry:
     """`step` is None for the root."""
     full = safe_path.named(holder, name)
@@ -337,7 +337,7 @@ def _entry(
     return entry
 
 
-def _files(writer: transfer.Writer, tree: _Tree, have: set[bytes]) -> Iterator[bytes]:
+def _files(writer: transfer.TransferWriter, tree: _Tree, have: set[bytes]) -> Iterator[bytes]:
     for content, number in tree.wanted.items():
         if content[: transfer.HAVE_HASH] in have:
             continue
@@ -360,7 +360,9 @@ def _memory(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield offset, data[offset : offset + transfer.PART_SIZE]
 
 
-def _parts(writer: transfer.Writer, content: bytes, pieces: Iterator[tuple[int, bytes]], size: int) -> Iterator[bytes]:
+def _parts(
+    writer: transfer.TransferWriter, content: bytes, pieces: Iterator[tuple[int, bytes]], size: int
+) -> Iterator[bytes]:
     """The pieces of a content that are not zero. One of nothing but zeros still says that it came."""
     sent = False
     for offset, data in pieces:

@@ -34,7 +34,7 @@ log = logging.getLogger("pagurus.gc")
 
 PAUSE = 2.0  # seconds that changes gather before the policy is applied to them
 PAGES_AFTER = 64 << 20  # bytes of removed process images after which pages are collected
-PAGES_PATIENCE = 60.0  # seconds after which they are collected though it is less
+PAGES_TIMEOUT = 60.0  # seconds after which they are collected though it is less
 
 
 class GarbageCollector:
@@ -104,7 +104,7 @@ class GarbageCollector:
         await self.collect_pages()  # what the last daemon left
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PAGES_PATIENCE):
+                async with asyncio.timeout(PAGES_TIMEOUT):
                     await self._wake.wait()
             await asyncio.sleep(PAUSE)
             self._wake.clear()

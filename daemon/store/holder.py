@@ -13,10 +13,10 @@ from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.store.gc import GarbageCollector
 from daemon.store.verify import Verifier
-from sandbox.image.store import Image, ImageStore
+from sandbox.image.store import ImageStore, StoredImage
 
 
-class Holder(Protocol):
+class StoreHost(Protocol):
     """A host, as the store sees it."""
 
     services: Services
@@ -40,8 +40,8 @@ class Holder(Protocol):
     def images_used(self) -> Mapping[str, int]:
         """How many sandboxes and imported checkpoints stand on each image, by digest."""
 
-    def image_below(self, checkpoint: CheckpointRow) -> Image:
+    def image_below(self, checkpoint: CheckpointRow) -> StoredImage:
         """The image that its files lie upon."""
 
-    async def admitted(self, settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
+    async def admitted(self, settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bool) -> Template:
         """The settings of a checkpoint from elsewhere, by the rules of new sandboxes. Raises when these refuse it."""

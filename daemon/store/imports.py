@@ -37,10 +37,10 @@ from daemon.store import numbered
 from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile, PageLists
-from sandbox.content.page_lists import Changes
-from sandbox.content.pages import HASH, PAGE, ZERO, Hashed, PageStore
+from sandbox.content.page_lists import PageListDelta
+from sandbox.content.pages import HASH, PAGE, ZERO, HashedPages, PageStore
 from sandbox.content.renewed import Former
-from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind, PageList
+from sandbox.content.transfer import Entry, FrameKind, Have, ImageFile, PageList, TransferHeader
 from sandbox.criu.gate import gate
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Protocol
@@ -52,10 +52,10 @@ _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
 LINKS = "links"  # beside the tree, while it is made
-SOON_MOST = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
+MAX_SOON = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
 TOGETHER = 2048  # pages that are stored at once
 LIKELY = 4  # checkpoints that are looked through first for what did not come
-ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
+ASKED_INTERVAL = 16 << 20  # bytes after which an import asks again whether there is room
 
 
 class Importer:
@@ -94,7 +94,7 @@ class Importer:
         self._spool = self._work.with_suffix(".spool")
         self._sources = Sources(places, former)
         self._inodes: dict[int, int] = {}  # of files with content, by the number of the entry
-        self.head: Head | None = None
+        self.head: TransferHeader | None = None
         self.template: Template | None = None  # the head's, admitted by the caller of `feed` when it has come
         self.new_pages = 0
 
@@ -119,29 +119,29 @@ class Importer:
         """Of these, those that came with the stream."""
         return len(self._came)
 
-    def feed(self, data: bytes) -> Head | None:
+    def feed(self, data: bytes) -> TransferHeader | None:
         """Take the next bytes. Returns the head when it has just come, so that the caller may refuse it."""
         arrived = None
         for kind, value in self._reader.feed(data):
             match kind:
-                case Kind.HEAD:
+                case FrameKind.HEAD:
                     self.head = arrived = value
-                case Kind.ENTRY:
+                case FrameKind.ENTRY:
                     for entry in value:
                         self._tree.add(entry)
                         if entry.kind == "f" and entry.same_as < 0 and entry.size:
                             self._announce(entry.content, entry.size)
                             self._files.add(entry.content)
-                case Kind.IMAGE:
+                case FrameKind.IMAGE:
                     for image in value:
                         self._images.append(image)
                         self._announce(image.content, image.size)
-                case Kind.LIST:
+                case FrameKind.LIST:
                     self._lists.setdefault(value.name, []).append(value)
                     self._listed.update(_split(value.hashes))
-                case Kind.PART:
+                case FrameKind.PART:
                     self._part(value)
-                case Kind.PAGES:
+                case FrameKind.PAGES:
                     self._add_pages(value)
         return arrived
 
@@ -171,7 +171,7 @@ class Importer:
             self._undo.callback(btrfs.delete_subvolume, path)
         self._undo.enter_context(self._pages.writing())
 
-    def _part(self, part: transfer.Part) -> None:
+    def _part(self, part: transfer.ContentPart) -> None:
         size = self._sizes.get(part.content)
         self._budget -= part.size
         if size is None or part.offset + part.size > size or self._budget < 0:
@@ -189,7 +189,7 @@ class Importer:
 
     def _room(self, size: int) -> None:
         self._unasked += size
-        if self._unasked >= ASKED_EVERY:
+        if self._unasked >= ASKED_INTERVAL:
             self._unasked = 0
             self._need()
 
@@ -208,7 +208,7 @@ class Importer:
         self._came_pages |= came
         if self._former is not None:
             self.new_pages = len(self._came_pages)
-            if self.new_pages * PAGE > SOON_MOST:
+            if self.new_pages * PAGE > MAX_SOON:
                 raise Conflict("too much has changed", remedy="export it once it is durable")
         elif len(self._came_pages) >= TOGETHER:
             self._keep_pages()
@@ -218,7 +218,7 @@ class Importer:
         if self._came_pages:
             hashes = np.frombuffer(b"".join(self._came_pages), np.uint8).reshape(-1, HASH)
             data = memoryview(b"".join(self._came_pages.values()))
-            self.new_pages += self._pages.add(Hashed(data, hashes, np.ones(len(hashes), bool))).new_pages
+            self.new_pages += self._pages.add(HashedPages(data, hashes, np.ones(len(hashes), bool))).new_pages
             self._came_pages.clear()
 
     # ----------------------------------------------------------------- making
@@ -258,7 +258,7 @@ class Importer:
             self._compare(digest)
             row.stored_bytes += digest.save(self._places.digest(row.id))
 
-    def _row(self, head: Head) -> CheckpointRow:
+    def _row(self, head: TransferHeader) -> CheckpointRow:
         if self.template is None:
             raise Protocol("nobody has admitted the settings of the checkpoint")
         now = time.time()
@@ -387,7 +387,7 @@ class Importer:
             return
         numbers, lists = dict[str, np.ndarray](), dict[str, np.ndarray]()
         for name, frames in self._lists.items():
-            told = Changes.told(frames)
+            told = PageListDelta.told(frames)
             hashes = _split(told.hashes.tobytes())
             known = self._pages.known(set(hashes) - {NO_HASH})
             missing = len(set(hashes) - {NO_HASH} - known.keys())
@@ -413,7 +413,7 @@ class Importer:
         """As a capture leaves them: they are packed later."""
         before, lists = former.hashed.hashes(), dict[str, np.ndarray]()
         for name, frames in self._lists.items():
-            told = Changes.told(frames)
+            told = PageListDelta.told(frames)
             told.need(had := before.get(name, told.hashes[:0]))
             lists[name] = told.over(had, told.hashes)
         _pass(images, {name: len(each) for name, each in lists.items()})
@@ -443,7 +443,7 @@ class Importer:
 def _pass(images: dict[str, bytes], pages: dict[str, int]) -> None:
     try:
         gate.imported(images, pages)
-    except gate.Refusal as refusal:
+    except gate.ImageRefused as refusal:
         raise Protocol(f"its processes are of no sandbox: {refusal.reason}", remedy=refusal.remedy) from None
 
 

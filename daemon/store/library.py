@@ -22,32 +22,32 @@ from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.capture import failure
 from daemon.checkpoints.persist import store_alone
 from daemon.store import exports
-from daemon.store.holder import Holder
+from daemon.store.holder import StoreHost
 from daemon.store.imports import Importer
 from sandbox import paths
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import PageLists
 from sandbox.content.pages import PageStore
 from sandbox.content.renewed import Former
-from sandbox.content.transfer import Have, Head, read_have, write_have
+from sandbox.content.transfer import Have, TransferHeader, read_have, write_have
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import sources
 from sandbox.messages import CheckpointInfo, CheckpointState, ImageConfig
-from sandbox.messages.store import CheckpointReport, Imported, PullRequest
+from sandbox.messages.store import CheckpointReport, ImportResult, PullRequest
 
 log = logging.getLogger("pagurus.store")
 
 STREAMS = 2  # exports and imports at a time
-ANCESTORS_MOST = 1000
+MAX_ANCESTORS = 1000
 T = TypeVar("T")
 _THREADS = ThreadPoolExecutor(2 * STREAMS, "stream")
 GATHER = 1 << 20  # bytes given to a worker thread at a time
 
 
-class Store:
+class CheckpointLibrary:
     """The checkpoints of a host as content."""
 
-    def __init__(self, host: Holder) -> None:
+    def __init__(self, host: StoreHost) -> None:
         self._host = host
         self._streams = asyncio.Semaphore(STREAMS)
         self._arriving: set[str] = set()
@@ -186,12 +186,12 @@ class Store:
             )
         return row
 
-    def _head(self, row: CheckpointRow) -> Head:
+    def _head(self, row: CheckpointRow) -> TransferHeader:
         template = Template.of(self._host.template(row))
         image = self._host.image_below(row)
         # How an agent reaches a model is this host's business, and may hold its secrets.
         settings = msgspec.structs.replace(template, image_digest=image.digest, gateway=None)
-        return Head(
+        return TransferHeader(
             id=row.id,
             sandbox=row.sandbox,
             verdict=row.verdict,
@@ -211,7 +211,7 @@ class Store:
 
     def _ancestors(self, row: CheckpointRow) -> list[str]:
         found: list[str] = []
-        while row.parent is not None and len(found) < ANCESTORS_MOST:
+        while row.parent is not None and len(found) < MAX_ANCESTORS:
             found.append(row.parent)
             if row.parent not in self._host.services.checkpoints:
                 break
@@ -239,7 +239,7 @@ class Store:
         host_mounts: bool = False,
         former: Former | None = None,
         since: str | None = None,
-    ) -> Imported:
+    ) -> ImportResult:
         """Import one stream. All or nothing. `host_mounts`: it may name directories of this host for its forks.
 
         `former`: see :class:`Importer`; the checkpoint becomes durable later, unless its files are not what they
@@ -295,7 +295,7 @@ class Store:
                 raise Conflict(f"checkpoint {row.id} is damaged", remedy="export the other one in full")
             yield lists
 
-    async def _admitted(self, head: Head, host_mounts: bool) -> Template:
+    async def _admitted(self, head: TransferHeader, host_mounts: bool) -> Template:
         """What forks of the checkpoint inherit, by the rules of new sandboxes. Raises when these refuse it."""
         try:
             image = await asyncio.to_thread(self._host.images.image, head.image_digest)
@@ -312,7 +312,7 @@ class Store:
             )
         return made
 
-    async def _welcome(self, head: Head) -> str | None:
+    async def _welcome(self, head: TransferHeader) -> str | None:
         """Whether a checkpoint may come: its id, or None when it is here already. Raises when it may not."""
         await self._host.collector.removed()  # or the removal of its former content would take the new one along
         if head.id in self._host.services.checkpoints:
@@ -327,7 +327,7 @@ class Store:
         self._arriving.add(head.id)
         return head.id
 
-    def _here(self, checkpoint: str) -> Imported:
+    def _here(self, checkpoint: str) -> ImportResult:
         """There is nothing to import. Raises Conflict where what is here is not whole."""
         row = self._host.checkpoint(checkpoint)
         if row.damaged or row.state is CheckpointState.FAILED:
@@ -335,9 +335,9 @@ class Store:
                 f"checkpoint {row.id} is here, but not whole: {row.error or row.state.value}",
                 remedy=f"give it up with `pagurus checkpoint rm {row.id}`, then import it again",
             )
-        return Imported(checkpoint=row.info(), already=True)
+        return ImportResult(checkpoint=row.info(), already=True)
 
-    async def _publish(self, row: CheckpointRow, importer: Importer) -> Imported:
+    async def _publish(self, row: CheckpointRow, importer: Importer) -> ImportResult:
         services = self._host.services
         assert importer.head is not None and row.template is not None
         row.number = next(services.numbers)
@@ -353,7 +353,7 @@ class Store:
         if captured:
             self._store(row, importer)
         log.info("imported %s (%d bytes)", row.id, importer.received)
-        return Imported(
+        return ImportResult(
             checkpoint=row.info(),
             received_bytes=importer.received,
             pages=importer.pages,
@@ -386,7 +386,7 @@ class Store:
         rows = (row for row in self._host.services.checkpoints.values() if row.sandbox == sandbox)
         return [row.id for row in sorted(rows, key=lambda row: -row.number)]
 
-    async def pull(self, request: PullRequest) -> Imported:
+    async def pull(self, request: PullRequest) -> ImportResult:
         """Fetch a checkpoint from another daemon, only what is missing here."""
         from sandbox.sdk.client import Client
 

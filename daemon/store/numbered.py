@@ -4,7 +4,7 @@ Programs know again by its number what they hold open: SQLite writes to a databa
 
 Owns: making empty files with chosen numbers. Does not own: what is in them. The file system gives a new file the next
 number of its subvolume, so numbers in between are used up by files that are removed at once; that is done for the
-first `SPENT_MOST` of them, and files beyond get the number that comes.
+first `MAX_SPENT` of them, and files beyond get the number that comes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from sandbox.descriptors import closing
 
-SPENT_MOST = 20_000  # numbers, about 20 microseconds each
+MAX_SPENT = 20_000  # numbers, about 20 microseconds each
 TRIED, MADE = "tried", "{}.made"  # names in the directory
 
 
@@ -22,7 +22,7 @@ def make(directory: int, wanted: Mapping[int, int]) -> None:
     """Empty files in a fresh subvolume, of these inode numbers by the number of their entry; those that can be had."""
     came = spent = 0
     for entry in sorted(wanted, key=lambda entry: wanted[entry]):
-        while came < wanted[entry] and spent < SPENT_MOST:
+        while came < wanted[entry] and spent < MAX_SPENT:
             if came:
                 os.unlink(TRIED, dir_fd=directory)
                 spent += 1

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from sandbox.errors import PagurusError, from_body
-from sandbox.image.pull import Line
+from sandbox.image.pull import ImagePullProgress
 from sandbox.image.store import ImageStore
 
 AT_ONCE = 2
@@ -38,9 +38,9 @@ async def pull(
         )
         assert process.stdout is not None
         try:
-            said = Line()
+            said = ImagePullProgress()
             async for text in process.stdout:
-                said = msgspec.json.decode(text, type=Line)
+                said = msgspec.json.decode(text, type=ImagePullProgress)
                 if said.total:
                     await tell(said.done, said.total)
             await process.wait()

@@ -22,7 +22,7 @@ import numpy as np
 from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.content import dumpfile
 from sandbox.content.pages import SLOTS, ZERO
 from sandbox.errors import CheckpointFailed, PagurusError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.verify")
 
 BLOCKS = 64  # of memory pages that are read at a time
-PATIENCE = 60.0  # seconds after which a snapshot should be hashed
+TIMEOUT = 60.0  # seconds after which a snapshot should be hashed
 
 
 class Verifier:
@@ -65,10 +65,10 @@ class Verifier:
         queue = self._services.queue
         before = parent.files if parent is not None else None
         ticket = queue.submit(
-            Stage.HASH,
+            CheckpointStage.HASH,
             sandbox=row.sandbox,
             owner=row.owner,
-            deadline=queue.now() + PATIENCE,
+            deadline=queue.now() + TIMEOUT,
             work=lambda: self._make_digest(row.id, before),
             cost=max(1.0, float(row.stored_bytes)),
         )

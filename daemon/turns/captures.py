@@ -17,7 +17,7 @@ from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sand
 from daemon.checkpoints.capture import NeedsDump, failure
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.checkpoints.persist import store
-from daemon.checkpoints.schedule import LEAST, Stage, expected
+from daemon.checkpoints.schedule import MIN_DUMP_SECONDS, CheckpointStage, expected
 from daemon.turns import excluded
 from daemon.verdict.ignore import checked
 from sandbox.container.unstoppable import Unstoppable, need_stoppable
@@ -32,7 +32,7 @@ log = logging.getLogger("pagurus.turns")
 THINK_WEIGHT = 0.3  # of the newest think time in the running mean
 
 
-class Captured(Protocol):
+class CapturableSandbox(Protocol):
     """The sandbox whose checkpoints these are."""
 
     row: SandboxRow
@@ -46,7 +46,7 @@ class Captured(Protocol):
 class Captures:
     """See the module."""
 
-    def __init__(self, of: Captured) -> None:
+    def __init__(self, of: CapturableSandbox) -> None:
         self._of = of
         self.inflight: InFlight | None = None
         self._failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
@@ -133,9 +133,9 @@ class Captures:
 
     async def _capture(self, inflight: InFlight) -> None:
         row, services = inflight.row, self._of.services
-        stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
+        stage = CheckpointStage.DUMP if row.verdict.processes else CheckpointStage.SNAPSHOT
         while True:
-            if stage is Stage.DUMP:
+            if stage is CheckpointStage.DUMP:
                 services.need_room(self._of.row)
                 inflight.expected_bytes = max(inflight.parent.dump_bytes, self._of.container.cgroup.anonymous())
                 await services.need_memory(inflight)
@@ -156,8 +156,8 @@ class Captures:
                 ),
                 waited=inflight.waited,
                 expected=expected(self._of.container.cgroup.tasks(), inflight.expected_bytes)
-                if stage is Stage.DUMP
-                else LEAST,
+                if stage is CheckpointStage.DUMP
+                else MIN_DUMP_SECONDS,
             )
             try:
                 await asyncio.shield(inflight.ticket.done)
@@ -174,7 +174,7 @@ class Captures:
                 raise
             except NeedsDump as reason:
                 log.info("%s: %s", row.id, reason, extra={"sandbox": self._of.row.id, "turn": row.turn})
-                row.verdict, stage = Verdict.BOTH, Stage.DUMP
+                row.verdict, stage = Verdict.BOTH, CheckpointStage.DUMP
         row.state = CheckpointState.CAPTURED
         before, self._of.row.head = self._of.row.head, row.id
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from daemon.catalogue import ProgramRow
 from sandbox.container.procfs import host_pid, inner_pid, task_of
-from sandbox.container.supervisor import Started
+from sandbox.container.supervisor import StartedSupervisor
 from sandbox.errors import Conflict
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Identity = tuple[int, int]  # number in the sandbox, start in clock ticks since boot
 
 
-def first(container: Container, inspector: Inspector, started: Started) -> list[Identity]:
+def first(container: Container, inspector: Inspector, started: StartedSupervisor) -> list[Identity]:
     """Keep a program apart that was started a moment ago; returns what finds it again. Blocks.
 
     What the attendant says of its program comes from inside the sandbox: it counts if that is a child of the attendant.

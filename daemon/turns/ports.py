@@ -20,7 +20,7 @@ from sandbox.tree.safe_path import SandboxRoot
 if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
 
-CONNECT_PATIENCE = 10.0  # seconds
+CONNECT_TIMEOUT = 10.0  # seconds
 CHUNK = 64 << 10
 LISTEN = "0A"
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -33,7 +33,7 @@ async def connect(live: LiveSandbox, port: int) -> socket.socket:
         for family, address in LOOPBACKS:
             made = await asyncio.to_thread(_socket, live.container.inside, family)
             try:
-                async with asyncio.timeout(CONNECT_PATIENCE):
+                async with asyncio.timeout(CONNECT_TIMEOUT):
                     await asyncio.get_running_loop().sock_connect(made, (address, port))
                 return made
             except (OSError, TimeoutError):

@@ -27,7 +27,7 @@ from sandbox.container import supervisor
 from sandbox.container.process import exit_code, kill_started
 from sandbox.container.procfs import host_pid
 from sandbox.container.spawn import PATH
-from sandbox.container.supervisor import Data, Gone, Mode, Program, Started, Supervisor, Until
+from sandbox.container.supervisor import Data, Mode, Program, StartedSupervisor, Supervisor, SupervisorGone, Until
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.processes")
 
-PROGRAMS_MOST = 64  # that run at once in one sandbox
+MAX_PROGRAMS = 64  # that run at once in one sandbox
 ENDED_KEPT = 16  # that have ended, with their logs
 COMMAND_KEPT = 200  # characters
-LOG_ANSWER_MOST = 32 << 20  # bytes of one answer with logs
+MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
 
 class Programs:
@@ -210,7 +210,7 @@ class Programs:
         await self.publish()
         return row
 
-    async def _keep_excluded(self, started: Started) -> list[excluded.Identity]:
+    async def _keep_excluded(self, started: StartedSupervisor) -> list[excluded.Identity]:
         container = self._live.container
         try:
             return await asyncio.to_thread(excluded.first, container, self._live.services.inspector, started)
@@ -223,9 +223,9 @@ class Programs:
         ended = [row for row in rows if row.exit_status is not None]
         for row in ended[: max(0, len(ended) - ENDED_KEPT + 1)]:
             await self.remove(row.id)
-        if len(rows) - len(ended) >= PROGRAMS_MOST:
+        if len(rows) - len(ended) >= MAX_PROGRAMS:
             raise Conflict(
-                f"{PROGRAMS_MOST} long-lived programs run already", remedy="end some", sandbox=self._live.row.id
+                f"{MAX_PROGRAMS} long-lived programs run already", remedy="end some", sandbox=self._live.row.id
             )
 
     # ----------------------------------------------------------------- looking
@@ -234,7 +234,7 @@ class Programs:
         row = self.row(program)
         written = 0
         if row.exit_status is None and self._live.row.state is SandboxState.RUNNING:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(SupervisorGone):
                 state = await (await self.supervisor(program)).state()
                 written = state.written
                 row = self._note(program, state.exit_status)
@@ -278,7 +278,7 @@ class Programs:
                 while self.row(program).exit_status is None:
                     try:
                         state = await (await self.supervisor(program)).wait(Until.EXIT)
-                    except Gone:
+                    except SupervisorGone:
                         if not await self._comes_back():
                             break
                         continue
@@ -303,7 +303,7 @@ class Programs:
         connection = await self.supervisor(program)
         parts = []
         for stream in (0, 1):
-            parts.append(await read_all(connection, stream, since[stream], LOG_ANSWER_MOST))
+            parts.append(await read_all(connection, stream, since[stream], MAX_LOG_ANSWER))
         out, errors = parts
         return Logs(
             stdout=out.data,
@@ -371,7 +371,7 @@ class Programs:
         """End it with all that it started, and forget its log."""
         row = self.row(program)
         if self._live.row.state is SandboxState.RUNNING:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(SupervisorGone):
                 connection = await self.supervisor(program)
                 if row.exit_status is None:
                     await asyncio.to_thread(self._kill_tree, row.pid)

@@ -30,8 +30,8 @@ from daemon.catalogue import AnswerRow
 from daemon.turns.programs import Programs, read_all
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import exit_code, interrupt, started_by
-from sandbox.container.procfs import Task, host_pid
-from sandbox.container.supervisor import OUTPUT_MOST, Gone, State, Supervisor, Until
+from sandbox.container.procfs import ProcessIdentity, host_pid
+from sandbox.container.supervisor import MAX_OUTPUT, Supervisor, SupervisorGone, SupervisorState, Until
 from sandbox.errors import Closed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
@@ -45,7 +45,7 @@ from sandbox.tree.safe_path import SandboxRoot, opened
 if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
 
-OPEN_PATIENCE = 15.0  # seconds for a shell to say its first prompt
+OPEN_TIMEOUT = 15.0  # seconds for a shell to say its first prompt
 STEP = 2.0  # seconds between two steps of an interruption
 KEYS_KEPT = 32
 WIDE = ("bash", "zsh", "ksh", "mksh")  # shells whose redirections take descriptors above 9
@@ -54,7 +54,7 @@ BASH = ["--noediting", "--norc", "--noprofile", "-i"]
 _ANSWERED = [name for name in AnswerRow.__struct_fields__ if name != "key"]  # what is kept of a result
 
 
-class Sessions:
+class ShellSessions:
     """The sessions of one sandbox."""
 
     def __init__(self, live: LiveSandbox, programs: Programs) -> None:
@@ -62,7 +62,9 @@ class Sessions:
         self._programs = programs
         self._busy: dict[str, asyncio.Lock] = {}
         self._signalling: dict[str, asyncio.Lock] = {}
-        self._jobs: dict[str, frozenset[Task]] = {}  # of sessions with a command under way: what was there before it
+        self._jobs: dict[
+            str, frozenset[ProcessIdentity]
+        ] = {}  # of sessions with a command under way: what was there before it
 
     # ----------------------------------------------------------------- life
 
@@ -73,10 +75,10 @@ class Sessions:
             row = await self._programs.launch(ProgramKind.SESSION, argv, request, first=_descriptors(argv[0]))
             connection = await self._programs.supervisor(row.id)
             try:
-                async with asyncio.timeout(OPEN_PATIENCE):
+                async with asyncio.timeout(OPEN_TIMEOUT):
                     await connection.execute(OPENING, _greeting(argv[0]), 0)
                     state = await connection.wait(Until.DONE)
-            except (TimeoutError, Conflict, Gone):  # it reads nothing, or has ended already
+            except (TimeoutError, Conflict, SupervisorGone):  # it reads nothing, or has ended already
                 state = None
             if state is None or not state.done:
                 await self._programs.remove(row.id)
@@ -125,7 +127,7 @@ class Sessions:
         connection, state = await self._connection(session)
         key, began = bytes.fromhex(request.key), time.monotonic()
         kills = self._live.container.cgroup.oom_kills()
-        limit = OUTPUT_MOST if outlet is not None else request.output_limit
+        limit = MAX_OUTPUT if outlet is not None else request.output_limit
         script = _script(request.command, key, await self._first(session))
         pid = await self._shell_pid(session)
         # A former daemon may have begun it: then what lives below the shell are not only jobs of earlier ones.
@@ -150,7 +152,7 @@ class Sessions:
                 outlet.open()  # what is left is what the attendant keeps: the turn does not wait for the reader
             await asyncio.gather(*pumps)
             outputs = [b"", b""] if outlet is not None else await _outputs(connection)
-        except Gone as error:
+        except SupervisorGone as error:
             raise Closed("the session ended while the command ran", remedy="open another one") from error
         finally:
             self._jobs.pop(session, None)
@@ -195,12 +197,12 @@ class Sessions:
     async def _shell_pid(self, session: str) -> int | None:
         return await asyncio.to_thread(host_pid, self._programs.row(session).pid, self._live.container.tasks())
 
-    async def _connection(self, session: str) -> tuple[Supervisor, State]:
+    async def _connection(self, session: str) -> tuple[Supervisor, SupervisorState]:
         row = self._programs.row(session)
         try:
             connection = await self._programs.supervisor(session)
             state = await connection.state()
-        except Gone as error:
+        except SupervisorGone as error:
             raise Closed("the session is gone: its shell was killed", remedy="open another one") from error
         if state.exit_status is not None or row.exit_status is not None:
             self._programs._note(session, state.exit_status)
@@ -227,7 +229,7 @@ class Sessions:
             if state.key != bytes.fromhex(answer.key):
                 raise Conflict("what this command printed has gone: another one followed", remedy="use a new key")
             outputs = await _outputs(connection)
-        except Gone as error:
+        except SupervisorGone as error:
             raise Closed("the session is gone, and with it what the command printed") from error
         return ExecResult(
             **{name: getattr(answer, name) for name in _ANSWERED},
@@ -239,11 +241,13 @@ class Sessions:
 
     # ----------------------------------------------------------------- deadlines
 
-    def _running(self, shell: int | None) -> frozenset[Task]:
+    def _running(self, shell: int | None) -> frozenset[ProcessIdentity]:
         """What lives below the shell now: jobs of earlier commands."""
         return frozenset() if shell is None else frozenset(started_by(shell, self._live.container.tasks()))
 
-    async def _interrupt(self, connection: Supervisor, shell: int | None, spared: frozenset[Task]) -> State:
+    async def _interrupt(
+        self, connection: Supervisor, shell: int | None, spared: frozenset[ProcessIdentity]
+    ) -> SupervisorState:
         """Stop what runs in front: as Ctrl-C would, then harder; at last with the shell itself."""
         steps = (
             (signal.SIGINT, False, True),
@@ -263,7 +267,7 @@ class Sessions:
 
 
 async def _outputs(connection: Supervisor) -> list[bytes]:
-    return [(await read_all(connection, stream, 0, OUTPUT_MOST)).data for stream in (0, 1)]
+    return [(await read_all(connection, stream, 0, MAX_OUTPUT)).data for stream in (0, 1)]
 
 
 async def _pump(connection: Supervisor, stream: int, outlet: Outlet) -> None:

@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from sandbox.container.process import exit_code
-from sandbox.container.supervisor import Gone, Supervisor, Until
+from sandbox.container.supervisor import Supervisor, SupervisorGone, Until
 from sandbox.errors import Conflict
 
 if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
 
 
-class Seat:
+class TerminalVisitor:
     """A visitor's place at one terminal."""
 
     def __init__(self, live: LiveSandbox, terminal: str, *, since: int | None) -> None:
@@ -45,7 +45,7 @@ class Seat:
                 yield
         finally:
             programs.attached.discard(self._terminal)
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(SupervisorGone):
                 connection = await self._connected()
                 if self._terminal not in programs.attached:  # somebody else sits there already: theirs stays held
                     await connection.hold(False)
@@ -71,7 +71,7 @@ class Seat:
                     state = await connection.wait(Until.EXIT)
                     await say(json.dumps({"exit": exit_code(state.exit_status or 0)}))
                     return
-            except Gone:
+            except SupervisorGone:
                 connection = await self._again(connection)
                 await connection.hold(True)
                 at = (await connection.state()).outputs[0].end  # what was before has been seen
@@ -85,5 +85,5 @@ class Seat:
         await self._live.programs.write(self._terminal, data, None)
 
     async def resize(self, rows: int, columns: int) -> None:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(SupervisorGone):
             await (await self._connected()).resize(rows, columns)

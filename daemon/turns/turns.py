@@ -31,14 +31,14 @@ from daemon.catalogue import SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.turns.captures import Captures
 from daemon.turns.programs import Programs
-from daemon.turns.sessions import Sessions
-from daemon.verdict.assess import Assessor, Trees
+from daemon.turns.sessions import ShellSessions
+from daemon.verdict.assess import Assessor, FileTrees
 from daemon.verdict.explain import by_api
 from daemon.verdict.ignore import checked
 from daemon.verdict.judge import Judgement
 from sandbox.container import users
 from sandbox.container.outlet import Outlet
-from sandbox.container.process import Command
+from sandbox.container.process import RunningCommand
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.messages import (
     Effects,
@@ -57,7 +57,7 @@ log = logging.getLogger("pagurus.turns")
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
 
 
-class Group:
+class OpenTurn:
     """Several acts that are one turn."""
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class LiveSandbox:
         self.active = 0  # commands and writes under way
         self.attached = 0  # terminals, streams and turns of several acts that somebody has open
         self.used_at = time.time()  # when the last call began or ended
-        self.group: Group | None = None
-        self.commands: dict[str, Command | None] = {}  # those under way, by their key; None: not started yet
+        self.group: OpenTurn | None = None
+        self.commands: dict[str, RunningCommand | None] = {}  # those under way, by their key; None: not started yet
         self.programs = Programs(self)
-        self.sessions = Sessions(self, self.programs)
+        self.sessions = ShellSessions(self, self.programs)
         self._ending = asyncio.Lock()
         self._assessor = Assessor()
         self._answered_at: float | None = None
@@ -228,12 +228,12 @@ class LiveSandbox:
         return ended
 
     @contextlib.asynccontextmanager
-    async def grouped(self) -> AsyncIterator[Group]:
+    async def grouped(self) -> AsyncIterator[OpenTurn]:
         """All acts meanwhile are one turn. It ends with the block, however that ends."""
         if self.group is not None:
             raise Conflict("a turn of several acts is open already", remedy="end it first", sandbox=self.row.id)
         self.step(states.Event.USE)
-        self.group = group = Group()
+        self.group = group = OpenTurn()
         self.attached += 1
         try:
             yield group
@@ -310,13 +310,13 @@ class LiveSandbox:
             self.services.inspector, self.container, self._trees, rules=checked(self.row.ignore), busy=self.active > 0
         )
 
-    def _trees(self) -> Trees | None:
+    def _trees(self) -> FileTrees | None:
         """Where the files lie, and what the last checkpoint has of them."""
         head, tree = self.services.checkpoints.get(self.row.head), self.row.tree
         if head is None or tree is None:
             return None
         places, owner = self.services.capturer.places, self.services.checkpoints.get(head.files or "")
-        return Trees(
+        return FileTrees(
             before=None if head.files is None else places.snapshot(head.files) / "upper",
             now=places.tree(tree) / "upper",
             lower=self.container.spec.image,

@@ -22,9 +22,9 @@ from typing import TypeVar
 from sandbox.container.process import readable
 from sandbox.errors import PagurusError, TooMany
 from sandbox.messages import FileEvent
-from sandbox.tree.watch import Watch
+from sandbox.tree.watch import TreeWatch
 
-WATCHES_MOST = 64  # at once; the kernel allows few inotify instances
+MAX_WATCHES = 64  # at once; the kernel allows few inotify instances
 WATCHES_EACH = 16  # of one owner; the host's own user may have all
 BACKLOG = 10_000  # events between a watch and a reader that is slower
 THREADS = 4
@@ -36,8 +36,8 @@ _taken: Counter[str] = Counter()  # by owner; one count for the process, as the 
 @contextlib.contextmanager
 def place(owner: str) -> Iterator[None]:
     """One of the places, for a watch of this owner ("": the host's own user). Raises TooMany."""
-    if _taken.total() >= WATCHES_MOST or (owner and _taken[owner] >= WATCHES_EACH):
-        most = f"{WATCHES_EACH} of your own" if owner and _taken[owner] >= WATCHES_EACH else str(WATCHES_MOST)
+    if _taken.total() >= MAX_WATCHES or (owner and _taken[owner] >= WATCHES_EACH):
+        most = f"{WATCHES_EACH} of your own" if owner and _taken[owner] >= WATCHES_EACH else str(MAX_WATCHES)
         raise TooMany(f"more than {most} watches at once", remedy="end some")
     _taken[owner] += 1
     try:
@@ -53,9 +53,9 @@ async def events(
     root: Callable[[], AbstractContextManager[int]], path: str, *, recursive: bool
 ) -> AsyncIterator[asyncio.Queue[FileEvent]]:
     """What happens below `path` meanwhile; the last one is an ``end``. For `root` see
-    :class:`sandbox.tree.watch.Watch`.
+    :class:`sandbox.tree.watch.TreeWatch`.
     """
-    watch = Watch(root, path, recursive=recursive)
+    watch = TreeWatch(root, path, recursive=recursive)
     found: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
     scanning: asyncio.Future[None] | None = None
     try:
@@ -70,7 +70,7 @@ async def events(
         await asyncio.shield(_in_thread(watch.close))
 
 
-async def _scan(watch: Watch, found: asyncio.Queue[FileEvent]) -> None:
+async def _scan(watch: TreeWatch, found: asyncio.Queue[FileEvent]) -> None:
     while True:
         await readable(watch.descriptor)
         try:

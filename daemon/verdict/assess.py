@@ -31,9 +31,9 @@ import msgspec
 
 from daemon import metrics
 from daemon.verdict import compare
-from daemon.verdict.ignore import NOTHING, Rules, Task, without
+from daemon.verdict.ignore import NOTHING, IgnoreRuleSet, RunningTask, without
 from daemon.verdict.judge import Judgement, Options, judge
-from sandbox.criu.open_files import Held, changed
+from sandbox.criu.open_files import OpenFiles, changed
 from sandbox.messages import Effects, Verdict
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ _PATH = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trees:
+class FileTrees:
     """Where the files of a sandbox lie. `before`: the upper of the last snapshot; None: there was nothing in it."""
 
     before: Path | None
     now: Path
     lower: Path
     taken_at: float  # seconds since the epoch: when the snapshot was made
-    held: Held | None = None  # what the processes held then; None: not known
+    held: OpenFiles | None = None  # what the processes held then; None: not known
 
 
-def look(inspector: Inspector, container: Container, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
+def look(inspector: Inspector, container: Container, rules: IgnoreRuleSet = NOTHING) -> tuple[Effects, Judgement]:
     """The effects since the mark, and the judgement. With rules for processes it asks the kernel for each of them."""
     effects = inspector.read(container.cgroup.id)
     if (rules.names or rules.programs) and (effects.survivors_new or effects.survivors_ran or effects.channels):
@@ -82,9 +82,9 @@ class Assessor:
         self,
         inspector: Inspector,
         container: Container,
-        places: Callable[[], Trees | None],
+        places: Callable[[], FileTrees | None],
         *,
-        rules: Rules = NOTHING,
+        rules: IgnoreRuleSet = NOTHING,
         busy: bool = False,
     ) -> tuple[Effects, Judgement]:
         """The effects, and the verdict that counts. `busy`: commands are under way.
@@ -147,12 +147,12 @@ def _paths(reasons: list[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 
-def _task(seen: SurvivorSeen, rules: Rules) -> Task:
+def _task(seen: SurvivorSeen, rules: IgnoreRuleSet) -> RunningTask:
     program = ""
     if rules.programs:
         with contextlib.suppress(OSError):  # it ended meanwhile
             program = os.readlink(f"/proc/{seen.pid}/exe")
-    return Task(name=seen.name, new=seen.new, ran=seen.ran, program=program, spoke=seen.spoke)
+    return RunningTask(name=seen.name, new=seen.new, ran=seen.ran, program=program, spoke=seen.spoke)
 
 
 def _same(one: Effects, other: Effects) -> bool:

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from daemon.verdict.ignore import Rules
+from daemon.verdict.ignore import IgnoreRuleSet
 from sandbox.errors import Invalid
 from sandbox.tree.safe_path import directory, named, open_deep, open_kind
 from sandbox.tree.sparse import pieces, same_ranges
-from sandbox.tree.walk import Step, walk
+from sandbox.tree.walk import WalkEntry, walk
 
 SETTLED = 0.1  # seconds by which a change time must precede the snapshot to prove that nothing followed it
 _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
@@ -51,7 +51,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FileComparison:
     """`equal`, or the first difference, or why nothing can be said."""
 
     equal: bool
@@ -85,7 +85,7 @@ def compare(before: os.stat_result, now: os.stat_result, case: Case) -> str:
 class _Stop(Exception):
     """The comparison has its answer."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: FileComparison) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
@@ -96,10 +96,10 @@ def trees(
     lower: Sequence[Path],
     case: Case,
     *,
-    rules: Rules,
+    rules: IgnoreRuleSet,
     bounds: Bounds | None = None,
     hints: Sequence[str] = (),
-) -> Outcome:
+) -> FileComparison:
     """Compare the upper `now` with the upper `before` (None: an empty one) over the same lower layers. Blocks.
 
     The first lower layer is the topmost. `hints` are paths where a difference is likely. They may be wrong: they can
@@ -112,10 +112,10 @@ def trees(
             ]
             for path in hints:
                 if not rules.path(path) and _moved(roots[NOW], path, case):
-                    return Outcome(False, difference=f"{path}: changed")
+                    return FileComparison(False, difference=f"{path}: changed")
             return _Comparison(case, rules, bounds or Bounds()).run(roots)
     except OSError as error:  # a sandbox that is removed, or changes its tree under our feet
-        return Outcome(False, unknown=f"it cannot be compared: {error}")
+        return FileComparison(False, unknown=f"it cannot be compared: {error}")
 
 
 def _moved(root: int | None, path: str, case: Case) -> bool:
@@ -133,12 +133,12 @@ def _moved(root: int | None, path: str, case: Case) -> bool:
 
 
 class _Comparison:
-    def __init__(self, case: Case, rules: Rules, bounds: Bounds) -> None:
+    def __init__(self, case: Case, rules: IgnoreRuleSet, bounds: Bounds) -> None:
         self.case, self.rules, self.bounds = case, rules, bounds
         self.entries = self.content = 0
         self.deadline = time.monotonic() + bounds.seconds
 
-    def run(self, roots: Sequence[int | None]) -> Outcome:
+    def run(self, roots: Sequence[int | None]) -> FileComparison:
         try:
             before, now = roots[BEFORE], roots[NOW]
             assert now is not None
@@ -147,7 +147,7 @@ class _Comparison:
                 self._step(step)
         except _Stop as stop:
             return stop.outcome
-        return Outcome(True)
+        return FileComparison(True)
 
     def _roots(self, before: int | None, now: int) -> None:
         status = os.fstat(now)
@@ -160,7 +160,7 @@ class _Comparison:
         if self.case.set_to_now or (self.case.times_set and status.st_mtime_ns != status.st_ctime_ns):
             self._differs("/", "another time")  # than it had when it was made, which nobody noted
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: WalkEntry) -> None:
         was, now, *shown = step.found
         if was is None and now is None:  # it went while we looked
             step.enter = [False] * len(step.enter)
@@ -196,12 +196,12 @@ class _Comparison:
     def _account(self, path: str) -> None:
         self.entries += 1
         if self.entries > self.bounds.entries:
-            raise _Stop(Outcome(False, unknown=f"more than {self.bounds.entries} files"))
+            raise _Stop(FileComparison(False, unknown=f"more than {self.bounds.entries} files"))
         if time.monotonic() > self.deadline:
-            raise _Stop(Outcome(False, unknown=f"it takes too long at {path}"))
+            raise _Stop(FileComparison(False, unknown=f"it takes too long at {path}"))
 
     def _differs(self, path: str, how: str) -> NoReturn:
-        raise _Stop(Outcome(False, difference=f"{path}: {how}"))
+        raise _Stop(FileComparison(False, difference=f"{path}: {how}"))
 
     def _need(self, found: str, path: str) -> str:
         return found if found in ("same", "look") else self._differs(path, found)
@@ -219,7 +219,7 @@ class _Comparison:
         for offset, size in pieces(old):
             self.content += size
             if self.content > self.bounds.content:
-                raise _Stop(Outcome(False, unknown=f"more than {self.bounds.content} bytes"))
+                raise _Stop(FileComparison(False, unknown=f"more than {self.bounds.content} bytes"))
             if os.pread(old, size, offset) != os.pread(new, size, offset):
                 self._differs(path, "other bytes")
 

@@ -25,13 +25,13 @@ from sandbox.errors import Invalid
 from sandbox.messages import Effects
 from sandbox.messages.ignore import IgnoreRules
 
-RULES_MOST = 64
-PATTERN_MOST = 512  # bytes
-NAME_MOST = 14  # bytes: the kernel keeps 15 of a process name, so that one of 15 may have been longer
+MAX_RULES = 64
+MAX_PATTERN = 512  # bytes
+MAX_NAME = 14  # bytes: the kernel keeps 15 of a process name, so that one of 15 may have been longer
 
 
 @dataclass(frozen=True)
-class Task:
+class RunningTask:
     """A task that lives in a sandbox. `program` is "" where it could not be found out."""
 
     name: str
@@ -42,7 +42,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Rules:
+class IgnoreRuleSet:
     """Rules that were checked."""
 
     patterns: tuple[tuple[str, ...], ...] = ()
@@ -57,36 +57,36 @@ class Rules:
         parts = tuple(path.strip("/").split("/"))
         return any(_matches(pattern, parts) for pattern in self.patterns)
 
-    def process(self, task: Task) -> bool:
+    def process(self, task: RunningTask) -> bool:
         """Whether it is ignored that this task lives on."""
         return task.name in self.names or (task.program in self.programs and bool(task.program))
 
 
-NOTHING = Rules()
+NOTHING = IgnoreRuleSet()
 
 
 @functools.lru_cache(maxsize=256)
-def _checked(paths: tuple[str, ...], processes: tuple[str, ...]) -> Rules:
-    if len(paths) + len(processes) > RULES_MOST:
-        raise Invalid(f"{len(paths) + len(processes)} ignore rules are too many", remedy=f"use at most {RULES_MOST}")
+def _checked(paths: tuple[str, ...], processes: tuple[str, ...]) -> IgnoreRuleSet:
+    if len(paths) + len(processes) > MAX_RULES:
+        raise Invalid(f"{len(paths) + len(processes)} ignore rules are too many", remedy=f"use at most {MAX_RULES}")
     programs = frozenset(rule for rule in processes if rule.startswith("/"))
     for name in processes:
-        if not name or (not name.startswith("/") and len(name.encode()) > NAME_MOST):
+        if not name or (not name.startswith("/") and len(name.encode()) > MAX_NAME):
             raise Invalid(
                 f"{name!r} names no process for certain",
-                remedy=f"use a name of at most {NAME_MOST} bytes, or the absolute path of its program",
+                remedy=f"use a name of at most {MAX_NAME} bytes, or the absolute path of its program",
             )
-    return Rules(tuple(_pattern(path) for path in paths), frozenset(processes) - programs, programs)
+    return IgnoreRuleSet(tuple(_pattern(path) for path in paths), frozenset(processes) - programs, programs)
 
 
-def checked(rules: IgnoreRules | None) -> Rules:
+def checked(rules: IgnoreRules | None) -> IgnoreRuleSet:
     """The rules, ready for use. Raises Invalid, naming the rule that cannot be."""
     return NOTHING if rules is None else _checked(tuple(rules.paths), tuple(rules.processes))
 
 
 def _pattern(text: str) -> tuple[str, ...]:
     parts = tuple(text.strip("/").split("/"))
-    if not (text.startswith(("/", "**/"))) or len(text.encode()) > PATTERN_MOST:
+    if not (text.startswith(("/", "**/"))) or len(text.encode()) > MAX_PATTERN:
         raise Invalid(f"{text[:80]!r} is no path pattern", remedy="begin it with / or **/, and keep it short")
     if any(part in ("", ".", "..") for part in parts) or all(set(part) == {"*"} for part in parts):
         raise Invalid(f"{text!r} would ignore everything, or nothing", remedy="name at least one directory or file")
@@ -125,7 +125,7 @@ def _fits(pattern: str, part: str) -> bool:
     return _component(pattern).match(part) is not None
 
 
-def without(effects: Effects, tasks: Iterable[Task], rules: Rules) -> Effects:
+def without(effects: Effects, tasks: Iterable[RunningTask], rules: IgnoreRuleSet) -> Effects:
     """The effects but for processes that are ignored. `tasks` are all that live, as many as the effects count."""
     seen = list(tasks)
     if len(seen) != effects.survivors:

@@ -221,9 +221,9 @@ def _made(info: ImageInfo) -> None:
 
 def _store() -> Any:
     from sandbox.image.store import ImageStore
-    from sandbox.tree.pool import Pool
+    from sandbox.tree.pool import BtrfsPool
 
-    pool = Pool()
+    pool = BtrfsPool()
     try:
         pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:

@@ -19,10 +19,10 @@ def migrate(
     json: Json = False,
 ) -> None:
     """Let a running sandbox go on at another host of the cluster."""
-    from sandbox.messages.cluster import Moved, MoveRequest
+    from sandbox.messages.cluster import MoveRequest, MoveResult
 
     request = MoveRequest(sandbox=sandbox, host=host)
-    moved = call(lambda cluster: cluster.call("POST", "/v1/cluster/moves", Moved, request))
+    moved = call(lambda cluster: cluster.call("POST", "/v1/cluster/moves", MoveResult, request))
     if json:
         output.as_json(moved)
     else:

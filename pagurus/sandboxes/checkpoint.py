@@ -21,7 +21,7 @@ from sandbox.errors import Invalid
 if TYPE_CHECKING:
     from sandbox import Client
     from sandbox.messages import CheckpointInfo
-    from sandbox.messages.store import CheckpointReport, Imported
+    from sandbox.messages.store import CheckpointReport, ImportResult
 
 CHUNK = 1 << 20
 
@@ -202,7 +202,7 @@ def import_(
 
     with output.progress("import", None if file is None else file.stat().st_size, quiet=json) as advanced:
 
-        async def work(host: Client) -> Imported:
+        async def work(host: Client) -> ImportResult:
             if file is None:
                 return await host.store.receive(_parts(sys.stdin.buffer, advanced), mounts=mounts)
             with open(file, "rb") as source:  # noqa: ASYNC230 - read on worker threads
@@ -237,7 +237,7 @@ async def _parts(source: BinaryIO, advanced: Callable[[int], None]) -> AsyncIter
         advanced(sent)
 
 
-def _deliver(imported: Imported, json: bool) -> None:
+def _deliver(imported: ImportResult, json: bool) -> None:
     if json:
         output.as_json(imported)
         return

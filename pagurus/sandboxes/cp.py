@@ -29,35 +29,35 @@ Place = Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")]
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyTarget:
     """Where a copy goes: a directory that is filled, or one file of this name in a directory."""
 
     directory: str
     name: str | None = None  # of the file; None: the content of a directory fills `directory`
 
 
-def placed(source: str, target: str, *, tree: bool, found: str | None) -> Copy:
+def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTarget:
     """What to copy where. `tree`: the source is a directory; `found`: what is at the target, ``directory``, ``file``
     or None. Raises Invalid where that means nothing.
 
     >>> placed("a.txt", "/tmp", tree=False, found="directory")
-    Copy(directory='/tmp', name='a.txt')
+    CopyTarget(directory='/tmp', name='a.txt')
     >>> placed("a.txt", "/tmp/b.txt", tree=False, found=None)
-    Copy(directory='/tmp', name='b.txt')
+    CopyTarget(directory='/tmp', name='b.txt')
     >>> placed("src/.", "/work", tree=True, found="directory")
-    Copy(directory='/work', name=None)
+    CopyTarget(directory='/work', name=None)
     """
     name = posixpath.basename(posixpath.normpath(source))
     if tree:
         if found == "file":
             raise Invalid(f"{target} is a file and {source} a directory", remedy="name a directory")
         content = source.endswith("/.") or name in ("", ".", "..")
-        return Copy(target if found is None or content else posixpath.join(target, name))
+        return CopyTarget(target if found is None or content else posixpath.join(target, name))
     if found == "directory":
-        return Copy(target, name)
+        return CopyTarget(target, name)
     if target.endswith("/"):
         raise Invalid(f"there is no directory {target}", remedy="make it first, or leave out the slash at the end")
-    return Copy(posixpath.dirname(target) or ".", posixpath.basename(target))
+    return CopyTarget(posixpath.dirname(target) or ".", posixpath.basename(target))
 
 
 @verbs.command("cp")

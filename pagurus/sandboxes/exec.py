@@ -27,7 +27,7 @@ from sandbox.termination import termination_signals
 if TYPE_CHECKING:
     import asyncio
 
-    from sandbox import Client, Running, Sandbox
+    from sandbox import Client, CommandStream, Sandbox
     from sandbox.messages import ExecResult
 
 verbs = typer.Typer()
@@ -193,7 +193,7 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
         await asyncio.gather(*sending, return_exceptions=True)
 
 
-async def _shown(running: Running) -> ExecResult:
+async def _shown(running: CommandStream) -> ExecResult:
     import asyncio
 
     targets = {"stdout": 1, "stderr": 2}
@@ -205,7 +205,7 @@ async def _shown(running: Running) -> ExecResult:
     raise _cut_short()
 
 
-async def _collected(running: Running) -> ExecResult:
+async def _collected(running: CommandStream) -> ExecResult:
     kept = {"stdout": bytearray(), "stderr": bytearray()}
     dropped = {"stdout": 0, "stderr": 0}
     async with contextlib.aclosing(running) as chunks:
@@ -231,7 +231,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-async def _pass_on(running: Running, number: signal.Signals, work: asyncio.Future[ExecResult]) -> None:
+async def _pass_on(running: CommandStream, number: signal.Signals, work: asyncio.Future[ExecResult]) -> None:
     """Send a signal to the command, which may still be on its way into the sandbox; where that fails, leave it."""
     import asyncio
 

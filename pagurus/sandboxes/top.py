@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 COLUMNS = ("sandbox", "name", "image", "state", "cpu %", "memory", "tasks", "turn", "head")
-ROWS_MOST = 200  # sandboxes shown; the busiest first
+MAX_ROWS = 200  # sandboxes shown; the busiest first
 
 
 @verbs.command()
@@ -107,7 +107,7 @@ def _rows(look: dict[str, Any]) -> list[tuple[str, ...]]:
     """The cells of the table, the busiest sandbox first."""
     rows = sorted(look["sandboxes"], key=lambda row: (-row.get("cpu", -1.0), row["id"]))
     found = []
-    for row in rows[:ROWS_MOST]:
+    for row in rows[:MAX_ROWS]:
         cells = (
             row["id"],
             row["name"],

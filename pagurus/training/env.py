@@ -14,7 +14,7 @@ from pagurus import output
 from pagurus.common import Env, Json, carry_out, client
 
 if TYPE_CHECKING:
-    from rollout.environments.check import Checked
+    from rollout.environments.check import CheckReport
 
 application = typer.Typer(help="Try an environment before anything learns from it.", no_args_is_help=True)
 
@@ -43,17 +43,17 @@ def check(
     from rollout.environments import check as checking
     from rollout.environments.folder import load
     from rollout.environments.images import build_missing, needed
-    from rollout.labels import Labelled
+    from rollout.labels import LabellingClient
 
     made = load(environment).environment
     chosen = range(first_seed, first_seed + min(seeds, made.distinct() or seeds))
 
-    async def work() -> Checked:
+    async def work() -> CheckReport:
         if not checking.needs_sandbox(made, chosen):
             return await checking.check(made, None, chosen, pass_at=pass_at, tell=output.tell)
         async with client() as connected:
             await build_missing(connected, needed(made, chosen), tell=output.tell)
-            host = Labelled(connected, f"check-{os.getpid()}")
+            host = LabellingClient(connected, f"check-{os.getpid()}")
             try:
                 return await checking.check(made, host, chosen, pass_at=pass_at, tell=output.tell)
             finally:
@@ -67,7 +67,7 @@ def check(
     raise typer.Exit(0 if found.right else 1)
 
 
-def _tell(found: Checked) -> None:
+def _tell(found: CheckReport) -> None:
     rows = [("WRONG" if each.wrong else "", each.what, each.seen.strip()) for each in found.findings]
     output.table(("", "tried", "found"), rows)
     costs = found.costs

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id or how that begins.")]
-FOLLOW_EVERY = 0.5  # seconds
+FOLLOW_INTERVAL = 0.5  # seconds
 
 
 @verbs.command()
@@ -132,7 +132,7 @@ def logs(
                 begin += len(said)
             if over or not follow:
                 return
-            await asyncio.sleep(FOLLOW_EVERY)
+            await asyncio.sleep(FOLLOW_INTERVAL)
 
     call(work)
 

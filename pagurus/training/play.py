@@ -209,7 +209,7 @@ async def _untrained(
     from rollout.engine.chat import Characters
     from rollout.engine.script import Script
     from rollout.episode.manager import EpisodeManager
-    from rollout.episode.spec import Limits
+    from rollout.episode.spec import EpisodeLimits
     from rollout.evaluate import scored_host
 
     async with chat or contextlib.nullcontext(), scored_host(client) as (host, rewards):
@@ -222,5 +222,5 @@ async def _untrained(
             rewards=rewards,
             engine=chat or Script(),
             tokenizer=Characters(),
-            limits=Limits(max_length=TRANSCRIPT),
+            limits=EpisodeLimits(max_length=TRANSCRIPT),
         )

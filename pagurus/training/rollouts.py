@@ -19,7 +19,7 @@ from pagurus.common import Json, carry_out, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from rollout.rewards.anew import Rescored
+    from rollout.rewards.anew import RescoredTrajectory
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.", metavar="RUN")]
@@ -196,7 +196,7 @@ def shell(
     from pagurus.sandboxes.exec import meant
     from pagurus.sandboxes.terminal import visit
     from rollout import timetravel
-    from rollout.labels import Labelled
+    from rollout.labels import LabellingClient
 
     with exit_codes():
         origins = timetravel.visitable(rollout_of(run), *parse(name))
@@ -204,7 +204,7 @@ def shell(
 
         async def work() -> int:
             async with client() as host:
-                sandbox = await timetravel.fork(Labelled(host, f"{run.resolve()}+visit"), chosen)
+                sandbox = await timetravel.fork(LabellingClient(host, f"{run.resolve()}+visit"), chosen)
                 try:
                     return await visit(sandbox.id, meant(command or []) or None)
                 finally:
@@ -282,7 +282,7 @@ def rescore(
             f"no trajectory of {run} has a final state", remedy="its environment needs a `reward`: docs/rewards.md"
         )
 
-    async def work() -> list[Rescored]:
+    async def work() -> list[RescoredTrajectory]:
         async with scored_host(client, workers=workers) as (_, rewards):
             return await score_again(rewards, trajectories)
 
@@ -294,7 +294,7 @@ def rescore(
     raise typer.Exit(0 if all(each.after is not None for each in found) else 1)
 
 
-def rescored(found: Rescored) -> tuple[str, float, float | str, str]:
+def rescored(found: RescoredTrajectory) -> tuple[str, float, float | str, str]:
     """A row of the table. A reason may be all that a scorer printed."""
     now = "-" if found.after is None else found.after
     return found.trajectory, found.before, now, " ".join(found.reason.split())

@@ -8,7 +8,7 @@ becomes over-stale: what is left are stragglers (rollout.decide.staleness).
 from __future__ import annotations
 
 from rollout.decide import branching
-from rollout.decide.view import Lease, Rules, Start, View
+from rollout.decide.view import LeasePrompts, RolloutView, SchedulingRules, StartTrajectory
 
 
 def may_start(*, outstanding: int, batch: int, bound: int, training: bool) -> bool:
@@ -20,7 +20,7 @@ def may_start(*, outstanding: int, batch: int, bound: int, training: bool) -> bo
     return int(training) + outstanding // batch <= bound
 
 
-def admit(view: View, *, batch: int, bound: int) -> list[Lease]:
+def admit(view: RolloutView, *, batch: int, bound: int) -> list[LeasePrompts]:
     """As many groups as the bound allows and as there are prompts for."""
     outstanding = len(view.running) + len(view.buffered)
     count = 0
@@ -28,10 +28,10 @@ def admit(view: View, *, batch: int, bound: int) -> list[Lease]:
         count += 1
     if not view.more:
         count = min(count, view.queued)
-    return [Lease(count)] if count > 0 else []
+    return [LeasePrompts(count)] if count > 0 else []
 
 
-def fill(view: View, rules: Rules, *, slots: int) -> list[Start]:
+def fill(view: RolloutView, rules: SchedulingRules, *, slots: int) -> list[StartTrajectory]:
     """Waiting trajectories for the free slots, those of the oldest groups first."""
     waiting = [
         start

@@ -22,7 +22,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Phase(StrEnum):
+class EpisodePhase(StrEnum):
     """What a trajectory is doing. Only `step` runs on the trajectory's own clock."""
 
     CREATE = "create"
@@ -59,10 +59,10 @@ class Cause(StrEnum):
     HOST = "host"  # the daemon is gone, breaks the protocol, or has no room
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class TrajectoryFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One failure of one trajectory. `message` is for people."""
 
-    phase: Phase
+    phase: EpisodePhase
     cause: Cause
     message: str = ""
 
@@ -73,18 +73,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 _POLICY = (Cause.CUT, Cause.LENGTH, Cause.TURNS, Cause.KILLED_ITSELF, Cause.QUOTA, Cause.NONSENSE)
 
 
-def blame(failure: Failure) -> Blame:
-    """The table. Example: ``blame(Failure(phase=Phase.CREATE, cause=Cause.LATE)) is Blame.PLATFORM``."""
+def blame(failure: TrajectoryFailure) -> Blame:
+    """The table. Example: ``blame(TrajectoryFailure(phase=Phase.CREATE, cause=Cause.LATE)) is Blame.PLATFORM``."""
     phase, cause = failure.phase, failure.cause
     if cause in (Cause.CUT, Cause.LENGTH, Cause.TURNS):
         return Blame.POLICY
-    if phase is Phase.STEP and (cause in _POLICY or cause is Cause.LATE):
+    if phase is EpisodePhase.STEP and (cause in _POLICY or cause is Cause.LATE):
         return Blame.POLICY
     if cause is Cause.RAISED:
         return Blame.ENVIRONMENT
-    if phase is Phase.RESET and (cause in _POLICY or cause is Cause.LATE):
+    if phase is EpisodePhase.RESET and (cause in _POLICY or cause is Cause.LATE):
         return Blame.ENVIRONMENT  # its own commands did it, not the policy's
-    if phase is Phase.GENERATE and cause is Cause.NONSENSE:
+    if phase is EpisodePhase.GENERATE and cause is Cause.NONSENSE:
         return Blame.ENVIRONMENT  # the engine cannot take these tokens, and never will
     return Blame.PLATFORM
 
@@ -107,14 +107,14 @@ _COMMAND: dict[tuple[str, bool], Cause] = {
 }
 
 
-def cause_of(code: str, phase: Phase, *, own: bool) -> Cause:
+def cause_of(code: str, phase: EpisodePhase, *, own: bool) -> Cause:
     """The cause behind an error code of `sandbox.errors` in a phase. Example: ``cause_of("no_space", Phase.CREATE,
     own=False) is Cause.REFUSED``."""
-    if phase is Phase.CREATE:
+    if phase is EpisodePhase.CREATE:
         return Cause.LATE if code == "timeout" else Cause.REFUSED
-    if phase is Phase.GENERATE:
+    if phase is EpisodePhase.GENERATE:
         return Cause.NONSENSE if code == "invalid" else Cause.ENGINE
-    if phase in (Phase.CHECKPOINT, Phase.RECOVER):
+    if phase in (EpisodePhase.CHECKPOINT, EpisodePhase.RECOVER):
         return Cause.HOST if code not in ("restore_failed", "not_equal", "sandbox_dead") else Cause.DIED
     if code == "engine_failed":
         return Cause.ENGINE
@@ -131,8 +131,8 @@ PART = {  # which part of the platform a failure speaks of; a breaker watches ea
 }
 
 
-def part(failure: Failure) -> str:
+def part(failure: TrajectoryFailure) -> str:
     """The part of the platform that failed: create, engine, scorer or host."""
-    if failure.phase is Phase.CREATE:
+    if failure.phase is EpisodePhase.CREATE:
         return "create"
-    return "engine" if failure.phase is Phase.GENERATE else PART.get(failure.cause, "host")
+    return "engine" if failure.phase is EpisodePhase.GENERATE else PART.get(failure.cause, "host")

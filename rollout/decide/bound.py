@@ -20,7 +20,7 @@ from statistics import fmean
 import msgspec
 
 
-class Stepped(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerStepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the trainer, as the rollout saw it."""
 
     lag: float  # versions that its samples were behind, in the mean
@@ -30,7 +30,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class _Known:
+class BoundEstimate:
     """Of a bound that was measured."""
 
     worth: float
@@ -46,14 +46,16 @@ class Bound:
         `margin`."""
         self.now, self.most = min(first, most), most
         self._hold, self._again, self._margin = hold, again, margin
-        self._seen: list[Stepped] = []
+        self._seen: list[TrainerStepRecord] = []
         self._skip = 0  # steps that began before the bound was changed
         self._step = 0
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, BoundEstimate] = {}
         self._from: int | None = None  # where a trial comes from
-        self._first: Stepped | None = None  # how steps were when this bound was first measured, since it was chosen
+        self._first: TrainerStepRecord | None = (
+            None  # how steps were when this bound was first measured, since it was chosen
+        )
 
-    def see(self, step: Stepped) -> None:
+    def see(self, step: TrainerStepRecord) -> None:
         self._step += 1
         if self._skip:
             self._skip -= 1
@@ -64,14 +66,14 @@ class Bound:
         self._forget_if_changed()
         worth = fmean(each.ess for each in self._seen) / fmean(each.seconds for each in self._seen)
         before = self._known.get(self.now)
-        self._known[self.now] = _Known(worth, self._step, self._again if before is None else before.patience)
+        self._known[self.now] = BoundEstimate(worth, self._step, self._again if before is None else before.patience)
         self._choose(worth)
 
     def _forget_if_changed(self) -> None:
         """Another run than the one that was measured: what other bounds were worth says nothing any more."""
         last = self._seen[-self._hold :]
         ess, seconds = fmean(each.ess for each in last), fmean(each.seconds for each in last)
-        mean = Stepped(lag=0.0, ess=ess, seconds=seconds, waited=0.0)
+        mean = TrainerStepRecord(lag=0.0, ess=ess, seconds=seconds, waited=0.0)
         first = self._first = self._first or mean
         if not (0.75 * first.ess <= ess <= first.ess / 0.75 and 0.6 * first.seconds <= seconds <= first.seconds / 0.6):
             self._known, self._from, self._seen, self._first = {}, None, last, mean

@@ -20,21 +20,21 @@ from __future__ import annotations
 from statistics import pvariance
 
 from rollout.decide.tree import Forest, Leaf
-from rollout.decide.view import At, Branching, GroupView, Member, Rules, Start
+from rollout.decide.view import At, Branching, GroupView, SchedulingRules, StartTrajectory, TrajectoryView
 
 PRIOR = 0.25  # variance that is believed before anything was seen, in squares of the group's range of rewards
 
 
-def starts(group: GroupView, rules: Rules) -> list[Start]:
+def starts(group: GroupView, rules: SchedulingRules) -> list[StartTrajectory]:
     """The waiting members that may start now."""
     waiting = [member for member in group.members if member.state == "waiting"]
     plan = rules.branching
     if plan is None:
-        return [Start(group.prompt, member.index) for member in waiting]
-    found: list[Start] = []
+        return [StartTrajectory(group.prompt, member.index) for member in waiting]
+    found: list[StartTrajectory] = []
     for member in waiting:
         if member.index < plan.roots or member.starts:
-            found.append(Start(group.prompt, member.index))
+            found.append(StartTrajectory(group.prompt, member.index))
             continue
         trunk = group.members[(member.index - plan.roots) % plan.roots]
         if trunk.played is None:
@@ -42,11 +42,11 @@ def starts(group: GroupView, rules: Rules) -> list[Start]:
         if plan.by == "spread":
             found += _spread(group, member, trunk, found)
         else:
-            found.append(Start(group.prompt, member.index, _along(plan, rules.size, member, trunk)))
+            found.append(StartTrajectory(group.prompt, member.index, _along(plan, rules.size, member, trunk)))
     return found
 
 
-def _along(plan: Branching, size: int, member: Member, trunk: Member) -> At | None:
+def _along(plan: Branching, size: int, member: TrajectoryView, trunk: TrajectoryView) -> At | None:
     """A state of the first trajectory, by the member's number in its tree."""
     played = trunk.played
     assert played is not None
@@ -61,7 +61,9 @@ def _along(plan: Branching, size: int, member: Member, trunk: Member) -> At | No
     return At(trunk.index, played.start, chosen[min(at, len(chosen) - 1)].turn) if chosen else None
 
 
-def _spread(group: GroupView, member: Member, trunk: Member, starting: list[Start]) -> list[Start]:
+def _spread(
+    group: GroupView, member: TrajectoryView, trunk: TrajectoryView, starting: list[StartTrajectory]
+) -> list[StartTrajectory]:
     """The state about whose value another continuation says most, if no branch of this tree is on its way."""
     assert trunk.played is not None
     root = (trunk.index, trunk.played.start)
@@ -93,16 +95,16 @@ def _spread(group: GroupView, member: Member, trunk: Member, starting: list[Star
             key = (gain, apart, -each.index, -state.turn)
             if best is None or key > best[0]:
                 best = key, At(each.index, played.start, state.turn)
-    return [Start(group.prompt, member.index, None if best is None else best[1])]
+    return [StartTrajectory(group.prompt, member.index, None if best is None else best[1])]
 
 
-def _leaf(member: Member) -> Leaf:
+def _leaf(member: TrajectoryView) -> Leaf:
     played = member.played
     assert played is not None
     return Leaf((member.index, played.start), played.turns, played.reward, played.lineage)
 
 
-def _root_of(member: Member) -> tuple[int, int]:
+def _root_of(member: TrajectoryView) -> tuple[int, int]:
     return _leaf(member).owner(0)
 
 

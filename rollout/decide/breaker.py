@@ -1,16 +1,16 @@
 """When a part of the platform refuses: how long to pause, when to try with one only, when to stop. Pure.
 
 Guarantee: a part that refuses everything is asked at most once per pause, however many trajectories wait for it; the
-pause doubles up to `PAUSE_MOST`; after `OPEN_AT` rounds the breaker is open and one trajectory at a time tries. No
+pause doubles up to `MAX_PAUSE`; after `OPEN_AT` rounds the breaker is open and one trajectory at a time tries. No
 prompt pays for it. The first success closes it.
 """
 
 from __future__ import annotations
 
-from rollout.decide.view import PartView, Wait
+from rollout.decide.view import PartView, WaitReason
 
 PAUSE_FIRST = 0.25  # seconds
-PAUSE_MOST = 15.0
+MAX_PAUSE = 15.0
 OPEN_AT = 3  # rounds
 
 
@@ -25,7 +25,7 @@ def note(known: PartView | None, part: str, reason: str, now: float) -> PartView
 
 def retry_at(known: PartView) -> float:
     """When it may be tried again."""
-    return known.last + min(PAUSE_MOST, PAUSE_FIRST * 2.0 ** (known.rounds - 1))
+    return known.last + min(MAX_PAUSE, PAUSE_FIRST * 2.0 ** (known.rounds - 1))
 
 
 def is_open(known: PartView) -> bool:
@@ -41,10 +41,10 @@ def slots(parts: list[PartView], *, free: int, trying: int, now: float) -> int:
     return free
 
 
-def waits(parts: list[PartView], now: float) -> list[Wait]:
+def waits(parts: list[PartView], now: float) -> list[WaitReason]:
     """Until its pause is over; after that, until whoever tries has succeeded or failed."""
     return [
-        Wait("rollout", f"{known.part} refuses: {known.reason}", known.since, again if again > now else None)
+        WaitReason("rollout", f"{known.part} refuses: {known.reason}", known.since, again if again > now else None)
         for known in parts
         for again in [retry_at(known)]
     ]

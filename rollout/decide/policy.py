@@ -14,16 +14,26 @@ from __future__ import annotations
 
 from rollout.decide import admission, breaker, redundancy, staleness, tail
 from rollout.decide.engines import handover
-from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Lease, Rules, Stop, View, Wait
+from rollout.decide.view import (
+    Action,
+    BufferedGroup,
+    HandOut,
+    LeasePrompts,
+    NoMoreBatches,
+    RolloutView,
+    SchedulingRules,
+    Stop,
+    WaitReason,
+)
 
 
 class RolloutPolicy:
-    """``RolloutPolicy(Rules(groups=8, size=8)).decide(view, now)``"""
+    """``RolloutPolicy(SchedulingRules(groups=8, size=8)).decide(view, now)``"""
 
-    def __init__(self, rules: Rules):
+    def __init__(self, rules: SchedulingRules):
         self.rules = rules
 
-    def decide(self, view: View, now: float) -> list[Action]:
+    def decide(self, view: RolloutView, now: float) -> list[Action]:
         rules = self.rules
         settled: list[Action] = [action for group in view.running for action in redundancy.settle(group, rules)]
         if settled:
@@ -42,25 +52,25 @@ class RolloutPolicy:
             return [rest]
         return [*waits, *breaker.waits(view.parts, now)]
 
-    def _hand_out(self, view: View) -> tuple[list[Action], list[Action]]:
+    def _hand_out(self, view: RolloutView) -> tuple[list[Action], list[Action]]:
         """The batch that is asked for, or who waits for what."""
         rules = self.rules
         if not view.asked or view.training:
             return [], []
         ready = sorted(view.buffered, key=staleness.age)
-        chosen: list[Buffered] = ready[: rules.groups]
+        chosen: list[BufferedGroup] = ready[: rules.groups]
         last = not view.more and not view.queued and not view.deferred and not view.running
         if last and not ready:
-            return [Exhausted()], []
+            return [NoMoreBatches()], []
         if len(chosen) < rules.groups and not last:
-            return [], [Wait("trainer", f"{len(chosen)} of {rules.groups} groups are whole, {_progress(view)}")]
+            return [], [WaitReason("trainer", f"{len(chosen)} of {rules.groups} groups are whole, {_progress(view)}")]
         if rules.over_stale == "wait":
             late = staleness.stragglers(view, rules.staleness, {group.prompt for group in chosen})
             if late:
-                return [], [Wait("trainer", f"stragglers would be over-stale: {', '.join(late)}")]
+                return [], [WaitReason("trainer", f"stragglers would be over-stale: {', '.join(late)}")]
         return [HandOut([group.prompt for group in chosen], view.version - rules.staleness)], []
 
-    def _start(self, view: View, now: float) -> list[Action]:
+    def _start(self, view: RolloutView, now: float) -> list[Action]:
         """New groups first. While a part refuses, one group more is taken only where else nobody would try again: a
         part works again when somebody was served, so somebody has to ask."""
         rules = self.rules
@@ -76,11 +86,11 @@ class RolloutPolicy:
         free = breaker.slots(view.parts, free=rules.concurrency - len(active), trying=trying, now=now)
         started = admission.fill(view, rules, slots=free)
         if leases and free > 0 and not started and not trying:
-            return [Lease(1, leases[0].deferred)]
+            return [LeasePrompts(1, leases[0].deferred)]
         return list(started)
 
 
-def _progress(view: View) -> str:
+def _progress(view: RolloutView) -> str:
     members = [member for group in view.running for member in group.members]
     counts = {state: sum(member.state == state for member in members) for state in ("running", "waiting", "ended")}
     if scoring := len(members) - sum(counts.values()):

@@ -8,17 +8,20 @@ by default.
 
 from __future__ import annotations
 
-from rollout.decide.view import Abort, Finish, GiveUp, GroupView, Rules
+from rollout.decide.view import Abort, FinishGroup, GiveUp, GroupView, SchedulingRules
 
 
-def settle(group: GroupView, rules: Rules) -> list[Abort | Finish | GiveUp]:
+def settle(group: GroupView, rules: SchedulingRules) -> list[Abort | FinishGroup | GiveUp]:
     """Whether a group has ended, and how."""
     if group.failures >= rules.attempts:
         return [GiveUp(group.prompt, group.reason or "its environment failed")]
     ended = sum(member.state == "ended" for member in group.members)
     if ended >= rules.size:
         rest = [member for member in group.members if member.state == "running"]
-        return [*(Abort(group.prompt, each.index, "redundant", again=False) for each in rest), Finish(group.prompt)]
+        return [
+            *(Abort(group.prompt, each.index, "redundant", again=False) for each in rest),
+            FinishGroup(group.prompt),
+        ]
     tried = max((member.starts for member in group.members if member.state == "waiting"), default=0)
     if tried >= rules.starts:
         return [GiveUp(group.prompt, f"{tried} starts of one trajectory: {group.reason or 'over-stale'}")]

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class State:
+class PreparedStateUse:
     name: str
     made: float  # when
     used: float  # when last
     again: bool  # it was asked for after it had been forgotten
 
 
-def to_forget(states: Sequence[State], most: int) -> list[str]:
+def to_forget(states: Sequence[PreparedStateUse], most: int) -> list[str]:
     """The names that go, so that at most `most` stay.
 
-    >>> seen = [State("a", 1, 9, True), State("b", 2, 2, False), State("c", 3, 3, False)]
+    >>> seen = [PreparedStateUse("a", 1, 9, True), PreparedStateUse("b", 2, 2, False), PreparedStateUse("c", 3, 3,
+    False)]
     >>> to_forget(seen, 2)
     ['b']
     """

@@ -16,7 +16,7 @@ slow it is, under `drop` it is trained or given up after a bounded number of sta
 
 from __future__ import annotations
 
-from rollout.decide.view import Abort, Buffered, GroupView, Reopen, View
+from rollout.decide.view import Abort, BufferedGroup, GroupView, ReopenGroup, RolloutView
 
 
 def staleness(trainer: int, oldest: int | None) -> int:
@@ -28,7 +28,7 @@ def over_stale(*, trainer: int, oldest: int | None, bound: int) -> bool:
     return staleness(trainer, oldest) > bound
 
 
-def stragglers(view: View, bound: int, chosen: set[str]) -> list[str]:
+def stragglers(view: RolloutView, bound: int, chosen: set[str]) -> list[str]:
     """Groups on their way that would be over-stale after the step on the groups `chosen`, oldest number first."""
     late = [
         group.prompt
@@ -42,9 +42,9 @@ def stragglers(view: View, bound: int, chosen: set[str]) -> list[str]:
     return [prompt for prompt in late if prompt not in chosen]
 
 
-def drop(view: View, bound: int) -> list[Abort | Reopen]:
+def drop(view: RolloutView, bound: int) -> list[Abort | ReopenGroup]:
     """Ends what is over-stale now, running or finished, trajectory by trajectory."""
-    actions: list[Abort | Reopen] = []
+    actions: list[Abort | ReopenGroup] = []
     for group in view.running:
         actions += [
             Abort(group.prompt, member.index, "over-stale")
@@ -58,12 +58,12 @@ def drop(view: View, bound: int) -> list[Abort | Reopen]:
             if over_stale(trainer=view.version, oldest=oldest, bound=bound)
         ]
         if old:
-            actions.append(Reopen(done.prompt, old, "over-stale"))
+            actions.append(ReopenGroup(done.prompt, old, "over-stale"))
     return actions
 
 
-def age(group: GroupView | Buffered) -> tuple[int, int]:
+def age(group: GroupView | BufferedGroup) -> tuple[int, int]:
     """Sort key: oldest policy version first, then number."""
-    versions = group.oldest if isinstance(group, Buffered) else [member.oldest for member in group.members]
+    versions = group.oldest if isinstance(group, BufferedGroup) else [member.oldest for member in group.members]
     known = [version for version in versions if version is not None]
     return (min(known, default=1 << 62), group.number)

@@ -22,24 +22,24 @@ from __future__ import annotations
 
 import math
 
-from rollout.decide.view import Defer, Lease, Rules, View
+from rollout.decide.view import Defer, LeasePrompts, RolloutView, SchedulingRules
 
 
-def members(rules: Rules, *, deferred: bool) -> int:
+def members(rules: SchedulingRules, *, deferred: bool) -> int:
     """Trajectories that a group starts with."""
     if not rules.tail or (deferred and not rules.tail_resumes):
         return rules.size + (0 if rules.tail else rules.extra)
     return math.ceil(round(rules.tail * rules.size, 9))
 
 
-def put_off(view: View, rules: Rules) -> list[Defer]:
+def put_off(view: RolloutView, rules: SchedulingRules) -> list[Defer]:
     """What is still on its way when a batch is whole."""
     if len(view.buffered) < rules.groups:
         return []
     return [Defer(group.prompt) for group in view.running if not group.deferred]
 
 
-def next_round(view: View, rules: Rules, *, bound: int) -> list[Lease]:
+def next_round(view: RolloutView, rules: SchedulingRules, *, bound: int) -> list[LeasePrompts]:
     """The groups of the next round, when none is on its way and a batch is wanted within the staleness bound.
 
     The last prompts of all are played in rounds of what there is.
@@ -49,8 +49,8 @@ def next_round(view: View, rules: Rules, *, bound: int) -> list[Lease]:
         return []
     fresh = view.more or view.queued > 0
     if (view.deferred >= rules.groups and not view.buffered) or (view.deferred and not fresh):
-        return [Lease(min(missing, view.deferred), deferred=True)]
+        return [LeasePrompts(min(missing, view.deferred), deferred=True)]
     if not fresh:
         return []
     count = math.ceil(round(rules.tail * missing, 9))
-    return [Lease(count if view.more else min(count, view.queued))]
+    return [LeasePrompts(count if view.more else min(count, view.queued))]

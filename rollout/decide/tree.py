@@ -39,7 +39,7 @@ from typing import Protocol
 Name = tuple[int, int]  # of a trajectory: member of its group, attempt
 
 
-class Step(Protocol):
+class TreeStep(Protocol):
     """Turns below `turn` that no older one names are those of this trajectory."""
 
     @property
@@ -57,7 +57,7 @@ class Leaf:
     name: Name
     turns: int
     reward: float
-    lineage: Sequence[Step] = ()
+    lineage: Sequence[TreeStep] = ()
 
     def owner(self, turn: int) -> Name:
         """Whose turn it is."""
@@ -65,7 +65,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Segment:
+class TurnRange:
     """Turns `first` up to, not with, `last` of a trajectory."""
 
     first: int
@@ -128,7 +128,7 @@ class Forest:
         leaf = self.leaves.get(name)
         return None if leaf is None else leaf.reward
 
-    def segments(self, name: Name) -> list[Segment]:
+    def segments(self, name: Name) -> list[TurnRange]:
         """A trajectory's turns, all of them, cut where branches begin."""
         leaf = self.leaves[name]
         left = {each.turn for each in leaf.lineage}
@@ -140,7 +140,7 @@ class Forest:
             others = self.continuations(self._holder(leaf, first), first, without=leaf.owner(first))
             believed = [*others, known] if known is not None else others
             known = fmean(believed) if believed else None
-            found.append(Segment(first, last, after if known is None else known, after))
+            found.append(TurnRange(first, last, after if known is None else known, after))
         return found
 
     @staticmethod

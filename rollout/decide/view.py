@@ -21,7 +21,7 @@ class Branching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     every: Annotated[int, msgspec.Meta(ge=1)] = 2  # turns, where `by` is "turns"
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulingRules(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while a process runs."""
 
     groups: int = 8  # of a batch
@@ -46,24 +46,24 @@ class At(msgspec.Struct, frozen=True, array_like=True):
     turn: int
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class ForkableState(msgspec.Struct, frozen=True, array_like=True):
     """A state of a trajectory that can be forked."""
 
     turn: int  # that followed
     surprise: float  # mean of -log p of that turn's tokens
 
 
-class Played(msgspec.Struct, frozen=True, array_like=True):
+class EndedTrajectory(msgspec.Struct, frozen=True, array_like=True):
     """What branches need to know of an ended trajectory."""
 
     start: int  # the attempt
     turns: int
     reward: float
     lineage: list[At] = []
-    states: list[State] = []
+    states: list[ForkableState] = []
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class TrajectoryView(msgspec.Struct, frozen=True, array_like=True):
     """One trajectory of a group on its way."""
 
     index: int
@@ -72,19 +72,19 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     starts: int = 0  # so far, but for those that a refusing host or engine ended
     coming: int | None = None  # as `oldest`, of tokens that it will have: a dead process's, those being sampled
     at: At | None = None  # where it began, if it is a branch
-    played: Played | None = None  # of an ended one, where there are branches
+    played: EndedTrajectory | None = None  # of an ended one, where there are branches
 
 
 class GroupView(msgspec.Struct, frozen=True, array_like=True):
     prompt: str
     number: int
-    members: list[Member]
+    members: list[TrajectoryView]
     failures: int = 0  # of its environment
     reason: str = ""  # the last failure
     deferred: bool = False  # it was put off once, and is waited for now
 
 
-class Buffered(msgspec.Struct, frozen=True, array_like=True):
+class BufferedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A whole group that waits for its batch. Of each member the oldest version."""
 
     prompt: str
@@ -113,12 +113,12 @@ class CrewView(msgspec.Struct, frozen=True, array_like=True):
     rested: bool = False  # some do, until the next version
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # of the trainer
     asked: bool  # the trainer waits for a batch
     training: bool  # it works on one
     running: list[GroupView]
-    buffered: list[Buffered]
+    buffered: list[BufferedGroup]
     queued: int  # prompts that wait
     more: bool  # further prompts can be issued
     parts: list[PartView] = []
@@ -131,7 +131,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 # --------------------------------------------------------------------------- answers
 
 
-class Lease(msgspec.Struct, frozen=True, tag="lease"):
+class LeasePrompts(msgspec.Struct, frozen=True, tag="lease"):
     """Take so many queued prompts and make groups of them."""
 
     count: int
@@ -144,7 +144,7 @@ class Defer(msgspec.Struct, frozen=True, tag="defer"):
     prompt: str
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartTrajectory(msgspec.Struct, frozen=True, tag="start"):
     """`at`: as a branch, in the state of another member."""
 
     prompt: str
@@ -161,7 +161,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     again: bool = True
 
 
-class Reopen(msgspec.Struct, frozen=True, tag="reopen"):
+class ReopenGroup(msgspec.Struct, frozen=True, tag="reopen"):
     """A buffered group gets these members anew."""
 
     prompt: str
@@ -169,7 +169,7 @@ class Reopen(msgspec.Struct, frozen=True, tag="reopen"):
     why: str
 
 
-class Finish(msgspec.Struct, frozen=True, tag="finish"):
+class FinishGroup(msgspec.Struct, frozen=True, tag="finish"):
     """The group is whole."""
 
     prompt: str
@@ -193,7 +193,7 @@ class Rest(msgspec.Struct, frozen=True, tag="rest"):
     stay: int
 
 
-class Exhausted(msgspec.Struct, frozen=True, tag="exhausted"):
+class NoMoreBatches(msgspec.Struct, frozen=True, tag="exhausted"):
     """There will be no further batch."""
 
 
@@ -203,7 +203,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     reason: str
 
 
-class Wait(msgspec.Struct, frozen=True, tag="wait"):
+class WaitReason(msgspec.Struct, frozen=True, tag="wait"):
     """Somebody waits: who, for what, since when if that is known, and until when at most if there is a limit."""
 
     who: str
@@ -212,12 +212,25 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
     until: float | None = None
 
 
-Action = Lease | Defer | Start | Abort | Reopen | Finish | GiveUp | HandOut | Rest | Exhausted | Stop | Wait
+Action = (
+    LeasePrompts
+    | Defer
+    | StartTrajectory
+    | Abort
+    | ReopenGroup
+    | FinishGroup
+    | GiveUp
+    | HandOut
+    | Rest
+    | NoMoreBatches
+    | Stop
+    | WaitReason
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the log."""
 
     now: float
-    view: View
+    view: RolloutView
     actions: list[Action]

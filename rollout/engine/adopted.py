@@ -1,6 +1,7 @@
 """A process that another process started: known by its pid and the time of its start, watched by its pidfd.
 
-Owns: `Named`, what is written down of a process, and `Adopted`, which looks like a child. Does not own: what it serves.
+Owns: `RoleRecord`, what is written down of a process, and `AdoptedProcess`, which looks like a child. Does not own:
+what it serves.
 Guarantee: a pid that was given to another process since is never taken for the one that was written down.
 """
 
@@ -21,7 +22,7 @@ from sandbox import durable
 PIDFD_SIGNAL_PROCESS_GROUP = 4  # linux/pidfd.h; not in Python's signal
 
 
-class Named(msgspec.Struct, kw_only=True):
+class RoleRecord(msgspec.Struct, kw_only=True):
     """One role of a run, as it was last started. In ``roles/NAME.json`` of the run folder."""
 
     name: str
@@ -42,26 +43,26 @@ def started(pid: int) -> int | None:
         return None
 
 
-def write(folder: Path, role: Named) -> None:
+def write(folder: Path, role: RoleRecord) -> None:
     """Whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     durable.publish(folder / f"{role.name}.json", msgspec.json.encode(role), durable=False)
 
 
-def read(folder: Path, name: str) -> Named | None:
+def read(folder: Path, name: str) -> RoleRecord | None:
     """What was written down of a role; None when it was never started, or the file is no such thing."""
     try:
-        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Named)
+        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=RoleRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 
-def here(role: Named) -> bool:
+def here(role: RoleRecord) -> bool:
     """Whether it was started on this machine."""
     return role.host == socket.gethostname()
 
 
-def hold(role: Named) -> int | None:
+def hold(role: RoleRecord) -> int | None:
     """A pidfd of the process if it still is the one that was written down, else None. The caller closes it."""
     if not here(role):
         return None
@@ -76,7 +77,7 @@ def hold(role: Named) -> int | None:
     return None
 
 
-class Adopted:
+class AdoptedProcess:
     """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is nobody's to know.
 
     It leads a process group, which ends with it: a vLLM server has processes of its own, and one that was stopped hears

@@ -16,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from sandbox.errors import EngineFailed
 
 WRITTEN = 1 << 21  # added to the characters that the model wrote; Unicode ends before it
@@ -124,7 +124,7 @@ class ChatEngine:
             raise EngineFailed(f"{self.url} answered without a message: {str(answered)[:200]}") from None
         cut = choice.get("finish_reason") == "length"
         ids = [WRITTEN + ord(char) for char in text] + ([] if cut else [END])
-        spans = [Span(VERSION, 0, len(ids))]
+        spans = [WeightSpan(VERSION, 0, len(ids))]
         return Generation(
             token_ids=ids, logprobs=[0.0] * len(ids), spans=spans, finish_reason="length" if cut else "stop"
         )

@@ -48,7 +48,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.top_p == 1.0 and self.top_k == 0
 
 
-class Span(msgspec.Struct, frozen=True):
+class WeightSpan(msgspec.Struct, frozen=True):
     """Tokens ``[start, end)`` of a generation were sampled under weights `version`."""
 
     version: int
@@ -61,7 +61,7 @@ class Generation(msgspec.Struct, kw_only=True):
 
     token_ids: list[int]
     logprobs: list[float]
-    spans: list[Span]
+    spans: list[WeightSpan]
     finish_reason: wire.FinishReason
 
 
@@ -70,11 +70,11 @@ class Delta(msgspec.Struct, kw_only=True):
 
     token_ids: list[int]
     logprobs: list[float]
-    spans: list[Span] | None = None
+    spans: list[WeightSpan] | None = None
     finish_reason: wire.FinishReason | None = None
 
 
-class Published(msgspec.Struct, kw_only=True):
+class PublishResult(msgspec.Struct, kw_only=True):
     """What it took an engine to serve a version. Seconds of the phases are sums over parts that went on together."""
 
     version: int
@@ -120,7 +120,7 @@ class EngineClient:
         request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
         found = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
         if adapter is not None:  # it answers with the one that it was asked for, whatever the server is labelled by now
-            found.spans = [Span(adapter, 0, len(found.token_ids))] if found.token_ids else []
+            found.spans = [WeightSpan(adapter, 0, len(found.token_ids))] if found.token_ids else []
         return found
 
     async def stream(
@@ -142,7 +142,7 @@ class EngineClient:
                         count += len(delta.token_ids)
                         ended = ended or delta.finish_reason is not None
                         if adapter is not None:
-                            delta.spans = [Span(adapter, 0, count)] if count else []
+                            delta.spans = [WeightSpan(adapter, 0, count)] if count else []
                         yield delta
                 if not ended:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
@@ -217,13 +217,13 @@ class EngineClient:
     async def set_version(self, version: int) -> None:
         await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
 
-    async def pull(self, version: int | None = None) -> wire.Pulled:
+    async def pull(self, version: int | None = None) -> wire.PullTimings:
         """Have the engine fetch a version (None: the newest) while it generates. Of an engine with --weights."""
-        return await self._post(wire.PULL_WEIGHTS, wire.PullRequest(version), wire.Pulled)
+        return await self._post(wire.PULL_WEIGHTS, wire.WeightPull(version), wire.PullTimings)
 
-    async def apply(self, version: int, *, recompute: bool = True) -> wire.Applied:
+    async def apply(self, version: int, *, recompute: bool = True) -> wire.ApplyResult:
         """Serve a version that was pulled, from the next token on. Requests in flight go on."""
-        return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.Applied)
+        return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.ApplyResult)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Have vLLM load a version of an adapter; requests from now on ask for it, those in flight go on with theirs.
@@ -255,16 +255,16 @@ class EngineClient:
     async def checksums(self) -> dict[str, str]:
         return (await self._post(wire.WEIGHT_CHECKER, wire.CheckerRequest(), wire.Checksums)).checksums
 
-    async def statistics(self) -> wire.Statistics:
+    async def statistics(self) -> wire.EngineStatistics:
         """Of the embedded engine, in part of a vLLM that lends; others have no such route (EngineFailed, 404)."""
-        return await self._get(wire.STATISTICS, wire.Statistics)
+        return await self._get(wire.STATISTICS, wire.EngineStatistics)
 
-    async def take(self, version: int) -> Published:
+    async def take(self, version: int) -> PublishResult:
         """Pull a version and apply it. Of an engine with --weights."""
         began = time.monotonic()
         pulled = await self.pull(version)
         applied = await self.apply(version)
-        return Published(
+        return PublishResult(
             version=version,
             seconds=time.monotonic() - began,
             paused_s=applied.paused_s,
@@ -412,9 +412,9 @@ def _delta(line: bytes, count: int) -> Delta:
     )
 
 
-def _spans(found: list[wire.VersionSpan], count: int, request_id: str) -> list[Span]:
+def _spans(found: list[wire.VersionSpan], count: int, request_id: str) -> list[WeightSpan]:
     """Spans that cover `count` tokens without a gap, or an error."""
-    spans = [Span(label(span.version), span.start, span.end) for span in found]
+    spans = [WeightSpan(label(span.version), span.start, span.end) for span in found]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != count:
         raise EngineFailed(f"request {request_id}: weight-version spans {spans} do not cover the tokens")

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 
-class _Entry(msgspec.Struct):
+class TensorEntry(msgspec.Struct):
     dtype: str
     data_offsets: tuple[int, int]
 
@@ -29,7 +29,7 @@ def computed_hashes(folder: Path, names: Collection[str] | None = None, *, widen
             header.pop("__metadata__", None)
             for name, raw in header.items():
                 if names is None or name in names:
-                    entry = msgspec.json.decode(raw, type=_Entry)
+                    entry = msgspec.json.decode(raw, type=TensorEntry)
                     start, end = entry.data_offsets
                     file.seek(8 + length + start)
                     raw_values = file.read(end - start)

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-LOOK = 1.0  # seconds between two looks at the lock
-PATIENCE = 10.0  # seconds between SIGTERM and SIGKILL
+POLL_INTERVAL = 1.0  # seconds between two looks at the lock
+TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -70,14 +70,14 @@ def keep(argv: list[str], lock: Path, idle: float) -> int:
     last, told = time.monotonic(), 0.0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return server.wait(LOOK)
+            return server.wait(POLL_INTERVAL)
         now = time.monotonic()
         if used(lock):
             last = now
         elif not told and now - last > idle:
             told = now
             server.terminate()
-        elif told and now - told > PATIENCE:
+        elif told and now - told > TIMEOUT:
             server.kill()
 
 

@@ -30,7 +30,7 @@ VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchCommand:
     argv: list[str]
     env: dict[str, str]  # added to ours
 
@@ -40,12 +40,12 @@ class Launch:
     """A kind of engine. ``command(folder, port)`` starts a server of the model in `folder`."""
 
     name: str
-    command: Callable[[Path, int], Command]
+    command: Callable[[Path, int], LaunchCommand]
     start_timeout: float  # seconds until it must be healthy
     slots: int = 64  # requests at once
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
     kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
-    spare: Command | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
+    spare: LaunchCommand | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
     patches: bool = False  # its workers write changes into their weights
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
     host: str = "127.0.0.1"  # where it listens
@@ -67,15 +67,15 @@ def embedded(
     """The embedded torch engine: with a small model ready in three seconds. `dtype`: float32 or bfloat16. `paged`: our
     own small Qwen3 over a paged cache, too."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         argv = [*program, "--model", str(folder), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
         argv += ["--threads", str(threads), "--device", device, "--dtype", dtype, *(["--paged"] if paged else [])]
-        return Command(argv, env)
+        return LaunchCommand(argv, env)
 
     program = [sys.executable, "-m", "rollout.engine.embedded.server"]
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search(CHECKOUT)}
-    waiting = Command([*program, "--wait"], env)
+    waiting = LaunchCommand([*program, "--wait"], env)
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
@@ -83,7 +83,7 @@ def reachable(launch: Launch, host: str, tls: Path) -> Launch:
     """An engine that other machines reach at `host`. It answers who has the key in the folder `tls`
     (rollout.engine.tls), and nobody else."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = launch.command(folder, port)
         argv = [*plain.argv, "--host", host]
         if launch.name == "vllm":
@@ -101,10 +101,10 @@ def lent(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:
     """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest. `steps`: a
     folder, where it logs each step."""
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = launch.command(folder, port)
         if launch.name == "vllm":
-            return Command([*plain.argv, *_lending(users, steps)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
+            return LaunchCommand([*plain.argv, *_lending(users, steps)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
         promised = ["--ttft", str(users.ttft), "--tpot", str(users.tpot), "--margin", str(users.margin)]
         return replace(plain, argv=[*plain.argv, *promised, *(["--steps", str(steps)] if steps else [])])
 
@@ -140,7 +140,7 @@ def vllm(
     if not python.exists():
         raise EngineFailed(f"vLLM is not installed: no {python}", remedy="run `make setup-vllm`")
 
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
         argv += ["--model", str(folder), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
         argv += ["--enforce-eager", "--dtype", "bfloat16" if transfer else "float32"]
@@ -158,7 +158,7 @@ def vllm(
             argv += ["--worker-extension-cls", "pagurus_vllm.Registered"]
         if lora:  # two at once: requests in flight go on with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
-        return Command(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
+        return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 
     return Launch("vllm", command, start_timeout=START, slots=slots, kept=True, patches=transfer)
 

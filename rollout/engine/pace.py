@@ -15,13 +15,13 @@ import asyncio
 import time
 
 from rollout.engine.client import Generation, Sampling
-from rollout.episode.turns import Engine
+from rollout.episode.turns import Generator
 
 
-class Paced:
-    """``Paced(engine, seconds=0.8)`` gives no answer before 0.8 s have passed."""
+class PacedEngine:
+    """``PacedEngine(engine, seconds=0.8)`` gives no answer before 0.8 s have passed."""
 
-    def __init__(self, engine: Engine, *, seconds: float):
+    def __init__(self, engine: Generator, *, seconds: float):
         self.engine, self.seconds = engine, seconds
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:

@@ -30,7 +30,7 @@ class Patch(msgspec.Struct, array_like=True):
     values: bytes
 
 
-class Patches(msgspec.Struct):
+class PatchFile(msgspec.Struct):
     since: int
     version: int
     patches: list[Patch]
@@ -52,5 +52,5 @@ def write_patches(
         positions = np.arange(len(write.values)) if write.positions is None else write.positions
         raw = positions.astype(np.int64, copy=False).tobytes()
         patches.append(Patch(write.name, dtype, shape, split, raw, write.values.tobytes()))
-    path.write_bytes(msgspec.msgpack.encode(Patches(since, version, patches)))
+    path.write_bytes(msgspec.msgpack.encode(PatchFile(since, version, patches)))
     return True

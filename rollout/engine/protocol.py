@@ -90,7 +90,7 @@ class VersionRequest(msgspec.Struct):
     new_version: str
 
 
-class PullRequest(msgspec.Struct):
+class WeightPull(msgspec.Struct):
     """client -> engine: POST /weights/pull. Fetch a version and have it ready; None: the newest."""
 
     version: int | None = None
@@ -173,7 +173,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
 
 
-class Failure(msgspec.Struct):
+class EngineErrorBody(msgspec.Struct):
     """engine -> client: the body of a refused request, as OpenAI and vLLM shape it."""
 
     message: str
@@ -190,7 +190,7 @@ class StreamChunk(msgspec.Struct, kw_only=True):
 
     request_id: str = ""
     choices: list[Choice] = []
-    error: Failure | None = None
+    error: EngineErrorBody | None = None
 
 
 class WeightInfo(msgspec.Struct):
@@ -199,7 +199,7 @@ class WeightInfo(msgspec.Struct):
     weight_version: str
 
 
-class Pulled(msgspec.Struct, kw_only=True):
+class PullTimings(msgspec.Struct, kw_only=True):
     """engine -> client: what a pull took. The engine generated meanwhile."""
 
     version: int
@@ -211,7 +211,7 @@ class Pulled(msgspec.Struct, kw_only=True):
     whole: bool  # all weights will be written, not changes
 
 
-class Applied(msgspec.Struct):
+class ApplyResult(msgspec.Struct):
     """engine -> client: seconds in which it computed nothing."""
 
     version: int
@@ -231,10 +231,10 @@ class Checksums(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    error: Failure
+    error: EngineErrorBody
 
 
-class Statistics(msgspec.Struct, kw_only=True):
+class EngineStatistics(msgspec.Struct, kw_only=True):
     """embedded engine -> client: GET /statistics. Counts since start. A vLLM that lends tells `version`, `running`,
     `waiting` and `lends`."""
 

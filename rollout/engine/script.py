@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout.engine.chat import END, VERSION, WRITTEN
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 
 NOTHING = "exit"  # what is said when there is no more
 
@@ -23,5 +23,5 @@ class Script:
         said = prompt_ids.count(END)
         action = self.actions[said] if said < len(self.actions) else NOTHING
         ids = [WRITTEN + ord(char) for char in action] + [END]
-        spans = [Span(VERSION, 0, len(ids))]
+        spans = [WeightSpan(VERSION, 0, len(ids))]
         return Generation(token_ids=ids, logprobs=[0.0] * len(ids), spans=spans, finish_reason="stop")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.engine.launch import Command, Launch
+from rollout.engine.launch import Launch, LaunchCommand
 
 
 class Spare:
@@ -43,7 +43,7 @@ class Spare:
                 start_new_session=True,
             )
 
-    async def take(self, command: Command) -> asyncio.subprocess.Process | None:
+    async def take(self, command: LaunchCommand) -> asyncio.subprocess.Process | None:
         """The spare, told to be what `command` would start; None when there is none."""
         process, self._process = self._process, None
         if self._command is None or process is None or process.returncode is not None:

@@ -31,10 +31,10 @@ from types import TracebackType
 from typing import IO
 
 from rollout.engine import adopted, keep
-from rollout.engine.adopted import Adopted, Named
-from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
+from rollout.engine.adopted import AdoptedProcess, RoleRecord
+from rollout.engine.client import EngineClient, Generation, PublishResult, Sampling, wait_healthy
 from rollout.engine.keep import die_with_parent
-from rollout.engine.launch import IDLE_EXIT, Command, Launch, embedded, vllm
+from rollout.engine.launch import IDLE_EXIT, Launch, LaunchCommand, embedded, vllm
 from rollout.engine.spare import Spare
 from rollout.engine.weights import named, weights_of
 from rollout.store import stages
@@ -44,12 +44,12 @@ __all__ = ["EngineSupervisor", "embedded", "vllm"]
 
 log = logging.getLogger("pagurus.engine.supervisor")
 
-RESTARTS_MOST = 5  # in a row, without an answer between two deaths
-DEATHS_MOST = 100  # in a row, without a minute of service between two deaths
+MAX_RESTARTS = 5  # in a row, without an answer between two deaths
+MAX_DEATHS = 100  # in a row, without a minute of service between two deaths
 SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
 START_PAUSES = (0.5, 5.0)  # seconds before it is tried again, where a server that had died did not start
 SPARE_AFTER = 1.0  # seconds of service: what waits for the server comes before a spare one
-STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
+STOP_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
 ROLE = "engine"
 USED = "engine.used"  # in the folder of roles: locked by who uses the server
@@ -70,11 +70,11 @@ class EngineSupervisor:
         self.weights, self.version = weights_of(launch, weights, log.resolve().with_suffix(".weights")), version
         self.restarts = 0
         self.retried = 0
-        self.publications: list[Published] = []
+        self.publications: list[PublishResult] = []
         self.on_serving: Callable[[bool], None] = lambda serves: None  # told of its death, and when it serves again
         self.pid: int | None = None
         self._client: EngineClient | None = None
-        self._process: asyncio.subprocess.Process | Adopted | None = None
+        self._process: asyncio.subprocess.Process | AdoptedProcess | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._serving = asyncio.Event()  # set while serving, and for ever once failed or closed
         self._failure: EngineFailed | Closed | None = None
@@ -164,7 +164,7 @@ class EngineSupervisor:
         """Have a version here before it is published; requests go on. Raises where it cannot be fetched."""
         await self.weights.fetch(await self.wait_serving(), version)
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         """Serve this version from now on; `weights` are those of the constructor. A version that cannot be pulled
         leaves the engine as it is. If the engine dies or refuses on the way, it is restarted with the new version."""
         if named(weights) != self.weights.place:
@@ -191,7 +191,7 @@ class EngineSupervisor:
         except EngineFailed:
             return False
 
-    async def _anew(self, client: EngineClient, before: int, started: float) -> Published:
+    async def _anew(self, client: EngineClient, before: int, started: float) -> PublishResult:
         """End the server if it has not ended, and wait for the one that comes after it."""
         if not await self._died(client):
             self._signal(signal.SIGKILL)
@@ -202,7 +202,7 @@ class EngineSupervisor:
             self.version = before
             raise
         seconds = time.monotonic() - started
-        return Published(version=self.version, seconds=seconds, paused_s=seconds)
+        return PublishResult(version=self.version, seconds=seconds, paused_s=seconds)
 
     async def abort(self, request_ids: list[str] | None = None) -> None:
         await (await self.wait_serving()).abort(request_ids)
@@ -227,7 +227,7 @@ class EngineSupervisor:
         if process is None:
             return True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_PATIENCE / 5)
+            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_TIMEOUT / 5)
         if process.returncode is not None and self._client is client:
             self._serving.clear()  # the watcher, told by the same kernel, sets it again after the restart
         return process.returncode is not None
@@ -241,7 +241,7 @@ class EngineSupervisor:
         descriptor = adopted.hold(role)
         if descriptor is None:
             return False
-        process, client = Adopted(role.pid, descriptor), EngineClient(role.url, tls=self.launch.tls)
+        process, client = AdoptedProcess(role.pid, descriptor), EngineClient(role.url, tls=self.launch.tls)
         try:
             await self.weights.adopt(client, self.version)
         except (EngineFailed, Timeout, Invalid, NotFound) as error:
@@ -259,7 +259,7 @@ class EngineSupervisor:
         await self.weights.ready(self.version)
         port = free_port(self.launch.host)
         command = self.launch.command(self.weights.model, port)
-        command = Command([*command.argv, *self.weights.arguments(self.version)], command.env)
+        command = LaunchCommand([*command.argv, *self.weights.arguments(self.version)], command.env)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = await self._spare.take(command) or await asyncio.create_subprocess_exec(
@@ -335,7 +335,7 @@ class EngineSupervisor:
             deaths = 1 if served_well else deaths + 1
             unanswered = 1 if served_well or self._answered else unanswered + 1
             try:
-                if unanswered > RESTARTS_MOST or deaths > DEATHS_MOST:
+                if unanswered > MAX_RESTARTS or deaths > MAX_DEATHS:
                     raise self._error(f"the {self.launch.name} engine died {deaths} times in a row, last with {code}")
                 self.restarts += 1
                 await self._start_again()
@@ -351,14 +351,14 @@ class EngineSupervisor:
             await client.close()
         if process is None:
             return
-        if isinstance(process, Adopted):  # no group is signalled by a number that may be somebody else's by now
+        if isinstance(process, AdoptedProcess):  # no group is signalled by a number that may be somebody else's by now
             process.kill()
             await process.wait()
             return
         if process.returncode is None:
             _signal_group(process.pid, signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), STOP_PATIENCE)
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
             except TimeoutError:
                 log.warning("engine pid %d ignores SIGTERM, killing it", process.pid)
         _signal_group(process.pid, signal.SIGKILL)
@@ -371,12 +371,12 @@ class EngineSupervisor:
     def _write_down(self, url: str) -> None:
         self._generation += 1
         if self.roles is not None and self.pid is not None and (at := adopted.started(self.pid)) is not None:
-            role = Named(name=ROLE, pid=self.pid, started=at, at=time.time(), url=url, log=str(self.log))
+            role = RoleRecord(name=ROLE, pid=self.pid, started=at, at=time.time(), url=url, log=str(self.log))
             role.generation = self._generation
             adopted.write(self.roles, role)
 
     def _signal(self, number: signal.Signals) -> None:
-        if isinstance(self._process, Adopted):
+        if isinstance(self._process, AdoptedProcess):
             self._process.kill()
         elif self._process is not None and self._process.returncode is None:
             _signal_group(self._process.pid, number)

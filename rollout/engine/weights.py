@@ -22,13 +22,13 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from rollout.engine.client import EngineClient, Published
+from rollout.engine.client import EngineClient, PublishResult
 from rollout.engine.launch import Launch
 from rollout.engine.patches import write_patches
 from rollout.weights.adapter import base_of
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.process import PullerProcess
-from rollout.weights.puller import Pulled
+from rollout.weights.puller import PulledVersion
 from rollout.weights.store import is_store
 from sandbox.errors import Invalid, NotFound
 
@@ -54,7 +54,7 @@ class Weights(Protocol):
     async def fetch(self, client: EngineClient, version: int) -> None:
         """Have a version here that will be taken, while the server generates."""
 
-    async def take(self, client: EngineClient, version: int) -> Published:
+    async def take(self, client: EngineClient, version: int) -> PublishResult:
         """Have a server that generates serve this version."""
 
     async def adopt(self, client: EngineClient, version: int) -> None:
@@ -67,10 +67,10 @@ def weights_of(launch: Launch, place: Path | str, home: Path) -> Weights:
     """`place`: a folder or URL of versions, or a model folder. `home`: the mirror will be there."""
     place = named(place)
     if "://" not in place and not is_store(Path(place)):
-        return Fixed(place)
+        return FixedWeights(place)
     if launch.pulls:
         return Pulling(place, home)
-    return Patched(place, home) if launch.patches else Mirrored(place, home)
+    return InPlaceWeights(place, home) if launch.patches else AdapterWeights(place, home)
 
 
 def named(place: Path | str) -> str:
@@ -78,7 +78,7 @@ def named(place: Path | str) -> str:
     return str(place) if "://" in str(place) else str(Path(place).resolve())
 
 
-class Fixed:
+class FixedWeights:
     def __init__(self, place: str):
         self.place, self.model = place, Path(place)
 
@@ -95,7 +95,7 @@ class Fixed:
     async def fetch(self, client: EngineClient, version: int) -> None:
         return None
 
-    async def take(self, client: EngineClient, version: int) -> Published:
+    async def take(self, client: EngineClient, version: int) -> PublishResult:
         raise Invalid(f"{self.model} is one model, not a folder of versions", remedy="publish versions of it")
 
     async def adopt(self, client: EngineClient, version: int) -> None:
@@ -123,7 +123,7 @@ class Pulling:
     async def fetch(self, client: EngineClient, version: int) -> None:
         await client.pull(version)
 
-    async def take(self, client: EngineClient, version: int) -> Published:
+    async def take(self, client: EngineClient, version: int) -> PublishResult:
         return await client.take(version)
 
     async def adopt(self, client: EngineClient, version: int) -> None:
@@ -135,7 +135,7 @@ class Pulling:
         return None
 
 
-class Mirrored:
+class AdapterWeights:
     """An adapter is loaded beside its base model, under a name of its own version: nothing stands still for it."""
 
     patches = False  # whether the server is told of changes, or reads the mirror alone
@@ -163,7 +163,7 @@ class Mirrored:
     async def fetch(self, client: EngineClient, version: int) -> None:
         await self._pull(version)
 
-    async def _pull(self, version: int) -> Pulled:
+    async def _pull(self, version: int) -> PulledVersion:
         return await self._puller.pull(version)
 
     async def _change(self, client: EngineClient, version: int) -> float:
@@ -173,11 +173,11 @@ class Mirrored:
         await client.load_adapter(self.home, version)
         return 0.0
 
-    async def take(self, client: EngineClient, version: int) -> Published:
+    async def take(self, client: EngineClient, version: int) -> PublishResult:
         began = time.monotonic()
         pulled = await self._pull(version)
         paused = await self._change(client, version)
-        return Published(
+        return PublishResult(
             version=version,
             seconds=time.monotonic() - began,
             paused_s=paused,
@@ -198,7 +198,7 @@ class Mirrored:
         await self._puller.close()
 
 
-class Patched(Mirrored):
+class InPlaceWeights(AdapterWeights):
     """Changes are written into the server's weights in place by an engine of ours in its workers (vLLM on GPUs).
 
     Where they do not go on from what the server has, it loads all of the mirror.
@@ -222,7 +222,7 @@ class Patched(Mirrored):
             await client.loaded(version)
             self._since, self._writes = version, []
 
-    async def _pull(self, version: int) -> Pulled:
+    async def _pull(self, version: int) -> PulledVersion:
         pulled = await super()._pull(version)
         goes_on = self._writes is not None and pulled.writes is not None and self._digest in (None, pulled.since)
         self._writes = [*(self._writes or []), *(pulled.writes or [])] if goes_on else None

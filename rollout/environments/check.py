@@ -26,15 +26,15 @@ from typing import Any
 import msgspec
 
 from rollout.engine.chat import END, VERSION, WRITTEN, Characters
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.script import Script
 from rollout.environments.base import Environment
 from rollout.episode import nowhere
 from rollout.episode.manager import EpisodeManager, Reset
-from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.episode.turns import Ended, Engine
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec
+from rollout.episode.turns import EpisodeEnd, Generator
 from rollout.evaluate import play
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService
 from sandbox.errors import PagurusError
@@ -42,16 +42,16 @@ from sandbox.messages import ExecResult
 
 TRANSCRIPT = 1 << 20  # characters of an episode
 ANSWER = 1 << 16
-NAMED_MOST = 5  # paths that one finding names
+MAX_NAMED = 5  # paths that one finding names
 ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that was told nothing
-EngineOf = Callable[[int], Engine | None]
+EngineOf = Callable[[int], Generator | None]
 ORACLE, NULL, RANDOM = "oracle", "null agent", "random agent"
 PROGRAMS = "exec cat /proc/[0-9]*/comm"
 LOOKS, PAUSE = 20, 0.25  # at programs that still start; seconds between two
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Example: ``Finding(what="left behind", seen="process 71 sleep", wrong=True)``"""
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """Example: ``CheckFinding(what="left behind", seen="process 71 sleep", wrong=True)``"""
 
     what: str
     seen: str
@@ -69,8 +69,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: float  # of those of them that were durable when their episode ended
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    findings: list[Finding]
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[CheckFinding]
     costs: Costs
 
     @property
@@ -89,18 +89,18 @@ class Aimless:
         action = self._rng.choice(self._rng.choice([group for group in (read, self._right, ODD) if group]))
         ids = [*(WRITTEN + ord(char) for char in action), END]
         return Generation(
-            token_ids=ids, logprobs=[0.0] * len(ids), spans=[Span(VERSION, 0, len(ids))], finish_reason="stop"
+            token_ids=ids, logprobs=[0.0] * len(ids), spans=[WeightSpan(VERSION, 0, len(ids))], finish_reason="stop"
         )
 
 
 async def check(
     environment: Callable[[], Environment],
-    host: Labelled | None,
+    host: LabellingClient | None,
     seeds: Sequence[int],
     *,
     pass_at: float = 1.0,
     tell: Callable[[str], object] = lambda _: None,
-) -> Checked:
+) -> CheckReport:
     """`host`: None where neither the environment nor its scorer needs a sandbox. `tell` hears what begins."""
     before = _children()
     manager = EpisodeManager(
@@ -108,9 +108,9 @@ async def check(
         host=host,
         engine=Script(),
         tokenizer=Characters(),
-        limits=Limits(max_length=TRANSCRIPT),
+        limits=EpisodeLimits(max_length=TRANSCRIPT),
     )
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     took: list[float] = []
     for number, seed in enumerate(seeds, 1):
         tell(f"resets and forks of seed {seed}, {number} of {len(seeds)}")
@@ -123,7 +123,7 @@ async def check(
     for who, trajectories in played.items():
         findings.append(_judged(who, trajectories, pass_at))
     findings.append(await _left(host, before))
-    return Checked(findings=findings, costs=_costs(took, [each for some in played.values() for each in some]))
+    return CheckReport(findings=findings, costs=_costs(took, [each for some in played.values() for each in some]))
 
 
 def needs_sandbox(environment: Callable[[], Environment], seeds: Sequence[int]) -> bool:
@@ -134,7 +134,7 @@ def needs_sandbox(environment: Callable[[], Environment], seeds: Sequence[int]) 
 # --------------------------------------------------------------------- resets
 
 
-async def _resets(manager: EpisodeManager, seed: int, took: list[float]) -> list[Finding]:
+async def _resets(manager: EpisodeManager, seed: int, took: list[float]) -> list[CheckFinding]:
     what = f"reset of seed {seed}"
     made: list[Reset] = []
     try:
@@ -146,12 +146,12 @@ async def _resets(manager: EpisodeManager, seed: int, took: list[float]) -> list
         said = f"two differ in: {', '.join(differ)}" if differ else "two are equal"
         fresh, _ = manager.environment().of(seed)
         return [
-            Finding(what=what, seen=said, wrong=bool(differ)),
+            CheckFinding(what=what, seen=said, wrong=bool(differ)),
             _written_down(f"state of seed {seed}", fresh, made[0][2]),
             await _forked(f"fork of seed {seed}", manager, fresh, made[0][0]),
         ]
-    except Ended as end:
-        return [Finding(what=what, seen=str(end.failure), wrong=True)]
+    except EpisodeEnd as end:
+        return [CheckFinding(what=what, seen=str(end.failure), wrong=True)]
     finally:
         for sandbox, _, _ in made:
             await sandbox.remove()
@@ -164,8 +164,8 @@ async def _differences(one: Reset, other: Reset) -> list[str]:
     if one[0].id == nowhere.NAME:
         return differ
     changes = await other[0].diff(await one[0].checkpoint())
-    differ += [change.path for change in changes[:NAMED_MOST]]
-    differ += [f"{len(changes) - NAMED_MOST} more files"] if len(changes) > NAMED_MOST else []
+    differ += [change.path for change in changes[:MAX_NAMED]]
+    differ += [f"{len(changes) - MAX_NAMED} more files"] if len(changes) > MAX_NAMED else []
     for _ in range(LOOKS):
         if await _programs(one[0]) == await _programs(other[0]):
             return differ
@@ -182,26 +182,28 @@ async def _programs(sandbox: Any) -> list[str]:
         return []
 
 
-def _written_down(what: str, fresh: Environment, state: bytes | None) -> Finding:
+def _written_down(what: str, fresh: Environment, state: bytes | None) -> CheckFinding:
     if state is None:
         text = "cannot be written down, so resets are not shared and nobody goes on with an episode: write `snapshot`"
-        return Finding(what=what, seen=text)
+        return CheckFinding(what=what, seen=text)
     fresh.load(state)
     same = fresh.snapshot() == state
-    return Finding(what=what, seen="loads" if same else "is another one once it was loaded", wrong=not same)
+    return CheckFinding(what=what, seen="loads" if same else "is another one once it was loaded", wrong=not same)
 
 
-async def _forked(what: str, manager: EpisodeManager, env: Environment, sandbox: Any) -> Finding:
+async def _forked(what: str, manager: EpisodeManager, env: Environment, sandbox: Any) -> CheckFinding:
     """A fork is compared with its checkpoint: files, processes, memory."""
     if sandbox.id == nowhere.NAME:
-        return Finding(what=what, seen="there is no sandbox")
+        return CheckFinding(what=what, seen="there is no sandbox")
     try:
         point = await sandbox.checkpoint()
         child = await manager.host.fork(point.id)
     except PagurusError as error:
-        return Finding(what=what, seen=f"{error.code}: {error}", wrong=env.shares_reset)
+        return CheckFinding(what=what, seen=f"{error.code}: {error}", wrong=env.shares_reset)
     await child.remove()
-    return Finding(what=what, seen="equal" if env.shares_reset else "equal; but it says that resets are not shared")
+    return CheckFinding(
+        what=what, seen="equal" if env.shares_reset else "equal; but it says that resets are not shared"
+    )
 
 
 # --------------------------------------------------------------------- agents
@@ -212,7 +214,7 @@ def _agents(environment: Callable[[], Environment]) -> dict[str, EngineOf]:
         env, drawn = environment().of(seed)
         return env.oracle(drawn)
 
-    def oracle(seed: int) -> Engine | None:
+    def oracle(seed: int) -> Generator | None:
         actions = right(seed)
         return None if actions is None else Script(actions)
 
@@ -235,29 +237,31 @@ async def _play(
     return played
 
 
-def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> Finding:
+def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> CheckFinding:
     if not played:
-        return Finding(what=who, seen="nobody knows what is right: define `oracle`, so that it can be tried")
+        return CheckFinding(what=who, seen="nobody knows what is right: define `oracle`, so that it can be tried")
     if lost := [each for each in played if not each.scored]:
-        return Finding(what=who, seen=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
+        return CheckFinding(what=who, seen=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
     rewards = [each.reward for each in played]
     said = f"reward {statistics.mean(rewards):.3f} over {len(played)} seeds"
     if who == ORACLE and min(rewards) < pass_at:
         seed = played[rewards.index(min(rewards))].seed
-        return Finding(what=who, seen=f"{said}; seed {seed} earns {min(rewards):g}: it cannot be solved", wrong=True)
+        return CheckFinding(
+            what=who, seen=f"{said}; seed {seed} earns {min(rewards):g}: it cannot be solved", wrong=True
+        )
     if who == NULL and max(rewards) >= pass_at:
         seed = played[rewards.index(max(rewards))].seed
-        return Finding(what=who, seen=f"{said}; seed {seed} is passed by doing nothing", wrong=True)
-    return Finding(what=who, seen=said)
+        return CheckFinding(what=who, seen=f"{said}; seed {seed} is passed by doing nothing", wrong=True)
+    return CheckFinding(what=who, seen=said)
 
 
 # --------------------------------------------------------------------- what is left, what it took
 
 
-async def _left(host: Labelled | None, before: set[str]) -> Finding:
+async def _left(host: LabellingClient | None, before: set[str]) -> CheckFinding:
     sandboxes = [] if host is None else await host.left()
     left = [f"sandbox {each}" for each in sandboxes] + [f"process {each}" for each in sorted(_children() - before)]
-    return Finding(what="left behind", seen=", ".join(left) or "nothing", wrong=bool(left))
+    return CheckFinding(what="left behind", seen=", ".join(left) or "nothing", wrong=bool(left))
 
 
 def _children() -> set[str]:

@@ -18,7 +18,7 @@ START = "start"  # the folder beside the environment with the policy that its ru
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LoadedTask:
     """An environment, loaded: what ENVIRONMENT names, or the only one that is defined there."""
 
     name: str
@@ -26,13 +26,13 @@ class Task:
     start: Path | None  # a policy in the Hugging Face layout
 
 
-def load(place: Path) -> Task:
+def load(place: Path) -> LoadedTask:
     """The task of a folder or file. Example: ``load(Path("examples/fix_the_service")).name == "fix_the_service"``."""
     place = place.resolve()
     if not place.exists():
         raise NotFound(f"no folder {place}", remedy="name a folder such as examples/fix_the_service, or a .py file")
     if tasks := tasks_of(place):
-        return Task(place.name, environment_of(tasks), _start(place))
+        return LoadedTask(place.name, environment_of(tasks), _start(place))
     code = place if place.is_file() else place / "__init__.py"
     if not code.is_file():
         raise Invalid(
@@ -41,7 +41,7 @@ def load(place: Path) -> Task:
         )
     name = place.stem
     loaded = load_code(f"pagurus_task_{name}", code, package=place.is_dir())
-    return Task(name, _environment(loaded, code), _start(code.parent))
+    return LoadedTask(name, _environment(loaded, code), _start(code.parent))
 
 
 def _start(folder: Path) -> Path | None:

@@ -30,8 +30,8 @@ from sandbox.errors import Conflict, Invalid, NotFound
 RECENT = 16  # groups of a part that its outcome is of
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment of a mixture. Example: ``Part(task="examples/fix_the_service", weight=3)``"""
+class MixturePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment of a mixture. Example: ``MixturePart(task="examples/fix_the_service", weight=3)``"""
 
     task: str  # folder or file
     name: str = ""  # else that of the task
@@ -40,7 +40,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     held_out: str | None = None  # rows to evaluate on, in a file of their own; else a share of `rows`
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class PartOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a curriculum sees of a part: its newest whole groups."""
 
     name: str
@@ -51,15 +51,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     silent: float  # share of groups whose rewards are all equal: they teach nothing
 
 
-Curriculum = Callable[[Sequence[Outcome]], Mapping[str, float]]
+Curriculum = Callable[[Sequence[PartOutcome]], Mapping[str, float]]
 
 
 class Mixture:
-    """``Mixture([Part(task="a"), Part(task="b")]).of(7)`` is an environment of part 1 for its seed 3."""
+    """``Mixture([MixturePart(task="a"), MixturePart(task="b")]).of(7)`` is an environment of part 1 for its seed 3."""
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[MixturePart],
         *,
         image: str | None = None,
         share: float = splits.SHARE,
@@ -112,7 +112,7 @@ class Mixture:
         """What an episode manager asks for; see `Environment.of`."""
         if len(self.parts) == 1 and self.splits[0].kind == "seeds":
             return self._made(0)
-        return _Mixed(self)
+        return MixtureEnvironment(self)
 
     def of(self, number: int) -> tuple[Environment, int]:
         part, seed = number % len(self.parts), number // len(self.parts)
@@ -138,7 +138,7 @@ class Mixture:
         return made
 
 
-class _Mixed(Environment):
+class MixtureEnvironment(Environment):
     """Which environment it is, is known once the prompt is."""
 
     def __init__(self, mixture: Mixture):
@@ -193,13 +193,13 @@ class Draw(Iterator[int]):
             )
         return found
 
-    def _outcomes(self) -> list[Outcome]:
+    def _outcomes(self) -> list[PartOutcome]:
         seen = self.outcomes()
         found = []
         for index, part in enumerate(self.mixture.parts):
             own = [each for each in seen if each[0] % len(self.mixture.parts) == index][:RECENT]
             found.append(
-                Outcome(
+                PartOutcome(
                     name=part.name,
                     weight=part.weight,
                     issued=self.issued[index],
@@ -211,7 +211,7 @@ class Draw(Iterator[int]):
         return found
 
 
-def _rows(part: Part) -> list[dict[str, Any]] | None:
+def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
     """Those that are trained on, then those of a file of their own to evaluate on."""
     if part.rows is None:
         if part.held_out is not None:

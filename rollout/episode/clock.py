@@ -13,10 +13,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from rollout.decide.blame import Phase
+from rollout.decide.blame import EpisodePhase
 
 
-class Clock:
+class TrajectoryClock:
     """The budget of one trajectory. ``async with clock.running(): ...`` raises TimeoutError when it is used up."""
 
     def __init__(self, budget: float, *, used: float = 0.0):
@@ -84,13 +84,13 @@ class PhaseMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._active = dict.fromkeys(Phase, 0)
-        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._active = dict.fromkeys(EpisodePhase, 0)
+        self._seconds = dict.fromkeys(EpisodePhase, 0.0)
         self._idle = 0.0  # seconds in which no trajectory was in any phase
         self._at = clock()
 
     @contextlib.contextmanager
-    def phase(self, phase: Phase, inside: Phase | None = None) -> Iterator[None]:
+    def phase(self, phase: EpisodePhase, inside: EpisodePhase | None = None) -> Iterator[None]:
         """In `phase`; time of the surrounding phase `inside` stands still meanwhile."""
         self._move(phase, 1, inside, -1)
         try:
@@ -103,7 +103,7 @@ class PhaseMeter:
         self._update()
         return {**{phase.value: spent for phase, spent in self._seconds.items()}, "idle": self._idle}
 
-    def _move(self, phase: Phase, by: int, inside: Phase | None, back: int) -> None:
+    def _move(self, phase: EpisodePhase, by: int, inside: EpisodePhase | None, back: int) -> None:
         self._update()
         self._active[phase] += by
         if inside is not None:

@@ -2,7 +2,7 @@
 
 Owns: the choice of a parser by what a model's own template and vocabulary say, and how tools are told to a model whose
 template does not know any. Does not own: rendering (the model's template, by rollout.episode.renderer).
-The parsers are those of the library `renderers`, behind `Family.parse`; `Tagged` reads text for all others.
+The parsers are those of the library `renderers`, behind `FamilyParser.parse`; `TaggedParser` reads text for all others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ To call one, answer with its name and arguments as JSON between <tool_call> and 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
-class Family:
+class FamilyParser:
     """Reads by the library's parser of a family."""
 
     def __init__(self, name: str, parser: Any, stops: Sequence[int]):
@@ -59,7 +59,7 @@ class Family:
         return found.content, found.reasoning_content or "", calls, broken
 
 
-class Tagged:
+class TaggedParser:
     """Reads ``<think>`` and ``<tool_call>`` out of the text: what most models without a format of their own write."""
 
     name = "tagged"
@@ -92,7 +92,7 @@ def calls_in(text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     return CALL.sub("", text).strip() if calls else text, calls, broken
 
 
-def detect(tokenizer: Any) -> Family | Tagged:
+def detect(tokenizer: Any) -> FamilyParser | TaggedParser:
     """The family of a tokenizer of transformers, by the marks in its template that are tokens of its vocabulary."""
     template, encoder = str(tokenizer.chat_template), tokenizer.backend_tokenizer
     for marks, name in MARKS:
@@ -102,8 +102,8 @@ def detect(tokenizer: Any) -> Family | Tagged:
             parser = _library(tokenizer, name)
             if parser is not None:
                 ends = (encoder.token_to_id(end) for end in ENDS.get(name, ()))
-                return Family(name, parser, [end for end in ends if end is not None])
-    return Tagged(encoder)
+                return FamilyParser(name, parser, [end for end in ends if end is not None])
+    return TaggedParser(encoder)
 
 
 def _library(tokenizer: Any, name: str) -> Any:

@@ -27,8 +27,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.decide.blame import Phase
-from rollout.episode.clock import Clock, PhaseMeter
+from rollout.decide.blame import EpisodePhase
+from rollout.episode.clock import PhaseMeter, TrajectoryClock
 from rollout.messages import Recovery
 from sandbox.errors import (
     CheckpointFailed,
@@ -47,11 +47,11 @@ from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, Restor
 log = logging.getLogger("pagurus.rollout")
 
 KILLED = 128 + 9  # exit code of a command that SIGKILL ended
-RESTORES_MOST = 3  # attempts to restore one death
-DEATHS_MOST = 8  # of one trajectory
-SAME_COMMAND_MOST = 3  # deaths under one command, each time from an equal state: it is the command
-STALL_MOST = 300.0  # seconds that the host may take beyond what a command takes
-COMMAND_LONGEST = 60.0  # seconds; the SDK's default
+MAX_RESTORES = 3  # attempts to restore one death
+MAX_DEATHS = 8  # of one trajectory
+MAX_SAME_COMMAND = 3  # deaths under one command, each time from an equal state: it is the command
+MAX_STALL = 300.0  # seconds that the host may take beyond what a command takes
+MAX_COMMAND = 60.0  # seconds; the SDK's default
 SHORTEST = 0.1  # seconds that a command gets when the trajectory's time is nearly used up
 
 
@@ -59,23 +59,23 @@ class KilledItself(SandboxDead):
     """The same command killed the sandbox each time: the sandbox is not to blame."""
 
 
-class Diverged(PagurusError):
+class ReplayDivergence(PagurusError):
     """What was executed again after a restore said something else than the agent has read."""
 
     code = "not_equal"
 
 
 @dataclass
-class _Entry:
+class GuardEntry:
     """Something done to the sandbox since its last captured state."""
 
     act: Callable[[], Awaitable[Any]]
     checkpoint: str | None = None  # holds the state after it
-    executed: Executed | None = None
+    executed: ExecutedCommand | None = None
 
 
 @dataclass
-class Executed:
+class ExecutedCommand:
     """A command that ended its turn, or a check that did not."""
 
     started: float
@@ -99,13 +99,13 @@ class GuardedSandbox:
     ):
         self.sandbox = sandbox
         self.files = GuardedFiles(self)
-        self.executed: list[Executed] = []  # all, oldest first
+        self.executed: list[ExecutedCommand] = []  # all, oldest first
         self.recoveries: list[Recovery] = []
         self.deaths = 0
         self.turn = -1  # of the trajectory, set by its loop; -1 is the reset
-        self.clock: Clock | None = None  # of the phase that runs
-        self.phase: Phase | None = None  # that runs; the gate and recoveries are not its time
-        self.failed_in: Phase | None = None  # where the last error came from, when it was not the phase itself
+        self.clock: TrajectoryClock | None = None  # of the phase that runs
+        self.phase: EpisodePhase | None = None  # that runs; the gate and recoveries are not its time
+        self.failed_in: EpisodePhase | None = None  # where the last error came from, when it was not the phase itself
         self.head: str | None = None  # the last captured checkpoint that a turn ended with
         self.epoch = epoch or secrets.token_hex(8)
         self.on_exec: Callable[[], None] | None = None  # called once, when the next command is under way
@@ -114,8 +114,8 @@ class GuardedSandbox:
         self._calls = 0  # of this turn
         self._wall = wall
         self._meter = meter
-        self._journal: list[_Entry] = []
-        self._pending: Executed | None = None
+        self._journal: list[GuardEntry] = []
+        self._pending: ExecutedCommand | None = None
         self._settling: asyncio.Task[None] | None = None
 
     @property
@@ -130,7 +130,7 @@ class GuardedSandbox:
     def begin_turn(self, index: int) -> None:
         self.turn, self._calls = index, 0
 
-    async def exec(self, command: Any, *, timeout: float | None = COMMAND_LONGEST, **options: Any) -> ExecResult:
+    async def exec(self, command: Any, *, timeout: float | None = MAX_COMMAND, **options: Any) -> ExecResult:
         """`sandbox.exec` with the gate before it and recovery around it."""
         started, ended = 0.0, 0.0
         self._calls += 1
@@ -150,9 +150,9 @@ class GuardedSandbox:
             return answer
 
         result: ExecResult = await self._run(act)
-        done = Executed(started, ended, result)
+        done = ExecutedCommand(started, ended, result)
         self.executed.append(done)
-        self._journal.append(_Entry(lambda: self._send(name, command, timeout, options), result.checkpoint, done))
+        self._journal.append(GuardEntry(lambda: self._send(name, command, timeout, options), result.checkpoint, done))
         if result.checkpoint is not None:
             self._pending = done
         return result
@@ -163,13 +163,13 @@ class GuardedSandbox:
         if clock is not None and (timeout is None or clock.left < timeout):
             timeout = max(SHORTEST, clock.left)
         key = f"{self.epoch}.{name}"
-        limit = None if timeout is None else timeout + STALL_MOST
+        limit = None if timeout is None else timeout + MAX_STALL
         with clock.stopped() if clock is not None else contextlib.nullcontext():
             try:
                 async with asyncio.timeout(limit):
                     answer = await self.sandbox.exec(command, timeout=timeout, key=key, **options)
             except TimeoutError:
-                raise Timeout(f"the host took {STALL_MOST:g} s longer than a command may", sandbox=self.id) from None
+                raise Timeout(f"the host took {MAX_STALL:g} s longer than a command may", sandbox=self.id) from None
             if clock is not None:
                 clock.charge(answer.duration)
         return answer
@@ -188,7 +188,7 @@ class GuardedSandbox:
         assert self._settling is not None
         began = self._wall()
         try:
-            with self._elsewhere(Phase.CHECKPOINT):
+            with self._elsewhere(EpisodePhase.CHECKPOINT):
                 await self._settling
         finally:
             self._settling = None
@@ -201,7 +201,7 @@ class GuardedSandbox:
         if self.head is not None and self.clean:
             return self.head
         await self._run(lambda: self.sandbox.exec("true", ends_turn=False))  # it lives, or is brought back
-        with self._elsewhere(Phase.CHECKPOINT):
+        with self._elsewhere(EpisodePhase.CHECKPOINT):
             return (await self.sandbox.checkpoint("final")).id
 
     async def close(self) -> None:
@@ -220,7 +220,7 @@ class GuardedSandbox:
 
     async def roll_back(self, checkpoint: str) -> RestoreResult:
         """Bring the sandbox back to this checkpoint because the agent asked for it. What came after is forgotten."""
-        with self._elsewhere(Phase.RECOVER):
+        with self._elsewhere(EpisodePhase.RECOVER):
             with contextlib.suppress(PagurusError):  # the state that is left behind
                 await self.settled()
             self._pending = None
@@ -237,7 +237,7 @@ class GuardedSandbox:
 
     async def back(self, checkpoint: str) -> None:
         """The sandbox is dead, or nobody knows its state: bring it back to this checkpoint and to no other."""
-        with self._elsewhere(Phase.RECOVER):
+        with self._elsewhere(EpisodePhase.RECOVER):
             self.deaths += 1
             began = time.monotonic()
             restored = await self._restored_to(checkpoint)
@@ -251,7 +251,7 @@ class GuardedSandbox:
                 )
             )
 
-    def _elsewhere(self, phase: Phase) -> Any:
+    def _elsewhere(self, phase: EpisodePhase) -> Any:
         return _Elsewhere(self, phase)
 
     async def _run(self, act: Callable[[], Awaitable[Any]]) -> Any:
@@ -265,13 +265,13 @@ class GuardedSandbox:
                 if isinstance(death, Conflict) and self.adopted != self.turn + 1:
                     raise  # in the turn of a takeover it may say that a key was used for other options
                 deaths += isinstance(death, SandboxDead)
-                if deaths >= SAME_COMMAND_MOST:
+                if deaths >= MAX_SAME_COMMAND:
                     raise KilledItself(
                         f"one command killed it {deaths} times, each time from an equal state", sandbox=self.id
                     ) from death
                 await self._recover(death)
 
-    async def _settle(self, pending: Executed) -> None:
+    async def _settle(self, pending: ExecutedCommand) -> None:
         try:
             pending.info = await self.sandbox.captured(pending.result)
         except CheckpointFailed:  # the turn is over but its state is not safe: take it again, for its own sake
@@ -293,10 +293,10 @@ class GuardedSandbox:
 
     async def _recover(self, death: PagurusError) -> None:
         """Back to the latest checkpoint, equal, then forward again through the journal."""
-        with self._elsewhere(Phase.RECOVER):
+        with self._elsewhere(EpisodePhase.RECOVER):
             while True:
                 self.deaths += 1
-                if self.deaths > DEATHS_MOST:
+                if self.deaths > MAX_DEATHS:
                     raise death
                 pending, self._pending = self._pending, None
                 await self.close()
@@ -324,7 +324,7 @@ class GuardedSandbox:
         if self.on_epoch is not None:
             await self.on_epoch(epoch)
 
-    async def _restore(self, pending: Executed | None) -> tuple[RestoreResult, int]:
+    async def _restore(self, pending: ExecutedCommand | None) -> tuple[RestoreResult, int]:
         """The last state that was captured, equal, and how many attempts that took.
 
         The checkpoint of a turn whose capture nobody has waited for yet may be there or not. A restore that failed or
@@ -344,7 +344,7 @@ class GuardedSandbox:
                     ) from None
                 wanted = wanted[1:] or await self._captured_last(wanted[0])
             except (RestoreFailed, NotEqual) as error:
-                if attempt >= RESTORES_MOST:
+                if attempt >= MAX_RESTORES:
                     raise
                 log.warning("restore attempt %d: %s", attempt, error)
         raise AssertionError("unreachable")
@@ -389,13 +389,13 @@ def _need_same(seen: ExecResult, now: ExecResult, sandbox: str) -> None:
     for name in ("exit_code", "timed_out", "stdout", "stderr"):
         before, after = getattr(seen, name), getattr(now, name)
         if before != after:
-            raise Diverged(f"executed again, a command had another {name}: {after!r:.80}, not {before!r:.80}")
+            raise ReplayDivergence(f"executed again, a command had another {name}: {after!r:.80}, not {before!r:.80}")
 
 
 class _Elsewhere:
     """Within a phase: time that is not its own. Remembers where an error came from."""
 
-    def __init__(self, guarded: GuardedSandbox, phase: Phase):
+    def __init__(self, guarded: GuardedSandbox, phase: EpisodePhase):
         self._guarded, self._phase = guarded, phase
         self._clock = guarded.clock.stopped() if guarded.clock is not None else contextlib.nullcontext()
         meter = guarded._meter
@@ -426,4 +426,4 @@ class GuardedFiles:
             return self._guarded.sandbox.files.write(path, data, **options)
 
         await self._guarded._run(act)
-        self._guarded._journal.append(_Entry(act))
+        self._guarded._journal.append(GuardEntry(act))

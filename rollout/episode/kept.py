@@ -25,7 +25,7 @@ log = logging.getLogger("pagurus.rollout")
 
 
 class KeepingHost(Protocol):
-    """What kept states need of a host: `rollout.labels.Labelled`."""
+    """What kept states need of a host: `rollout.labels.LabellingClient`."""
 
     async def keep(self, sandbox: Any) -> None:
         """From now on no sweep of the run's own sandboxes removes it."""

@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 
 from rollout.chaos import Strike
-from rollout.decide.blame import Cause, Failure, Phase, cause_of
+from rollout.decide.blame import Cause, EpisodePhase, TrajectoryFailure, cause_of
 from rollout.engine.asking import KIND
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import nowhere
 from rollout.episode.kept import KeptStates
 from rollout.episode.origin import Origin
-from rollout.episode.prepared import Prepared, PreparedStates
-from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.episode.turns import Ended, Engine, Episode, EpisodeParts, OnTurn, fail, label
+from rollout.episode.prepared import PreparedState, PreparedStates
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec
+from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn, fail, label
 from rollout.messages import Trajectory
 from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService, apply
@@ -79,7 +79,7 @@ class EpisodeManager(EpisodeParts):
         KIND.set(env.kind or type(env).__name__)
         spec = msgspec.structs.replace(spec, seed=seed)
         sandbox, episode = None, None
-        start: Prepared | Origin | None = origin
+        start: PreparedState | Origin | None = origin
         try:
             if since:
                 sandbox = await self._adopt(since)
@@ -89,7 +89,7 @@ class EpisodeManager(EpisodeParts):
                 sandbox, start = await self._begin(env, spec, drawn)
             episode = Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
             await episode.run(since, start)
-        except Ended as end:
+        except EpisodeEnd as end:
             fail(trajectory, end.failure)
         finally:
             if episode is None or not episode.resumable:
@@ -119,7 +119,7 @@ class EpisodeManager(EpisodeParts):
             return
         try:
             if trajectory.scored:
-                with self.metered(Phase.SCORE):
+                with self.metered(EpisodePhase.SCORE):
                     await self._score(trajectory)
         finally:
             if not self.leaving:
@@ -131,10 +131,10 @@ class EpisodeManager(EpisodeParts):
         try:
             apply(trajectory, await self.rewards.score(trajectory))
         except ScorerFailed as error:
-            fail(trajectory, Failure(phase=Phase.SCORE, cause=Cause.SCORER, message=str(error)))
+            fail(trajectory, TrajectoryFailure(phase=EpisodePhase.SCORE, cause=Cause.SCORER, message=str(error)))
         except PagurusError as error:
-            cause = cause_of(error.code, Phase.RECOVER, own=False)  # a fork that fails is no command's doing
-            fail(trajectory, Failure(phase=Phase.SCORE, cause=cause, message=f"{error.code}: {error}"))
+            cause = cause_of(error.code, EpisodePhase.RECOVER, own=False)  # a fork that fails is no command's doing
+            fail(trajectory, TrajectoryFailure(phase=EpisodePhase.SCORE, cause=cause, message=f"{error.code}: {error}"))
 
     async def _let_go(self, trajectory: Trajectory) -> None:
         with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
@@ -152,7 +152,7 @@ class EpisodeManager(EpisodeParts):
 
     async def _fork(self, origin: Origin) -> Any:
         """A sandbox in the state of another trajectory."""
-        with self.metered(Phase.CREATE):
+        with self.metered(EpisodePhase.CREATE):
             try:
                 sandbox = await self.host.fork(origin.visit.checkpoint)
                 self.on_created()
@@ -160,16 +160,18 @@ class EpisodeManager(EpisodeParts):
             except PagurusError as error:
                 cause = Cause.DIED if isinstance(error, NotFound | Conflict) else Cause.REFUSED
                 text = f"{error.code}: {error}"
-                raise Ended(Failure(phase=Phase.CREATE, cause=cause, message=text)) from error
+                raise EpisodeEnd(TrajectoryFailure(phase=EpisodePhase.CREATE, cause=cause, message=text)) from error
 
-    async def _begin(self, env: Environment, spec: EpisodeSpec, drawn: EpisodeSpec) -> tuple[Any, Prepared | None]:
+    async def _begin(self, env: Environment, spec: EpisodeSpec, drawn: EpisodeSpec) -> tuple[Any, PreparedState | None]:
         """A fork of the state that a reset has left; else a new sandbox, still to be reset."""
         if self.prepared is not None:
             try:
                 begun = await self.prepared.begin(env, spec.seed, lambda: self.reset(drawn))
             except PagurusError as error:
                 text = f"{error.code}: {error}"
-                raise Ended(Failure(phase=Phase.CREATE, cause=Cause.REFUSED, message=text)) from error
+                raise EpisodeEnd(
+                    TrajectoryFailure(phase=EpisodePhase.CREATE, cause=Cause.REFUSED, message=text)
+                ) from error
             if begun is not None:
                 self.on_created()
                 return begun
@@ -190,7 +192,7 @@ class EpisodeManager(EpisodeParts):
     async def _create(self, env: Environment) -> Any:
         if not env.image:
             return nowhere.Nowhere()
-        with self.metered(Phase.CREATE):
+        with self.metered(EpisodePhase.CREATE):
             try:
                 async with asyncio.timeout(self.limits.create_s):
                     sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
@@ -198,35 +200,37 @@ class EpisodeManager(EpisodeParts):
                 return sandbox
             except TimeoutError:
                 text = f"no sandbox within {self.limits.create_s:g} s"
-                raise Ended(Failure(phase=Phase.CREATE, cause=Cause.LATE, message=text)) from None
+                raise EpisodeEnd(TrajectoryFailure(phase=EpisodePhase.CREATE, cause=Cause.LATE, message=text)) from None
             except PagurusError as error:
-                cause = cause_of(error.code, Phase.CREATE, own=error.sandbox is not None)
+                cause = cause_of(error.code, EpisodePhase.CREATE, own=error.sandbox is not None)
                 text = f"{error.code}: {error}"
-                raise Ended(Failure(phase=Phase.CREATE, cause=cause, message=text)) from error
+                raise EpisodeEnd(TrajectoryFailure(phase=EpisodePhase.CREATE, cause=cause, message=text)) from error
 
     async def _adopt(self, since: Sequence[TurnEntry]) -> Any:
         """The sandbox of an episode that another process began."""
         if since[-1].sandbox == nowhere.NAME:
             return nowhere.Nowhere()
-        with self.metered(Phase.RECOVER):
+        with self.metered(EpisodePhase.RECOVER):
             try:
                 return await self.host.get(since[-1].sandbox)
             except PagurusError as error:
                 cause = Cause.DIED if isinstance(error, NotFound) else Cause.HOST
-                raise Ended(Failure(phase=Phase.RECOVER, cause=cause, message=str(error))) from error
+                raise EpisodeEnd(
+                    TrajectoryFailure(phase=EpisodePhase.RECOVER, cause=cause, message=str(error))
+                ) from error
 
 
 async def run_trajectory(
     env: Environment,
     sandbox: Any,
-    engine: Engine,
+    engine: Generator,
     tokenizer: Tokenizer,
     *,
     seed: int,
     sampling: Sampling,
     prompt: str = "",
     index: int = 0,
-    limits: Limits | None = None,
+    limits: EpisodeLimits | None = None,
     strike: Strike | None = None,
     on_turn: OnTurn | None = None,
     into: Trajectory | None = None,
@@ -240,7 +244,7 @@ async def run_trajectory(
         host=None,
         engine=engine,
         tokenizer=tokenizer,
-        limits=limits or Limits(),
+        limits=limits or EpisodeLimits(),
         on_turn=on_turn,
     )
     spec = EpisodeSpec(prompt=prompt, seed=seed, index=index)

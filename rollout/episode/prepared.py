@@ -45,12 +45,12 @@ from sandbox.errors import (
 
 log = logging.getLogger("pagurus.rollout")
 
-MOST = 64  # states in the book
+MAX_STATES = 64  # states in the book
 GONE = ".gone"  # behind the name of a state that was forgotten: an empty file that remembers it
-FORKS_FAILED_MOST = 3  # forks of an environment that did not come back equal, until its resets are not shared
+MAX_FORKS_FAILED = 3  # forks of an environment that did not come back equal, until its resets are not shared
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedState(msgspec.Struct, frozen=True, kw_only=True):
     """A state in which episodes begin."""
 
     name: str
@@ -63,7 +63,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkingHost(Protocol):
-    """What prepared states need of a host: `rollout.labels.Labelled`."""
+    """What prepared states need of a host: `rollout.labels.LabellingClient`."""
 
     async def fork(self, checkpoint: str) -> Any:
         """One verified child, labelled as this run's."""
@@ -88,7 +88,7 @@ class NotShared(Exception):
 class PreparedStates:
     """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one folder share their states."""
 
-    def __init__(self, host: ForkingHost, folder: Path, *, most: int = MOST):
+    def __init__(self, host: ForkingHost, folder: Path, *, most: int = MAX_STATES):
         self._host, self._folder, self._most = host, folder.absolute(), most
         self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._alone: dict[str, str] = {}  # environments whose resets are not shared, and why
@@ -96,7 +96,7 @@ class PreparedStates:
         self._digests: dict[str, str] = {}  # of images; an image that is replaced meanwhile counts in the next run
         self.made = self.forked = 0
 
-    async def begin(self, env: Environment, seed: int, make: Make) -> tuple[Any, Prepared] | None:
+    async def begin(self, env: Environment, seed: int, make: Make) -> tuple[Any, PreparedState] | None:
         """A fork of the state that `env` begins `seed` in. None: this environment resets every sandbox itself.
 
         Raises what `make` raises, and PagurusError where the fork fails.
@@ -111,7 +111,7 @@ class PreparedStates:
             return None
         except (NotEqual, RestoreFailed) as error:  # what a refusing host says is no fault of the state
             self._failed[kind] += 1
-            if self._failed[kind] >= FORKS_FAILED_MOST:
+            if self._failed[kind] >= MAX_FORKS_FAILED:
                 self._end_sharing(kind, str(error))
             raise
 
@@ -120,7 +120,7 @@ class PreparedStates:
             log.warning("resets of %s are not shared from now on: %s", kind, why)
             self._alone[kind] = why
 
-    async def _fork(self, name: str, kind: str, make: Make) -> tuple[Any, Prepared]:
+    async def _fork(self, name: str, kind: str, make: Make) -> tuple[Any, PreparedState]:
         for again in (True, False):
             ready = await self._get(name, kind, make)
             try:
@@ -133,7 +133,7 @@ class PreparedStates:
                     raise
         raise AssertionError("unreachable")
 
-    async def _get(self, name: str, kind: str, make: Make) -> Prepared:
+    async def _get(self, name: str, kind: str, make: Make) -> PreparedState:
         async with self._making.setdefault(name, asyncio.Lock()):
             if kind in self._alone:  # found out while this one waited
                 raise NotShared(self._alone[kind])
@@ -144,7 +144,9 @@ class PreparedStates:
                 await self._trim()
             return ready
 
-    async def _make(self, name: str, make: Callable[[], Awaitable[tuple[Any, Observation, bytes | None]]]) -> Prepared:
+    async def _make(
+        self, name: str, make: Callable[[], Awaitable[tuple[Any, Observation, bytes | None]]]
+    ) -> PreparedState:
         sandbox, first, state = await make()
         try:
             if state is None:
@@ -152,7 +154,7 @@ class PreparedStates:
             try:
                 point = await sandbox.checkpoint("prepared")
                 known = await asyncio.to_thread(self._path(name + GONE).exists)
-                ready = Prepared(
+                ready = PreparedState(
                     name=name,
                     sandbox=sandbox.id,
                     checkpoint=point.id,
@@ -193,9 +195,9 @@ class PreparedStates:
     def _path(self, name: str) -> Path:
         return self._folder / name
 
-    def _read(self, name: str) -> Prepared | None:
+    def _read(self, name: str) -> PreparedState | None:
         try:
-            ready = msgspec.msgpack.decode(self._path(name).read_bytes(), type=Prepared)
+            ready = msgspec.msgpack.decode(self._path(name).read_bytes(), type=PreparedState)
             os.utime(self._path(name))  # it is used
             return ready
         except (FileNotFoundError, msgspec.MsgspecError):
@@ -217,8 +219,8 @@ class PreparedStates:
                 if path.name.endswith(GONE):
                     gone.append((path.stat().st_mtime, path.name))
                     continue
-                ready = msgspec.msgpack.decode(path.read_bytes(), type=Prepared)
-                states.append(reuse.State(path.name, ready.made, path.stat().st_mtime, ready.again))
+                ready = msgspec.msgpack.decode(path.read_bytes(), type=PreparedState)
+                states.append(reuse.PreparedStateUse(path.name, ready.made, path.stat().st_mtime, ready.again))
             except (FileNotFoundError, msgspec.MsgspecError):
                 continue  # another run has forgotten it meanwhile
         went = reuse.to_forget(states, self._most)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rollout.episode.guard import Executed
+from rollout.episode.guard import ExecutedCommand
 from rollout.messages import TurnRecord
 from sandbox.messages import CheckpointInfo, Effects, Verdict
 
@@ -17,7 +17,9 @@ EFFECTS_SHOWN = 4
 NAMED = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)  # a path in an explanation of the inspector
 
 
-def fill(done_in: Sequence[tuple[TurnRecord, Executed]], stored: Mapping[str, CheckpointInfo] | None = None) -> None:
+def fill(
+    done_in: Sequence[tuple[TurnRecord, ExecutedCommand]], stored: Mapping[str, CheckpointInfo] | None = None
+) -> None:
     """Copy what commands and checkpoints did into the turns' records, as far as it is known by now.
 
     `stored`: the checkpoints that the disk has by now.

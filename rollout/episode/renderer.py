@@ -33,7 +33,7 @@ Message = dict[str, Any]  # as in OpenAI's chat completions
 Tool = dict[str, Any]
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a tool. `arguments` is JSON text."""
 
     name: str
@@ -45,7 +45,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     broken: list[str] = []
 
     def message(self, names: Sequence[str] = ()) -> Message:
@@ -148,7 +148,7 @@ class ChatRenderer:
         return Action(
             content=content,
             reasoning=reasoning,
-            calls=[Call(name=name, arguments=arguments) for name, arguments in calls],
+            calls=[ToolCall(name=name, arguments=arguments) for name, arguments in calls],
             broken=broken,
         )
 

@@ -12,7 +12,7 @@ import msgspec
 from rollout.store.journal import Key
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per phase, each on a clock of its own, and tokens. Only `step_s` is the trajectory's."""
 
     create_s: float = 300.0

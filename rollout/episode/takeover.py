@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout.environments.base import Environment
-from rollout.episode.guard import Diverged, GuardedSandbox
+from rollout.episode.guard import GuardedSandbox, ReplayDivergence
 from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry
 from rollout.store.kept import Visit
@@ -60,6 +60,6 @@ async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajecto
         observation = await env.step(guarded, entry.action)
         seen = trajectory.turns[entry.turn].observation
         if observation.text != seen:
-            raise Diverged(f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {seen!r:.80}")
+            raise ReplayDivergence(f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {seen!r:.80}")
         guarded.recoveries[-1].replayed += 1
     guarded.begin_turn(since[-1].turn)

@@ -1,6 +1,7 @@
 """How an episode's texts become tokens and its answers texts: by the environment's own layout, or as a chat.
 
-Owns: `Plain` (text after text, as `Environment.encode_observation` lays it out), `Served` (the same for a model behind
+Owns: `PlainTranscript` (text after text, as `Environment.encode_observation` lays it out), `ChatTranscript` (the same
+for a model behind
 an address) and `Chat` (messages, by the model's own template). Does not own: the turn loop, engines.
 Guarantee (I8): sampled tokens are never tokenised again. Where a template rewrites history, the trajectory has a break:
 a new sample begins there, with its whole prompt.
@@ -35,10 +36,10 @@ class Talk(Protocol):
 def talk_of(env: Environment, tokenizer: Tokenizer, renderer: Renderer | None) -> Talk:
     if renderer is not None:
         return Chat(env, renderer)
-    return Served(env, tokenizer) if isinstance(tokenizer, Characters) else Plain(env, tokenizer)
+    return ChatTranscript(env, tokenizer) if isinstance(tokenizer, Characters) else PlainTranscript(env, tokenizer)
 
 
-class Plain:
+class PlainTranscript:
     """Texts one after the other."""
 
     def __init__(self, env: Environment, tokenizer: Tokenizer):
@@ -57,7 +58,7 @@ class Plain:
         """Nothing is kept here."""
 
 
-class Served(Plain):
+class ChatTranscript(PlainTranscript):
     """Texts for a model behind an address: first what the environment tells its model, with its tools."""
 
     def __init__(self, env: Environment, tokenizer: Characters):

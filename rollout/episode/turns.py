@@ -27,17 +27,17 @@ from typing import Any, Protocol
 import msgspec
 
 from rollout.chaos import Strike
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of
+from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of
 from rollout.decide.effects import EffectRules, watched
 from rollout.engine.client import Generation, Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import origin, records, takeover
-from rollout.episode.clock import Clock, PhaseMeter
-from rollout.episode.guard import Diverged, Executed, GuardedSandbox, KilledItself
+from rollout.episode.clock import PhaseMeter, TrajectoryClock
+from rollout.episode.guard import ExecutedCommand, GuardedSandbox, KilledItself, ReplayDivergence
 from rollout.episode.origin import Origin
-from rollout.episode.prepared import Prepared
+from rollout.episode.prepared import PreparedState
 from rollout.episode.renderer import Renderer
-from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec, sampling_seed
 from rollout.episode.talk import talk_of
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
@@ -48,11 +48,11 @@ from sandbox.messages import SandboxState
 
 log = logging.getLogger("pagurus.rollout")
 
-CLOSE_MOST = 10.0  # seconds that an environment may take to close
-CHANGED_MOST = 100  # paths that a trajectory keeps
+MAX_CLOSE = 10.0  # seconds that an environment may take to close
+MAX_CHANGED = 100  # paths that a trajectory keeps
 
 
-class Engine(Protocol):
+class Generator(Protocol):
     """What generates: an `EngineClient`, an `EngineSupervisor`, a pool of them."""
 
     def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Awaitable[Generation]: ...
@@ -69,10 +69,10 @@ class Notes(Protocol):
 OnTurn = Callable[[Trajectory, TurnRecord], None]
 
 
-class Ended(Exception):
+class EpisodeEnd(Exception):
     """The episode ends here, for a reason that is known."""
 
-    def __init__(self, failure: Failure):
+    def __init__(self, failure: TrajectoryFailure):
         super().__init__(str(failure))
         self.failure = failure
 
@@ -81,17 +81,17 @@ class Ended(Exception):
 class EpisodeParts:
     """What episodes are played with."""
 
-    engine: Engine
+    engine: Generator
     tokenizer: Tokenizer
     renderer: Renderer | None = None  # of a chat model: observations and answers are then messages
-    limits: Limits = field(default_factory=Limits)
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     notes: Notes | None = None
     meter: PhaseMeter | None = None
     on_turn: OnTurn | None = None
     visitable: bool = False  # the last state is captured too
     effects: EffectRules | None = None  # which changed files are asked for at the end
 
-    def metered(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
+    def metered(self, phase: EpisodePhase) -> contextlib.AbstractContextManager[None]:
         """Time within is of this phase."""
         return self.meter.phase(phase) if self.meter is not None else contextlib.nullcontext()
 
@@ -114,23 +114,23 @@ class Episode:
         self.sampling, self.strike, self.limits = sampling, strike, parts.limits
         self.guarded = GuardedSandbox(sandbox, meter=parts.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
-        self.clock = Clock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
+        self.clock = TrajectoryClock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
         self.talk = talk_of(env, parts.tokenizer, parts.renderer)
-        self.phase = Phase.RESET
+        self.phase = EpisodePhase.RESET
         self.resumable = False  # its journal says where to go on
         self.visits: list[Visit] = []  # states that it was in and that can be forked
         self._answer_at = 0  # tokens before the answer of the turn at hand
         self._written = 0  # tokens that the journal has
-        self._turn_of: list[tuple[TurnRecord, Executed]] = []
+        self._turn_of: list[tuple[TurnRecord, ExecutedCommand]] = []
 
     async def reset(self) -> tuple[Observation, bytes | None]:
         """Nothing but the reset: what it showed, and what the environment keeps. Raises Ended."""
         try:
             return await self._reset(), self.env.snapshot()
-        except Ended:
+        except EpisodeEnd:
             raise
         except Exception as error:  # whatever a user's code raises is attributed
-            raise Ended(self._failure(error)) from error
+            raise EpisodeEnd(self._failure(error)) from error
         finally:
             await self._close()
 
@@ -138,16 +138,16 @@ class Episode:
         """What this episode worked with is given back. What the environment raises then changes nothing any more."""
         await self.guarded.close()
         try:
-            async with asyncio.timeout(CLOSE_MOST):
+            async with asyncio.timeout(MAX_CLOSE):
                 await self.env.close()
         except Exception:
             log.warning("the environment of %s did not close", self.spec.prompt, exc_info=True)
 
     async def _reset(self) -> Observation:
-        async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
+        async with self._limited(EpisodePhase.RESET, TrajectoryClock(self.limits.reset_s)):
             return await self.env.reset(self.guarded, self.spec.seed)
 
-    async def run(self, since: Sequence[TurnEntry], start: Prepared | Origin | None = None) -> None:
+    async def run(self, since: Sequence[TurnEntry], start: PreparedState | Origin | None = None) -> None:
         """To the end, whatever it is. `start`: the sandbox is a fork of that state."""
         trajectory = self.trajectory
         trajectory.sandbox, trajectory.started_at = self.guarded.id, time.time()
@@ -169,7 +169,7 @@ class Episode:
 
     # ----------------------------------------------------------------- the loop
 
-    async def _play(self, since: Sequence[TurnEntry], start: Prepared | Origin | None) -> None:
+    async def _play(self, since: Sequence[TurnEntry], start: PreparedState | Origin | None) -> None:
         trajectory, env = self.trajectory, self.env
         observation: Observation | None = None
         if since:
@@ -184,7 +184,7 @@ class Episode:
             if observation is not None:
                 self.talk.hear(trajectory, observation)
             if len(trajectory.turns) >= env.max_turns:
-                raise _ended(Phase.STEP, Cause.TURNS, f"{env.max_turns} were not enough")
+                raise _ended(EpisodePhase.STEP, Cause.TURNS, f"{env.max_turns} were not enough")
             if len(trajectory.sample) + 1 >= self.limits.max_length:
                 raise self._full()
             observation = await self._turn(TurnRecord(index=len(trajectory.turns)))
@@ -192,7 +192,7 @@ class Episode:
         if self.parts.visitable:
             await self._note_end()
 
-    def _start_in(self, ready: Prepared) -> Observation:
+    def _start_in(self, ready: PreparedState) -> Observation:
         self.env.load(ready.state)
         self.guarded.head = ready.checkpoint
         return ready.first
@@ -200,7 +200,7 @@ class Episode:
     def _branch_off(self, start: Origin) -> None:
         origin.begin(self.trajectory, start)
         self.talk.recall(self.trajectory, heard=True)
-        self.clock = Clock(self.clock.budget, used=start.visit.own_s)
+        self.clock = TrajectoryClock(self.clock.budget, used=start.visit.own_s)
         self.env.load(start.visit.state)
         self.guarded.head = start.visit.checkpoint
 
@@ -209,7 +209,7 @@ class Episode:
         self.guarded.begin_turn(record.index)
         generation = await self._think(record)
         if generation.finish_reason == "abort":
-            raise _ended(Phase.GENERATE, Cause.ENGINE, "the engine was told to abort")
+            raise _ended(EpisodePhase.GENERATE, Cause.ENGINE, "the engine was told to abort")
         if generation.finish_reason == "length":
             return await self._cut(record)
         return await self._step(record)
@@ -218,7 +218,7 @@ class Episode:
         """Generate the answer while the checkpoint of the last turn is being taken."""
         trajectory = self.trajectory
         self.guarded.start_settling()
-        self.phase = Phase.GENERATE
+        self.phase = EpisodePhase.GENERATE
         record.gen_start = time.time()
         prompt, self._answer_at = trajectory.sample, len(trajectory.tokens)
         room = self.limits.max_length - len(prompt)
@@ -228,11 +228,11 @@ class Episode:
             seed=sampling_seed(self.sampling.seed, self.spec, record.index),
         )
         try:
-            with self.parts.metered(Phase.GENERATE):
+            with self.parts.metered(EpisodePhase.GENERATE):
                 async with asyncio.timeout(self.limits.generate_s):
                     generation = await self.parts.engine.generate(list(prompt), sampling)
         except TimeoutError:
-            raise _ended(Phase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate_s:g} s") from None
+            raise _ended(EpisodePhase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate_s:g} s") from None
         ids = generation.token_ids
         record.gen_end, record.tokens, record.finish = time.time(), len(ids), generation.finish_reason
         record.version = max((span.version for span in generation.spans), default=-1)
@@ -244,10 +244,12 @@ class Episode:
         """The action is not complete: it is not executed."""
         if len(self.trajectory.sample) + 1 >= self.limits.max_length:
             raise self._full()
-        async with self._limited(Phase.STEP, self.clock):
+        async with self._limited(EpisodePhase.STEP, self.clock):
             observation = await self.env.cut(self.guarded, record.action)
         if observation is None:
-            raise _ended(Phase.STEP, Cause.CUT, f"the action of turn {record.index} reached {record.tokens} tokens")
+            raise _ended(
+                EpisodePhase.STEP, Cause.CUT, f"the action of turn {record.index} reached {record.tokens} tokens"
+            )
         self._observed(record, observation)
         return observation
 
@@ -268,7 +270,7 @@ class Episode:
     async def _act(self, record: TurnRecord, blows: list[asyncio.Task[int]]) -> Observation:
         executed, deaths = len(self.guarded.executed), self.guarded.deaths
         try:
-            async with self._limited(Phase.STEP, self.clock):
+            async with self._limited(EpisodePhase.STEP, self.clock):
                 observation = await self.env.step(self.guarded, record.action)
         finally:
             self.guarded.on_exec = None
@@ -279,7 +281,7 @@ class Episode:
             observation = await self._roll_back(record, observation)
         self._observed(record, observation)
         if not observation.done and self.clock.left <= 0:
-            raise _ended(Phase.STEP, Cause.LATE, f"its {self.clock.budget:g} s are used up")
+            raise _ended(EpisodePhase.STEP, Cause.LATE, f"its {self.clock.budget:g} s are used up")
         return observation
 
     async def _roll_back(self, record: TurnRecord, observation: Observation) -> Observation:
@@ -321,7 +323,7 @@ class Episode:
     async def _outlive(self) -> None:
         """A sandbox that was struck in the last turn, and that nobody has needed since, is brought back too."""
         if self.trajectory.struck > self.guarded.deaths:
-            self.phase = Phase.SCORE
+            self.phase = EpisodePhase.SCORE
             await self.guarded.exec("true", ends_turn=False)
 
     async def _aim(self, strike: Strike, blows: list[asyncio.Task[int]]) -> None:
@@ -381,7 +383,7 @@ class Episode:
         The daemon carries a command out once per key: what the other process had it do is answered, not done again.
         """
         trajectory, guarded, last = self.trajectory, self.guarded, since[-1]
-        self.phase = Phase.RECOVER
+        self.phase = EpisodePhase.RECOVER
         takeover.recall(trajectory, since)
         self.talk.recall(trajectory, heard=False)
         self.visits, self.resumable = takeover.visits(since), True
@@ -389,7 +391,7 @@ class Episode:
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)
         if last.state is None:
-            raise _ended(Phase.RECOVER, Cause.DIED, "the environment does not tell its state")
+            raise _ended(EpisodePhase.RECOVER, Cause.DIED, "the environment does not tell its state")
         if guarded.sandbox.info.state is SandboxState.RUNNING and last.epoch:
             self.env.load(last.state)
         else:
@@ -403,7 +405,7 @@ class Episode:
         """Whatever ends it is this trajectory's data (I10)."""
         try:
             await work
-        except Ended as end:
+        except EpisodeEnd as end:
             fail(self.trajectory, end.failure)
         except Exception as error:  # noqa: BLE001 - the environment is a user's code
             fail(self.trajectory, self._failure(error))
@@ -411,7 +413,7 @@ class Episode:
     async def _leave_final(self, scoring: Scoring) -> None:
         """The state that is scored: captured; then nothing runs in the sandbox any more."""
         ended, guarded = time.monotonic(), self.guarded
-        async with self._limited(Phase.SCORE, Clock(self.limits.score_s)):
+        async with self._limited(EpisodePhase.SCORE, TrajectoryClock(self.limits.score_s)):
             state = self.env.snapshot()
             checkpoint = await guarded.final() if scoring.forks else ""
             self.trajectory.final = FinalState(
@@ -421,7 +423,7 @@ class Episode:
                 await guarded.sandbox.kill()
         self.trajectory.freed_s = time.monotonic() - ended
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: Exception) -> TrajectoryFailure:
         """What an exception means, by the phase in which it was raised."""
         found: BaseException | None = error
         while found is not None and not isinstance(found, PagurusError):
@@ -429,18 +431,20 @@ class Episode:
         platform = self._of_platform(found) if isinstance(found, PagurusError) else None
         if platform is not None and (found is error or blame(platform) is Blame.PLATFORM):
             return platform
-        return Failure(phase=self.phase, cause=Cause.RAISED, message=f"{type(error).__name__}: {error}")
+        return TrajectoryFailure(phase=self.phase, cause=Cause.RAISED, message=f"{type(error).__name__}: {error}")
 
-    def _of_platform(self, error: PagurusError) -> Failure:
+    def _of_platform(self, error: PagurusError) -> TrajectoryFailure:
         phase, text = self.guarded.failed_in or self.phase, f"{error.code}: {error}"
         if isinstance(error, KilledItself):
-            return Failure(phase=self.phase, cause=Cause.KILLED_ITSELF, message=text)
-        if isinstance(error, Diverged):
-            return Failure(phase=Phase.RECOVER, cause=Cause.DIVERGED, message=text)
-        return Failure(phase=phase, cause=cause_of(error.code, phase, own=error.sandbox is not None), message=text)
+            return TrajectoryFailure(phase=self.phase, cause=Cause.KILLED_ITSELF, message=text)
+        if isinstance(error, ReplayDivergence):
+            return TrajectoryFailure(phase=EpisodePhase.RECOVER, cause=Cause.DIVERGED, message=text)
+        return TrajectoryFailure(
+            phase=phase, cause=cause_of(error.code, phase, own=error.sandbox is not None), message=text
+        )
 
     @contextlib.asynccontextmanager
-    async def _limited(self, phase: Phase, clock: Clock) -> AsyncIterator[None]:
+    async def _limited(self, phase: EpisodePhase, clock: TrajectoryClock) -> AsyncIterator[None]:
         """In `phase`, on its clock."""
         guarded = self.guarded
         self.phase = guarded.phase = phase
@@ -463,15 +467,15 @@ class Episode:
             return
         with contextlib.suppress(PagurusError):  # the sandbox is dead, its host gone: then there are hints alone
             changes = await self.guarded.sandbox.diff(base)
-            self.trajectory.changed = watched([change.path for change in changes], rules, CHANGED_MOST)
+            self.trajectory.changed = watched([change.path for change in changes], rules, MAX_CHANGED)
 
-    def _full(self) -> Ended:
+    def _full(self) -> EpisodeEnd:
         used, most = len(self.trajectory.sample), self.limits.max_length
-        return _ended(Phase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
+        return _ended(EpisodePhase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
 
 
-def _ended(phase: Phase, cause: Cause, message: str) -> Ended:
-    return Ended(Failure(phase=phase, cause=cause, message=message))
+def _ended(phase: EpisodePhase, cause: Cause, message: str) -> EpisodeEnd:
+    return EpisodeEnd(TrajectoryFailure(phase=phase, cause=cause, message=message))
 
 
 def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
@@ -480,6 +484,6 @@ def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None
     trajectory.temperature, trajectory.whole, trajectory.started_at = sampling.temperature, sampling.whole, time.time()
 
 
-def fail(trajectory: Trajectory, failure: Failure) -> None:
+def fail(trajectory: Trajectory, failure: TrajectoryFailure) -> None:
     trajectory.status = "truncated" if blame(failure) is Blame.POLICY else "failed"
     trajectory.failure, trajectory.reason = failure, str(failure)

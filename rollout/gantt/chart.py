@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout.gantt import engines, roles, trainer, trajectories
-from rollout.gantt.drawing import Part, page, spent
+from rollout.gantt.drawing import LaneGroup, page, spent
 from rollout.store import decisions, servers, stages
 from rollout.store.samples import SampleStore
 
@@ -36,6 +36,8 @@ def chart(folder: Path, run: str, seconds: float) -> str:
     parts = [
         trainer.part(trained, since, until),
         engines.part(doing, engines.of_decisions(logged), [*turns, *waited], since, until),
-        Part(title="Trajectories", lanes=rows, spent=spent(turns, since, until), said="Each lane holds one at a time."),
+        LaneGroup(
+            title="Trajectories", lanes=rows, spent=spent(turns, since, until), said="Each lane holds one at a time."
+        ),
     ]
     return page(run, parts, since, until, COLOURS)

@@ -43,7 +43,7 @@ class Lane(msgspec.Struct, frozen=True):
     bars: Sequence[Bar]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class LaneGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Lanes of one kind. `spent`: seconds of all of them together by what they went to; what is left is `rest`."""
 
     title: str
@@ -64,7 +64,7 @@ def spent(bars: Iterable[Bar], since: float, until: float) -> dict[str, float]:
     return found
 
 
-def shares(part: Part, since: float, until: float) -> list[tuple[str, float, float]]:
+def shares(part: LaneGroup, since: float, until: float) -> list[tuple[str, float, float]]:
     """Of the time of its lanes: what it went to, seconds, share. The largest first, and last what is left."""
     whole = max(1e-9, (until - since) * max(1, len(part.lanes)))
     rows = sorted(part.spent.items(), key=lambda each: -each[1])
@@ -72,7 +72,7 @@ def shares(part: Part, since: float, until: float) -> list[tuple[str, float, flo
     return [(kind, seconds, seconds / whole) for kind, seconds in [*rows, (part.rest, left)]]
 
 
-def page(title: str, parts: Sequence[Part], since: float, until: float, colours: Mapping[str, str]) -> str:
+def page(title: str, parts: Sequence[LaneGroup], since: float, until: float, colours: Mapping[str, str]) -> str:
     """HTML of what lies between two moments. Kinds without a colour get one of `PALETTE`."""
     kinds = [kind for part in parts for kind in [*part.spent, *(bar.kind for lane in part.lanes for bar in lane.bars)]]
     others = [kind for kind in dict.fromkeys(kinds) if kind not in colours]
@@ -81,7 +81,7 @@ def page(title: str, parts: Sequence[Part], since: float, until: float, colours:
     return PAGE.format(title=escape(title), seconds=until - since, parts=drawn)
 
 
-def _part(part: Part, since: float, until: float, colours: Mapping[str, str]) -> str:
+def _part(part: LaneGroup, since: float, until: float, colours: Mapping[str, str]) -> str:
     lanes = "".join(
         _lane(lane, n * part.height, part.height, since, until, colours) for n, lane in enumerate(part.lanes)
     )

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from rollout.decide.view import Decision, Rules, View
+from rollout.decide.view import Decision, RolloutView, SchedulingRules
 from rollout.gantt import roles, trajectories
-from rollout.gantt.drawing import Bar, Lane, Part
+from rollout.gantt.drawing import Bar, Lane, LaneGroup
 from rollout.store.servers import LEFT, Doing
 
 ANSWERS = "answers"
@@ -38,7 +38,7 @@ IN = {
 UNTOLD = "trajectories were elsewhere: between these, or not ended yet"
 TURN, OTHERS = "the trainer had the turn", "another job had the turn on shared machines"
 AHEAD = "the rollout was as far ahead as staleness allows"
-MOST, BEGIN = "no more trajectories may go on at once (`concurrency`)", "trajectories were about to begin"
+AT_CONCURRENCY, BEGIN = "no more trajectories may go on at once (`concurrency`)", "trajectories were about to begin"
 REFUSED, ENDS, NO_PROMPTS = "a part of the platform refused", "the rollout was ending", "no prompts were left"
 UNDECIDED = "the rollout had decided nothing yet"
 COLUMNS = 800  # steps in which a lane is drawn
@@ -51,7 +51,7 @@ COLOURS = {
 }
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RunningCount(msgspec.Struct, frozen=True):
     """From `at` on so many trajectories went on; why no more had begun."""
 
     at: float
@@ -59,7 +59,7 @@ class Seen(msgspec.Struct, frozen=True):
     why: str
 
 
-def why(rules: Rules, view: View) -> str:
+def why(rules: SchedulingRules, view: RolloutView) -> str:
     """Why no more trajectories went on than did."""
     states = Counter(member.state for group in view.running for member in group.members)
     bound = rules.staleness if view.bound is None else view.bound
@@ -68,7 +68,7 @@ def why(rules: Rules, view: View) -> str:
     if view.parts:
         return REFUSED
     if states["running"] >= rules.concurrency:
-        return MOST
+        return AT_CONCURRENCY
     if states["waiting"]:
         return BEGIN
     if not view.more and not view.queued and not view.deferred:
@@ -76,9 +76,9 @@ def why(rules: Rules, view: View) -> str:
     return TURN if bound == 0 and not view.asked else AHEAD
 
 
-def of_decisions(logged: Iterable[tuple[Rules, Decision]]) -> list[Seen]:
+def of_decisions(logged: Iterable[tuple[SchedulingRules, Decision]]) -> list[RunningCount]:
     return [
-        Seen(
+        RunningCount(
             each.now,
             sum(member.state == "running" for group in each.view.running for member in group.members),
             why(rules, each.view),
@@ -87,16 +87,16 @@ def of_decisions(logged: Iterable[tuple[Rules, Decision]]) -> list[Seen]:
     ]
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class EngineMoment(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one moment. `did`: so many of the trajectories whose records are there were in that; also
     whether the rollout waited for its turn."""
 
     servers: Sequence[Doing]
-    seen: Seen
+    seen: RunningCount
     did: Mapping[str, int]
 
 
-def bubbles(moment: Moment) -> dict[str, float]:
+def bubbles(moment: EngineMoment) -> dict[str, float]:
     """Of the servers' time at this moment, in servers, what it went to. Example: {"answers": 0.5}"""
     found: defaultdict[str, float] = defaultdict(float)
     idle = empty = 0.0  # servers, slots
@@ -116,7 +116,7 @@ def bubbles(moment: Moment) -> dict[str, float]:
     return {cause: part for cause, part in found.items() if part > 0}
 
 
-def _causes(moment: Moment, empty: float) -> dict[str, float]:
+def _causes(moment: EngineMoment, empty: float) -> dict[str, float]:
     """Empty slots by why they are."""
     asked = sum(each.load for each in moment.servers)
     away = min(empty, max(0, moment.seen.running - asked))
@@ -129,30 +129,30 @@ def _causes(moment: Moment, empty: float) -> dict[str, float]:
 
 
 def moments(
-    doing: Iterable[Doing], seen: Iterable[Seen], played: Iterable[Bar], since: float, until: float
-) -> Iterator[tuple[float, Moment]]:
+    doing: Iterable[Doing], seen: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
+) -> Iterator[tuple[float, EngineMoment]]:
     """From the first word of a server on: how many seconds each lasted."""
-    events: list[tuple[float, int, Doing | Seen | Bar]] = [(each.at, 0, each) for each in doing]
+    events: list[tuple[float, int, Doing | RunningCount | Bar]] = [(each.at, 0, each) for each in doing]
     events += [(each.at, 1, each) for each in seen]
     for bar in played:
         events += [(bar.begin, 2, bar), (bar.end, 3, bar)]
     servers: dict[str, Doing] = {}
-    now, did, at = Seen(0.0, 0, UNDECIDED), Counter[str](), since
+    now, did, at = RunningCount(0.0, 0, UNDECIDED), Counter[str](), since
     for when, kind, event in [*sorted(events, key=lambda each: each[:2]), (until, 0, None)]:
         lasted = min(when, until) - at
         if lasted > 0 and servers:
-            yield lasted, Moment(servers=list(servers.values()), seen=now, did=dict(did))
+            yield lasted, EngineMoment(servers=list(servers.values()), seen=now, did=dict(did))
         at = max(at, min(when, until))
         if isinstance(event, Doing):
             servers[event.server] = event
-        elif isinstance(event, Seen):
+        elif isinstance(event, RunningCount):
             now = event
         elif event is not None:
             did[event.kind] += 1 if kind == 2 else -1
 
 
 def spent(
-    doing: Iterable[Doing], seen: Iterable[Seen], played: Iterable[Bar], since: float, until: float
+    doing: Iterable[Doing], seen: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
 ) -> dict[str, float]:
     """Seconds of all servers together by what they went to."""
     found: defaultdict[str, float] = defaultdict(float)
@@ -162,8 +162,10 @@ def spent(
     return dict(found)
 
 
-def part(doing: Sequence[Doing], seen: Sequence[Seen], played: Sequence[Bar], since: float, until: float) -> Part:
-    return Part(
+def part(
+    doing: Sequence[Doing], seen: Sequence[RunningCount], played: Sequence[Bar], since: float, until: float
+) -> LaneGroup:
+    return LaneGroup(
         title="Engines",
         lanes=lanes(doing, since, until),
         spent=spent(doing, seen, played, since, until),

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from rollout.gantt.drawing import Bar
 from rollout.store import stages
-from rollout.store.stages import Stage
+from rollout.store.stages import RoleStage
 
 DOWN, TURN = "is down, or starts", "waits for its turn on shared machines"
 BEGINS = {stages.NOTICED: DOWN, stages.BEGUN: DOWN, stages.ASKS: TURN}
 ENDS = {stages.READY: DOWN, stages.TURN: TURN}
 
 
-def of_role(noted: Iterable[Stage], role: str) -> list[Bar]:
+def of_role(noted: Iterable[RoleStage], role: str) -> list[Bar]:
     """Of the process that a run has by this name. What has not ended is not told."""
     since: dict[str, float] = {}
     bars = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rollout.decide.view import Decision, Rules, View, Wait
+from rollout.decide.view import Decision, RolloutView, SchedulingRules, WaitReason
 from rollout.gantt import roles
-from rollout.gantt.drawing import Bar, Lane, Part, spent
+from rollout.gantt.drawing import Bar, Lane, LaneGroup, spent
 
 TRAINS = "trains"
 PLAYED, SCORED = "waits: groups are played", "waits: groups are scored"
@@ -25,7 +25,7 @@ COLOURS = {
 }
 
 
-def doing(rules: Rules, view: View) -> str:
+def doing(rules: SchedulingRules, view: RolloutView) -> str:
     """What the trainer does; why it waits, if it does. Empty: neither."""
     if view.training:
         return TRAINS
@@ -41,13 +41,15 @@ def doing(rules: Rules, view: View) -> str:
     return SCORED if "scoring" in states else NONE
 
 
-def of_trainer(logged: Iterable[tuple[Rules, Decision]]) -> list[Bar]:
+def of_trainer(logged: Iterable[tuple[SchedulingRules, Decision]]) -> list[Bar]:
     """When it trained, and when it waited for a batch, for what. Each reason to wait is a bar of its own."""
     bars: list[Bar] = []
     before: tuple[str, float, str] | None = None
     for rules, each in logged:
         kind = doing(rules, each.view)
-        reasons = (action.reason for action in each.actions if isinstance(action, Wait) and action.who == "trainer")
+        reasons = (
+            action.reason for action in each.actions if isinstance(action, WaitReason) and action.who == "trainer"
+        )
         why = next(reasons, f"version {each.view.version}")
         if before is not None and (before[0] != kind or kind != TRAINS):
             if before[0] and each.now > before[1]:
@@ -57,5 +59,5 @@ def of_trainer(logged: Iterable[tuple[Rules, Decision]]) -> list[Bar]:
     return bars
 
 
-def part(bars: Sequence[Bar], since: float, until: float) -> Part:
-    return Part(title="Trainer", lanes=[Lane("", bars)], spent=spent(bars, since, until), rest=ELSEWHERE)
+def part(bars: Sequence[Bar], since: float, until: float) -> LaneGroup:
+    return LaneGroup(title="Trainer", lanes=[Lane("", bars)], spent=spent(bars, since, until), rest=ELSEWHERE)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.engine.client import Generation, Published, Sampling
+from rollout.engine.client import Generation, PublishResult, Sampling
 from rollout.engine.supervisor import EngineSupervisor
-from rollout.pool.member import Member, Note
+from rollout.pool.member import Note, PoolMember
 
 
-class Alone:
-    """``Alone("engine", server, log.note)``, of a server that serves."""
+class SingleServerEngine:
+    """``SingleServerEngine("engine", server, log.note)``, of a server that serves."""
 
     def __init__(self, name: str, server: EngineSupervisor, note: Note):
-        self.server, self._member = server, Member(name, server, note=note)
+        self.server, self._member = server, PoolMember(name, server, note=note)
         self._member.state = "serving"
         server.on_serving = self._serves
 
@@ -30,7 +30,7 @@ class Alone:
         finally:
             self._member.load -= 1
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         self._member.state = "updating"
         try:
             return await self.server.publish(weights, version)

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import msgspec
 
-from rollout.engine.client import Delta, Generation, Sampling, Span
+from rollout.engine.client import Delta, Generation, Sampling, WeightSpan
 
 PRIME = 1_000_003  # between the seeds of an answer's parts
 
 
-class Answer:
+class PartialGeneration:
     """``answer.begin(version); answer.add(delta); ...; answer.generation``"""
 
     def __init__(self, sampling: Sampling):
         self.sampling = sampling
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.spans: list[Span] = []
+        self.spans: list[WeightSpan] = []
         self.finish: str | None = None
         self.enough = False
         self.parts = 0
@@ -59,7 +59,9 @@ class Answer:
     def cut(self, count: int) -> None:
         """Its first `count` tokens are enough: those that have come after them are no part of it, nor what comes."""
         del self.token_ids[count:], self.logprobs[count:]
-        self.spans = [Span(each.version, each.start, min(each.end, count)) for each in self.spans if each.start < count]
+        self.spans = [
+            WeightSpan(each.version, each.start, min(each.end, count)) for each in self.spans if each.start < count
+        ]
         self.enough = True
         self.finish = self.finish and "stop"
 
@@ -104,6 +106,6 @@ class Answer:
         if end <= start:
             return
         if self.spans and self.spans[-1].version == version:
-            self.spans[-1] = Span(version, self.spans[-1].start, end)
+            self.spans[-1] = WeightSpan(version, self.spans[-1].start, end)
         else:
-            self.spans.append(Span(version, start, end))
+            self.spans.append(WeightSpan(version, start, end))

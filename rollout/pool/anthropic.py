@@ -7,12 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout.episode.renderer import Message, Tool
-from rollout.pool.dialects import FINISH, Ask, Body, Dialect, Event, Frame, Item, call, function, items, texts, usage
-from rollout.pool.recorder import Answered
+from rollout.pool.dialects import (
+    FINISH,
+    Body,
+    ChatRequest,
+    Dialect,
+    Event,
+    Item,
+    ReplyHeader,
+    call,
+    function,
+    items,
+    texts,
+    usage,
+)
+from rollout.pool.recorder import AgentReply
 from sandbox.errors import Invalid
 
 
-def _ask(body: Body, _: Sequence[Message]) -> Ask:
+def _ask(body: Body, _: Sequence[Message]) -> ChatRequest:
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise Invalid("messages must be a list")
     messages: list[Message] = []
@@ -21,7 +34,7 @@ def _ask(body: Body, _: Sequence[Message]) -> Ask:
             messages.append({"role": "system", "content": texts(body["system"])})
         for message in body["messages"]:
             messages += _messages(message)
-        return Ask(messages=messages, tools=[_tool(tool) for tool in body.get("tools") or ()])
+        return ChatRequest(messages=messages, tools=[_tool(tool) for tool in body.get("tools") or ()])
     except (KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"a message or tool lacks {error}") from None
 
@@ -56,7 +69,7 @@ def _messages(message: dict[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
 
 
-def _hidden(frame: Frame) -> tuple[str, ...]:
+def _hidden(frame: ReplyHeader) -> tuple[str, ...]:
     """Reasoning, unless the agent wants to see it."""
     return () if (frame.body.get("thinking") or {}).get("type") in ("enabled", "adaptive") else ("reasoning",)
 
@@ -73,23 +86,23 @@ def _block(item: Item) -> dict[str, Any]:
     return {"type": "tool_use", "id": item.call["id"], "name": item.call["function"]["name"], "input": value}
 
 
-def _message(frame: Frame, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(frame: ReplyHeader, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": frame.name, "type": "message", "role": "assistant", "model": frame.model, "content": content,
         "stop_reason": None, "stop_sequence": None,
     }  # fmt: skip
 
 
-def _end_of(answered: Answered) -> dict[str, Any]:
+def _end_of(answered: AgentReply) -> dict[str, Any]:
     stopped = answered.stopped if answered.finish == "stop_string" else None
     return {"stop_reason": FINISH[answered.finish][1], "stop_sequence": stopped}
 
 
-def _counted(answered: Answered) -> dict[str, Any]:
+def _counted(answered: AgentReply) -> dict[str, Any]:
     return {"usage": usage(answered, "input_tokens", "output_tokens")}
 
 
-def _whole(frame: Frame, answered: Answered) -> dict[str, Any]:
+def _whole(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     shown = [_block(item) for item in items(answered) if item.kind not in _hidden(frame)]
     return {**_message(frame, shown), **_end_of(answered), **_counted(answered)}
 
@@ -97,17 +110,17 @@ def _whole(frame: Frame, answered: Answered) -> dict[str, Any]:
 # ---------------------------------------------------------------------- events
 
 
-def _begin(frame: Frame) -> list[Event]:
+def _begin(frame: ReplyHeader) -> list[Event]:
     counted = {"usage": {"input_tokens": frame.prompt_tokens, "output_tokens": 0}}
     return [("message_start", {"message": {**_message(frame, []), **counted}})]
 
 
-def _open(_: Frame, item: Item) -> list[Event]:
+def _open(_: ReplyHeader, item: Item) -> list[Event]:
     empty = _block(Item(item.kind, "", call=item.call))
     return [("content_block_start", {"index": item.at, "content_block": empty})]
 
 
-def _more(_: Frame, item: Item, text: str) -> list[Event]:
+def _more(_: ReplyHeader, item: Item, text: str) -> list[Event]:
     if item.kind == "call":
         delta = {"type": "input_json_delta", "partial_json": json.dumps(_block(item)["input"])}
     elif item.kind == "text":
@@ -117,15 +130,15 @@ def _more(_: Frame, item: Item, text: str) -> list[Event]:
     return [("content_block_delta", {"index": item.at, "delta": delta})]
 
 
-def _close(_: Frame, item: Item) -> list[Event]:
+def _close(_: ReplyHeader, item: Item) -> list[Event]:
     return [("content_block_stop", {"index": item.at})]
 
 
-def _end(_: Frame, answered: Answered) -> list[Event]:
+def _end(_: ReplyHeader, answered: AgentReply) -> list[Event]:
     return [("message_delta", {"delta": _end_of(answered), **_counted(answered)}), ("message_stop", {})]
 
 
-def _fail(_: Frame, error: dict[str, Any]) -> list[Event]:
+def _fail(_: ReplyHeader, error: dict[str, Any]) -> list[Event]:
     return [("error", {"error": error})]
 
 

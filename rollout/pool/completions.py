@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout.episode.renderer import Message
-from rollout.pool.dialects import FINISH, Ask, Body, Dialect, Event, Frame, Item, refuse, texts, usage
-from rollout.pool.recorder import Answered
+from rollout.pool.dialects import FINISH, Body, ChatRequest, Dialect, Event, Item, ReplyHeader, refuse, texts, usage
+from rollout.pool.recorder import AgentReply
 from sandbox.errors import Invalid
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -19,12 +19,12 @@ TEXT_ONLY: dict[str, tuple[Any, ...]] = {  # of completions in text, see rollout
 }
 
 
-def _ask_chat(body: Body, _: Sequence[Message]) -> Ask:
+def _ask_chat(body: Body, _: Sequence[Message]) -> ChatRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise Invalid("messages must be a list of objects with a role")
     shown = [{**each, "role": ROLES[each["role"]], "content": texts(each.get("content"))} for each in messages]
-    return Ask(messages=shown, tools=list(body.get("tools") or ()))
+    return ChatRequest(messages=shown, tools=list(body.get("tools") or ()))
 
 
 def _is_message(message: Any) -> bool:
@@ -37,7 +37,7 @@ def _is_message(message: Any) -> bool:
     )
 
 
-def _ask_text(body: Body, _: Sequence[Message]) -> Ask:
+def _ask_text(body: Body, _: Sequence[Message]) -> ChatRequest:
     """The prompt: text, or tokens."""
     refuse(body, TEXT_ONLY)
     prompt = body.get("prompt")
@@ -46,25 +46,25 @@ def _ask_text(body: Body, _: Sequence[Message]) -> Ask:
     tokens = isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt)
     if not prompt or not (tokens or isinstance(prompt, str)):
         raise Invalid("prompt must be one text, or one list of tokens", remedy="send several prompts one by one")
-    return Ask(prompt=prompt)
+    return ChatRequest(prompt=prompt)
 
 
-def _frame(frame: Frame, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
+def _frame(frame: ReplyHeader, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
     shown = [{"index": 0, "logprobs": None, "finish_reason": None, **choice} for choice in choices]
     return {"id": frame.name, "object": kind, "created": 0, "model": frame.model, "choices": shown}
 
 
-def _counted(answered: Answered) -> dict[str, Any]:
+def _counted(answered: AgentReply) -> dict[str, Any]:
     return {"usage": usage(answered, "prompt_tokens", "completion_tokens", "total_tokens")}
 
 
-def _usage_event(frame: Frame, answered: Answered, kind: str) -> list[Event]:
+def _usage_event(frame: ReplyHeader, answered: AgentReply, kind: str) -> list[Event]:
     """After the end, where the agent has asked for it."""
     wanted = (frame.body.get("stream_options") or {}).get("include_usage")
     return [("", {**_frame(frame, kind), **_counted(answered)})] if wanted else []
 
 
-def _fail(_: Frame, error: dict[str, Any]) -> list[Event]:
+def _fail(_: ReplyHeader, error: dict[str, Any]) -> list[Event]:
     return [("", {"error": error})]
 
 
@@ -73,16 +73,16 @@ def _fail(_: Frame, error: dict[str, Any]) -> list[Event]:
 CHUNK = "chat.completion.chunk"
 
 
-def _chat(frame: Frame, answered: Answered) -> dict[str, Any]:
+def _chat(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     choice = {"message": answered.message, "finish_reason": FINISH[answered.finish][0]}
     return {**_frame(frame, "chat.completion", choice), **_counted(answered)}
 
 
-def _chat_begin(frame: Frame) -> list[Event]:
+def _chat_begin(frame: ReplyHeader) -> list[Event]:
     return [("", _frame(frame, CHUNK, {"delta": {"role": "assistant", "content": ""}}))]
 
 
-def _chat_more(frame: Frame, item: Item, text: str) -> list[Event]:
+def _chat_more(frame: ReplyHeader, item: Item, text: str) -> list[Event]:
     """A call comes in one piece."""
     delta: dict[str, Any] = {"tool_calls": [{"index": item.nth, **item.call}]}
     if item.kind != "call":
@@ -90,7 +90,7 @@ def _chat_more(frame: Frame, item: Item, text: str) -> list[Event]:
     return [("", _frame(frame, CHUNK, {"delta": delta}))]
 
 
-def _chat_end(frame: Frame, answered: Answered) -> list[Event]:
+def _chat_end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
     last = _frame(frame, CHUNK, {"delta": {}, "finish_reason": FINISH[answered.finish][0]})
     return [("", last), *_usage_event(frame, answered, CHUNK)]
 
@@ -111,16 +111,16 @@ CHAT = Dialect(
 TEXT_KIND = "text_completion"
 
 
-def _text(frame: Frame, answered: Answered) -> dict[str, Any]:
+def _text(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     choice = {"text": answered.message["content"], "finish_reason": FINISH[answered.finish][0]}
     return {**_frame(frame, TEXT_KIND, choice), **_counted(answered)}
 
 
-def _text_more(frame: Frame, _: Item, text: str) -> list[Event]:
+def _text_more(frame: ReplyHeader, _: Item, text: str) -> list[Event]:
     return [("", _frame(frame, TEXT_KIND, {"text": text}))]
 
 
-def _text_end(frame: Frame, answered: Answered) -> list[Event]:
+def _text_end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
     last = _frame(frame, TEXT_KIND, {"text": "", "finish_reason": FINISH[answered.finish][0]})
     return [("", last), *_usage_event(frame, answered, TEXT_KIND)]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message, Tool
-from rollout.pool.recorder import Answered
+from rollout.pool.recorder import AgentReply
 from sandbox.errors import Invalid
 
 Body = dict[str, Any]
@@ -35,7 +35,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # what a parameter may be without chang
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", {"type": "auto"}),
 }
-MOST = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # one parameter, as three routes call it
+MAX_TOKENS_NAMES = (
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+)  # one parameter, as three routes call it
 STOP = ("stop", "stop_sequences")
 
 # How an answer ended: ours, OpenAI's completions, Anthropic's messages, the status of OpenAI's responses.
@@ -48,7 +52,7 @@ FINISH = {
 
 
 @dataclass(kw_only=True)
-class Ask:
+class ChatRequest:
     """A request: messages and tools, or a prompt in text or tokens."""
 
     messages: list[Message] = field(default_factory=list)
@@ -62,7 +66,7 @@ class Ask:
 
 
 @dataclass
-class Frame:
+class ReplyHeader:
     """What is known before the model has spoken."""
 
     name: str  # of the answer
@@ -82,14 +86,14 @@ class Item:
     call: dict[str, Any] = field(default_factory=dict)
 
 
-Told = Callable[[Frame, Item], list[Event]]
+Told = Callable[[ReplyHeader, Item], list[Event]]
 
 
 def nothing(*_: Any) -> list[Event]:
     return []
 
 
-def nothing_hidden(_: Frame) -> tuple[str, ...]:
+def nothing_hidden(_: ReplyHeader) -> tuple[str, ...]:
     return ()
 
 
@@ -98,15 +102,17 @@ class Dialect:
     """How one route asks and answers."""
 
     prefix: str  # of the names of its answers
-    ask: Callable[[Body, Sequence[Message]], Ask]  # the second: the conversation before, where the route keeps it
-    whole: Callable[[Frame, Answered], dict[str, Any]]
-    more: Callable[[Frame, Item, str], list[Event]]  # of an open item
-    end: Callable[[Frame, Answered], list[Event]]
-    fail: Callable[[Frame, dict[str, Any]], list[Event]]  # an error when the stream has begun
-    begin: Callable[[Frame], list[Event]] = nothing
+    ask: Callable[
+        [Body, Sequence[Message]], ChatRequest
+    ]  # the second: the conversation before, where the route keeps it
+    whole: Callable[[ReplyHeader, AgentReply], dict[str, Any]]
+    more: Callable[[ReplyHeader, Item, str], list[Event]]  # of an open item
+    end: Callable[[ReplyHeader, AgentReply], list[Event]]
+    fail: Callable[[ReplyHeader, dict[str, Any]], list[Event]]  # an error when the stream has begun
+    begin: Callable[[ReplyHeader], list[Event]] = nothing
     open: Told = nothing
     close: Told = nothing
-    hidden: Callable[[Frame], tuple[str, ...]] = nothing_hidden  # kinds of items that the agent is not shown
+    hidden: Callable[[ReplyHeader], tuple[str, ...]] = nothing_hidden  # kinds of items that the agent is not shown
     numbered: bool = False  # its events are
     done: str = ""  # the data of a last line
 
@@ -114,7 +120,7 @@ class Dialect:
 class Speech:
     """One answer in the events of a stream: ``begin(); more("text", "I "); more("text", "look."); end(answered)``"""
 
-    def __init__(self, dialect: Dialect, frame: Frame):
+    def __init__(self, dialect: Dialect, frame: ReplyHeader):
         self.dialect, self.frame = dialect, frame
         self._items: list[Item] = []
         self._open: Item | None = None
@@ -139,7 +145,7 @@ class Speech:
             events += self.dialect.more(self.frame, self._open, text)
         return self._numbered(events)
 
-    def end(self, answered: Answered) -> list[Event]:
+    def end(self, answered: AgentReply) -> list[Event]:
         events: list[Event] = []
         told = {item.kind for item in self._items}
         for item in items(answered):
@@ -162,7 +168,7 @@ class Speech:
         return [(kind, {**event, "sequence_number": first + n}) for n, (kind, event) in enumerate(events)]
 
 
-def items(answered: Answered) -> list[Item]:
+def items(answered: AgentReply) -> list[Item]:
     """An answer as a row. One that says nothing has an empty text."""
     said = answered.message
     calls = said.get("tool_calls") or ()
@@ -194,7 +200,9 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
 
     try:
         found = Sampling(
-            max_tokens=min(next((int(body[name]) for name in MOST if body.get(name)), 1 << 60), default.max_tokens),
+            max_tokens=min(
+                next((int(body[name]) for name in MAX_TOKENS_NAMES if body.get(name)), 1 << 60), default.max_tokens
+            ),
             temperature=said("temperature", float, default.temperature),
             stop_token_ids=default.stop_token_ids,
             seed=said("seed", int, default.seed),
@@ -240,7 +248,7 @@ def call(name: str, function_name: str, arguments: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function_name, "arguments": arguments}}
 
 
-def usage(answered: Answered, asked: str, said: str, total: str = "") -> dict[str, int]:
+def usage(answered: AgentReply, asked: str, said: str, total: str = "") -> dict[str, int]:
     """The counts of an answer, as a dialect calls them."""
     found = {asked: answered.prompt_tokens, said: answered.tokens}
     return {**found, total: answered.prompt_tokens + answered.tokens} if total else found

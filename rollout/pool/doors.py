@@ -26,12 +26,12 @@ from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message
 from rollout.pool.anthropic import MESSAGES
 from rollout.pool.completions import CHAT, TEXT
-from rollout.pool.dialects import Ask, Dialect, Event, Frame, Speech, sampling_of, stop_of
-from rollout.pool.recorder import Answered, Recorder
+from rollout.pool.dialects import ChatRequest, Dialect, Event, ReplyHeader, Speech, sampling_of, stop_of
+from rollout.pool.recorder import AgentReply, SampleRecorder
 from rollout.pool.responses import RESPONSES
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
-BODY_MOST = 32 << 20
+MAX_BODY = 32 << 20
 RESPONSES_KEPT = 4096  # the latest ones
 ROUTES = {"chat/completions": CHAT, "completions": TEXT, "responses": RESPONSES, "messages": MESSAGES}  # after /v1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,7 +41,12 @@ class Doors:
     """``async with Doors(recorder) as doors: doors.url("episode 7")``"""
 
     def __init__(
-        self, recorder: Recorder, *, model: str = "policy", sampling: Sampling | None = None, host: str = "127.0.0.1"
+        self,
+        recorder: SampleRecorder,
+        *,
+        model: str = "policy",
+        sampling: Sampling | None = None,
+        host: str = "127.0.0.1",
     ):
         """`sampling`: what requests do not say, and the most tokens of an answer."""
         self.recorder, self.model, self.host = recorder, model, host
@@ -67,7 +72,7 @@ class Doors:
         return f"http://{self.host}:{self.port}/session/{session}"
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_MOST, middlewares=[errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[errors])
         for prefix in ("/v1", "/session/{session}/v1"):
             app.add_routes([web.post(f"{prefix}/{route}", self._route(each)) for route, each in ROUTES.items()])
             app.add_routes(
@@ -85,8 +90,8 @@ class Doors:
         body, session = await _body(request), _session(request)
         before = self._before(session, body.get("previous_response_id")) if dialect is RESPONSES else []
         ask = dialect.ask(body, before)
-        frame = Frame(f"{dialect.prefix}{uuid.uuid4().hex}", self.model, body)
-        stream = Stream(request, Speech(dialect, frame)) if body.get("stream") else None
+        frame = ReplyHeader(f"{dialect.prefix}{uuid.uuid4().hex}", self.model, body)
+        stream = EventStream(request, Speech(dialect, frame)) if body.get("stream") else None
         try:
             answered = await self._asked(session, ask, frame, stream)
         except PagurusError as error:
@@ -99,7 +104,9 @@ class Doors:
                 self._responses.popitem(last=False)
         return _json(dialect.whole(frame, answered)) if stream is None else await stream.end(answered)
 
-    async def _asked(self, session: str, ask: Ask, frame: Frame, stream: Stream | None) -> Answered:
+    async def _asked(
+        self, session: str, ask: ChatRequest, frame: ReplyHeader, stream: EventStream | None
+    ) -> AgentReply:
         sampling, stop = sampling_of(frame.body, self.sampling), stop_of(frame.body)
         if ask.prompt is not None:
             return await self.recorder.complete(
@@ -129,7 +136,7 @@ class Doors:
         )
 
 
-class Stream:
+class EventStream:
     """An answer's events, sent as they come. Before the first of them an error has a status of its own."""
 
     def __init__(self, request: web.Request, speech: Speech):
@@ -148,7 +155,7 @@ class Stream:
     async def more(self, kind: str, text: str) -> None:
         await self._send(self._speech.more(kind, text))
 
-    async def end(self, answered: Answered) -> web.StreamResponse:
+    async def end(self, answered: AgentReply) -> web.StreamResponse:
         if not self.begun:
             await self.begin(answered.prompt_tokens)
         return await self._closed(self._speech.end(answered), self._speech.dialect.done)

@@ -1,7 +1,9 @@
 """One engine server of a pool: whoever started it, how it is, what it has to do.
 
-Owns: `Server` (what a pool needs of one), `Remote` (one that somebody else runs), `Lent` (one that serves users too),
-`Member` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests (rollout.pool.pool).
+Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that somebody else runs), `Lent` (one that serves users
+too),
+`PoolMember` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests
+(rollout.pool.pool).
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from pathlib import Path
 from typing import Protocol
 
 from rollout.decide.engines.routing import ServerView, Signs, State, Taking
-from rollout.engine.client import EngineClient, Published, wait_healthy
-from rollout.engine.weights import Mirrored
+from rollout.engine.client import EngineClient, PublishResult, wait_healthy
+from rollout.engine.weights import AdapterWeights
 from sandbox.errors import PagurusError
 
 Note = Callable[[str, State, int, int], None]  # name, state, load, slots, whenever one of them has changed
 
-LOOK = 0.25  # seconds
+POLL_INTERVAL = 0.25  # seconds
 AT_ONCE = 16  # requests that leave a lost server in one turn of the event loop
 
 
-class Server(Protocol):
+class ServerHandle(Protocol):
     """An engine server: an `EngineSupervisor`, or a `Remote`."""
 
     @property
@@ -36,7 +38,7 @@ class Server(Protocol):
     async def fetch(self, version: int) -> None:
         """Have a version there before it is published; requests go on."""
 
-    async def publish(self, weights: Path | str, version: int) -> Published: ...
+    async def publish(self, weights: Path | str, version: int) -> PublishResult: ...
 
     def kill(self) -> None:
         """It hangs: end it, so that whoever watches it starts it again."""
@@ -46,7 +48,7 @@ class Remote:
     """A server at an address, started by somebody else, who restarts it. It pulls its weights (--weights), or reloads
     the mirror that is kept for it here, in a folder that it sees too."""
 
-    def __init__(self, url: str, *, slots: int = 64, mirror: Mirrored | None = None):
+    def __init__(self, url: str, *, slots: int = 64, mirror: AdapterWeights | None = None):
         self.slots: int = slots
         self._mirror = mirror
         self._client = EngineClient(url)
@@ -61,7 +63,7 @@ class Remote:
         else:
             await self._client.pull(version)
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         if self._mirror is not None:
             return await self._mirror.take(self._client, version)
         return await self._client.take(version)
@@ -79,7 +81,7 @@ class Lent(Remote):
     """An engine that serves users (rollout.engine.launch.lent), for ``Pool.join(..., lent=True)``: its slots are what
     users leave room for."""
 
-    def __init__(self, url: str, *, mirror: Mirrored | None = None):
+    def __init__(self, url: str, *, mirror: AdapterWeights | None = None):
         super().__init__(url, slots=0, mirror=mirror)
         self._looks: asyncio.Task[None] | None = None
 
@@ -97,7 +99,7 @@ class Lent(Remote):
 
     async def _go_on_looking(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
             await self._look()
 
     async def _look(self) -> None:
@@ -108,11 +110,11 @@ class Lent(Remote):
 
 
 @dataclass(eq=False)
-class Member:
+class PoolMember:
     """A server in a pool."""
 
     name: str
-    server: Server
+    server: ServerHandle
     hardware: str = ""  # servers of one name are alike
     lent: bool = False  # it serves users; `server.slots` is what they leave room for now
     version: int = -1

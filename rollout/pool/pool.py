@@ -1,4 +1,4 @@
-"""`Pool`: engine servers, of one class or several, as if they were one that never fails.
+"""`EnginePool`: engine servers, of one class or several, as if they were one that never fails.
 
 Owns: which request is where, failover, rolling adoption of weights, health. Does not own: who gets which slot
 (rollout.pool.slots), a server's process (rollout.engine.supervisor), weights.
@@ -27,28 +27,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rollout.decide.engines.measuring import Measured, Steps
+from rollout.decide.engines.measuring import AnswerTimer, StepTimes
 from rollout.decide.engines.prefixes import chain
 from rollout.decide.engines.routing import RoutingRules, judge, next_to_update
 from rollout.decide.view import CrewView
 from rollout.engine.asking import KIND
-from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
-from rollout.pool.answer import Answer
-from rollout.pool.member import Member, Note, Server
-from rollout.pool.slots import Log, Slots, Ticket
+from rollout.engine.client import Delta, EngineClient, Generation, PublishResult, Sampling
+from rollout.pool.answer import PartialGeneration
+from rollout.pool.member import Note, PoolMember, ServerHandle
+from rollout.pool.slots import Log, SlotRequest, Slots
 from sandbox.errors import Closed, Conflict, EngineFailed, NotFound, PagurusError
 
 T = TypeVar("T")
 log = logging.getLogger("pagurus.pool")
 
 TICK = 0.25  # seconds between two looks at the servers' health
-PROBE_EVERY = 2.0  # seconds
+PROBE_INTERVAL = 2.0  # seconds
 
 Enough = Callable[[list[int]], int | None]  # of an answer's tokens so far, how many are all; None: not yet
 
 
-class Pool:
-    """``async with Pool() as pool: await pool.join("a", server); await pool.generate(ids, sampling)``"""
+class EnginePool:
+    """``async with EnginePool() as pool: await pool.join("a", server); await pool.generate(ids, sampling)``"""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class Pool:
         """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view; `note`
         each change of a server's state or load."""
         self.rules, self.at_once, self._note = rules or RoutingRules(), at_once, note
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PoolMember] = {}
         self.counts: Counter[str] = Counter()
-        self.steps = Steps()
+        self.steps = StepTimes()
         self.slots = Slots(self.members, self.rules, self.counts, tell)
         self._keys = itertools.count()
         self._target: tuple[Path | str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def __aenter__(self) -> Pool:
+    async def __aenter__(self) -> EnginePool:
         self._spawn(self._watch(), "pool health")
         return self
 
@@ -90,17 +90,17 @@ class Pool:
 
     # ----------------------------------------------------------------- servers
 
-    async def join(self, name: str, server: Server, *, hardware: str = "", lent: bool = False) -> None:
+    async def join(self, name: str, server: ServerHandle, *, hardware: str = "", lent: bool = False) -> None:
         """A server more; it takes the pool's version first if it serves another one. Servers of one `hardware` are
         alike; where there are several, requests go where they cost least (`rollout.decide.engines.affinity`). `lent`:
         it serves users, takes requests as its `slots` of the moment say, and may end them when its users need all of
         it."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
-        member = self.members[name] = Member(name, server, hardware, lent, note=self._note)
+        member = self.members[name] = PoolMember(name, server, hardware, lent, note=self._note)
         await self._revive(member)
 
-    async def drain(self, name: str) -> Server:
+    async def drain(self, name: str) -> ServerHandle:
         """A server less: it finishes what it has and gets nothing new. It is not ended, but given back."""
         member = self.members.get(name)
         if member is None:
@@ -136,7 +136,7 @@ class Pool:
             self.slots.prefixes.forget(member.name)
             member.asleep = self._spawn(self._sleep(member), f"{member.name} goes to rest")
 
-    async def _sleep(self, member: Member) -> None:
+    async def _sleep(self, member: PoolMember) -> None:
         while member.load:
             await self.slots.change()
         try:
@@ -145,7 +145,7 @@ class Pool:
         except (EngineFailed, TimeoutError) as error:  # whoever is started in its place has nothing to do either
             log.warning("server %s is given no requests, but does not rest: %s", member.name, error)
 
-    async def _wake(self, member: Member) -> None:
+    async def _wake(self, member: PoolMember) -> None:
         """From rest, to the version that the pool has now."""
         if member.asleep is not None:
             await asyncio.wait([member.asleep])
@@ -153,7 +153,7 @@ class Pool:
             await (await member.server.wait_serving()).resume()
         await self._come_back(member)
 
-    async def _revive(self, member: Member) -> None:
+    async def _revive(self, member: PoolMember) -> None:
         """Wait until it serves; bring it to the pool's version; then it takes requests."""
         member.state, member.updating_since = "starting", None
         self.slots.prefixes.forget(member.name)
@@ -164,7 +164,7 @@ class Pool:
             member.state = "serving"
         self.slots.decide_soon()
 
-    async def _answers(self, member: Member) -> tuple[EngineClient, int]:
+    async def _answers(self, member: PoolMember) -> tuple[EngineClient, int]:
         """A client that answers, and the version that it serves. One whose death nobody has noticed yet does not."""
         while True:
             client = await member.server.wait_serving()
@@ -173,7 +173,7 @@ class Pool:
             except EngineFailed:
                 await asyncio.sleep(TICK)
 
-    def _down(self, member: Member, why: str) -> None:
+    def _down(self, member: PoolMember, why: str) -> None:
         """It is lost or hangs: its requests go elsewhere, and it comes back when it serves again."""
         if member.state in ("starting", "draining") or self.members.get(member.name) is not member:
             return
@@ -186,7 +186,7 @@ class Pool:
         member.state = "starting"
         self._spawn(self._come_back(member), f"revive {member.name}")
 
-    async def _come_back(self, member: Member) -> None:
+    async def _come_back(self, member: PoolMember) -> None:
         try:
             await self._revive(member)
         except EngineFailed as error:  # it is down for good; the others go on, and whoever asks is told
@@ -215,12 +215,12 @@ class Pool:
                 found = [judge(signs, self.rules, now) for signs in member.signs()]
                 if "hung" in found:
                     self._down(member, "hung")
-                elif now - probed > PROBE_EVERY and member.state != "updating":
+                elif now - probed > PROBE_INTERVAL and member.state != "updating":
                     self._spawn(self._probe(member), f"probe {member.name}")
-            if now - probed > PROBE_EVERY:
+            if now - probed > PROBE_INTERVAL:
                 probed = now
 
-    async def _probe(self, member: Member) -> None:
+    async def _probe(self, member: PoolMember) -> None:
         await member.probe()
         if member.state == "down":
             member.state = "serving"  # what `_down` expects of one that it takes down
@@ -232,7 +232,7 @@ class Pool:
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> Generation:
         """Like an engine's. `priority`: lower goes first."""
-        answer = Answer(sampling)
+        answer = PartialGeneration(sampling)
         async with aclosing(self._grow(prompt_ids, answer, request_id, priority)) as grown:
             async for _ in grown:
                 pass
@@ -252,7 +252,7 @@ class Pool:
         Tokens that may have to be sampled again are told when it is certain that they need not.
         `enough` is asked after each piece, and ends the answer: the engine is told, and tells which weights sampled it.
         """
-        answer, told = Answer(sampling), 0
+        answer, told = PartialGeneration(sampling), 0
         async with aclosing(self._grow(prompt_ids, answer, request_id, priority, enough)) as grown:
             async for _ in grown:
                 if (certain := answer.certain) > told:
@@ -267,7 +267,12 @@ class Pool:
         )
 
     async def _grow(
-        self, prompt_ids: list[int], answer: Answer, request_id: str, priority: int, enough: Enough | None = None
+        self,
+        prompt_ids: list[int],
+        answer: PartialGeneration,
+        request_id: str,
+        priority: int,
+        enough: Enough | None = None,
     ) -> AsyncGenerator[None, None]:
         """The answer, piece by piece, to its end."""
         self.counts["requests"] += 1
@@ -276,14 +281,14 @@ class Pool:
         while True:
             ids = prompt_ids + answer.token_ids
             blocks = chain(ids, blocks)
-            ticket = Ticket(key, priority, ids, blocks, KIND.get())
+            ticket = SlotRequest(key, priority, ids, blocks, KIND.get())
             if self._closed:
                 raise Closed("the pool is closed")
             member = await self.slots.wait(ticket)
             name = f"{request_id or key}.{answer.parts}"
             new, read = len(ids) - ticket.known, len(ids) - ticket.held
             loop = asyncio.get_running_loop()
-            measured = Measured(member, ticket.kind, new=new, read=read, now=loop.time(), steps=self.steps)
+            measured = AnswerTimer(member, ticket.kind, new=new, read=read, now=loop.time(), steps=self.steps)
             try:
                 async with aclosing(self._from(member, ids, answer, name)) as deltas:
                     async for delta in deltas:
@@ -311,7 +316,9 @@ class Pool:
                 measured.leave()
                 self.slots.release(member, len(ids))
 
-    async def _from(self, member: Member, ids: list[int], answer: Answer, name: str) -> AsyncGenerator[Delta, None]:
+    async def _from(
+        self, member: PoolMember, ids: list[int], answer: PartialGeneration, name: str
+    ) -> AsyncGenerator[Delta, None]:
         """The deltas of one server. TimeoutError: the server was given up."""
         client = member.client
         if client is None or member.state not in ("serving", "updating"):
@@ -327,7 +334,7 @@ class Pool:
                     raise EngineFailed(f"server {member.name} ended a request of version {version}")
                 yield delta
 
-    async def _end(self, member: Member, answer: Answer, name: str, enough: Enough) -> None:
+    async def _end(self, member: PoolMember, answer: PartialGeneration, name: str, enough: Enough) -> None:
         """Ask whether the answer is enough; if so, end its request. What the engine says last has its versions."""
         count = enough(answer.token_ids)
         if count is not None:
@@ -335,7 +342,7 @@ class Pool:
             if answer.finish is None and member.client is not None:
                 await self._waited(member, member.client.abort([name]))
 
-    async def _waited(self, member: Member, told: Awaitable[T]) -> T:
+    async def _waited(self, member: PoolMember, told: Awaitable[T]) -> T:
         """What a server tells. TimeoutError: it was given up."""
         limit = asyncio.timeout(None)
         try:
@@ -345,7 +352,7 @@ class Pool:
         finally:
             member.waits.pop(limit, None)
 
-    def _lost(self, member: Member, error: Exception) -> None:
+    def _lost(self, member: PoolMember, error: Exception) -> None:
         """A request failed there. Whether the server did is for a probe to say, but for a connection that broke."""
         if member.state in ("serving", "updating") and isinstance(error, EngineFailed):
             log.info("a request to server %s failed: %s", member.name, error)
@@ -353,7 +360,7 @@ class Pool:
 
     # ----------------------------------------------------------------- weights
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
+    async def publish(self, folder: Path | str, version: int) -> PublishResult:
         """Have every server take the version, some at a time. Those that are down take it when they come back.
 
         `folder`: where versions are published, a folder or an URL.
@@ -361,7 +368,7 @@ class Pool:
         self._target, began, paused = (folder, version), time.monotonic(), 0.0
         waking = self._wake_all()
         await asyncio.gather(*(self._fetch(each, version) for each in self.members.values() if each.state == "serving"))
-        running: dict[asyncio.Task[float], Member] = {}
+        running: dict[asyncio.Task[float], PoolMember] = {}
         while self._target == (folder, version):
             takings = [member.taking for member in self.members.values()]
             for name in next_to_update(takings, version, at_once=self.at_once):
@@ -379,7 +386,7 @@ class Pool:
                 paused = max(paused, task.result())
         if waking:  # who has died meanwhile comes back later
             await asyncio.wait(waking, timeout=self.rules.silence)
-        return Published(version=version, seconds=time.monotonic() - began, paused_s=paused)
+        return PublishResult(version=version, seconds=time.monotonic() - began, paused_s=paused)
 
     def _wake_all(self) -> list[asyncio.Task[None]]:
         resting = [member for member in self.members.values() if member.state == "resting"]
@@ -387,7 +394,7 @@ class Pool:
             member.state = "starting"
         return [self._spawn(self._wake(member), f"wake {member.name}") for member in resting]
 
-    async def _fetch(self, member: Member, version: int) -> None:
+    async def _fetch(self, member: PoolMember, version: int) -> None:
         """One server fetches the version while it serves. Where it cannot, `_update` finds out why."""
         try:
             async with asyncio.timeout(self.rules.update):
@@ -396,7 +403,7 @@ class Pool:
         except (TimeoutError, PagurusError) as error:
             log.warning("server %s has not fetched version %d: %s", member.name, version, error)
 
-    async def _update(self, member: Member, folder: Path | str, version: int) -> float:
+    async def _update(self, member: PoolMember, folder: Path | str, version: int) -> float:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
         member.state, member.updating_since = "updating", time.monotonic()
         member.updates += 1
@@ -426,7 +433,7 @@ class Pool:
         self.slots.decide_soon()
         return published.paused_s
 
-    async def _answers_soon(self, member: Member) -> None:
+    async def _answers_soon(self, member: PoolMember) -> None:
         """TimeoutError where it is silent: the others do not wait for their weights for as long as weights may take."""
         if member.client is not None:
             async with asyncio.timeout(self.rules.silence):

@@ -1,4 +1,4 @@
-"""`Recorder`: what an agent asks in messages or in text, kept as the tokens that the model saw and sampled.
+"""`SampleRecorder`: what an agent asks in messages or in text, kept as the tokens that the model saw and sampled.
 
 Owns: sessions (one agent's work), their samples, the match between an agent's history and recorded tokens. Does not
 own: HTTP (rollout.pool.doors), engines, rewards.
@@ -29,13 +29,13 @@ import msgspec
 from rollout.engine.client import Delta, Generation, Sampling
 from rollout.episode.renderer import Message, Renderer, Tool
 from rollout.pool.pool import Enough
-from rollout.pool.telling import Stops, Told
+from rollout.pool.telling import SentText, Stops
 from sandbox.errors import EngineFailed, Invalid
 
 Read = Callable[[list[int]], dict[str, str]]  # sampled tokens: what they say, as reasoning and as text
 
 
-class Engine(Protocol):
+class StreamingEngine(Protocol):
     """A pool, say. The last delta has the finish reason and the spans."""
 
     def stream(
@@ -43,7 +43,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[Delta, None]: ...
 
 
-class Listener(Protocol):
+class DeltaListener(Protocol):
     """Who hears an answer on its way."""
 
     async def begin(self, prompt_tokens: int) -> None:
@@ -53,7 +53,7 @@ class Listener(Protocol):
         """What is new of its reasoning or its text; all of it before the answer is returned."""
 
 
-class Recorded(msgspec.Struct, kw_only=True):
+class RecordedSample(msgspec.Struct, kw_only=True):
     """One sample. Lists have one entry per token, as in `rollout.messages.Trajectory`."""
 
     tokens: list[int] = []
@@ -93,10 +93,10 @@ class Recorded(msgspec.Struct, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Line:
+class SampleHead:
     """The tip of a sample: the messages, or the text, that its tokens stand for."""
 
-    sample: Recorded
+    sample: RecordedSample
     history: list[Message]
     tools: list[Tool]
     prompt: int = 0  # tokens before the last answer
@@ -106,20 +106,20 @@ class Line:
 
 
 @dataclass
-class Asked:
+class PromptTokens:
     """A request as tokens: those of a sample and more, or those of a new one."""
 
     ids: list[int]
     history: list[Message]
     tools: list[Tool]
     sampling: Sampling
-    line: Line | None
+    line: SampleHead | None
     how: str  # opened, extended, again, rewritten (by the template), drifted (by the agent)
     text: str | None = None  # of a request in text
 
 
 @dataclass(kw_only=True)
-class Answered:
+class AgentReply:
     """What an agent is told. `finish`: stop, length, tool_calls, or stop_string."""
 
     message: Message
@@ -130,26 +130,26 @@ class Answered:
 
 
 @dataclass
-class Session:
+class AgentSession:
     """One agent's work, in samples in the order in which they began."""
 
     name: str
-    samples: list[Recorded] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    samples: list[RecordedSample] = field(default_factory=list)
+    lines: list[SampleHead] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Recorder:
-    """``await Recorder(pool, renderer).answer("episode 7", messages, tools, Sampling())``"""
+class SampleRecorder:
+    """``await SampleRecorder(pool, renderer).answer("episode 7", messages, tools, Sampling())``"""
 
-    def __init__(self, engine: Engine, renderer: Renderer, *, length: int = 1 << 20):
+    def __init__(self, engine: StreamingEngine, renderer: Renderer, *, length: int = 1 << 20):
         """`length`: tokens of the longest sequence that the engine takes."""
         self.engine, self.renderer, self.length = engine, renderer, length
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, AgentSession] = {}
 
-    def session(self, name: str) -> Session:
-        return self.sessions.setdefault(name, Session(name))
+    def session(self, name: str) -> AgentSession:
+        return self.sessions.setdefault(name, AgentSession(name))
 
     async def answer(
         self,
@@ -160,8 +160,8 @@ class Recorder:
         *,
         stop: Sequence[str] = (),
         request_id: str = "",
-        listener: Listener | None = None,
-    ) -> Answered:
+        listener: DeltaListener | None = None,
+    ) -> AgentReply:
         """One answer of the model. What fails is recorded nowhere: the agent asks again, or its episode fails."""
         session, stops = self.session(name), Stops(stop, self.renderer.decode)
         async with session.busy:  # one conversation; agents that speak with two tongues wait for each other
@@ -171,7 +171,7 @@ class Recorder:
                 action = self.renderer.parse(ids, asked.ids, tools)
                 return {"reasoning": action.reasoning, "text": action.content}
 
-            told = Told([*self.renderer.marks, *stop])
+            told = SentText([*self.renderer.marks, *stop])
             generation = await self._sample(asked, stops, request_id, read, told, listener)
             action = await asyncio.to_thread(self.renderer.parse, generation.token_ids, asked.ids, tools)
             number = session.counts["answers"]
@@ -190,8 +190,8 @@ class Recorder:
         *,
         stop: Sequence[str] = (),
         request_id: str = "",
-        listener: Listener | None = None,
-    ) -> Answered:
+        listener: DeltaListener | None = None,
+    ) -> AgentReply:
         """The same for an agent that lays its conversation out by itself: text, or tokens, to go on with."""
         session, stops = self.session(name), Stops(stop, self.renderer.decode)
 
@@ -200,7 +200,7 @@ class Recorder:
             return {"text": self.renderer.decode(ids[:-1] if ended else ids)}
 
         async with session.busy:
-            asked, told = await asyncio.to_thread(self._continue, session, prompt, sampling), Told(stop)
+            asked, told = await asyncio.to_thread(self._continue, session, prompt, sampling), SentText(stop)
             generation = await self._sample(asked, stops, request_id, read, told, listener)
             text = stops.cut((await asyncio.to_thread(read, generation.token_ids))["text"])
             await _tell_rest(listener, told, {"text": text})
@@ -210,7 +210,13 @@ class Recorder:
         return _answered(asked, generation, {"role": "assistant", "content": text}, stops)
 
     async def _sample(
-        self, asked: Asked, stops: Stops, request_id: str, read: Read, told: Told, listener: Listener | None
+        self,
+        asked: PromptTokens,
+        stops: Stops,
+        request_id: str,
+        read: Read,
+        told: SentText,
+        listener: DeltaListener | None,
     ) -> Generation:
         """What the engine samples; a listener is told of it what will stay."""
         room = self.length - len(asked.ids)
@@ -241,7 +247,9 @@ class Recorder:
 
     # ----------------------------------------------------------------- which sample
 
-    def _match(self, session: Session, messages: list[Message], tools: list[Tool], sampling: Sampling) -> Asked:
+    def _match(
+        self, session: AgentSession, messages: list[Message], tools: list[Tool], sampling: Sampling
+    ) -> PromptTokens:
         """Which sample the request extends. Changes nothing. Blocks for a millisecond or two."""
         wanted = [mark(message) for message in messages]
         for line in reversed(session.lines):
@@ -249,17 +257,17 @@ class Recorder:
                 continue
             known = [mark(message) for message in line.history]
             if known[:-1] == wanted:  # another answer to the same
-                return Asked(line.sample.tokens[: line.prompt], messages, tools, sampling, None, "again")
+                return PromptTokens(line.sample.tokens[: line.prompt], messages, tools, sampling, None, "again")
             if known == wanted[: len(known)] and len(known) < len(wanted):
                 new = messages[len(known) :]
                 longer = self.renderer.bridge(line.sample.tokens, line.history, new, tools)
                 if longer is not None:
-                    return Asked(longer, [*line.history, *new], tools, sampling, line, "extended")
-                return Asked(self.renderer.open(messages, tools), messages, tools, sampling, None, "rewritten")
+                    return PromptTokens(longer, [*line.history, *new], tools, sampling, line, "extended")
+                return PromptTokens(self.renderer.open(messages, tools), messages, tools, sampling, None, "rewritten")
         how = "drifted" if session.lines else "opened"
-        return Asked(self.renderer.open(messages, tools), messages, tools, sampling, None, how)
+        return PromptTokens(self.renderer.open(messages, tools), messages, tools, sampling, None, how)
 
-    def _continue(self, session: Session, prompt: str | list[int], sampling: Sampling) -> Asked:
+    def _continue(self, session: AgentSession, prompt: str | list[int], sampling: Sampling) -> PromptTokens:
         """Which sample a text extends: the one whose prompt and answer it begins with. Changes nothing."""
         text = prompt if isinstance(prompt, str) else self.renderer.decode(prompt)
         how = "drifted" if session.lines else "opened"
@@ -269,17 +277,17 @@ class Recorder:
             tokens = line.sample.tokens
             if isinstance(prompt, list):
                 if prompt[: len(tokens)] == tokens:
-                    return Asked(prompt, [], [], sampling, line, "extended", text)
+                    return PromptTokens(prompt, [], [], sampling, line, "extended", text)
             elif prompt == line.asked:  # another answer to the same
-                return Asked(tokens[: line.prompt], [], [], sampling, None, "again", text)
+                return PromptTokens(tokens[: line.prompt], [], [], sampling, None, "again", text)
             elif prompt.startswith(line.asked + line.told):
                 longer = self._after(tokens, line.hidden, prompt[len(line.asked + line.told) :])
                 exact = longer[: len(tokens)] == tokens
-                return Asked(
+                return PromptTokens(
                     longer, [], [], sampling, line if exact else None, "extended" if exact else "rewritten", text
                 )
         ids = self.renderer.encode(prompt) if isinstance(prompt, str) else prompt
-        return Asked(ids, [], [], sampling, None, how, text)
+        return PromptTokens(ids, [], [], sampling, None, how, text)
 
     def _after(self, tokens: list[int], hidden: str, rest: str) -> list[int]:
         """`tokens` and then `rest`. What ends `tokens` and the agent was not told, it has to write by itself; if it
@@ -292,12 +300,12 @@ class Recorder:
             gone = self.renderer.decode(tokens[kept:])
         return tokens[:kept] + self.renderer.encode(gone[: len(gone) - len(hidden)] + rest)
 
-    def _put(self, session: Session, asked: Asked, generation: Generation) -> Line:
+    def _put(self, session: AgentSession, asked: PromptTokens, generation: Generation) -> SampleHead:
         line = asked.line
         if line is None:
             how = asked.sampling
-            sample = Recorded(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
-            line = Line(sample=sample, history=[], tools=asked.tools)
+            sample = RecordedSample(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+            line = SampleHead(sample=sample, history=[], tools=asked.tools)
             session.lines.append(line)
             session.samples.append(line.sample)
         line.sample.put(asked.ids[len(line.sample.tokens) :])
@@ -308,9 +316,9 @@ class Recorder:
         return line
 
 
-def _answered(asked: Asked, generation: Generation, message: Message, stops: Stops) -> Answered:
+def _answered(asked: PromptTokens, generation: Generation, message: Message, stops: Stops) -> AgentReply:
     finish = "tool_calls" if message.get("tool_calls") else generation.finish_reason
-    return Answered(
+    return AgentReply(
         message=message,
         finish="stop_string" if stops.found is not None and finish == "stop" else finish,
         prompt_tokens=len(asked.ids),
@@ -319,7 +327,7 @@ def _answered(asked: Asked, generation: Generation, message: Message, stops: Sto
     )
 
 
-async def _tell_rest(listener: Listener | None, told: Told, whole: dict[str, str]) -> None:
+async def _tell_rest(listener: DeltaListener | None, told: SentText, whole: dict[str, str]) -> None:
     for kind, text in whole.items():
         if listener is not None and (new := told.rest(kind, text)):
             await listener.more(kind, new)

@@ -12,12 +12,12 @@ from typing import Any
 from rollout.episode.renderer import Message, Tool
 from rollout.pool.dialects import (
     FINISH,
-    Ask,
     Body,
+    ChatRequest,
     Dialect,
     Event,
-    Frame,
     Item,
+    ReplyHeader,
     call,
     function,
     items,
@@ -25,7 +25,7 @@ from rollout.pool.dialects import (
     texts,
     usage,
 )
-from rollout.pool.recorder import Answered
+from rollout.pool.recorder import AgentReply
 from sandbox.errors import Invalid
 
 ONLY: dict[str, tuple[Any, ...]] = {  # see rollout.pool.dialects.NEUTRAL
@@ -37,7 +37,7 @@ ONLY: dict[str, tuple[Any, ...]] = {  # see rollout.pool.dialects.NEUTRAL
 }
 
 
-def _ask(body: Body, before: Sequence[Message]) -> Ask:
+def _ask(body: Body, before: Sequence[Message]) -> ChatRequest:
     """The conversation `before` and what is new."""
     refuse(body, ONLY)
     text = body.get("text")
@@ -50,7 +50,7 @@ def _ask(body: Body, before: Sequence[Message]) -> Ask:
     try:
         messages = [*before, *_messages(row)]
         tools = [_tool(tool) for tool in body.get("tools") or ()]
-        return Ask(messages=messages, tools=tools, instructions=str(body.get("instructions") or ""))
+        return ChatRequest(messages=messages, tools=tools, instructions=str(body.get("instructions") or ""))
     except (KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"an item or tool lacks {error}") from None
 
@@ -96,7 +96,7 @@ def _heard(kind: str, item: dict[str, Any]) -> Message:
 # ---------------------------------------------------------------------- answers
 
 
-def _whole(frame: Frame, answered: Answered) -> dict[str, Any]:
+def _whole(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     status = FINISH[answered.finish][2]
     return {
         **_begun(frame),
@@ -111,7 +111,7 @@ def _whole(frame: Frame, answered: Answered) -> dict[str, Any]:
     }
 
 
-def _begun(frame: Frame) -> dict[str, Any]:
+def _begun(frame: ReplyHeader) -> dict[str, Any]:
     body = frame.body
     return {
         "id": frame.name,
@@ -134,7 +134,7 @@ def _begun(frame: Frame) -> dict[str, Any]:
     }
 
 
-def _name(frame: Frame, item: Item) -> str:
+def _name(frame: ReplyHeader, item: Item) -> str:
     if item.kind == "call":
         return f"fc_{item.call['id']}"
     return f"{'rs' if item.kind == 'reasoning' else 'msg'}_{frame.name}"
@@ -147,7 +147,7 @@ def _part(item: Item) -> dict[str, Any]:
     return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
 
 
-def _shown(frame: Frame, item: Item, status: str, *, empty: bool = False) -> dict[str, Any]:
+def _shown(frame: ReplyHeader, item: Item, status: str, *, empty: bool = False) -> dict[str, Any]:
     content = [] if empty else [_part(item)]
     base: dict[str, Any] = {"id": _name(frame, item), "status": status}
     if item.kind == "call":
@@ -162,7 +162,7 @@ def _shown(frame: Frame, item: Item, status: str, *, empty: bool = False) -> dic
 # ---------------------------------------------------------------------- events
 
 
-def _at(frame: Frame, item: Item) -> dict[str, Any]:
+def _at(frame: ReplyHeader, item: Item) -> dict[str, Any]:
     place = {"item_id": _name(frame, item), "output_index": item.at}
     return place if item.kind == "call" else {**place, "content_index": 0}
 
@@ -176,12 +176,12 @@ def _more_of(item: Item) -> dict[str, Any]:
     return {"logprobs": []} if item.kind == "text" else {}
 
 
-def _begin(frame: Frame) -> list[Event]:
+def _begin(frame: ReplyHeader) -> list[Event]:
     begun = {"response": _begun(frame)}
     return [("response.created", begun), ("response.in_progress", begun)]
 
 
-def _open(frame: Frame, item: Item) -> list[Event]:
+def _open(frame: ReplyHeader, item: Item) -> list[Event]:
     shown = _shown(frame, item, "in_progress", empty=True)
     added: list[Event] = [("response.output_item.added", {"output_index": item.at, "item": shown})]
     if item.kind != "call":
@@ -190,11 +190,11 @@ def _open(frame: Frame, item: Item) -> list[Event]:
     return added
 
 
-def _more(frame: Frame, item: Item, text: str) -> list[Event]:
+def _more(frame: ReplyHeader, item: Item, text: str) -> list[Event]:
     return [(_kind(item, "delta"), {**_at(frame, item), "delta": text, **_more_of(item)})]
 
 
-def _close(frame: Frame, item: Item) -> list[Event]:
+def _close(frame: ReplyHeader, item: Item) -> list[Event]:
     at, shown = _at(frame, item), _shown(frame, item, "completed")
     if item.kind == "call":
         done: list[Event] = [(_kind(item, "done"), {**at, "name": shown["name"], "arguments": item.text})]
@@ -206,12 +206,12 @@ def _close(frame: Frame, item: Item) -> list[Event]:
     return [*done, ("response.output_item.done", {"output_index": item.at, "item": shown})]
 
 
-def _end(frame: Frame, answered: Answered) -> list[Event]:
+def _end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
     whole = _whole(frame, answered)
     return [(f"response.{whole['status']}", {"response": whole})]
 
 
-def _fail(frame: Frame, error: dict[str, Any]) -> list[Event]:
+def _fail(frame: ReplyHeader, error: dict[str, Any]) -> list[Event]:
     told = {"code": "server_error", "message": error["message"]}
     return [("response.failed", {"response": {**_begun(frame), "status": "failed", "error": told}})]
 

@@ -14,7 +14,7 @@ from rollout.engine.client import Sampling
 from rollout.engine.launch import Launch
 from rollout.episode.renderer import ChatRenderer
 from rollout.pool.doors import Doors
-from rollout.pool.recorder import Recorder
+from rollout.pool.recorder import SampleRecorder
 from rollout.pool.started import started
 from rollout.weights.export import export
 from rollout.weights.store import is_store
@@ -29,7 +29,9 @@ async def serving(
     folder, version = await asyncio.to_thread(of_model, model, home)
     renderer = await asyncio.to_thread(ChatRenderer.load, folder)
     async with started(launch, folder, version, count=engines, run=home) as pool:
-        doors = Doors(Recorder(pool, renderer, length=length), model=model.name, sampling=Sampling(max_tokens=length))
+        doors = Doors(
+            SampleRecorder(pool, renderer, length=length), model=model.name, sampling=Sampling(max_tokens=length)
+        )
         doors.port = port
         async with doors:
             yield doors

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 from rollout.decide.engines.affinity import Profiles
 from rollout.decide.engines.prefixes import Prefixes
-from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, Send, route
-from rollout.pool.member import Member
+from rollout.decide.engines.routing import RoutedRequest, RouteView, RoutingRules, Send, route
+from rollout.pool.member import PoolMember
 from sandbox.errors import PagurusError
 
 Log = Callable[[RouteView, list[Send]], None]
 
 
 @dataclass(eq=False)
-class Ticket:
+class SlotRequest:
     """A request that waits for a server."""
 
     key: int
@@ -35,28 +35,28 @@ class Ticket:
     kind: str  # of environment
     held: int = 0  # tokens that its server holds, once it has one
     known: int = 0  # that some server holds
-    slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    slot: asyncio.Future[PoolMember] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def __lt__(self, other: Ticket) -> bool:
+    def __lt__(self, other: SlotRequest) -> bool:
         return (self.priority, self.key) < (other.priority, other.key)
 
 
 class Slots:
     """``member = await slots.wait(ticket)``, and in any case ``slots.release(member, len(ticket.ids))``"""
 
-    def __init__(self, members: Mapping[str, Member], rules: RoutingRules, counts: Counter[str], tell: Log | None):
+    def __init__(self, members: Mapping[str, PoolMember], rules: RoutingRules, counts: Counter[str], tell: Log | None):
         self.members, self.rules, self.counts, self._tell = members, rules, counts, tell
         self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
         self.prefixes, self.profiles = Prefixes(), Profiles()
         self.changed = asyncio.Event()
-        self._waiting: list[Ticket] = []
+        self._waiting: list[SlotRequest] = []
         self._deciding = False  # a decision is due in this turn of the event loop
 
     @property
     def waiting(self) -> int:
         return sum(not ticket.slot.done() for ticket in self._waiting)
 
-    async def wait(self, ticket: Ticket) -> Member:
+    async def wait(self, ticket: SlotRequest) -> PoolMember:
         """A server; the caller gives the slot back."""
         began = time.perf_counter()
         heapq.heappush(self._waiting, ticket)
@@ -74,7 +74,7 @@ class Slots:
             del self.slow_ms[:-20_000]
         return member
 
-    def release(self, member: Member, tokens: int) -> None:
+    def release(self, member: PoolMember, tokens: int) -> None:
         member.load -= 1
         member.tokens -= tokens
         self.decide_soon()
@@ -99,7 +99,10 @@ class Slots:
             known = {ticket.key: self.prefixes.deepest(ticket.blocks) for ticket in first}
             view = RouteView(
                 servers=[member.view for member in self.members.values()],
-                waiting=[Ask(t.key, t.priority, *known[t.key], len(t.ids), self.profiles.need(t.kind)) for t in first],
+                waiting=[
+                    RoutedRequest(t.key, t.priority, *known[t.key], len(t.ids), self.profiles.need(t.kind))
+                    for t in first
+                ],
                 rates=self.profiles.rates(),
             )
             sends = route(view, self.rules)
@@ -118,16 +121,16 @@ class Slots:
     def _free(self) -> int:
         return sum(max(0, m.server.slots - m.load) for m in self.members.values() if m.state == "serving")
 
-    def _first(self, free: int) -> list[Ticket]:
+    def _first(self, free: int) -> list[SlotRequest]:
         """Takes the first requests out of those that wait, as many as there are free slots."""
-        found: list[Ticket] = []
+        found: list[SlotRequest] = []
         while self._waiting and len(found) < min(free, self.rules.batch):
             ticket = heapq.heappop(self._waiting)
             if not ticket.slot.done():
                 found.append(ticket)
         return found
 
-    def _give(self, ticket: Ticket, member: Member, known: int, why: str) -> None:
+    def _give(self, ticket: SlotRequest, member: PoolMember, known: int, why: str) -> None:
         member.load += 1
         member.tokens += len(ticket.ids)
         self.counts[f"routed_{why}"] += 1

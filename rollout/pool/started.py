@@ -14,7 +14,7 @@ from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import Launch
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.pool.member import Note
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def started(
     run: Path,
     rules: RoutingRules | None = None,
     note: Note | None = None,
-) -> AsyncIterator[Pool]:
+) -> AsyncIterator[EnginePool]:
     """`count` servers of the sealed weights in `folder`, as one. They outlive this process if it is killed, and the
     next one adopts them: each is written down in a folder of its own below ``run/engines``."""
     names = [f"engine-{n}" for n in range(count)]
@@ -37,7 +37,7 @@ async def started(
     }
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
-        pool = await stack.enter_async_context(Pool(rules=rules, note=note))
+        pool = await stack.enter_async_context(EnginePool(rules=rules, note=note))
         for name, server in servers.items():
             await pool.join(name, server)
         yield pool

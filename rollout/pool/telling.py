@@ -1,6 +1,6 @@
 """What may be told of an answer that is not whole yet, and where a stop string ends it. Pure.
 
-Owns: `Stops`, `Told`. Does not own: reading answers (rollout.episode.renderer), events (rollout.pool.dialects).
+Owns: `Stops`, `SentText`. Does not own: reading answers (rollout.episode.renderer), events (rollout.pool.dialects).
 Guarantee: what was told of an answer is the beginning of what is told of it in the end, but for blanks at its start;
 tokens after the one that completes a stop string are no part of the answer.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from sandbox.errors import Invalid
 
-STRINGS_MOST = 16
-LENGTH_MOST = 256  # characters of one stop string
+MAX_STRINGS = 16
+MAX_LENGTH = 256  # characters of one stop string
 MARGIN = 8  # tokens: a text that is decoded from the middle may begin otherwise
 UNFINISHED = "\ufffd"  # what a decoder shows of a character of which tokens are still to come
 
@@ -21,8 +21,8 @@ class Stops:
     """``Stops(["\\n"], decode)(ids)``: of an answer's tokens so far, how many are all of it; None: more may come."""
 
     def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]):
-        if len(strings) > STRINGS_MOST or not all(0 < len(each) <= LENGTH_MOST for each in strings):
-            raise Invalid(f"there may be {STRINGS_MOST} stop strings, each of 1 to {LENGTH_MOST} characters")
+        if len(strings) > MAX_STRINGS or not all(0 < len(each) <= MAX_LENGTH for each in strings):
+            raise Invalid(f"there may be {MAX_STRINGS} stop strings, each of 1 to {MAX_LENGTH} characters")
         self.strings, self._decode = list(strings), decode
         self.found: str | None = None
         self._reach = MARGIN + max((len(each.encode()) for each in strings), default=0)  # tokens, at most one a byte
@@ -49,7 +49,7 @@ class Stops:
         return min(there, key=text.index, default=None)
 
 
-class Told:
+class SentText:
     """How much of an answer's reasoning and text somebody was told."""
 
     def __init__(self, marks: Sequence[str] = ()):

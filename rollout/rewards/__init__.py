@@ -1,6 +1,6 @@
 """Rewards: functions that score the final state of an episode, beside the rollout, in a fork of that state."""
 
-from rollout.rewards.messages import Final, Score, Scoring, Told
+from rollout.rewards.messages import Final, Score, ScoredTurn, Scoring
 from rollout.rewards.registry import reward
 
-__all__ = ["Final", "Score", "Scoring", "Told", "reward"]
+__all__ = ["Final", "Score", "ScoredTurn", "Scoring", "reward"]

@@ -34,7 +34,7 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
         return self.function or self.url
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn, as it was read and written."""
 
     action: str
@@ -62,14 +62,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     """service -> scorer: one try at one scoring."""
 
     id: str
     scoring: Scoring
     seed: int
     opening: str = ""
-    turns: list[Told] = []
+    turns: list[ScoredTurn] = []
     row: dict[str, Any] | None = None
     state: Any = None  # what the environment keeps, where that are plain values
     cause: str | None = None  # why the episode ended without `done`: rollout.decide.blame.Cause
@@ -81,7 +81,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class Final:
     """What a reward function is handed: how the episode went, and a fork of the sandbox as it was at the end."""
 
-    ask: Ask
+    ask: ScoringRequest
     sandbox: Any = None  # has `exec` and `files`; None where the function does not look into one
 
     @property
@@ -89,7 +89,7 @@ class Final:
         return self.ask.seed
 
     @property
-    def turns(self) -> list[Told]:
+    def turns(self) -> list[ScoredTurn]:
         return self.ask.turns
 
     @property
@@ -124,21 +124,21 @@ class ScorerFailed(Exception):
     """One try failed, by the scorer's doing. Says how."""
 
 
-class Frame(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RewardMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """worker <-> pool. One of: ready, an ask, begun, a call with its answer, the end of a try."""
 
     id: str = ""
     ready: bool = False
     begun: bool = False
-    ask: Ask | None = None
-    call: Call | None = None
-    answer: Answered | None = None
+    ask: ScoringRequest | None = None
+    call: ForkCall | None = None
+    answer: ForkReply | None = None
     score: Score | None = None
     slow: bool = False
     error: str = ""
 
 
-class Call(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ForkCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """worker -> pool: do this in the fork. Closed: exec, read, write."""
 
     what: str
@@ -152,7 +152,7 @@ class Call(msgspec.Struct, kw_only=True, omit_defaults=True):
     stdin: bytes = b""
 
 
-class Answered(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ForkReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """pool -> worker: what the fork answered, or the error with its code."""
 
     result: ExecResult | None = None

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollout.episode.clock import Clock
+from rollout.episode.clock import TrajectoryClock
 from rollout.rewards import wire
-from rollout.rewards.messages import Answered, Ask, Call, Frame, Score, ScorerFailed, TooSlow
+from rollout.rewards.messages import ForkCall, ForkReply, RewardMessage, Score, ScorerFailed, ScoringRequest, TooSlow
 from sandbox.errors import PagurusError
 
 START = 120.0  # seconds until a worker is ready, or has loaded a function
@@ -61,7 +61,7 @@ class WorkerPool:
         async with self._slots:
             yield
 
-    async def run(self, ask: Ask, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
         """One try, within a slot: the score, and its seconds. Raises ScorerFailed, TooSlow, and the host's errors."""
         worker = self._idle.pop() if self._idle else await self._start()
         try:
@@ -81,7 +81,7 @@ class WorkerPool:
         with theirs:
             process = await asyncio.to_thread(self._spawn, theirs.fileno())
         ours.setblocking(False)
-        worker = _Worker(process, *await asyncio.open_connection(sock=ours, limit=wire.MOST))
+        worker = _Worker(process, *await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME))
         try:
             async with asyncio.timeout(START):
                 if not (await wire.read(worker.reader)).ready:
@@ -107,14 +107,14 @@ class WorkerPool:
                 env=self._environment | {"PYTHONPATH": path},
             )
 
-    async def _try(self, worker: _Worker, ask: Ask, sandbox: Any) -> tuple[Score, float]:
-        await wire.write(worker.writer, Frame(ask=ask))
-        clock = Clock(START)
+    async def _try(self, worker: _Worker, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+        await wire.write(worker.writer, RewardMessage(ask=ask))
+        clock = TrajectoryClock(START)
         try:
             async with clock.running():
                 first = await wire.read(worker.reader)
             if first.begun and first.id == ask.id:
-                clock = Clock(ask.limit + GRACE)
+                clock = TrajectoryClock(ask.limit + GRACE)
                 async with clock.running():
                     first = await self._talk(worker, sandbox, clock)
         except TimeoutError:
@@ -127,7 +127,7 @@ class WorkerPool:
             raise ScorerFailed(first.error or "it said nothing")
         return first.score, clock.used
 
-    async def _talk(self, worker: _Worker, sandbox: Any, clock: Clock) -> Frame:
+    async def _talk(self, worker: _Worker, sandbox: Any, clock: TrajectoryClock) -> RewardMessage:
         """Carry out its calls until it says something else. The host's time is not its own."""
         while True:
             frame = await wire.read(worker.reader)
@@ -135,10 +135,10 @@ class WorkerPool:
                 return frame
             with clock.stopped():
                 answered = await _carry_out(frame.call, sandbox, clock)
-            await wire.write(worker.writer, Frame(answer=answered))
+            await wire.write(worker.writer, RewardMessage(answer=answered))
 
 
-async def _carry_out(call: Call, sandbox: Any, clock: Clock) -> Answered:
+async def _carry_out(call: ForkCall, sandbox: Any, clock: TrajectoryClock) -> ForkReply:
     """In the fork. Seconds of a command are the scorer's."""
     try:
         if sandbox is None:
@@ -151,14 +151,14 @@ async def _carry_out(call: Call, sandbox: Any, clock: Clock) -> Answered:
                 ends_turn=False,
             )  # fmt: skip
             clock.charge(result.duration)
-            return Answered(result=result)
+            return ForkReply(result=result)
         if call.what == "read":
-            return Answered(data=await sandbox.files.read(call.path))
+            return ForkReply(data=await sandbox.files.read(call.path))
         if call.what == "write":
             await sandbox.files.write(call.path, call.data)
-            return Answered()
+            return ForkReply()
         raise ScorerFailed(f"it asked for {call.what!r:.40}")
     except PagurusError as error:
         if error.code in ("no_daemon", "interrupted", "timeout", "protocol", "internal"):
             raise  # the platform's, which the function must not turn into a reward
-        return Answered(error=error.body())
+        return ForkReply(error=error.body())

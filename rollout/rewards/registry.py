@@ -25,7 +25,7 @@ Said = float | Score
 Function = Callable[..., Said | Awaitable[Said]]
 
 
-class Registered:
+class RewardFunction:
     """A function that scores. Call it with its options to say by what an environment is scored."""
 
     def __init__(self, function: Function, *, forks: bool, low: float, high: float, longest: float):
@@ -56,13 +56,13 @@ def _number(said: Any) -> float:
 
 
 @overload
-def reward(function: Function) -> Registered: ...
+def reward(function: Function) -> RewardFunction: ...
 
 
 @overload
 def reward(
     *, forks: bool = True, low: float = 0.0, high: float = 1.0, longest: float = LONGEST
-) -> Callable[[Function], Registered]: ...
+) -> Callable[[Function], RewardFunction]: ...
 
 
 def reward(
@@ -72,7 +72,7 @@ def reward(
     low: float = 0.0,
     high: float = 1.0,
     longest: float = LONGEST,
-) -> Registered | Callable[[Function], Registered]:
+) -> RewardFunction | Callable[[Function], RewardFunction]:
     """Make a function one that scores.
 
     It is handed a `Final` and its options by name, and says a number between `low` and `high`, or a `Score`. With
@@ -89,13 +89,13 @@ def reward(
             reward = port_answers(port=8000)
     """
 
-    def made(function: Function) -> Registered:
-        return Registered(function, forks=forks, low=low, high=high, longest=longest)
+    def made(function: Function) -> RewardFunction:
+        return RewardFunction(function, forks=forks, low=low, high=high, longest=longest)
 
     return made if function is None else made(function)
 
 
-def find(scoring: Scoring) -> Registered:
+def find(scoring: Scoring) -> RewardFunction:
     """The function, in this process; its code is loaded where it is not yet."""
     module, _, name = scoring.function.partition(":")
     if scoring.code and module not in sys.modules:
@@ -103,7 +103,7 @@ def find(scoring: Scoring) -> Registered:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, Registered):
+    if not isinstance(found, RewardFunction):
         raise Invalid(f"{scoring.function} is no reward function", remedy="decorate it with rollout.reward")
     return found
 

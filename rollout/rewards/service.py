@@ -32,7 +32,7 @@ from rollout.decide import anchor
 from rollout.messages import Trajectory
 from rollout.rewards import registry
 from rollout.rewards.book import ScoreBook
-from rollout.rewards.messages import Ask, Score, ScorerFailed, Scoring, Told, TooSlow
+from rollout.rewards.messages import Score, ScoredTurn, ScorerFailed, Scoring, ScoringRequest, TooSlow
 from rollout.rewards.pool import WorkerPool
 from rollout.rewards.web import Functions
 from sandbox.errors import PagurusError
@@ -43,7 +43,7 @@ PAUSE = 0.5  # seconds before a host that refused is asked again
 
 
 class Forks(Protocol):
-    """What the service needs of a host: `rollout.labels.Labelled`."""
+    """What the service needs of a host: `rollout.labels.LabellingClient`."""
 
     async def fork(self, checkpoint: str) -> Any:
         """One verified child."""
@@ -93,7 +93,7 @@ class RewardService:
             await asyncio.to_thread(self._book.put, key, score)
         return score
 
-    async def _tries(self, ask: Ask, checkpoint: str, digest: str) -> tuple[Score, float]:
+    async def _tries(self, ask: ScoringRequest, checkpoint: str, digest: str) -> tuple[Score, float]:
         why: Exception | None = None
         for attempt in range(anchor.TRIES):
             self.tries += 1
@@ -113,7 +113,7 @@ class RewardService:
             log.warning("scoring by %s failed, try %d: %s", ask.scoring.name, attempt + 1, why)
         raise ScorerFailed(f"{ask.scoring.name}, {anchor.TRIES} times, last: {why}") from why
 
-    async def _try(self, ask: Ask, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
+    async def _try(self, ask: ScoringRequest, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
         async with self._pool.slot(), self._fork(ask.scoring, checkpoint) as fork:
             limit = anchor.limits(self._anchors.get((digest, ask.seed)), ask.scoring.longest)[attempt]  # as known now
             ask = msgspec.structs.replace(ask, id=secrets.token_hex(8), limit=limit, attempt=attempt)
@@ -143,15 +143,15 @@ def apply(trajectory: Trajectory, score: Score) -> None:
     trajectory.score, trajectory.scored_at = score, time.time()
 
 
-def _ask(trajectory: Trajectory, scoring: Scoring) -> Ask:
+def _ask(trajectory: Trajectory, scoring: Scoring) -> ScoringRequest:
     final = trajectory.final
     assert final is not None
-    return Ask(
+    return ScoringRequest(
         id="",
         scoring=scoring,
         seed=final.seed,
         opening=trajectory.opening,
-        turns=[Told(action=turn.action, observation=turn.observation) for turn in trajectory.turns],
+        turns=[ScoredTurn(action=turn.action, observation=turn.observation) for turn in trajectory.turns],
         row=final.row,
         state=_plain(final.state),
         cause=None if trajectory.failure is None else trajectory.failure.cause.value,
@@ -167,7 +167,7 @@ def _plain(state: bytes | None) -> Any:
         return None
 
 
-def _key(digest: str, ask: Ask, checkpoint: str) -> str:
+def _key(digest: str, ask: ScoringRequest, checkpoint: str) -> str:
     """Of everything that is scored. A checkpoint never changes, so its name stands for the state."""
     said = msgspec.json.encode((digest, ask.seed, ask.opening, ask.turns, ask.row, ask.state, ask.cause, checkpoint))
     return hashlib.blake2b(said, digest_size=16).hexdigest()

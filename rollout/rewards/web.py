@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rollout.rewards.messages import Ask, Score, ScorerFailed, Scoring
+from rollout.rewards.messages import Score, ScorerFailed, Scoring, ScoringRequest
 
-MOST = 1 << 20  # bytes of an answer
+MAX_ANSWER = 1 << 20  # bytes of an answer
 START = 60.0  # seconds that a platform may take to start an instance, beyond the limit
 
 
@@ -40,7 +40,7 @@ class Functions:
         if self._session is not None:
             await self._session.close()
 
-    async def run(self, ask: Ask, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
         """One try. Raises ScorerFailed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=True)
@@ -58,12 +58,12 @@ class Functions:
                     ask.scoring.url, data=msgspec.json.encode(body), headers={"content-type": "application/json"}
                 ) as response,
             ):
-                raw = await response.content.read(MOST + 1)
-                while len(raw) <= MOST and (more := await response.content.read(MOST + 1 - len(raw))):
+                raw = await response.content.read(MAX_ANSWER + 1)
+                while len(raw) <= MAX_ANSWER and (more := await response.content.read(MAX_ANSWER + 1 - len(raw))):
                     raw += more
                 if response.status != 200:
                     raise ScorerFailed(f"{ask.scoring.url} answered {response.status}: {raw[:200]!r}")
-                answer = msgspec.json.decode(raw[: MOST + 1], type=_Answer)
+                answer = msgspec.json.decode(raw[: MAX_ANSWER + 1], type=_Answer)
         except TimeoutError:
             raise ScorerFailed(f"{ask.scoring.url} did not answer within {ask.limit + START:g} s") from None
         except (aiohttp.ClientError, msgspec.MsgspecError) as error:

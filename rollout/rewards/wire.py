@@ -10,17 +10,17 @@ import asyncio
 
 import msgspec
 
-from rollout.rewards.messages import Frame, ScorerFailed
+from rollout.rewards.messages import RewardMessage, ScorerFailed
 
-MOST = 64 << 20  # bytes of a frame
-_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Frame)
+MAX_FRAME = 64 << 20  # bytes of a frame
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(RewardMessage)
 
 
-async def read(reader: asyncio.StreamReader) -> Frame:
+async def read(reader: asyncio.StreamReader) -> RewardMessage:
     """The next frame. Raises ScorerFailed when there is none."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
-        if size > MOST:
+        if size > MAX_FRAME:
             raise ScorerFailed(f"it sent {size} bytes at once")
         return _decoder.decode(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -29,7 +29,7 @@ async def read(reader: asyncio.StreamReader) -> Frame:
         raise ScorerFailed(f"it wrote to the pool itself: {error}") from None
 
 
-async def write(writer: asyncio.StreamWriter, frame: Frame) -> None:
+async def write(writer: asyncio.StreamWriter, frame: RewardMessage) -> None:
     raw = _encoder.encode(frame)
     try:
         writer.write(len(raw).to_bytes(4, "big") + raw)

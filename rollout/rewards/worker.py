@@ -15,53 +15,53 @@ import sys
 from typing import Any
 
 from rollout.rewards import wire
-from rollout.rewards.messages import Answered, Ask, Call, Final, Frame, ScorerFailed, TooSlow
+from rollout.rewards.messages import Final, ForkCall, ForkReply, RewardMessage, ScorerFailed, ScoringRequest, TooSlow
 from rollout.rewards.registry import find
 from sandbox.errors import from_body
 from sandbox.messages import ExecResult
 
 PR_SET_PDEATHSIG = 1
-ERROR_MOST = 2000  # characters of an error that are passed on
+MAX_ERROR = 2000  # characters of an error that are passed on
 
 
-class Fork:
+class ForkHandle:
     """What a function sees of the fork: `exec` and `files`, as the SDK has them."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: PoolConnection):
         self.link = link
-        self.files = Files(link)
+        self.files = ForkFiles(link)
 
     async def exec(self, command: str | list[str], *, timeout: float | None = 60.0, **options: Any) -> ExecResult:
         if unknown := set(options) - {"cwd", "env", "user", "stdin"}:
             raise TypeError(f"exec of a scorer has no {', '.join(sorted(unknown))}")
-        told = await self.link.call(Call(what="exec", command=command, timeout=timeout, **options))
+        told = await self.link.call(ForkCall(what="exec", command=command, timeout=timeout, **options))
         if told.result is None:
             raise ScorerFailed("the pool did not say what the command did")
         return told.result
 
 
-class Files:
-    def __init__(self, link: Link):
+class ForkFiles:
+    def __init__(self, link: PoolConnection):
         self.link = link
 
     async def read(self, path: str) -> bytes:
-        return (await self.link.call(Call(what="read", path=path))).data
+        return (await self.link.call(ForkCall(what="read", path=path))).data
 
     async def write(self, path: str, data: bytes | str) -> None:
         raw = data.encode() if isinstance(data, str) else data
-        await self.link.call(Call(what="write", path=path, data=raw))
+        await self.link.call(ForkCall(what="write", path=path, data=raw))
 
 
-class Link:
+class PoolConnection:
     """The connection to the pool."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
         self._turn = asyncio.Lock()  # one call at a time
 
-    async def call(self, call: Call) -> Answered:
+    async def call(self, call: ForkCall) -> ForkReply:
         async with self._turn:
-            await wire.write(self.writer, Frame(call=call))
+            await wire.write(self.writer, RewardMessage(call=call))
             answered = (await wire.read(self.reader)).answer
         if answered is None:
             raise ScorerFailed("the pool said nothing")
@@ -70,9 +70,9 @@ class Link:
         return answered
 
 
-async def serve(link: Link) -> None:
+async def serve(link: PoolConnection) -> None:
     """Score what is asked until the pool is gone."""
-    await wire.write(link.writer, Frame(ready=True))
+    await wire.write(link.writer, RewardMessage(ready=True))
     while True:
         try:
             ask = (await wire.read(link.reader)).ask
@@ -82,20 +82,20 @@ async def serve(link: Link) -> None:
             await wire.write(link.writer, await score(link, ask))
 
 
-async def score(link: Link, ask: Ask) -> Frame:
+async def score(link: PoolConnection, ask: ScoringRequest) -> RewardMessage:
     try:
         function = await asyncio.to_thread(find, ask.scoring)
-        await wire.write(link.writer, Frame(id=ask.id, begun=True))
-        final = Final(ask, Fork(link) if ask.scoring.forks else None)
-        return Frame(id=ask.id, score=await function.run(final))
+        await wire.write(link.writer, RewardMessage(id=ask.id, begun=True))
+        final = Final(ask, ForkHandle(link) if ask.scoring.forks else None)
+        return RewardMessage(id=ask.id, score=await function.run(final))
     except TooSlow as error:
-        return Frame(id=ask.id, slow=True, error=str(error))
+        return RewardMessage(id=ask.id, slow=True, error=str(error))
     except Exception as error:  # noqa: BLE001 - a user's function: whatever it raises is told
-        return Frame(id=ask.id, error=f"{type(error).__name__}: {error}"[:ERROR_MOST])
+        return RewardMessage(id=ask.id, error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 
 async def main(descriptor: int) -> None:
-    link = Link(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=wire.MOST))
+    link = PoolConnection(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=wire.MAX_FRAME))
     await serve(link)
 
 

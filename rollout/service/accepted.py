@@ -6,20 +6,20 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.service.protocol import VersionRef
+from rollout.service.protocol import PublishedVersion
 from sandbox import durable
 
 NAME = "version.json"
 
 
-def write(folder: Path, ref: VersionRef) -> None:
+def write(folder: Path, ref: PublishedVersion) -> None:
     """It survives a loss of power from now on."""
     durable.publish(folder / NAME, msgspec.json.encode(ref))
 
 
-def read(folder: Path) -> VersionRef | None:
+def read(folder: Path) -> PublishedVersion | None:
     """None: nothing was published yet."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=VersionRef)
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=PublishedVersion)
     except FileNotFoundError:
         return None

@@ -24,7 +24,7 @@ from sandbox.errors import Closed, NoDaemon, NotFound
 from sandbox.sdk.transport import Transport
 
 T = TypeVar("T")
-PATIENCE = 300.0  # seconds for which a rollout may be away
+TIMEOUT = 300.0  # seconds for which a rollout may be away
 
 
 class RolloutClient(Transport):
@@ -36,7 +36,7 @@ class RolloutClient(Transport):
         *,
         token: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
-        patience: float = PATIENCE,
+        patience: float = TIMEOUT,
         folder: int | None = None,
     ):
         super().__init__(address, token=token, ca=ca, patience=patience)
@@ -45,7 +45,7 @@ class RolloutClient(Transport):
         self._told: Path | None = None  # a file that says where it is
         self._fence: Fence | None = None
         self.step = 0
-        self.last: wire.Taken | None = None  # the batch that `next_batch` gave
+        self.last: wire.BatchReference | None = None  # the batch that `next_batch` gave
 
     @classmethod
     def of(cls, run: Path, **options: float) -> RolloutClient:
@@ -84,21 +84,23 @@ class RolloutClient(Transport):
 
     async def open(self, step: int) -> None:
         """Become the trainer, after so many saved steps."""
-        self._fence = await self._ask(wire.Open(step=step), Fence)
+        self._fence = await self._ask(wire.OpenTrainer(step=step), Fence)
         self.step = step
 
-    async def publish(self, ref: wire.VersionRef) -> None:
+    async def publish(self, ref: wire.PublishedVersion) -> None:
         """Have the engines serve this version, when they can. Returns as soon as that is written down."""
         await self._ask(wire.Publish(fence=self.fence, ref=ref), wire.Done)
 
     async def next_batch(self) -> Batch:
         """The batch of the next step, as it was first handed out."""
-        self.last = await self._ask(wire.Take(fence=self.fence, step=self.step), wire.Taken)
+        self.last = await self._ask(wire.Take(fence=self.fence, step=self.step), wire.BatchReference)
         return await self._fetched(self.last)
 
     async def whole(self, without: Collection[str] = ()) -> Batch:
         """Groups that wait for the next batch, but `without`."""
-        return await self._fetched(await self._ask(wire.Whole(fence=self.fence, without=list(without)), wire.Taken))
+        return await self._fetched(
+            await self._ask(wire.Whole(fence=self.fence, without=list(without)), wire.BatchReference)
+        )
 
     async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
         """The step on this batch is saved. `ess`: effective sample size, as a share, where it is known."""
@@ -108,16 +110,16 @@ class RolloutClient(Transport):
     async def evaluate(self, seeds: Sequence[int], *, last: bool = False) -> list[Trajectory]:
         """Held-out episodes. One that a rollout's death ended is played from the beginning."""
         ask = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last)
-        return (await self._ask(ask, wire.Evaluated)).trajectories
+        return (await self._ask(ask, wire.EvaluationResult)).trajectories
 
-    async def finish(self) -> wire.Counts:
+    async def finish(self) -> wire.RolloutCounters:
         """End all, remove all sandboxes."""
-        return await self._ask(wire.Finish(fence=self.fence), wire.Counts)
+        return await self._ask(wire.FinishRun(fence=self.fence), wire.RolloutCounters)
 
-    async def counts(self) -> wire.Counts:
-        return await self._ask(wire.Count(), wire.Counts)
+    async def counts(self) -> wire.RolloutCounters:
+        return await self._ask(wire.Count(), wire.RolloutCounters)
 
-    async def _fetched(self, taken: wire.Taken) -> Batch:
+    async def _fetched(self, taken: wire.BatchReference) -> Batch:
         groups = []
         for named in taken.groups:
             payloads = (await self._ask(named, wire.Payloads)).samples

@@ -15,31 +15,31 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Protocol
 
-from rollout.engine.client import Published
+from rollout.engine.client import PublishResult
 from rollout.engine.launch import Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
-from rollout.engine.weights import Mirrored
-from rollout.episode.turns import Engine
+from rollout.engine.weights import AdapterWeights
+from rollout.episode.turns import Generator
 from rollout.plan import RolloutPlan
-from rollout.pool.alone import Alone
+from rollout.pool.alone import SingleServerEngine
 from rollout.pool.member import Note, Remote
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from rollout.pool.started import started
-from rollout.service.placed import Placed, name_of
-from rollout.service.protocol import VersionRef
+from rollout.service.placed import PlacedServer, name_of
+from rollout.service.protocol import PublishedVersion
 from rollout.store.servers import ServerLog
 from sandbox.errors import Invalid, PagurusError
 
 log = logging.getLogger("pagurus.rollout.engines")
 
 
-class Engines(Engine, Protocol):
+class Engines(Generator, Protocol):
     """All that generates for this rollout: one supervised server, or a pool of them."""
 
-    async def publish(self, weights: Path | str, version: int) -> Published: ...
+    async def publish(self, weights: Path | str, version: int) -> PublishResult: ...
 
 
-Serve = Callable[[VersionRef], AbstractAsyncContextManager[Engines]]
+Serve = Callable[[PublishedVersion], AbstractAsyncContextManager[Engines]]
 
 
 def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
@@ -47,7 +47,7 @@ def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
     kept on machines of their own (rollout.service.placed)."""
 
     @asynccontextmanager
-    async def serve(ref: VersionRef) -> AsyncIterator[Engines]:
+    async def serve(ref: PublishedVersion) -> AsyncIterator[Engines]:
         with closing(ServerLog(run / "rollout")) as seen:
             of = _placed(plan, ref, run, seen.note) if placed else _engines(plan, ref, run, seen.note)
             async with of as engines:
@@ -56,7 +56,7 @@ def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
     return serve
 
 
-def _engines(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AbstractAsyncContextManager[Engines]:
+def _engines(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AbstractAsyncContextManager[Engines]:
     if plan.pool.urls:
         return _remote(plan, ref, run, note)
     if plan.pool.engines > 1:
@@ -65,10 +65,10 @@ def _engines(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> Abstr
 
 
 @asynccontextmanager
-async def _one(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Alone]:
+async def _one(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[SingleServerEngine]:
     log, roles = run / "engine.log", run / "roles"
     async with EngineSupervisor(launch(plan), ref.folder, ref.version, log=log, roles=roles) as server:
-        yield Alone("engine", server, note)
+        yield SingleServerEngine("engine", server, note)
 
 
 def launch(plan: RolloutPlan) -> Launch:
@@ -91,13 +91,13 @@ def launch(plan: RolloutPlan) -> Launch:
 
 
 @asynccontextmanager
-async def _placed(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Pool]:
+async def _placed(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[EnginePool]:
     """As soon as one of them serves: the others may wait for a machine."""
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool(note=note))
+        pool = await stack.enter_async_context(EnginePool(note=note))
         joining = []
         for number in range(plan.pool.engines):
-            server = Placed(run, number, slots=plan.pool.slots)
+            server = PlacedServer(run, number, slots=plan.pool.slots)
             stack.push_async_callback(server.close)
             joining.append(asyncio.create_task(_join(pool, name_of(number), server)))
         try:
@@ -110,7 +110,7 @@ async def _placed(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> 
             await asyncio.gather(*joining, return_exceptions=True)
 
 
-async def _join(pool: Pool, name: str, server: Placed) -> None:
+async def _join(pool: EnginePool, name: str, server: PlacedServer) -> None:
     try:
         await pool.join(name, server)
     except PagurusError as error:
@@ -118,13 +118,13 @@ async def _join(pool: Pool, name: str, server: Placed) -> None:
 
 
 @asynccontextmanager
-async def _remote(plan: RolloutPlan, ref: VersionRef, run: Path, note: Note) -> AsyncIterator[Pool]:
+async def _remote(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[EnginePool]:
     pulls = launch(plan).pulls
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool(note=note))
+        pool = await stack.enter_async_context(EnginePool(note=note))
         hardware = plan.pool.hardware or [""] * len(plan.pool.urls)
         for number, (url, of) in enumerate(zip(plan.pool.urls, hardware, strict=True)):
-            mirror = None if pulls else Mirrored(ref.folder, run / f"remote-{number}.weights")
+            mirror = None if pulls else AdapterWeights(ref.folder, run / f"remote-{number}.weights")
             server = Remote(url, slots=plan.pool.slots, mirror=mirror)
             stack.push_async_callback(server.close)
             await pool.join(url, server, hardware=of)

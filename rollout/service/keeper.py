@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from rollout.engine import tls
-from rollout.engine.client import Published
+from rollout.engine.client import PublishResult
 from rollout.engine.launch import Launch, reachable
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.plan import read_plan
@@ -27,7 +27,7 @@ from rollout.service import accepted
 from rollout.service import protocol as wire
 from rollout.service.engines import launch as launch_of
 from rollout.service.placed import ADDRESS, folder_of, name_of
-from rollout.service.server import ENGINE_ASKS, Door
+from rollout.service.server import ENGINE_ASKS, RolloutServer
 from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import durable, structs
@@ -36,7 +36,7 @@ from sandbox.termination import termination_signals
 
 LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's folder
 ROLE = "keeper"
-LOOK = 0.5  # seconds between two looks for the run's first version
+POLL_INTERVAL = 0.5  # seconds between two looks for the run's first version
 OWNED = 75  # exit status: try again later
 
 
@@ -47,9 +47,9 @@ class Keeper:
         self.engine, self.roles = engine, roles
         self.failed = asyncio.Event()
 
-    async def serving(self, ask: wire.Serving) -> wire.Served:
+    async def serving(self, ask: wire.Serving) -> wire.ServedAddress:
         try:
-            served = wire.Served(url=(await self.engine.wait_serving()).url)
+            served = wire.ServedAddress(url=(await self.engine.wait_serving()).url)
         except EngineFailed:  # for good
             self.failed.set()
             raise
@@ -60,10 +60,10 @@ class Keeper:
         await self.engine.fetch(ask.version)
         return wire.Done()
 
-    async def change(self, ask: wire.Change) -> Published:
+    async def change(self, ask: wire.ServeVersion) -> PublishResult:
         return await self.engine.publish(ask.folder, ask.version)
 
-    async def end(self, ask: wire.End) -> wire.Done:
+    async def end(self, ask: wire.RestartEngine) -> wire.Done:
         self.engine.kill()
         return wire.Done()
 
@@ -75,13 +75,13 @@ async def keep(run: Path, number: int, launch: Launch, address: str) -> None:
     for each in termination_signals():
         asyncio.get_running_loop().add_signal_handler(each, this.cancel)
     while (ref := await asyncio.to_thread(accepted.read, run / "rollout")) is None:  # noqa: ASYNC110 - another process
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_INTERVAL)
     folder, keys = folder_of(run, number), tls.folder_of(run)
     launch = reachable(launch, address, keys)
     where = run / f"{name_of(number)}.log"
     async with EngineSupervisor(launch, ref.folder, ref.version, log=where, roles=folder) as engine:
         keeper = Keeper(engine, run / "roles")
-        async with Door(keeper, folder, socket=SOCKET, asks=ENGINE_ASKS) as door:
+        async with RolloutServer(keeper, folder, socket=SOCKET, asks=ENGINE_ASKS) as door:
             port = await door.listen(f"{address}:0", tls.listening(keys))
             durable.publish(folder / ADDRESS, f"https://{address}:{port}".encode())
             stages.note(keeper.roles, ROLE, stages.READY)

@@ -27,7 +27,7 @@ BEAT = 5.0  # seconds between two words that a phase goes on
 log = logging.getLogger("pagurus.rollout.phases")
 
 
-class Phases(Transport):
+class PhaseClient(Transport):
     """``await phases.begin("rollout", version)``: ends the run's phase before, and waits for its turn."""
 
     def __init__(self, plan: SharePlan, run: Path):

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from rollout.engine import tls
-from rollout.engine.client import EngineClient, Published
+from rollout.engine.client import EngineClient, PublishResult
 from rollout.service import protocol as wire
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.sdk.transport import Transport
@@ -39,7 +39,7 @@ def folder_of(run: Path, number: int) -> Path:
     return run / "engines" / name_of(number)
 
 
-class Placed:
+class PlacedServer:
     """A server of a run, wherever its keeper is by now. For a `Pool`."""
 
     def __init__(self, run: Path, number: int, *, slots: int):
@@ -53,7 +53,7 @@ class Placed:
     async def wait_serving(self) -> EngineClient:
         while True:
             try:
-                served = await self._ask(wire.Serving(), wire.Served)
+                served = await self._ask(wire.Serving(), wire.ServedAddress)
                 break
             except PagurusError as error:
                 log.debug("%s: %s", self._told.parent.name, error)
@@ -67,15 +67,15 @@ class Placed:
     async def fetch(self, version: int) -> None:
         await self._ask(wire.Fetch(version=version), wire.Done)
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
-        return await self._ask(wire.Change(folder=str(weights), version=version), Published)
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
+        return await self._ask(wire.ServeVersion(folder=str(weights), version=version), PublishResult)
 
     def kill(self) -> None:
         self._ending = asyncio.get_running_loop().create_task(self._end(), name=f"end of {self._told.parent.name}")
 
     async def _end(self) -> None:
         try:
-            await self._ask(wire.End(), wire.Done)
+            await self._ask(wire.RestartEngine(), wire.Done)
         except PagurusError as error:
             log.warning("%s may hang still: %s", self._told.parent.name, error)
 

@@ -17,7 +17,7 @@ TOKEN = "rollout.token"  # beside it, where TCP is served
 ADDRESS = "rollout.at"  # beside it, where roles on other machines ask: its URL
 
 
-class VersionRef(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Published weights. `digest` names the version's manifest, which names the hash of each of its parts."""
 
     version: int
@@ -28,7 +28,7 @@ class VersionRef(msgspec.Struct, frozen=True, kw_only=True):
 # --------------------------------------------------------------------------- trainer -> rollout
 
 
-class Open(msgspec.Struct, kw_only=True):
+class OpenTrainer(msgspec.Struct, kw_only=True):
     """A trainer begins, after `step` saved steps. All trainers before it are fenced off. Answer: `Fence`."""
 
     step: int
@@ -38,18 +38,18 @@ class Publish(msgspec.Struct, kw_only=True):
     """Have the engines serve this version. The answer says that it was written down, not that it is served."""
 
     fence: Fence
-    ref: VersionRef
+    ref: PublishedVersion
 
 
 class Take(msgspec.Struct, kw_only=True):
-    """The batch of a step; waits until there is one. Answer: `Taken`."""
+    """The batch of a step; waits until there is one. Answer: `BatchReference`."""
 
     fence: Fence
     step: int
 
 
 class Whole(msgspec.Struct, kw_only=True):
-    """Groups that wait for a batch, but `without`. Answer: `Taken`."""
+    """Groups that wait for a batch, but `without`. Answer: `BatchReference`."""
 
     fence: Fence
     without: list[str] = []
@@ -64,28 +64,29 @@ class Ack(msgspec.Struct, kw_only=True):
 
 
 class Evaluate(msgspec.Struct, kw_only=True):
-    """Play these episodes, which no store knows. `last`: no batch will be asked for any more. Answer: `Evaluated`."""
+    """Play these episodes, which no store knows. `last`: no batch will be asked for any more. Answer:
+    `EvaluationResult`."""
 
     fence: Fence
     seeds: list[int]
     last: bool = False
 
 
-class Finish(msgspec.Struct, kw_only=True):
-    """The run is over: remove all its sandboxes. Answer: `Counts`."""
+class FinishRun(msgspec.Struct, kw_only=True):
+    """The run is over: remove all its sandboxes. Answer: `RolloutCounters`."""
 
     fence: Fence
 
 
 class Count(msgspec.Struct, kw_only=True):
-    """What was counted so far. Answer: `Counts`."""
+    """What was counted so far. Answer: `RolloutCounters`."""
 
 
 # --------------------------------------------------------------------------- rollout -> keeper of an engine elsewhere
 
 
 class Serving(msgspec.Struct, kw_only=True):
-    """Where the engine serves; waits until it does. Answer: `Served`."""
+    """Where the engine serves; waits until it does. Answer: `ServedAddress`."""
 
 
 class Fetch(msgspec.Struct, kw_only=True):
@@ -94,28 +95,28 @@ class Fetch(msgspec.Struct, kw_only=True):
     version: int
 
 
-class Change(msgspec.Struct, kw_only=True):
-    """Serve this version. Answer: `rollout.engine.client.Published`."""
+class ServeVersion(msgspec.Struct, kw_only=True):
+    """Serve this version. Answer: `rollout.engine.client.PublishResult`."""
 
     folder: str  # of versions
     version: int
 
 
-class End(msgspec.Struct, kw_only=True):
+class RestartEngine(msgspec.Struct, kw_only=True):
     """The engine hangs: end it, and start another. Answer: `Done`."""
 
 
 # --------------------------------------------------------------------------- keeper -> rollout
 
 
-class Served(msgspec.Struct, kw_only=True):
+class ServedAddress(msgspec.Struct, kw_only=True):
     url: str
 
 
 # --------------------------------------------------------------------------- rollout -> trainer
 
 
-class Named(msgspec.Struct, kw_only=True):
+class GroupReference(msgspec.Struct, kw_only=True):
     """A group, by reference. Sent back, it asks for its samples; answer: `Payloads`."""
 
     prompt: str
@@ -123,13 +124,13 @@ class Named(msgspec.Struct, kw_only=True):
     members: list[int]
 
 
-class Taken(msgspec.Struct, kw_only=True):
+class BatchReference(msgspec.Struct, kw_only=True):
     """A batch, by reference. `spent`: trajectory-seconds by phase while the call waited."""
 
     step: int
     version: int
     oldest: int
-    groups: list[Named]
+    groups: list[GroupReference]
     spent: dict[str, float] = {}
     paused_s: float = 0.0  # of the engines, for the version before this batch
     sync: dict[str, float] = {}  # bytes that an engine fetched for that version, and seconds by phase
@@ -141,7 +142,7 @@ class Payloads(msgspec.Struct):
     samples: list[bytes]
 
 
-class Evaluated(msgspec.Struct):
+class EvaluationResult(msgspec.Struct):
     trajectories: list[Trajectory]
 
 
@@ -149,7 +150,7 @@ class Done(msgspec.Struct):
     """It was carried out, and is on disk."""
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class RolloutCounters(msgspec.Struct, kw_only=True):
     """What a rollout's process counted since it was `born`. Numbers only grow, but the last four."""
 
     born: float

@@ -30,13 +30,13 @@ from rollout import tokenizer
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.engine.client import Published
-from rollout.engine.pace import Paced
+from rollout.engine.client import PublishResult
+from rollout.engine.pace import PacedEngine
 from rollout.environments.images import build_missing
 from rollout.environments.mixture import RECENT, Draw, load_curriculum
 from rollout.episode.prepared import PreparedStates
 from rollout.episode.renderer import ChatRenderer, has_template
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
 from rollout.pool.crew import Crew
@@ -45,7 +45,7 @@ from rollout.rewards.service import RewardService
 from rollout.service import accepted
 from rollout.service import protocol as wire
 from rollout.service.engines import Engines, Serve, serving
-from rollout.service.phases import Phases
+from rollout.service.phases import PhaseClient
 from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
 from rollout.weights.store import VersionStore
@@ -57,7 +57,7 @@ SEEDS = 1_000_000  # of a run's seed
 TRAINER = "trainer"  # owner of fences
 ROLLOUT = "rollout"
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
-HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
+HOST_TIMEOUT = 300.0  # seconds for which a run that has begun waits for its host
 PREPARED = ".prepared"  # beside the runs, which share it
 HOST_AGAIN = 0.2  # seconds between two looks
 PHASES = ("seconds", "bytes", "fetch_s", "write_s", "check_s", "paused_s")
@@ -66,7 +66,7 @@ PHASES = ("seconds", "bytes", "fetch_s", "write_s", "check_s", "paused_s")
 class RolloutRole:
     """``async with RolloutRole(run, plan, host) as role, Door(role, run / "roles"): await role.ended()``"""
 
-    def __init__(self, run: Path, plan: RolloutPlan, host: Labelled, *, serve: Serve | None = None):
+    def __init__(self, run: Path, plan: RolloutPlan, host: LabellingClient, *, serve: Serve | None = None):
         self.run, self.plan, self.host = run, plan, host
         self.folder = run / "rollout"
         self.store = SampleStore(self.folder)
@@ -75,10 +75,10 @@ class RolloutRole:
         self.controller: RolloutController | None = None
         self.born = time.time()
         self._serve = serve or serving(plan, run)
-        self.phases = None if plan.share is None else Phases(plan.share, run)
+        self.phases = None if plan.share is None else PhaseClient(plan.share, run)
         self._ref = accepted.read(self.folder)
-        self._served: wire.VersionRef | None = None
-        self._published: Published | None = None  # the last change of weights
+        self._served: wire.PublishedVersion | None = None
+        self._published: PublishResult | None = None  # the last change of weights
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
         self._first_turn: float | None = None
@@ -108,7 +108,7 @@ class RolloutRole:
 
     # ----------------------------------------------------------------- asked by the trainer
 
-    async def open(self, ask: wire.Open) -> Fence:
+    async def open(self, ask: wire.OpenTrainer) -> Fence:
         fence = await asyncio.to_thread(self.store.acquire, TRAINER)
         await asyncio.to_thread(self.store.recover, ask.step, fence)
         if self.controller is not None:
@@ -124,7 +124,7 @@ class RolloutRole:
             self._changed.notify_all()
         return wire.Done()
 
-    async def take(self, ask: wire.Take) -> wire.Taken:
+    async def take(self, ask: wire.Take) -> wire.BatchReference:
         controller = await self._serving(ask.fence)
         before = controller.meter.seconds()
         if 2 * ask.step >= self.plan.steps and self.plan.faults:
@@ -140,10 +140,10 @@ class RolloutRole:
         spent = {name: value - before.get(name, 0.0) for name, value in controller.meter.seconds().items()}
         return by_reference(batch, spent=spent, published=self._published)
 
-    async def whole(self, ask: wire.Whole) -> wire.Taken:
+    async def whole(self, ask: wire.Whole) -> wire.BatchReference:
         return by_reference(await (await self._serving(ask.fence)).whole(ask.without))
 
-    async def named(self, ask: wire.Named) -> wire.Payloads:
+    async def named(self, ask: wire.GroupReference) -> wire.Payloads:
         store = self.store
         return wire.Payloads(
             await asyncio.to_thread(lambda: [store.payload(ask.prompt, member) for member in ask.members])
@@ -156,13 +156,13 @@ class RolloutRole:
             self.controller.ahead.trained(ask.ess)
         return wire.Done()
 
-    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated:
+    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult:
         controller = await self._serving(ask.fence)
         if ask.last:
             await controller.stop()
-        return wire.Evaluated(await controller.evaluate(ask.seeds))
+        return wire.EvaluationResult(await controller.evaluate(ask.seeds))
 
-    async def finish(self, ask: wire.Finish) -> wire.Counts:
+    async def finish(self, ask: wire.FinishRun) -> wire.RolloutCounters:
         controller = await self._serving(ask.fence)
         await controller.stop()
         counts = await self.counts()
@@ -171,12 +171,12 @@ class RolloutRole:
             await self.phases.leave()
         return counts
 
-    async def count(self, ask: wire.Count) -> wire.Counts:
+    async def count(self, ask: wire.Count) -> wire.RolloutCounters:
         return await self.counts()
 
-    async def counts(self) -> wire.Counts:
+    async def counts(self) -> wire.RolloutCounters:
         """Of this process. Where the host does not answer, its part is what it last was."""
-        counts = wire.Counts(
+        counts = wire.RolloutCounters(
             born=self.born, verdicts=dict(self._verdicts), first_turn=self._first_turn, version=self._version
         )
         with contextlib.suppress(PagurusError):  # the host is being replaced: nobody needs its figures
@@ -220,12 +220,12 @@ class RolloutRole:
                 self._changed.notify_all()
             raise
 
-    async def _turn(self, ref: wire.VersionRef) -> None:
+    async def _turn(self, ref: wire.PublishedVersion) -> None:
         """Where machines are shared: nothing of a version happens on them before it is this run's turn."""
         if self.phases is not None:
             await self.phases.begin("rollout", ref.version)
 
-    async def _set_served(self, ref: wire.VersionRef) -> None:
+    async def _set_served(self, ref: wire.PublishedVersion) -> None:
         async with self._changed:
             self._served = ref
             self._changed.notify_all()
@@ -235,7 +235,7 @@ class RolloutRole:
             await self._changed.wait_for(condition)
 
     @contextlib.asynccontextmanager
-    async def _playing(self, engines: Engines, ref: wire.VersionRef) -> AsyncIterator[RolloutController]:
+    async def _playing(self, engines: Engines, ref: wire.PublishedVersion) -> AsyncIterator[RolloutController]:
         """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
         self._reached("engine")
         renderer = await asyncio.to_thread(_renderer, self.run / "policy")
@@ -297,7 +297,7 @@ class RolloutRole:
 
     async def _images(self) -> list[str]:
         """A run that has begun waits for a host that is being replaced; a new one is told at once."""
-        deadline = time.monotonic() + HOST_PATIENCE
+        deadline = time.monotonic() + HOST_TIMEOUT
         while True:
             try:
                 return await self.host.images()
@@ -306,12 +306,14 @@ class RolloutRole:
                     raise
             await asyncio.sleep(HOST_AGAIN)
 
-    def _controller(self, engines: Engines, ref: wire.VersionRef, renderer: ChatRenderer | None) -> RolloutController:
+    def _controller(
+        self, engines: Engines, ref: wire.PublishedVersion, renderer: ChatRenderer | None
+    ) -> RolloutController:
         controller = RolloutController(
             environment=self.environments.environment,
             draw=self._draw,
             host=self.host,
-            engine=Paced(engines, seconds=self.plan.pace),
+            engine=PacedEngine(engines, seconds=self.plan.pace),
             tokenizer=tokenizer.load(self.run / "policy"),
             renderer=renderer,
             config=_ended_by(self.plan.config, renderer),
@@ -365,7 +367,7 @@ def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutCo
     return msgspec.structs.replace(config, sampling=sampling)
 
 
-def _need_published(ref: wire.VersionRef) -> None:
+def _need_published(ref: wire.PublishedVersion) -> None:
     try:
         found = VersionStore(ref.folder).version(ref.version)
     except NotFound:
@@ -377,14 +379,14 @@ def _need_published(ref: wire.VersionRef) -> None:
 
 
 def by_reference(
-    batch: Batch, *, spent: Mapping[str, float] | None = None, published: Published | None = None
-) -> wire.Taken:
+    batch: Batch, *, spent: Mapping[str, float] | None = None, published: PublishResult | None = None
+) -> wire.BatchReference:
     """A batch as it is handed out: its samples by their names."""
     groups = [
-        wire.Named(prompt=group.prompt, seed=group.seed, members=[each.index for each in group.trajectories])
+        wire.GroupReference(prompt=group.prompt, seed=group.seed, members=[each.index for each in group.trajectories])
         for group in batch.groups
     ]
-    return wire.Taken(
+    return wire.BatchReference(
         step=batch.step,
         version=batch.version,
         oldest=batch.oldest,

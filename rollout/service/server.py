@@ -19,60 +19,71 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from rollout.engine.client import Published
+from rollout.engine.client import PublishResult
 from rollout.service import protocol as wire
 from rollout.store.samples import Fence
 from sandbox.errors import Invalid, PagurusError
 
 MSGPACK = "application/msgpack"
-BODY_MOST = 1 << 20  # bytes of a call
+MAX_BODY = 1 << 20  # bytes of a call
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Desk(Protocol):
+class RolloutHandler(Protocol):
     """What can be asked. A method per struct of the protocol."""
 
-    async def open(self, ask: wire.Open) -> Fence: ...
+    async def open(self, ask: wire.OpenTrainer) -> Fence: ...
     async def publish(self, ask: wire.Publish) -> wire.Done: ...
-    async def take(self, ask: wire.Take) -> wire.Taken: ...
-    async def whole(self, ask: wire.Whole) -> wire.Taken: ...
-    async def named(self, ask: wire.Named) -> wire.Payloads: ...
+    async def take(self, ask: wire.Take) -> wire.BatchReference: ...
+    async def whole(self, ask: wire.Whole) -> wire.BatchReference: ...
+    async def named(self, ask: wire.GroupReference) -> wire.Payloads: ...
     async def ack(self, ask: wire.Ack) -> wire.Done: ...
-    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated: ...
-    async def finish(self, ask: wire.Finish) -> wire.Counts: ...
-    async def count(self, ask: wire.Count) -> wire.Counts: ...
+    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult: ...
+    async def finish(self, ask: wire.FinishRun) -> wire.RolloutCounters: ...
+    async def count(self, ask: wire.Count) -> wire.RolloutCounters: ...
 
 
 class EngineDesk(Protocol):
     """What can be asked of who keeps an engine. A method per struct."""
 
-    async def serving(self, ask: wire.Serving) -> wire.Served: ...
+    async def serving(self, ask: wire.Serving) -> wire.ServedAddress: ...
     async def fetch(self, ask: wire.Fetch) -> wire.Done: ...
-    async def change(self, ask: wire.Change) -> Published: ...
-    async def end(self, ask: wire.End) -> wire.Done: ...
+    async def change(self, ask: wire.ServeVersion) -> PublishResult: ...
+    async def end(self, ask: wire.RestartEngine) -> wire.Done: ...
 
 
 Asks = tuple[type[Any], ...]
 ASKS: Asks = (
-    *(wire.Open, wire.Publish, wire.Take, wire.Whole, wire.Named, wire.Ack, wire.Evaluate, wire.Finish, wire.Count),
+    *(
+        wire.OpenTrainer,
+        wire.Publish,
+        wire.Take,
+        wire.Whole,
+        wire.GroupReference,
+        wire.Ack,
+        wire.Evaluate,
+        wire.FinishRun,
+        wire.Count,
+    ),
 )
-ENGINE_ASKS: Asks = (wire.Serving, wire.Fetch, wire.Change, wire.End)
+ENGINE_ASKS: Asks = (wire.Serving, wire.Fetch, wire.ServeVersion, wire.RestartEngine)
 
 
-class Door:
-    """``async with Door(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other hosts."""
+class RolloutServer:
+    """``async with RolloutServer(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other
+    hosts."""
 
-    def __init__(self, desk: Desk | EngineDesk, roles: Path, *, socket: str = wire.SOCKET, asks: Asks = ASKS):
+    def __init__(self, desk: RolloutHandler | EngineDesk, roles: Path, *, socket: str = wire.SOCKET, asks: Asks = ASKS):
         """`socket`: its name in the folder of roles. `asks`: what can be asked, by the names of the structs."""
         self.desk, self.roles, self._socket = desk, roles, socket
         self._token = ""
-        application = web.Application(client_max_size=BODY_MOST, middlewares=[self._guarded])
+        application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guarded])
         application.add_routes([self._route(kind) for kind in asks])
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=600.0
         )
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> RolloutServer:
         await self._runner.setup()
         self.roles.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -14,7 +14,7 @@ import msgspec
 
 from rollout.decide.engines.lending import Lending, Took
 from rollout.decide.policy import RolloutPolicy
-from rollout.decide.view import Action, Decision, Rules, View
+from rollout.decide.view import Action, Decision, RolloutView, SchedulingRules
 from rollout.engine import step_log
 from rollout.store import lines
 from sandbox.errors import Invalid, NotFound
@@ -25,18 +25,18 @@ PATTERN = "decisions-*.jsonl.zst"
 class DecisionLog:
     """Appends to the file of one generation. The first line holds the rules."""
 
-    def __init__(self, folder: Path, generation: int, rules: Rules):
+    def __init__(self, folder: Path, generation: int, rules: SchedulingRules):
         self._lines = lines.Lines(folder / f"decisions-{generation:06d}.jsonl.zst")
         self._lines.append(rules)
 
-    def append(self, now: float, view: View, actions: list[Action]) -> None:
+    def append(self, now: float, view: RolloutView, actions: list[Action]) -> None:
         self._lines.append(Decision(now=now, view=view, actions=actions))
 
     def close(self) -> None:
         self._lines.close()
 
 
-class Replayed(msgspec.Struct, kw_only=True):
+class ReplayReport(msgspec.Struct, kw_only=True):
     """What a replay found. `first_difference` names file and line."""
 
     decisions: int = 0
@@ -44,12 +44,12 @@ class Replayed(msgspec.Struct, kw_only=True):
     first_difference: str = ""
 
 
-def replay(folder: Path) -> Replayed:
+def replay(folder: Path) -> ReplayReport:
     """Decide again on every logged view."""
     files, steps = sorted(folder.glob(PATTERN)), sorted(folder.glob(step_log.PATTERN))
     if not files and not steps:
         raise NotFound(f"no log of decisions in {folder}", remedy="name a run folder")
-    found = Replayed()
+    found = ReplayReport()
     for path in files:
         for number, (rules, decision) in enumerate(read(path), 2):
             again = RolloutPolicy(rules).decide(decision.view, decision.now)
@@ -66,20 +66,20 @@ def replay(folder: Path) -> Replayed:
     return found
 
 
-def _compare(found: Replayed, where: str, again: object, logged: object) -> None:
+def _compare(found: ReplayReport, where: str, again: object, logged: object) -> None:
     found.decisions += 1
     found.identical += again == logged
     if again != logged and not found.first_difference:
         found.first_difference = f"{where}: {again} instead of {logged}"
 
 
-def read(path: Path) -> Iterator[tuple[Rules, Decision]]:
+def read(path: Path) -> Iterator[tuple[SchedulingRules, Decision]]:
     """The complete lines of one file, each with the rules that it was decided by."""
-    rules: Rules | None = None
+    rules: SchedulingRules | None = None
     for line in lines.read(path):
         try:
             if rules is None:
-                rules = msgspec.json.decode(line, type=Rules)
+                rules = msgspec.json.decode(line, type=SchedulingRules)
             else:
                 yield rules, msgspec.json.decode(line, type=Decision)
         except msgspec.MsgspecError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rollout.store.journal import Journal, Key, TurnEntry
+from rollout.store.journal import Key, TurnEntry, TurnJournal
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class DiskThread:
 class JournalThread:
     """A journal as episodes write it: an entry that was begun is written, whoever stops waiting for it."""
 
-    def __init__(self, journal: Journal, disk: DiskThread):
+    def __init__(self, journal: TurnJournal, disk: DiskThread):
         self._journal, self._disk = journal, disk
 
     async def append(self, key: Key, entry: TurnEntry) -> None:

@@ -62,7 +62,7 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     base: str | None = None
 
 
-class Journal:
+class TurnJournal:
     """Calls block for microseconds to a millisecond. Any thread."""
 
     def __init__(self, folder: Path | str):

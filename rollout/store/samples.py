@@ -61,7 +61,7 @@ FROM = {  # the states that a prompt may be in before each move
 }
 
 
-class Fenced(Conflict):
+class StaleOwner(Conflict):
     """This process was replaced: a newer one owns what it wants to write."""
 
     code = "conflict"
@@ -74,7 +74,7 @@ class Fence(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt on its way: an episode's seed, played by a whole group."""
 
     prompt: str
@@ -84,7 +84,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     deferred: bool = False  # it was put off once
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class SampleSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a sample without reading it."""
 
     member: int
@@ -133,8 +133,8 @@ class SampleStore:
         if not rows or rows[0][0] != fence.generation:
             raise self._fenced(fence)
 
-    def _fenced(self, fence: Fence) -> Fenced:
-        return Fenced(
+    def _fenced(self, fence: Fence) -> StaleOwner:
+        return StaleOwner(
             f"another process is the {fence.owner} of {self.path.parent} now",
             remedy="let it work; `pagurus roles` shows it",
         )
@@ -171,7 +171,7 @@ class SampleStore:
         ((count,),) = self._read(f"select count(*) from prompts where state='queued' and {PUT_OFF}=?", deferred)
         return count
 
-    def lease(self, count: int, fence: Fence, *, deferred: bool = False) -> list[Lease]:
+    def lease(self, count: int, fence: Fence, *, deferred: bool = False) -> list[PromptLease]:
         """The queued prompts with the lowest numbers, now in flight; fewer when fewer are queued. With `deferred` only
         those that were put off, else only others."""
         with self._write(fence) as db:
@@ -196,11 +196,11 @@ class SampleStore:
         """The prompts that wait and were put off."""
         return {prompt for (prompt,) in self._read(f"select id from prompts where state='queued' and {PUT_OFF}")}
 
-    def in_flight(self) -> list[Lease]:
+    def in_flight(self) -> list[PromptLease]:
         """The prompts that a process before this one left on their way, oldest first."""
         return [_lease(row) for row in self._prompts("in_flight")]
 
-    def buffered(self) -> list[Lease]:
+    def buffered(self) -> list[PromptLease]:
         return [_lease(row) for row in self._prompts("buffered")]
 
     def failed(self, prompt: str, fence: Fence) -> None:
@@ -243,10 +243,10 @@ class SampleStore:
                 raise Conflict(f"prompt {prompt} is {state}: its samples are kept")
             db.executemany("delete from samples where prompt=? and member=?", [(prompt, each) for each in members])
 
-    def finished(self, prompt: str) -> list[Finished]:
+    def finished(self, prompt: str) -> list[SampleSummary]:
         """What there is of a group."""
         rows = self._read("select member, start, oldest from samples where prompt=? order by member", prompt)
-        return [Finished(member=member, start=start, oldest=oldest) for member, start, oldest in rows]
+        return [SampleSummary(member=member, start=start, oldest=oldest) for member, start, oldest in rows]
 
     def sample(self, prompt: str, member: int) -> Trajectory:
         return unpacked(self.payload(prompt, member))
@@ -367,9 +367,9 @@ class SampleStore:
             yield self._db
 
 
-def _lease(row: tuple[str, int, int, int, int]) -> Lease:
+def _lease(row: tuple[str, int, int, int, int]) -> PromptLease:
     prompt, number, seed, failures, deferred = row
-    return Lease(prompt=prompt, number=number, seed=seed, failures=failures, deferred=bool(deferred))
+    return PromptLease(prompt=prompt, number=number, seed=seed, failures=failures, deferred=bool(deferred))
 
 
 def unpacked(payload: bytes) -> Trajectory:

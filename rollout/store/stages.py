@@ -24,7 +24,7 @@ TURN = "turn"  # it is
 WORKED = "worked"  # it has done so once: a turn was played, a step was saved, an answer was given
 
 
-class Stage(msgspec.Struct, frozen=True):
+class RoleStage(msgspec.Struct, frozen=True):
     """One line: a process of a role reached a stage."""
 
     at: float  # seconds since the epoch
@@ -35,7 +35,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 def note(roles: Path, role: str, stage: str, pid: int | None = None) -> None:
     """Append a line. `pid`: None is this process."""
-    line = msgspec.json.encode(Stage(time.time(), role, os.getpid() if pid is None else pid, stage)) + b"\n"
+    line = msgspec.json.encode(RoleStage(time.time(), role, os.getpid() if pid is None else pid, stage)) + b"\n"
     with contextlib.suppress(OSError):  # a full disk: whoever notes it goes on, and says so where it matters
         roles.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(roles / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -45,7 +45,7 @@ def note(roles: Path, role: str, stage: str, pid: int | None = None) -> None:
             os.close(descriptor)
 
 
-def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> list[Stage]:
+def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> list[RoleStage]:
     """Lines in the order of their writing: of one role and process, or of all."""
     try:
         lines = (roles / NAME).read_bytes().splitlines()
@@ -54,5 +54,5 @@ def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> li
     found = []
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):  # cut short by a full disk
-            found.append(msgspec.json.decode(line, type=Stage))
+            found.append(msgspec.json.decode(line, type=RoleStage))
     return [each for each in found if each.at >= since and role in ("", each.role) and pid in (0, each.pid)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.view import Wait
+from rollout.decide.view import WaitReason
 from rollout.messages import Trajectory
 from rollout.store.samples import Account
 from sandbox import durable
@@ -18,7 +18,7 @@ from sandbox.errors import NotFound
 NAME = "status.json"
 
 
-class Running(msgspec.Struct, kw_only=True):
+class TrajectoryStatus(msgspec.Struct, kw_only=True):
     """One trajectory on its way."""
 
     name: str
@@ -31,7 +31,7 @@ class Running(msgspec.Struct, kw_only=True):
     sandbox: str = ""
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Running:
+    def of(cls, trajectory: Trajectory) -> TrajectoryStatus:
         doing, since = _doing(trajectory)
         return cls(
             name=f"{trajectory.prompt}/{trajectory.index}",
@@ -61,8 +61,8 @@ class Status(msgspec.Struct, kw_only=True):
     step: int
     trainer: str  # training, waiting (for a batch), elsewhere
     asked_at: float | None
-    waits: list[Wait]
-    running: list[Running]
+    waits: list[WaitReason]
+    running: list[TrajectoryStatus]
     account: Account
     seconds: dict[str, float]  # trajectory-seconds by phase since the process began
 

@@ -26,7 +26,7 @@ GO_ON = 65535  # a gap of so much, without a change at its end
 WORTH = 0.92  # compress whole segments only where it saves more than a twelfth
 
 
-class Chunk(msgspec.Struct, array_like=True, tag_field=None):
+class EncodedSegment(msgspec.Struct, array_like=True, tag_field=None):
     """publisher -> readers: one segment of one version."""
 
     kind: Literal["whole", "changes"]
@@ -38,7 +38,7 @@ class Chunk(msgspec.Struct, array_like=True, tag_field=None):
     packed: bool = True  # `high` and `low` are compressed planes, not one plain array in `low`
 
 
-class Changes(msgspec.Struct, frozen=True):
+class SegmentDelta(msgspec.Struct, frozen=True):
     """Words to write: ``segment[positions] = values``. `positions` None: all of them, in order."""
 
     positions: Positions | None
@@ -64,7 +64,9 @@ def encode_changes(positions: Positions, values: Words, words: int) -> bytes:
     """``segment[positions] = values`` of a segment of `words` words; positions ascend."""
     high, low = _planes(values)
     return msgspec.msgpack.encode(
-        Chunk("changes", words, len(values), _squeeze(_gaps(positions).tobytes()), _squeeze(high), _squeeze(low))
+        EncodedSegment(
+            "changes", words, len(values), _squeeze(_gaps(positions).tobytes()), _squeeze(high), _squeeze(low)
+        )
     )
 
 
@@ -73,22 +75,22 @@ def encode_whole(new: Words) -> bytes:
     high, low = _planes(new)
     squeezed = _squeeze(high)
     if len(squeezed) + len(low) < WORTH * new.nbytes:
-        return msgspec.msgpack.encode(Chunk("whole", len(new), len(new), b"", squeezed, _squeeze(low)))
-    return msgspec.msgpack.encode(Chunk("whole", len(new), len(new), b"", b"", new.tobytes(), packed=False))
+        return msgspec.msgpack.encode(EncodedSegment("whole", len(new), len(new), b"", squeezed, _squeeze(low)))
+    return msgspec.msgpack.encode(EncodedSegment("whole", len(new), len(new), b"", b"", new.tobytes(), packed=False))
 
 
-def decode(raw: bytes | bytearray, words: int) -> Changes:
+def decode(raw: bytes | bytearray, words: int) -> SegmentDelta:
     """What a chunk writes into a segment of `words` words. Raises Invalid for anything else."""
     try:
-        chunk = msgspec.msgpack.decode(raw, type=Chunk)
+        chunk = msgspec.msgpack.decode(raw, type=EncodedSegment)
         if chunk.words != words or not 0 <= chunk.count <= words:
             raise ValueError(f"it is of {chunk.words} words, not {words}")
         values = _values(chunk)
         if chunk.kind == "whole":
             if chunk.count != words:
                 raise ValueError("it is not whole")
-            return Changes(None, values)
-        return Changes(_positions(chunk), values)
+            return SegmentDelta(None, values)
+        return SegmentDelta(_positions(chunk), values)
     except (ValueError, msgspec.MsgspecError, zstandard.ZstdError) as error:
         raise Invalid(f"a chunk of weights cannot be read: {error}", remedy="fetch it again") from None
 
@@ -101,7 +103,7 @@ def _gaps(positions: Positions) -> Words:
     return gaps
 
 
-def _positions(chunk: Chunk) -> Positions:
+def _positions(chunk: EncodedSegment) -> Positions:
     most = chunk.count + chunk.words // GO_ON + 1
     raw = _expand(chunk.gaps, 2 * most)
     gaps = np.frombuffer(raw, dtype=np.uint16)
@@ -117,7 +119,7 @@ def _planes(words: Words) -> tuple[bytes, bytes]:
     return pairs[:, 1].tobytes(), pairs[:, 0].tobytes()
 
 
-def _values(chunk: Chunk) -> Words:
+def _values(chunk: EncodedSegment) -> Words:
     if not chunk.packed:
         if len(chunk.low) != 2 * chunk.count:
             raise ValueError("its values do not fit")

@@ -27,14 +27,14 @@ from blake3 import blake3
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Unauthorized
 
 T = TypeVar("T")
-PATIENCE = 20.0  # seconds without a byte
-MOST = 8  # connections
+TIMEOUT = 20.0  # seconds without a byte
+MAX_CONNECTIONS = 8  # connections
 BLOCK = 1 << 20  # bytes that are received, then hashed
 REFUSALS: dict[int, type[PagurusError]] = {400: Invalid, 401: Unauthorized, 403: Unauthorized, 404: NotFound}
 BROKEN = (OSError, http.client.HTTPException)  # what a connection may end with
 
 
-class Rate:
+class BandwidthLimit:
     """At most so many bytes a second, over all connections that share it. A burst of a quarter of a second passes."""
 
     def __init__(self, bytes_s: float | None):
@@ -55,7 +55,7 @@ class Rate:
 
 
 @dataclass
-class Body:
+class ResumableBody:
     """What has come of an answer so far; more can be added by the next connection. `most`: bytes it may have."""
 
     most: int
@@ -71,7 +71,7 @@ class Body:
     def whole(self) -> bool:
         return bool(self.content) and self.got == len(self.content)
 
-    def take(self, response: http.client.HTTPResponse, rate: Rate) -> None:
+    def take(self, response: http.client.HTTPResponse, rate: BandwidthLimit) -> None:
         """Append what a response brings. Raises EngineFailed for one that does not fit."""
         length = int(response.headers.get("Content-Length", -1))
         if length < 0 or (0 if response.status != 206 else self.got) + length > self.most:
@@ -105,11 +105,11 @@ class Connections:
         self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.rate = Rate(rate)
+        self.rate = BandwidthLimit(rate)
         self._idle: list[http.client.HTTPConnection] = []
         self._threads: ThreadPoolExecutor | None = None
 
-    async def get(self, path: str, body: Body, *, fresh: bool = False) -> None:
+    async def get(self, path: str, body: ResumableBody, *, fresh: bool = False) -> None:
         """Bring what is missing in `body`. `fresh`: the other side looks at its copy first."""
         headers = dict(self._headers)
         if body.got:
@@ -119,7 +119,7 @@ class Connections:
         await self._exchange(lambda line: self._ask(line, "GET", path, headers, None, body))
 
     async def put(self, path: str, content: bytes) -> None:
-        await self._exchange(lambda line: self._ask(line, "PUT", path, self._headers, content, Body(1 << 16)))
+        await self._exchange(lambda line: self._ask(line, "PUT", path, self._headers, content, ResumableBody(1 << 16)))
 
     async def close(self) -> None:
         threads, self._threads = self._threads, None
@@ -130,7 +130,7 @@ class Connections:
 
     async def _exchange(self, act: Callable[[http.client.HTTPConnection], None]) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(MOST, "weights by http")
+            self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "weights by http")
         line = self._line()
         try:
             await asyncio.get_running_loop().run_in_executor(self._threads, act, line)
@@ -152,7 +152,7 @@ class Connections:
         path: str,
         headers: Mapping[str, str],
         content: bytes | None,
-        body: Body,
+        body: ResumableBody,
     ) -> None:
         """In a thread."""
         line.request(method, self._prefix + path, body=content, headers=dict(headers))
@@ -173,8 +173,8 @@ class Connections:
                 return line
             line.close()  # the server has ended it
         if self._tls is not None:
-            return http.client.HTTPSConnection(self._host, self._port, timeout=PATIENCE, context=self._tls)
-        return http.client.HTTPConnection(self._host, self._port, timeout=PATIENCE)
+            return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT, context=self._tls)
+        return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT)
 
 
 def _cut(line: http.client.HTTPConnection) -> None:

@@ -43,7 +43,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return math.prod(self.shape[1:]) * WORDS[self.dtype]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class TensorBlock(msgspec.Struct, frozen=True, array_like=True):
     """Rows top..bottom and columns (words) left..right of tensor number `tensor`."""
 
     tensor: int
@@ -57,10 +57,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return (self.bottom - self.top) * (self.right - self.left)
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class LayoutSegment(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     slot: int
-    pieces: list[Piece]
+    pieces: list[TensorBlock]
 
     @property
     def words(self) -> int:
@@ -71,7 +71,7 @@ class Layout(msgspec.Struct, frozen=True):
     """publisher -> readers. `slots` is the largest tensor parallelism that can read it by slices."""
 
     tensors: list[TensorSpec]
-    segments: list[Segment]
+    segments: list[LayoutSegment]
     slots: int = 1
 
     def needed(self, part: int = 0, parts: int = 1) -> list[int]:
@@ -129,7 +129,7 @@ def cut(tensors: Iterable[TensorSpec], *, ranks: int = 1, slots: int = 1, segmen
     if strange:
         raise Invalid(f"weights of dtype {strange[0]} cannot be published", remedy="publish them as bfloat16")
     segments = [
-        Segment(rank, slot, pieces)
+        LayoutSegment(rank, slot, pieces)
         for rank in range(ranks)
         for slot in (EVERYBODY, *range(slots))
         for pieces in _grouped(_pieces(specs, rank, ranks, slot, slots, segment_words), segment_words)
@@ -137,7 +137,7 @@ def cut(tensors: Iterable[TensorSpec], *, ranks: int = 1, slots: int = 1, segmen
     return Layout(specs, segments, slots)
 
 
-def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: int, most: int) -> Iterator[Piece]:
+def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: int, most: int) -> Iterator[TensorBlock]:
     for number, spec in enumerate(specs):
         box = slot_box(spec, slot, slots)
         if box is None:
@@ -146,11 +146,11 @@ def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: in
         top, bottom = max(first, box[0]), min(last, box[1])
         step = max(1, most // max(1, box[3] - box[2]))
         for row in range(top, bottom, step):
-            yield Piece(number, row, min(row + step, bottom), box[2], box[3])
+            yield TensorBlock(number, row, min(row + step, bottom), box[2], box[3])
 
 
-def _grouped(pieces: Iterator[Piece], most: int) -> Iterator[list[Piece]]:
-    group: list[Piece] = []
+def _grouped(pieces: Iterator[TensorBlock], most: int) -> Iterator[list[TensorBlock]]:
+    group: list[TensorBlock] = []
     size = 0
     for piece in pieces:
         if group and size + piece.words > most:

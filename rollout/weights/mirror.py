@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rollout.weights import adapter
-from rollout.weights.codec import Changes, Positions, Words
-from rollout.weights.layout import EVERYBODY, Layout, Piece, TensorSpec, slot_box
+from rollout.weights.codec import Positions, SegmentDelta, Words
+from rollout.weights.layout import EVERYBODY, Layout, TensorBlock, TensorSpec, slot_box
 from rollout.weights.versions import PIECE_DIGEST, Content, piece_digest
 from sandbox import durable
 from sandbox.errors import NotEqual
@@ -32,7 +32,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Table = npt.NDArray[np.uint16]  # [rows, words]
 
 
-class State(msgspec.Struct, kw_only=True):
+class MirrorState(msgspec.Struct, kw_only=True):
     version: int | None = None  # None: the bytes are of no version
     digest: str | None = None  # of its manifest
     since: str | None = None  # where `version` is None: the manifest from which the steps below were begun
@@ -58,7 +58,7 @@ class Mirror:
         self._tables: dict[str, Table] = {}
         self._boxes: list[tuple[int, int]] = []  # row and column at which this rank's part of each tensor begins
         path = self.folder / STATE
-        self.state = msgspec.json.decode(path.read_bytes(), type=State) if path.exists() else State()
+        self.state = msgspec.json.decode(path.read_bytes(), type=MirrorState) if path.exists() else MirrorState()
 
     @property
     def version(self) -> int | None:
@@ -68,9 +68,9 @@ class Mirror:
         """From here until `finish` the mirror has no version. Makes the file anew where it is of another layout."""
         if since is None or not self._open(layout):
             self._create(layout)
-        self._save(State(since=since, towards=towards))
+        self._save(MirrorState(since=since, towards=towards))
 
-    def write(self, number: int, changes: Changes) -> list[Write]:
+    def write(self, number: int, changes: SegmentDelta) -> list[Write]:
         """Put the changes of segment `number` in place; the same by tensor, for an engine that has them in memory."""
         layout = self._need()
         segment = layout.segments[number]
@@ -95,19 +95,19 @@ class Mirror:
         """Check every piece that this rank holds against its digest, then have this version. Raises NotEqual."""
         wrong = self.wrong(digests)
         if wrong is not None:
-            self._save(State())
+            self._save(MirrorState())
             raise NotEqual(
                 f"{wrong} differs from version {version} after its changes were written",
                 remedy="fetch the whole image of this version",
             )
         durable.sync(self._path)
-        self._save(State(version=version, digest=manifest))
+        self._save(MirrorState(version=version, digest=manifest))
 
     def look(self, layout: Layout, digests: bytes) -> None:
         """Check what is there, as `finish` does. Raises NotEqual, and has no version then."""
         wrong = self.wrong(digests) if self._open(layout) else WEIGHTS
         if wrong is not None:
-            self._save(State())
+            self._save(MirrorState())
             raise NotEqual(f"{wrong} in {self.folder} was damaged", remedy="fetch the whole image of this version")
 
     def wrong(self, digests: bytes) -> str | None:
@@ -157,7 +157,7 @@ class Mirror:
                 target[write.positions] = write.values
             yield Write(HEAD, write.positions, write.values)
 
-    def _view(self, piece: Piece) -> tuple[str, Table, int, int]:
+    def _view(self, piece: TensorBlock) -> tuple[str, Table, int, int]:
         """The tensor's name, this piece as a rectangle of its table, and the rectangle's first row and column."""
         spec = self._need().tensors[piece.tensor]
         top, left = self._boxes[piece.tensor]
@@ -165,11 +165,11 @@ class Mirror:
         rectangle = table[piece.top - top : piece.bottom - top, piece.left - left : piece.right - left]
         return spec.name, rectangle, piece.top - top, piece.left - left
 
-    def _bytes(self, piece: Piece) -> bytes | memoryview:
+    def _bytes(self, piece: TensorBlock) -> bytes | memoryview:
         _, rectangle, _, _ = self._view(piece)
         return np.ascontiguousarray(rectangle).data.cast("B")
 
-    def _whole(self, piece: Piece, values: Words) -> Write:
+    def _whole(self, piece: TensorBlock, values: Words) -> Write:
         name, rectangle, top, left = self._view(piece)
         rectangle[:] = values.reshape(rectangle.shape)
         width = self._tables[name].shape[1]
@@ -178,7 +178,7 @@ class Mirror:
         rows = (np.arange(top, top + rectangle.shape[0], dtype=np.int64) * width + left)[:, None]
         return Write(name, (rows + np.arange(rectangle.shape[1])).reshape(-1), values)
 
-    def _some(self, piece: Piece, inside: Positions, values: Words) -> Write:
+    def _some(self, piece: TensorBlock, inside: Positions, values: Words) -> Write:
         name, rectangle, top, left = self._view(piece)
         table = self._tables[name]
         rows, columns = np.divmod(inside, rectangle.shape[1])
@@ -237,7 +237,7 @@ class Mirror:
         with aside.open("wb") as file:
             file.write(struct.pack("<Q", len(raw)) + raw)
             os.posix_fallocate(file.fileno(), 0, 8 + len(raw) + at)
-        self._save(State())
+        self._save(MirrorState())
         self._tables = {}
         (self.folder / other).unlink(missing_ok=True)
         os.replace(aside, self.folder / name)
@@ -279,6 +279,6 @@ class Mirror:
         assert self._layout is not None, "begin() comes first"
         return self._layout
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: MirrorState) -> None:
         durable.publish(self.folder / STATE, msgspec.json.encode(state))
         self.state = state

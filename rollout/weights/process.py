@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from rollout.weights.mirror import Mirror, Write
-from rollout.weights.puller import Pulled, Puller, Spent
+from rollout.weights.puller import PullCost, PulledVersion, Puller
 from rollout.weights.source import source_of
 from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotEqual, NotFound, PagurusError, Unauthorized
@@ -37,8 +37,8 @@ from sandbox.paths import CHECKOUT
 LOCK = ".lock"
 CHANGES = ".changes"
 NICE = 19
-PATIENCE = 30.0  # seconds for which the process before us may still have the mirror
-LINE_MOST = 1 << 20
+TIMEOUT = 30.0  # seconds for which the process before us may still have the mirror
+MAX_LINE = 1 << 20
 KINDS: dict[str, type[PagurusError]] = {
     kind.__name__: kind for kind in (Conflict, EngineFailed, Invalid, NotEqual, NotFound, Unauthorized)
 }
@@ -50,7 +50,7 @@ class Order(msgspec.Struct):
     version: int | None = None
 
 
-class Report(msgspec.Struct, kw_only=True):
+class PullReport(msgspec.Struct, kw_only=True):
     """child -> parent. `kind` and `error` where it failed; `changes`: whether the file has what `since` needs."""
 
     version: int = -1
@@ -58,7 +58,7 @@ class Report(msgspec.Struct, kw_only=True):
     since: str | None = None
     changes: bool = False
     hops: int = 0
-    spent: Spent = msgspec.field(default_factory=Spent)
+    spent: PullCost = msgspec.field(default_factory=PullCost)
     kind: str | None = None
     error: str = ""
 
@@ -78,7 +78,7 @@ class PullerProcess:
         self._child: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
 
-    async def pull(self, version: int | None = None) -> Pulled:
+    async def pull(self, version: int | None = None) -> PulledVersion:
         """As `Puller.pull`; cancelling this ends the child, and the mirror then has no version until the next pull."""
         async with self._asking:
             for _ in range(2):  # one that was killed is started again
@@ -90,7 +90,7 @@ class PullerProcess:
             if report.kind is not None:
                 raise KINDS.get(report.kind, EngineFailed)(report.error)
             writes = await asyncio.to_thread(_read_changes, self.mirror) if report.changes else None
-        return Pulled(
+        return PulledVersion(
             version=report.version,
             digest=report.digest,
             since=report.since,
@@ -103,7 +103,7 @@ class PullerProcess:
     def running(self) -> bool:
         return self._child is not None and self._child.returncode is None
 
-    async def first(self, version: int | None = None) -> Pulled:
+    async def first(self, version: int | None = None) -> PulledVersion:
         """The same in this process: nobody generates yet, and a process more would only have to start first."""
         await asyncio.to_thread(self.mirror.mkdir, parents=True, exist_ok=True)
         async with _owned(self.mirror):
@@ -120,7 +120,7 @@ class PullerProcess:
                 child.kill()
             await child.wait()
 
-    async def _ask(self, order: Order) -> Report | None:
+    async def _ask(self, order: Order) -> PullReport | None:
         """None: the child died."""
         try:
             child = await self._living()
@@ -136,7 +136,7 @@ class PullerProcess:
         if not line:
             await self.close()
             return None
-        return msgspec.json.decode(line, type=Report)
+        return msgspec.json.decode(line, type=PullReport)
 
     async def _living(self) -> asyncio.subprocess.Process:
         if self._child is None or not self.running:
@@ -149,7 +149,7 @@ class PullerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": search},
-                limit=LINE_MOST,
+                limit=MAX_LINE,
             )
         return self._child
 
@@ -185,7 +185,7 @@ async def _serve(puller: Puller) -> None:
             pulled = await puller.pull(order.version)
             if pulled.writes is not None:
                 await asyncio.to_thread(_write_changes, puller.mirror.folder, pulled.writes)
-            report = Report(
+            report = PullReport(
                 version=pulled.version,
                 digest=pulled.digest,
                 since=pulled.since,
@@ -194,9 +194,9 @@ async def _serve(puller: Puller) -> None:
                 spent=pulled.spent,
             )
         except PagurusError as error:
-            report = Report(kind=type(error).__name__, error=str(error))
+            report = PullReport(kind=type(error).__name__, error=str(error))
         except OSError as error:  # a full disk, say: whoever asked is told
-            report = Report(kind="EngineFailed", error=f"the mirror cannot be written: {error}")
+            report = PullReport(kind="EngineFailed", error=f"the mirror cannot be written: {error}")
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -218,7 +218,7 @@ async def _orders() -> AsyncIterator[Order]:
 @asynccontextmanager
 async def _owned(folder: Path) -> AsyncIterator[None]:
     """This process alone writes into the mirror. Raises Conflict when another one keeps it."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     with (folder / LOCK).open("a") as file:
         while True:
             try:

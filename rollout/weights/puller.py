@@ -22,16 +22,16 @@ from rollout.decide.weights import Hop, Known, route
 from rollout.weights.codec import decode
 from rollout.weights.layout import Layout
 from rollout.weights.mirror import Mirror, Write
-from rollout.weights.source import Source
-from rollout.weights.store import Lease, known_of
-from rollout.weights.versions import Content, Manifest, Ref, VersionRef, decode_layout, decode_manifest
+from rollout.weights.source import WeightSource
+from rollout.weights.store import ReaderLease, known_of
+from rollout.weights.versions import Content, Ref, VersionManifest, VersionRef, decode_layout, decode_manifest
 from sandbox.errors import EngineFailed, NotEqual, NotFound
 
 AT_ONCE = 4  # segments under way
 EACH_WAY = 2  # by the cheaper way, then by the whole image
 
 
-class Spent(msgspec.Struct, kw_only=True):
+class PullCost(msgspec.Struct, kw_only=True):
     """Of one pull: seconds by phase, and what crossed the link."""
 
     bytes: int = 0
@@ -40,7 +40,7 @@ class Spent(msgspec.Struct, kw_only=True):
     check_s: float = 0.0  # hashing the result
 
 
-class Pulled(msgspec.Struct, kw_only=True):
+class PulledVersion(msgspec.Struct, kw_only=True):
     """`writes`: what an engine of the version `since` has to write to be of this one; None: all, from the mirror, or
     nobody wants them."""
 
@@ -49,16 +49,16 @@ class Pulled(msgspec.Struct, kw_only=True):
     since: str | None  # digest of the manifest that the mirror was of before
     writes: list[Write] | None
     hops: int
-    spent: Spent
+    spent: PullCost
 
 
 class Puller:
     """``puller = Puller(HttpSource(url), Mirror(folder), name="engine-3"); pulled = await puller.pull()``"""
 
-    def __init__(self, source: Source, mirror: Mirror, *, name: str, changes: bool = True):
+    def __init__(self, source: WeightSource, mirror: Mirror, *, name: str, changes: bool = True):
         """Not `changes`: the engine reads the mirror alone. Where many weights change, they are larger than it."""
         self.source, self.mirror, self.name, self.changes = source, mirror, name, changes
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[str, VersionManifest] = {}
         self._layouts: dict[str, Layout] = {}
         self._pulling = asyncio.Lock()
         self._looked = False  # at what an earlier process has left in the mirror
@@ -68,10 +68,10 @@ class Puller:
         listed = await self.source.versions()
         return listed[-1] if listed else None
 
-    async def pull(self, version: int | None = None) -> Pulled:
+    async def pull(self, version: int | None = None) -> PulledVersion:
         """Bring the mirror to this version; None: to the newest. Raises NotFound, EngineFailed, NotEqual."""
         async with self._pulling:
-            spent = Spent()
+            spent = PullCost()
             for attempt in range(EACH_WAY):
                 listed = await self.source.versions()
                 want = _chosen(listed, version)
@@ -94,8 +94,8 @@ class Puller:
         await self.source.close()
 
     async def _go(
-        self, known: list[Known], listed: Sequence[VersionRef], holds: str | None, want: VersionRef, spent: Spent
-    ) -> Pulled:
+        self, known: list[Known], listed: Sequence[VersionRef], holds: str | None, want: VersionRef, spent: PullCost
+    ) -> PulledVersion:
         since = holds if self.mirror.version is not None else None
         hops = route(known, holds, want.manifest.digest)
         if hops is None:
@@ -104,7 +104,7 @@ class Puller:
         layout = await self._layout(manifest, spent)
         if not hops and self.mirror.version is not None:
             await self._look(layout, manifest)
-            return Pulled(
+            return PulledVersion(
                 version=want.version, digest=want.manifest.digest, since=since, writes=[], hops=0, spent=spent
             )
         by_digest = {ref.manifest.digest: ref for ref in listed}
@@ -122,7 +122,7 @@ class Puller:
         spent.check_s += time.monotonic() - started
         self._looked = True
         known_since = since is not None and not whole and self.changes
-        return Pulled(
+        return PulledVersion(
             version=want.version,
             digest=want.manifest.digest,
             since=since if known_since else None,
@@ -131,13 +131,13 @@ class Puller:
             spent=spent,
         )
 
-    async def _look(self, layout: Layout, manifest: Manifest) -> None:
+    async def _look(self, layout: Layout, manifest: VersionManifest) -> None:
         """A mirror that an earlier process left is believed after every piece was hashed. Raises NotEqual."""
         if not self._looked:
             await self._do(self.mirror.look, layout, manifest.digests)
             self._looked = True
 
-    async def _hop(self, hop: Hop, manifest: Manifest, layout: Layout, spent: Spent) -> list[Write]:
+    async def _hop(self, hop: Hop, manifest: VersionManifest, layout: Layout, spent: PullCost) -> list[Write]:
         """Fetch and write the segments of one version that this rank reads."""
         if manifest.layout.digest not in self._layouts or self._layouts[manifest.layout.digest] != layout:
             raise NotFound(f"version {manifest.version} is cut in another way", remedy="fetch the whole image")
@@ -165,27 +165,27 @@ class Puller:
     def _write(self, number: int, content: Content, layout: Layout) -> list[Write]:
         return self.mirror.write(number, decode(content, layout.segments[number].words))
 
-    async def _get(self, ref: Ref, spent: Spent) -> Content:
+    async def _get(self, ref: Ref, spent: PullCost) -> Content:
         started = time.monotonic()
         content = await self.source.chunk(ref)
         spent.fetch_s += time.monotonic() - started
         spent.bytes += len(content)
         return content
 
-    async def _manifest(self, ref: VersionRef, spent: Spent) -> Manifest:
+    async def _manifest(self, ref: VersionRef, spent: PullCost) -> VersionManifest:
         name = ref.manifest.digest
         if name not in self._manifests:
             self._manifests[name] = decode_manifest(await self._get(ref.manifest, spent))
         return self._manifests[name]
 
-    async def _layout(self, manifest: Manifest, spent: Spent) -> Layout:
+    async def _layout(self, manifest: VersionManifest, spent: PullCost) -> Layout:
         name = manifest.layout.digest
         if name not in self._layouts:
             self._layouts = {name: decode_layout(await self._get(manifest.layout, spent))}
         return self._layouts[name]
 
     async def _lease(self, stands: str | None, want: VersionRef | None, version: int = -1) -> None:
-        lease = Lease(holds=stands, fetches=want.manifest.digest if want else None, version=version)
+        lease = ReaderLease(holds=stands, fetches=want.manifest.digest if want else None, version=version)
         await self.source.lease(self.name, lease)
 
     async def _do(self, act, *arguments):  # type: ignore[no-untyped-def]

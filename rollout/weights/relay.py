@@ -30,8 +30,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from rollout.weights.source import FolderSource, Source, source_of
-from rollout.weights.store import Lease, VersionStore
+from rollout.weights.source import FolderSource, WeightSource, source_of
+from rollout.weights.store import ReaderLease, VersionStore
 from rollout.weights.versions import Ref
 from sandbox import structs
 from sandbox.errors import Invalid, NotFound, PagurusError, TooMany, Unauthorized
@@ -39,14 +39,14 @@ from sandbox.termination import termination_signals
 
 log = logging.getLogger("pagurus.relay")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-SERVING_MOST = 256  # answers under way; who comes more is told to come back
-CHUNK_MOST = 1 << 30  # bytes
+MAX_SERVING = 256  # answers under way; who comes more is told to come back
+MAX_CHUNK = 1 << 30  # bytes
 AT_ONCE = 2  # chunks over the slow link; few, so that the first is whole, and can be served, soon
 LISTING_FRESH = 0.2  # seconds for which a listing is not asked for again
 STATUS: dict[type[PagurusError], int] = {Invalid: 400, Unauthorized: 401, NotFound: 404, TooMany: 429}
 
 
-class Statistics(msgspec.Struct, kw_only=True):
+class RelayStatistics(msgspec.Struct, kw_only=True):
     """relay -> people: since its start."""
 
     fetched_bytes: int = 0  # from the upstream
@@ -60,11 +60,16 @@ class Relay:
     """``relay = Relay(VersionStore(cache), HttpSource(url)); web.run_app(relay.application())``"""
 
     def __init__(
-        self, cache: VersionStore, upstream: Source | None = None, *, token: str | None = None, most: int | None = None
+        self,
+        cache: VersionStore,
+        upstream: WeightSource | None = None,
+        *,
+        token: str | None = None,
+        most: int | None = None,
     ):
         """`most`: bytes that the cache may hold; what was used least recently goes. A publisher's own is collected."""
         self.cache, self.upstream, self.most = cache, upstream, most
-        self.statistics = Statistics()
+        self.statistics = RelayStatistics()
         self._token = token
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._line = asyncio.Semaphore(AT_ONCE)
@@ -106,7 +111,7 @@ class Relay:
     async def _chunk(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["digest"]
         path = self.cache.path(name)
-        if self.serving >= SERVING_MOST:
+        if self.serving >= MAX_SERVING:
             raise TooMany("this relay serves as many as it can", remedy="ask again in a moment")
         if request.headers.get("Cache-Control") == "no-cache":  # its reader says that it was damaged
             await asyncio.to_thread(self.cache.check, name)
@@ -125,9 +130,9 @@ class Relay:
             task.add_done_callback(lambda _: self._fetching.pop(name, None))
         await asyncio.shield(task)  # who asked first may leave: the others wait on
 
-    async def _bring(self, name: str, upstream: Source) -> None:
+    async def _bring(self, name: str, upstream: WeightSource) -> None:
         async with self._line:
-            content = await upstream.chunk(Ref(name, CHUNK_MOST))
+            content = await upstream.chunk(Ref(name, MAX_CHUNK))
         await asyncio.to_thread(self.cache.put, content, known=Ref(name, len(content)))
         self.statistics.fetched_chunks += 1
         self.statistics.fetched_bytes += len(content)
@@ -137,7 +142,7 @@ class Relay:
 
     async def _reader(self, request: web.Request) -> web.Response:
         try:
-            lease = msgspec.msgpack.decode(await request.read(), type=Lease)
+            lease = msgspec.msgpack.decode(await request.read(), type=ReaderLease)
         except msgspec.MsgspecError as error:
             raise Invalid(f"that is no lease: {error}") from None
         await (self.upstream or FolderSource(self.cache)).lease(request.match_info["name"], lease)

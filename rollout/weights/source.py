@@ -14,24 +14,24 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from rollout.weights.http import Body, Connections
-from rollout.weights.store import Lease, VersionStore
+from rollout.weights.http import Connections, ResumableBody
+from rollout.weights.store import ReaderLease, VersionStore
 from rollout.weights.versions import Content, Ref, VersionRef
 from sandbox.errors import EngineFailed, NotFound
 
 T = TypeVar("T")
 ATTEMPTS = 6  # in a row without a byte of progress
-LISTING_MOST = 64 << 20
+MAX_LISTING = 64 << 20
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     async def versions(self) -> list[VersionRef]:
         """Oldest first."""
 
     async def chunk(self, ref: Ref) -> Content:
         """Its content, whose hash was checked. Raises NotFound, EngineFailed."""
 
-    async def lease(self, reader: str, lease: Lease) -> None:
+    async def lease(self, reader: str, lease: ReaderLease) -> None:
         """Say what this reader stands on and fetches, so that it is not collected."""
 
     async def close(self) -> None: ...
@@ -55,7 +55,7 @@ class FolderSource:
     async def chunk(self, ref: Ref) -> bytes:
         return await asyncio.to_thread(self.store.get, ref)
 
-    async def lease(self, reader: str, lease: Lease) -> None:
+    async def lease(self, reader: str, lease: ReaderLease) -> None:
         await asyncio.to_thread(self.store.lease, reader, lease)
 
     async def close(self) -> None:
@@ -85,14 +85,14 @@ class HttpSource:
         """A small answer, as it is."""
 
         async def get() -> Content:
-            body = Body(LISTING_MOST)
+            body = ResumableBody(MAX_LISTING)
             await self._connections.get(path, body)
             return body.content
 
         return await self._again(get)
 
     async def chunk(self, ref: Ref) -> Content:
-        body = Body(ref.size)
+        body = ResumableBody(ref.size)
         damaged = False
 
         async def go_on() -> Content:
@@ -111,7 +111,7 @@ class HttpSource:
         finally:
             self.received += body.received
 
-    async def lease(self, reader: str, lease: Lease) -> None:
+    async def lease(self, reader: str, lease: ReaderLease) -> None:
         await self._again(lambda: self._connections.put(f"/readers/{reader}", msgspec.msgpack.encode(lease)))
 
     async def close(self) -> None:
@@ -137,7 +137,7 @@ class Spread:
     The first of them says which versions there are. All hear of a reader's lease, so that none collects under it.
     """
 
-    def __init__(self, sources: Sequence[Source]):
+    def __init__(self, sources: Sequence[WeightSource]):
         self.sources = list(sources)
         self._last = 0  # which one had the last chunk: one rank's follow one another
 
@@ -163,7 +163,7 @@ class Spread:
         assert missing is not None, "there is a source"
         raise missing
 
-    async def lease(self, reader: str, lease: Lease) -> None:
+    async def lease(self, reader: str, lease: ReaderLease) -> None:
         await asyncio.gather(*(source.lease(reader, msgspec.structs.replace(lease)) for source in self.sources))
 
     async def close(self) -> None:
@@ -172,11 +172,11 @@ class Spread:
 
 def source_of(
     place: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, rate: float | None = None
-) -> Source:
+) -> WeightSource:
     """Of an URL, a folder, or several with commas between them. `rate` bounds all together."""
     places = place.split(",")
     shared = None if rate is None else rate / len(places)
-    sources: list[Source] = [
+    sources: list[WeightSource] = [
         HttpSource(each, token=token, tls=tls, rate=shared) if "://" in each else FolderSource(VersionStore(each))
         for each in places
     ]

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from rollout.decide.weights import Hop, Known, retained
-from rollout.weights.versions import Content, Manifest, Ref, VersionRef, Way, decode_manifest, digest, ref_of
+from rollout.weights.versions import Content, Ref, VersionManifest, VersionRef, Way, decode_manifest, digest, ref_of
 from sandbox import durable
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 
@@ -33,7 +33,7 @@ LEASE = 600.0  # seconds for which a reader is believed without a word
 HEX = frozenset("0123456789abcdef")
 
 
-class Lease(msgspec.Struct, kw_only=True):
+class ReaderLease(msgspec.Struct, kw_only=True):
     """reader -> store: what it holds on to. Digests of manifests."""
 
     holds: str | None = None
@@ -42,7 +42,7 @@ class Lease(msgspec.Struct, kw_only=True):
     until: float = 0.0
 
 
-class Collected(msgspec.Struct, frozen=True):
+class WeightCollection(msgspec.Struct, frozen=True):
     versions: int
     chunks: int
     bytes: int
@@ -53,7 +53,7 @@ class VersionStore:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[str, VersionManifest] = {}
         for name in ("chunks", "versions", "readers"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -118,7 +118,7 @@ class VersionStore:
 
     # ------------------------------------------------------------------ versions
 
-    def publish(self, manifest: Manifest, *, own: Collection[str] | None = None) -> VersionRef:
+    def publish(self, manifest: VersionManifest, *, own: Collection[str] | None = None) -> VersionRef:
         """Make a version visible whose content is all here. Replaces a version of the same number.
 
         `own`: digests of what must be here, where the rest lies in the stores of other ranks.
@@ -167,7 +167,7 @@ class VersionStore:
                 return ref
         raise NotFound(f"{self.folder} has no version {number}", remedy="list what there is: `pagurus weights ls`")
 
-    def manifest(self, ref: VersionRef) -> Manifest:
+    def manifest(self, ref: VersionRef) -> VersionManifest:
         known = self._manifests.get(ref.manifest.digest)
         if known is None:
             known = self._manifests[ref.manifest.digest] = decode_manifest(self.get(ref.manifest))
@@ -187,7 +187,7 @@ class VersionStore:
 
     # ------------------------------------------------------------------ readers and collection
 
-    def lease(self, reader: str, lease: Lease) -> None:
+    def lease(self, reader: str, lease: ReaderLease) -> None:
         """Write down what a reader holds, for `LEASE` seconds. Raises Invalid for a name that is no plain word."""
         if not reader.replace("-", "").replace("_", "").isalnum() or len(reader) > 100:
             raise Invalid(f"{reader[:80]!r} is no name of a reader", remedy="use letters, digits, - and _")
@@ -199,14 +199,14 @@ class VersionStore:
         """It needs nothing any more."""
         (self.folder / "readers" / reader).unlink(missing_ok=True)
 
-    def readers(self) -> dict[str, Lease]:
+    def readers(self) -> dict[str, ReaderLease]:
         """Those whose lease has not ended."""
         found = {}
         for path in (self.folder / "readers").iterdir():
             if path.name.endswith(".new"):
                 continue
             try:
-                lease = msgspec.msgpack.decode(path.read_bytes(), type=Lease)
+                lease = msgspec.msgpack.decode(path.read_bytes(), type=ReaderLease)
             except FileNotFoundError:  # it was released meanwhile
                 continue
             if lease.until > time.time():
@@ -216,7 +216,7 @@ class VersionStore:
     def known(self) -> list[Known]:
         return [known_of(ref, self.manifest(ref)) for ref in self.versions()]
 
-    def collect(self, *, keep: int) -> Collected:
+    def collect(self, *, keep: int) -> WeightCollection:
         """Remove what neither the last `keep` versions nor any reader needs. Waits for a publication under way."""
         with self._locked(), self._locked("publishing"):
             refs = {ref.manifest.digest: ref for ref in self.versions()}
@@ -233,7 +233,7 @@ class VersionStore:
                     kept += 1
                     needed |= {name} | needed_of(self.manifest(ref), ways)
             durable.sync(self.folder / "versions")  # no version is listed whose content goes now
-            return Collected(len(refs) - kept, *self._sweep(needed))
+            return WeightCollection(len(refs) - kept, *self._sweep(needed))
 
     def _relist(self, ref: VersionRef, ways: tuple[Way, ...]) -> None:
         if ways:
@@ -272,13 +272,13 @@ def is_store(folder: Path) -> bool:
     return (folder / "versions").is_dir() and (folder / "chunks").is_dir()
 
 
-def known_of(ref: VersionRef, manifest: Manifest) -> Known:
+def known_of(ref: VersionRef, manifest: VersionManifest) -> Known:
     step = manifest.step_bytes if "step" in ref.ways else None
     whole = manifest.whole_bytes if "whole" in ref.ways else None
     return Known(ref.version, ref.manifest.digest, manifest.base, step, whole)
 
 
-def needed_of(manifest: Manifest, ways: Collection[Way]) -> set[str]:
+def needed_of(manifest: VersionManifest, ways: Collection[Way]) -> set[str]:
     """Digests of the content that these ways into a version need."""
     needed = {manifest.layout.digest, *(ref.digest for ref in manifest.files.values())}
     if "step" in ways:

@@ -34,7 +34,7 @@ class VersionRef(msgspec.Struct, frozen=True):
     ways: tuple[Way, ...] = ("step", "whole")
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class VersionManifest(msgspec.Struct, frozen=True, kw_only=True):
     """publisher -> readers. `steps` and `whole` have an entry for each segment of the layout, in its order."""
 
     version: int
@@ -74,9 +74,9 @@ def piece_digest(content: memoryview | bytes) -> bytes:
     return blake3(content).digest(length=PIECE_DIGEST)
 
 
-def decode_manifest(raw: Content) -> Manifest:
+def decode_manifest(raw: Content) -> VersionManifest:
     try:
-        return msgspec.msgpack.decode(raw, type=Manifest)
+        return msgspec.msgpack.decode(raw, type=VersionManifest)
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"a manifest of weights cannot be read: {error}", remedy="publish again") from None
 

@@ -59,7 +59,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 <<
 
 
 AT_ONCE = 256  # processes that are killed at a time, and held by descriptors
-SIZE_MOST = 1 << 62  # bytes; the kernel's own limits end there
+MAX_SIZE = 1 << 62  # bytes; the kernel's own limits end there
 
 
 def parse_bytes(value: str | int) -> int:
@@ -75,7 +75,7 @@ def parse_bytes(value: str | int) -> int:
         if match is None or match[2].lower() not in _UNITS:
             raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
         size = int(float(match[1]) * _UNITS[match[2].lower()])
-    if not 0 < size < SIZE_MOST:
+    if not 0 < size < MAX_SIZE:
         raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
     return size
 

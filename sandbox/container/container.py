@@ -31,15 +31,15 @@ from sandbox import paths
 from sandbox.container import spawn
 from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
-from sandbox.container.excluded import Excluded
+from sandbox.container.excluded import ExclusionGroup
 from sandbox.container.identity import machine_id
 from sandbox.container.outlet import Outlet
 from sandbox.container.outside import Outside
 from sandbox.container.paced import Allowance
 from sandbox.container.process import (
-    Command,
     Handles,
-    Reaped,
+    ReapWaiter,
+    RunningCommand,
     end_started,
     exit_code,
     exit_status,
@@ -49,7 +49,7 @@ from sandbox.container.process import (
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.container.procfs import is_doomed
-from sandbox.container.shim import Refused, Shim, ShimGone, launch
+from sandbox.container.shim import Shim, ShimError, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
@@ -98,11 +98,11 @@ class Container:
         self._shim: Shim | None = None
         self.shim_pid = 0  # host pid of its shim
         self._allowance = Allowance()  # of its commands' outputs
-        self._reaped: Reaped | None = None
+        self._reaped: ReapWaiter | None = None
         self._log = ""  # the shim's own words, kept when it is destroyed
         #: By who asks: called with `netns`, from a thread, when a restore has made a new one and before it is used.
         self.followers: dict[str, Callable[[Path], None]] = {}
-        self.excluded = Excluded()  # processes that are no part of its checkpoints
+        self.excluded = ExclusionGroup()  # processes that are no part of its checkpoints
         self.outside = Outside(self)
         self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
 
@@ -149,7 +149,7 @@ class Container:
             await container._mount()
         except BaseException as error:
             await asyncio.shield(container.destroy())
-            if isinstance(error, Refused):
+            if isinstance(error, ShimError):
                 raise Unsupported(f"cannot make a sandbox: {error}", sandbox=spec.id) from error
             if isinstance(error, ShimGone):
                 raise Unsupported(f"the shim ended at once: {container._log}", sandbox=spec.id) from error
@@ -201,7 +201,7 @@ class Container:
         await self.limit()
         try:
             (pid,), (pidfd,) = await self.call("start")
-        except Refused as error:
+        except ShimError as error:
             raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id) from error
         self._adopt_init(int(pid), pidfd)
         return int(pid)
@@ -331,7 +331,7 @@ class Container:
         output_limit: int = 1 << 20,
         on_output: Callable[[str, bytes], None] | None = None,
         outlet: Outlet | None = None,
-        on_start: Callable[[Command], None] | None = None,
+        on_start: Callable[[RunningCommand], None] | None = None,
     ) -> ExecResult:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
@@ -348,16 +348,16 @@ class Container:
         variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
         before = self.cgroup.oom_kills()
 
-        async def launch_command() -> Command:
+        async def launch_command() -> RunningCommand:
             (pid, stream), fds = await spawn.start(
                 self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
             )
             handles = self._handles(int(pid), int(stream), fds[0], parented)
-            return Command(handles, fds, stdin=stdin, limit=output_limit, tell=on_output, outlet=outlet)
+            return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, tell=on_output, outlet=outlet)
 
         try:
             command = await _launched(launch_command())
-        except spawn.Killed:  # by another command of the sandbox: its end is a result like any other
+        except spawn.KilledBeforeStart:  # by another command of the sandbox: its end is a result like any other
             return ExecResult(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
         try:
             if on_start is not None:
@@ -388,14 +388,14 @@ class Container:
             if parented:
                 return await self.outside.exited(pid)
             if self._reaped is None:
-                self._reaped = Reaped()
+                self._reaped = ReapWaiter()
             await self._reaped.wait(pidfd)
             status = exit_status(pidfd)
             assert status is not None
             return status
 
         async def release() -> None:
-            with contextlib.suppress(ShimGone, Refused, SandboxDead):
+            with contextlib.suppress(ShimGone, ShimError, SandboxDead):
                 await self.call("release", stream)
 
         return Handles(
@@ -445,7 +445,7 @@ class Container:
         self.tree = tree
         try:
             await self._mount()
-        except Refused as error:
+        except ShimError as error:
             raise Unsupported(f"cannot mount the file tree: {error}", sandbox=self.spec.id) from error
 
     async def destroy(self) -> None:
@@ -481,7 +481,7 @@ class Container:
 
     async def _end_shim(self) -> None:
         if self._shim is not None:
-            with contextlib.suppress(ShimGone, Refused):
+            with contextlib.suppress(ShimGone, ShimError):
                 await self._shim.call("exit")
             self._shim.close()
             self._shim = None
@@ -489,7 +489,7 @@ class Container:
         await ended(pid)
 
 
-async def _launched(launch: Coroutine[Any, Any, Command]) -> Command:
+async def _launched(launch: Coroutine[Any, Any, RunningCommand]) -> RunningCommand:
     """The command that is being started. Cancelled meanwhile, it is ended, not lost."""
     launching = asyncio.ensure_future(launch)
     try:

@@ -14,7 +14,7 @@ from sandbox.container.alive import is_readable
 from sandbox.container.procfs import task_of
 
 
-class Excluded:
+class ExclusionGroup:
     """Those of one sandbox."""
 
     def __init__(self) -> None:

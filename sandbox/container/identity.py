@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandbox.container.container import Container
 
 HOOKS = "etc/pagurus/fork.d"
-PATIENCE = 10.0  # seconds for all hooks of a fork
+TIMEOUT = 10.0  # seconds for all hooks of a fork
 SHOWN = 300  # characters of a failed hook's output
 _RUN = f'for hook in /{HOOKS}/*; do [ ! -x "$hook" ] || "$hook" || {{ echo "$hook: exit $?" >&2; exit 1; }}; done'
 
@@ -56,11 +56,11 @@ async def run_fork_hooks(container: Container, *, checkpoint: str) -> bool:
     done = await container.exec(
         ["/bin/sh", "-c", _RUN],
         env={"PAGURUS_SANDBOX": spec.id, "PAGURUS_CHECKPOINT": checkpoint, "PAGURUS_SEED": secrets.token_hex(32)},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     if done.exit_code:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-SHOWN:]
-        why = f"took more than {PATIENCE:g} s" if done.timed_out else f"failed: {said}"
+        why = f"took more than {TIMEOUT:g} s" if done.timed_out else f"failed: {said}"
         raise RestoreFailed(f"a fork hook {why}", remedy=f"look into /{HOOKS} of the sandbox", sandbox=spec.id)
     return True
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 from sandbox.errors import Closed
 
-MOST = 4 << 20  # bytes
+MAX_BUFFERED = 4 << 20  # bytes
 PART = 4096  # bytes up to which a part is joined with the next one
 Name = Literal["stdout", "stderr"]
 
@@ -30,7 +30,7 @@ Name = Literal["stdout", "stderr"]
 class Outlet:
     """Output on its way from a command to one reader. From one event loop."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_BUFFERED) -> None:
         self.left = False  # the reader has
         self._most = most
         self._parts: deque[tuple[Name, bytes]] = deque()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandbox.container import spawn
-from sandbox.container.shim import Refused, ShimGone
+from sandbox.container.shim import ShimError, ShimGone
 from sandbox.criu import namespaces
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ class Outside:
 
     async def keep(self, name: str, fds: Sequence[int]) -> None:
         """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
-        with contextlib.suppress(Refused, ShimGone):  # a shim of before this: the next daemon makes them anew
+        with contextlib.suppress(ShimError, ShimGone):  # a shim of before this: the next daemon makes them anew
             await self._container.call("keep", name, fds=fds)
 
     async def kept(self, name: str) -> list[int]:
         """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
         try:
             _, fds = await self._container.call("kept", name)
-        except (Refused, ShimGone):
+        except (ShimError, ShimGone):
             return []
         return fds
 

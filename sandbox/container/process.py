@@ -26,7 +26,7 @@ from sandbox import paths
 from sandbox.container import procfs
 from sandbox.container.outlet import Name, Outlet
 from sandbox.container.paced import Allowance, PacedReader
-from sandbox.container.procfs import Task, task_of
+from sandbox.container.procfs import ProcessIdentity, task_of
 from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
 
@@ -36,7 +36,7 @@ _TO_GROUP = 1 << 2  # of pidfd_send_signal(2): to the process group that the pro
 _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
 _GRACE = 1.0  # seconds that a command has to end by itself after its deadline
-_KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
+_KILL_TIMEOUT = 10.0  # seconds for a killed command to be gone
 
 
 def exit_code(status: int) -> int:
@@ -71,7 +71,7 @@ def pidfd_tells_exit() -> bool:
     return status is not None and exit_code(status) == expected
 
 
-class Reaped:
+class ReapWaiter:
     """Waits for processes to be reaped by their own parent: the moment from which a pidfd tells the exit code.
 
     A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart.
@@ -238,7 +238,7 @@ class Handles:
     allowance: Allowance  # at which pace all its commands' outputs are read
 
 
-class Command:
+class RunningCommand:
     """A started command, from its descriptors (pidfd, stdout, stderr and perhaps stdin) to its end."""
 
     def __init__(
@@ -275,7 +275,7 @@ class Command:
                         return await self._end(), False
             except TimeoutError:
                 await asyncio.to_thread(self._handles.terminate)
-                async with asyncio.timeout(_KILL_PATIENCE):
+                async with asyncio.timeout(_KILL_TIMEOUT):
                     return await self._end(), True
 
     async def signal(self, number: int, *, group: bool) -> bool:
@@ -303,7 +303,7 @@ class Command:
         await self._handles.release()
 
 
-def started_by(root: int, candidates: list[int]) -> list[Task]:
+def started_by(root: int, candidates: list[int]) -> list[ProcessIdentity]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
     tasks = [task for task in map(task_of, candidates) if task is not None]
@@ -318,7 +318,7 @@ def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
 
     All are stopped first: none can then fork, end, or lose its parent while the others are looked for.
     """
-    stopped: set[Task] = set()
+    stopped: set[ProcessIdentity] = set()
     for _ in range(100):
         fresh = set(started_by(root, pids())) - stopped
         if not fresh:
@@ -362,7 +362,7 @@ def interrupt(
     pids: Callable[[], list[int]],
     number: int,
     *,
-    spared: frozenset[Task],
+    spared: frozenset[ProcessIdentity],
     jobs: bool,
     shell: bool,
 ) -> None:
@@ -382,11 +382,11 @@ def interrupt(
             _signal(task, number)
 
 
-def readers_first(root: int, tasks: list[Task]) -> list[Task]:
+def readers_first(root: int, tasks: list[ProcessIdentity]) -> list[ProcessIdentity]:
     """Parents before their children, and of these the youngest first: in a pipeline those who read are younger than
     those who write to them. `root` and what is below it come before the rest."""
     known = {task.pid for task in tasks}
-    below: dict[int, list[Task]] = {}
+    below: dict[int, list[ProcessIdentity]] = {}
     waiting = []  # the last is next
     for task in sorted(tasks, key=lambda task: (task.started, task.pid)):
         if task.pid != root and task.parent in known:
@@ -407,7 +407,7 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def _signal(task: Task, number: int, flags: int = 0) -> bool:
+def _signal(task: ProcessIdentity, number: int, flags: int = 0) -> bool:
     """Whether it got the signal: False when it is gone, or when the kernel does not know the flag."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)

@@ -24,7 +24,7 @@ _EXITING = 0x4  # of the flags: PF_EXITING
 
 
 @dataclass(frozen=True)
-class Task:
+class ProcessIdentity:
     """A process, told from a later one of the same number."""
 
     pid: int
@@ -34,7 +34,7 @@ class Task:
     started: int  # clock ticks since boot: tells a process from a later one of the same number
 
 
-class Mounted(NamedTuple):
+class MountInfo(NamedTuple):
     """A mount that the daemon sees."""
 
     source: str
@@ -62,7 +62,7 @@ def status(of: int | str, what: str) -> str | None:
     return None
 
 
-def task_of(pid: int) -> Task | None:
+def task_of(pid: int) -> ProcessIdentity | None:
     """None when it has ended."""
     try:
         fields = stat(pid)
@@ -70,7 +70,7 @@ def task_of(pid: int) -> Task | None:
         return None
     if fields[STATE] in ENDED:
         return None
-    return Task(pid, int(fields[PARENT]), int(fields[GROUP]), int(fields[SESSION]), int(fields[STARTED]))
+    return ProcessIdentity(pid, int(fields[PARENT]), int(fields[GROUP]), int(fields[SESSION]), int(fields[STARTED]))
 
 
 def is_doomed(pid: int) -> bool:
@@ -109,7 +109,7 @@ def threads(pid: int) -> list[int]:
     return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
 
 
-def mounts() -> Iterator[Mounted]:
+def mounts() -> Iterator[MountInfo]:
     """What is mounted in the daemon's namespace."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        yield Mounted(*line.split()[:4])
+        yield MountInfo(*line.split()[:4])

@@ -40,7 +40,7 @@ class ShimGone(PagurusError):
     status = 410
 
 
-class Refused(PagurusError):
+class ShimError(PagurusError):
     """The shim could not do what was asked. `stage` says where, `errno` why."""
 
     def __init__(self, stage: str, errno: int):
@@ -204,7 +204,7 @@ class Shim:
         elif kind == "ok":
             answer.set_result((rest, fds))
         else:
-            answer.set_exception(Refused(rest[0], int(rest[1])))
+            answer.set_exception(ShimError(rest[0], int(rest[1])))
 
     async def gone(self) -> None:
         """Returns when the shim has ended by itself."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sandbox.container.shim import Refused, ShimGone
+from sandbox.container.shim import ShimError, ShimGone
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ID_RANGE = 65_536
 STDIN, PARENTED = 1, 2  # flags of `start`: it gets a pipe to read from; the shim stays its parent
 
 
-class Killed(Conflict):
+class KilledBeforeStart(Conflict):
     """A command was killed from within the sandbox before it ran."""
 
 
@@ -56,9 +56,11 @@ async def start(
         return answer
     except ShimGone as error:
         raise container.dead("its shim is gone") from error
-    except Refused as error:
+    except ShimError as error:
         if error.stage == "killed" and container.alive and container.cgroup.oom_kills() == before:
-            raise Killed("killed while it was started", remedy="try again", sandbox=container.spec.id) from error
+            raise KilledBeforeStart(
+                "killed while it was started", remedy="try again", sandbox=container.spec.id
+            ) from error
         raise refusal(container, error, argv[0], cwd) from error
 
 
@@ -76,7 +78,7 @@ def no_process_left(container: Container) -> Conflict:
     )
 
 
-def refusal(container: Container, error: Refused, program: str, cwd: str) -> PagurusError:
+def refusal(container: Container, error: ShimError, program: str, cwd: str) -> PagurusError:
     """What a refusal of the shim, or of a supervisor inside, means to the caller."""
     here = container.spec.id
     dead: PagurusError = container.dead("pid 1 is gone")

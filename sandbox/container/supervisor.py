@@ -3,7 +3,8 @@
 Owns: starting one, the frames to and from it, attaching to one that exists. Does not own: which there should be,
 what a command in a shell is, turns (the daemon).
 Guarantee: whoever attaches gets the attendant's state as it is in the sandbox now, whatever a former daemon had
-asked; a lost attendant fails every waiting call with :class:`Gone`, never hangs it; what the sandbox puts in place
+asked; a lost attendant fails every waiting call with :class:`SupervisorGone`, never hangs it; what the sandbox puts in
+place
 of the FIFOs can neither block the host nor make it read more than one frame's worth.
 
 ::
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.container import spawn
 from sandbox.container.paced import LARGE, PacedReader
 from sandbox.container.process import Drain
-from sandbox.container.shim import Refused
+from sandbox.container.shim import ShimError
 from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
 from sandbox.tree.safe_path import SandboxRoot, open_kind
 
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 
 PROGRAM = "/.pagurus/attend"
 RUN_AREA = "/.pagurus/run"
-OUTPUT_MOST = 16 << 20  # bytes of each output of one script in a session
-TEXT_MOST = 8 << 20  # bytes of one script
+MAX_OUTPUT = 16 << 20  # bytes of each output of one script in a session
+MAX_TEXT = 8 << 20  # bytes of one script
 CHUNK = 64 << 10
-_FRAME_MOST = CHUNK + 4096
-_REQUEST_MOST = 4096  # PIPE_BUF: a write is whole or not at all
-_STALE_MOST = 4 << 20  # bytes of a former daemon's answers before ours must come
-_PATIENCE = 30.0  # seconds for an attendant to answer: it may be frozen for a checkpoint meanwhile
+_MAX_FRAME = CHUNK + 4096
+_MAX_REQUEST = 4096  # PIPE_BUF: a write is whole or not at all
+_MAX_STALE = 4 << 20  # bytes of a former daemon's answers before ours must come
+_TIMEOUT = 30.0  # seconds for an attendant to answer: it may be frozen for a checkpoint meanwhile
 
 _REQUEST = struct.Struct("<IBBHIIQQ")
 _HEADER = struct.Struct("<IIQ")
@@ -81,7 +82,7 @@ class Until(enum.IntEnum):
     ROOM = 2
 
 
-class Gone(PagurusError):
+class SupervisorGone(PagurusError):
     """The attendant is not there: it ended, was killed, or is not part of this state of the sandbox."""
 
     code = "not_found"
@@ -99,7 +100,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class State:
+class SupervisorState:
     """An attendant, as it said."""
 
     key: bytes  # of the script that runs, or whose result is kept
@@ -146,7 +147,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedSupervisor:
     """An attendant and its program. What it says itself comes from inside the sandbox."""
 
     host_pid: int  # of the attendant, as the shim says
@@ -154,7 +155,7 @@ class Started:
     program: int  # the same
 
 
-async def start(container: Container, name: str, program: Program) -> Started:
+async def start(container: Container, name: str, program: Program) -> StartedSupervisor:
     """Start an attendant under `name`, and it the program."""
     if not program.argv or not program.argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id)
@@ -173,13 +174,13 @@ async def start(container: Container, name: str, program: Program) -> Started:
     pid, said = await _first_words(container, argv, program)
     match = re.fullmatch(rb"ok (\d{1,9}) (\d{1,9})\n", said)
     if match is not None:
-        return Started(pid, int(match[1]), int(match[2]))
+        return StartedSupervisor(pid, int(match[1]), int(match[2]))
     failed = re.fullmatch(rb"error (\S{1,40}) (\d{1,5})\n", said)
     if failed is None:
         if not container.alive:
             raise SandboxDead("it died meanwhile", remedy=f"pagurus restore {container.spec.id}")
         raise Conflict("it was killed while it started", remedy="try again", sandbox=container.spec.id)
-    refused = Refused(failed[1].decode("ascii", "replace"), int(failed[2]))
+    refused = ShimError(failed[1].decode("ascii", "replace"), int(failed[2]))
     raise spawn.refusal(container, refused, program.argv[0], program.cwd)
 
 
@@ -188,7 +189,7 @@ async def _first_words(container: Container, argv: Sequence[str], program: Progr
     (pid, stream), fds = await spawn.start(container, 0, 0, program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             await said.at_end()
     except TimeoutError:
         signal.pidfd_send_signal(fds[0], signal.SIGKILL)
@@ -212,9 +213,9 @@ class Supervisor:
         self._nonce = secrets.token_bytes(16)
         self._buffer = bytearray()
         self._stale = 0
-        self._attached: asyncio.Future[State] = self._loop.create_future()
-        self._waiting: dict[int, asyncio.Future[State | Data]] = {}
-        self._standing: dict[tuple[Any, ...], asyncio.Future[State | Data]] = {}
+        self._attached: asyncio.Future[SupervisorState] = self._loop.create_future()
+        self._waiting: dict[int, asyncio.Future[SupervisorState | Data]] = {}
+        self._standing: dict[tuple[Any, ...], asyncio.Future[SupervisorState | Data]] = {}
         self._seq = 0
         self._sending = asyncio.Lock()
         self._ready = asyncio.Event()
@@ -222,61 +223,61 @@ class Supervisor:
         self._reader = PacedReader(answers, self._readable)
 
     @classmethod
-    async def connect(cls, inside: SandboxRoot, name: str) -> tuple[Supervisor, State]:
+    async def connect(cls, inside: SandboxRoot, name: str) -> tuple[Supervisor, SupervisorState]:
         """Attach to the attendant `name` of the sandbox whose pid 1 this is. Raises Gone."""
         requests, answers = await asyncio.to_thread(_open_fifos, inside, name)
         supervisor = cls(name, requests, answers)
         with contextlib.ExitStack() as undo:
             undo.callback(supervisor.close)
             try:
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_TIMEOUT):
                     await supervisor._send(_Op.ATTACH, data=supervisor._nonce)
                     state = await supervisor._attached
             except TimeoutError:
-                raise Gone(f"{name} does not answer", remedy="kill it, or restore the sandbox") from None
+                raise SupervisorGone(f"{name} does not answer", remedy="kill it, or restore the sandbox") from None
             undo.pop_all()
         return supervisor, state
 
     # ---------------------------------------------------------------- requests
 
-    async def state(self) -> State:
+    async def state(self) -> SupervisorState:
         return await self._ask(_Op.STATE)
 
-    async def wait(self, until: Until) -> State:
+    async def wait(self, until: Until) -> SupervisorState:
         """The state, once it is so. For as long as it takes."""
         answer = await self._some_day(_Op.WAIT, a=until)
-        assert isinstance(answer, State)
+        assert isinstance(answer, SupervisorState)
         return answer
 
     async def read(self, stream: int, start: int, most: int = CHUNK, *, wait: bool) -> Data:
         """What is kept of an output from `start`. With `wait`, not before there is something, or its end."""
         call = self._some_day if wait else self._call
         answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=most)
-        if isinstance(answer, State):
+        if isinstance(answer, SupervisorState):
             raise Conflict(f"{self.name} serves too many readers", remedy="read less at once")
         return answer
 
-    async def write(self, data: bytes, start: int) -> State:
+    async def write(self, data: bytes, start: int) -> SupervisorState:
         """Offer bytes `start`... of its stdin; `written` of the answer says how far it took them."""
-        return await self._ask(_Op.INPUT, x=start, data=data[: _REQUEST_MOST - _REQUEST.size])
+        return await self._ask(_Op.INPUT, x=start, data=data[: _MAX_REQUEST - _REQUEST.size])
 
-    async def close_stdin(self) -> State:
+    async def close_stdin(self) -> SupervisorState:
         return await self._ask(_Op.CLOSE)
 
-    async def signal(self, number: int, *, group: bool = True) -> State:
+    async def signal(self, number: int, *, group: bool = True) -> SupervisorState:
         return await self._ask(_Op.SIGNAL, a=number, b=0 if group else 1)
 
-    async def resize(self, rows: int, columns: int) -> State:
+    async def resize(self, rows: int, columns: int) -> SupervisorState:
         return await self._ask(_Op.RESIZE, x=rows, y=columns)
 
-    async def execute(self, key: bytes, script: bytes, limit: int) -> State:
+    async def execute(self, key: bytes, script: bytes, limit: int) -> SupervisorState:
         """Run `script` in a session, unless the script of this key runs already, or its result is kept."""
         state = await self.state()
         if (state.busy or state.done) and state.key == key:
             return state
-        if len(script) > TEXT_MOST:
+        if len(script) > MAX_TEXT:
             raise Invalid(f"a command of {len(script)} bytes is too long", remedy="put it into a file first")
-        part = _REQUEST_MOST - _REQUEST.size
+        part = _MAX_REQUEST - _REQUEST.size
         for start in range(0, len(script), part):
             state = await self._ask(_Op.TEXT, x=start, data=script[start : start + part])
             if state.error:
@@ -287,25 +288,25 @@ class Supervisor:
             raise Conflict(f"the session refused: {os.strerror(state.error)}", remedy="wait for what runs in it")
         return state
 
-    async def acknowledge(self, key: bytes) -> State:
+    async def acknowledge(self, key: bytes) -> SupervisorState:
         """The result of this script has been taken: what is kept of it may go."""
         return await self._ask(_Op.ACK, data=key)
 
-    async def hold(self, held: bool) -> State:
+    async def hold(self, held: bool) -> SupervisorState:
         """Whether the program waits for us to read what it prints (a terminal with somebody at it)."""
         return await self._ask(_Op.HOLD, a=int(held))
 
     async def finish(self) -> None:
         """Kill the program's process group, remove the FIFOs, end."""
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(SupervisorGone):
             await self._ask(_Op.FINISH)
 
-    async def _ask(self, op: _Op, **fields: Any) -> State:
+    async def _ask(self, op: _Op, **fields: Any) -> SupervisorState:
         answer = await self._call(op, **fields)
-        assert isinstance(answer, State)
+        assert isinstance(answer, SupervisorState)
         return answer
 
-    async def _some_day(self, op: _Op, **fields: Any) -> State | Data:
+    async def _some_day(self, op: _Op, **fields: Any) -> SupervisorState | Data:
         """A request that the attendant keeps until there is an answer. It has room for few: so who gives up waiting
         leaves it standing, and who asks the same has the same answer."""
         asked = (op, *fields.values())
@@ -315,16 +316,16 @@ class Supervisor:
             found.add_done_callback(lambda done: self._stands_no_more(asked, done))
         return await asyncio.shield(found)
 
-    def _stands_no_more(self, asked: tuple[Any, ...], done: asyncio.Future[State | Data]) -> None:
+    def _stands_no_more(self, asked: tuple[Any, ...], done: asyncio.Future[SupervisorState | Data]) -> None:
         if self._standing.get(asked) is done:
             del self._standing[asked]
         if not done.cancelled():
             done.exception()  # nobody may wait for it any more
 
-    async def _call(self, op: _Op, **fields: Any) -> State | Data:
+    async def _call(self, op: _Op, **fields: Any) -> SupervisorState | Data:
         self._seq = self._seq % 0xFFFFFFF0 + 1
         seq = self._seq
-        future: asyncio.Future[State | Data] = self._loop.create_future()
+        future: asyncio.Future[SupervisorState | Data] = self._loop.create_future()
         self._waiting[seq] = future
         try:
             await self._send(op, seq=seq, **fields)
@@ -339,7 +340,7 @@ class Supervisor:
         async with self._sending:
             while True:
                 if self.closed:
-                    raise Gone(f"{self.name} is gone")
+                    raise SupervisorGone(f"{self.name} is gone")
                 try:
                     os.write(self._rq, frame)
                     return
@@ -377,7 +378,7 @@ class Supervisor:
         awaited = False
         while len(self._buffer) >= _HEADER.size:
             size, seq, kind = _HEADER.unpack_from(self._buffer)
-            if not _HEADER.size <= size <= _FRAME_MOST:
+            if not _HEADER.size <= size <= _MAX_FRAME:
                 self.close()  # whatever this is, it is not our attendant
                 break
             if len(self._buffer) < size:
@@ -398,13 +399,13 @@ class Supervisor:
             gone = max(0, len(self._buffer) - len(self._nonce))
             del self._buffer[:gone]
             self._stale += gone
-            if self._stale > _STALE_MOST:
+            if self._stale > _MAX_STALE:
                 self.close()
             return False
         del self._buffer[: at + len(self._nonce)]
         return True
 
-    def _dispatch(self, seq: int, answer: State | Data) -> bool:
+    def _dispatch(self, seq: int, answer: SupervisorState | Data) -> bool:
         future: asyncio.Future[Any] | None = self._waiting.get(seq) if seq else self._attached
         if future is None or future.done():
             return False
@@ -424,15 +425,15 @@ class Supervisor:
         pending: list[asyncio.Future[Any]] = [*self._waiting.values(), self._attached]
         for future in pending:
             if not future.done():
-                future.set_exception(Gone(f"{self.name} is gone"))
+                future.set_exception(SupervisorGone(f"{self.name} is gone"))
                 future.exception()  # a call that nobody waits for any more is no mistake
 
 
-def _decoded(kind: int, body: bytes) -> State | Data | None:
+def _decoded(kind: int, body: bytes) -> SupervisorState | Data | None:
     if kind == 0 and len(body) == _STATE.size:
         key, *fields = _STATE.unpack(body)
         error, exited, status, busy, done, done_status, pid, written, room, *outputs = fields
-        return State(
+        return SupervisorState(
             key=key,
             error=error,
             exit_status=status & 0xFFFF if exited else None,
@@ -466,8 +467,8 @@ def _open_fifos(inside: SandboxRoot, name: str) -> tuple[int, int]:
         for fd in fds:
             os.close(fd)
         if isinstance(error, Invalid):
-            raise Gone(f"{name} is gone: something else lies in its place") from error
+            raise SupervisorGone(f"{name} is gone: something else lies in its place") from error
         if isinstance(error, PagurusError):
             raise
-        raise Gone(f"{name} is not there (any more)") from error
+        raise SupervisorGone(f"{name} is not there (any more)") from error
     return fds[1], fds[0]

@@ -32,9 +32,9 @@ CLONE_VFORK = 0x4000
 WAITS_FOR_CHILD = "kernel_clone"  # the function of the kernel in which a vfork parent waits
 WAIT4 = 61
 STEP = 0.02  # seconds between two looks
-CHILD_PATIENCE = 1.0  # seconds that a vfork child has to execute, while nobody else waits
-DISK_PATIENCE = 10.0  # seconds for any other wait
-HELD_PATIENCE = 0.1  # seconds for a vfork child, while a slot is held
+CHILD_TIMEOUT = 1.0  # seconds that a vfork child has to execute, while nobody else waits
+DISK_TIMEOUT = 10.0  # seconds for any other wait
+HELD_TIMEOUT = 0.1  # seconds for a vfork child, while a slot is held
 
 
 class Unstoppable(CheckpointFailed):
@@ -128,9 +128,9 @@ async def need_stoppable(container: Container) -> None:
     began = time.monotonic()
     while seen:
         passed = time.monotonic() - began
-        if passed > CHILD_PATIENCE and (parents := [each for each in seen if each.vforked]):
+        if passed > CHILD_TIMEOUT and (parents := [each for each in seen if each.vforked]):
             raise refusal(container, parents[0])
-        if passed > DISK_PATIENCE:
+        if passed > DISK_TIMEOUT:
             raise refusal(container, next(iter(seen)))
         await asyncio.sleep(STEP)
         seen &= await asyncio.to_thread(stuck, container.tasks())
@@ -159,7 +159,7 @@ def refusal(container: Container, task: Stuck) -> Unstoppable:
     )
 
 
-class Watch:
+class StallDetector:
     """Notices that `waiter` (a CRIU that stops the tasks one after another) waits for one that will not stop."""
 
     def __init__(self, container: Container, waiter: int) -> None:
@@ -178,4 +178,4 @@ class Watch:
         found = next(iter(now))
         if found.pid not in self._container.tasks() or awaited(self._waiter) != tid:
             return None
-        return found if time.monotonic() - self._since > HELD_PATIENCE else None
+        return found if time.monotonic() - self._since > HELD_TIMEOUT else None

@@ -14,8 +14,8 @@ from sandbox.tree import files
 from sandbox.tree.safe_path import SandboxRoot
 
 IDS = 65_536
-GROUPS_MOST = 256  # supplementary groups of a user, as in native/shim.h
-FILE_MOST = 1 << 20  # bytes
+MAX_GROUPS = 256  # supplementary groups of a user, as in native/shim.h
+MAX_FILE = 1 << 20  # bytes
 PASSWD, GROUP = "/etc/passwd", "/etc/group"
 
 
@@ -30,13 +30,13 @@ class User:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupEntry:
     gid: int
     members: frozenset[str]
 
 
 @dataclass(frozen=True)
-class Table:
+class UserTable:
     """The text of one of the two files, or why there is none."""
 
     text: str = ""
@@ -56,25 +56,25 @@ def find(inside: SandboxRoot, who: int | str) -> User:
     return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
 
 
-def _table(inside: SandboxRoot, path: str) -> Table:
+def _table(inside: SandboxRoot, path: str) -> UserTable:
     try:
-        data = files.read(inside, path, limit=FILE_MOST + 1)
+        data = files.read(inside, path, limit=MAX_FILE + 1)
     except NotFound:
-        return Table(trouble="it has no such file")
+        return UserTable(trouble="it has no such file")
     except PagurusError as error:  # a FIFO, a link to somewhere else: the sandbox may have put anything there
-        return Table(trouble=error.message)
-    if len(data) > FILE_MOST:
-        return Table(trouble=f"the file is larger than {FILE_MOST} bytes")
-    return Table(data.decode("utf-8", "replace"))
+        return UserTable(trouble=error.message)
+    if len(data) > MAX_FILE:
+        return UserTable(trouble=f"the file is larger than {MAX_FILE} bytes")
+    return UserTable(data.decode("utf-8", "replace"))
 
 
-def resolve(who: int | str, passwd: Table, group: Table) -> User:
+def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
     """Who `who` is by these files. Names are looked up; a number need not be in them.
 
     Without a group: that of the user, or the user's number where the file does not know it, and the supplementary
     groups that name the user as a member. With one: it alone.
 
-    >>> resolve("crab:staff", Table("crab:x:1000:100:Crab:/home/crab:/bin/sh"), Table("staff:x:50:crab"))
+    >>> resolve("crab:staff", UserTable("crab:x:1000:100:Crab:/home/crab:/bin/sh"), UserTable("staff:x:50:crab"))
     User(uid=1000, gid=50, home='/home/crab', groups=())
     """
     name, wanted = _words(who)
@@ -92,7 +92,7 @@ def resolve(who: int | str, passwd: Table, group: Table) -> User:
             raise _unknown("group", wanted, GROUP, group)
         return User(user.uid, gid, user.home)
     more = sorted({each.gid for each in groups.values() if name in each.members} - {user.gid})
-    if len(more) > GROUPS_MOST:
+    if len(more) > MAX_GROUPS:
         raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", remedy=f"say which one, as {name[:64]}:GROUP")
     return User(user.uid, user.gid, user.home, tuple(more))
 
@@ -113,17 +113,17 @@ def parse(text: str) -> dict[str, User]:
     return found
 
 
-def parse_groups(text: str) -> dict[str, Group]:
+def parse_groups(text: str) -> dict[str, GroupEntry]:
     """The groups of a group file, likewise.
 
     >>> parse_groups("staff:x:50:crab")["staff"].gid
     50
     """
-    found: dict[str, Group] = {}
+    found: dict[str, GroupEntry] = {}
     for line in text.splitlines():
         fields = line.split(":")
         if len(fields) >= 4 and (gid := _number(fields[2])) is not None:
-            found.setdefault(fields[0], Group(gid, frozenset(filter(None, fields[3].split(",")))))
+            found.setdefault(fields[0], GroupEntry(gid, frozenset(filter(None, fields[3].split(",")))))
     return found
 
 
@@ -134,7 +134,7 @@ def _words(who: int | str) -> tuple[str, str | None]:
     return name, group if colon else None
 
 
-def _unknown(what: str, name: str, path: str, table: Table) -> Invalid:
+def _unknown(what: str, name: str, path: str, table: UserTable) -> Invalid:
     why = f": {table.trouble}" if table.trouble else ""
     if name.isascii() and name.lstrip("-").isdigit():
         return Invalid(f"no such {what} in a sandbox: {name[:64]}", remedy=f"ids lie between 0 and {IDS - 1}")

@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from sandbox import durable
 from sandbox.content.lists import PageHashes
-from sandbox.content.pages import HASH, PAGE, Hashed, PageStore, hash_pages
+from sandbox.content.pages import HASH, PAGE, HashedPages, PageStore, hash_pages
 from sandbox.database import is_full
 from sandbox.errors import CheckpointFailed, NoSpace
 
@@ -74,7 +74,7 @@ class HashedImages:
     """An image directory whose pages are hashed: what :func:`pack` stores. Holds the page files mapped."""
 
     images: dict[str, bytes]
-    pages: dict[str, list[Hashed]]  # file name -> its parts, READ_STEP bytes each
+    pages: dict[str, list[HashedPages]]  # file name -> its parts, READ_STEP bytes each
     raw_bytes: int
 
     def hashes(self) -> dict[str, np.ndarray]:
@@ -92,7 +92,7 @@ def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHash
     """
     before = {} if like is None else like.pages
     images: dict[str, bytes] = {}
-    pages: dict[str, list[Hashed]] = {}
+    pages: dict[str, list[HashedPages]] = {}
     raw = 0
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(LEFT_OUT))
@@ -103,7 +103,7 @@ def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHash
             if known is not None and len(hashes := known.get(name, NOTHING)) * PAGE == sum(map(len, chunks)):
                 parts = np.split(hashes, range(READ_STEP // PAGE, len(hashes), READ_STEP // PAGE))
                 pages[name] = [
-                    Hashed(chunk, part, np.asarray(part.any(axis=1)))
+                    HashedPages(chunk, part, np.asarray(part.any(axis=1)))
                     for chunk, part in zip(chunks, parts, strict=False)
                 ]
             else:

@@ -15,25 +15,25 @@ from blake3 import blake3
 
 from sandbox.content import transfer
 from sandbox.content.pages import HASH, PAGE
-from sandbox.content.transfer import Kind
+from sandbox.content.transfer import FrameKind
 from sandbox.errors import Protocol
 
 NO_HASH = bytes(HASH)
-END = bytes([Kind.END]) + HASH.to_bytes(4, "little")  # of a stream; its hash follows
+END = bytes([FrameKind.END]) + HASH.to_bytes(4, "little")  # of a stream; its hash follows
 
 
 def joined(streams: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """The newest stream first, then the one that it builds upon, and so on."""
-    writer, wanted = transfer.Writer(), _Wanted()
+    writer, wanted = transfer.TransferWriter(), ExpectedContent()
     for number, stream in enumerate(streams):
         reader, came = transfer.Reader(), set[bytes]()
         for data in stream:
             for kind, value in reader.feed(data):
-                if kind is Kind.PART:
+                if kind is FrameKind.PART:
                     if value.content in wanted.contents:
                         came.add(value.content)
                         yield writer.frame(kind, msgspec.msgpack.encode(value))
-                elif kind is Kind.PAGES:
+                elif kind is FrameKind.PAGES:
                     if found := wanted.taken(value):
                         yield writer.pages(found)
                 elif number == 0:
@@ -45,19 +45,19 @@ def joined(streams: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     yield writer.end()
 
 
-class _Wanted:
+class ExpectedContent:
     """What the checkpoint needs and has not come yet."""
 
     def __init__(self) -> None:
         self.contents: set[bytes] = set()
         self.pages: set[bytes] = set()
 
-    def noted(self, writer: transfer.Writer, kind: Kind, value: Any) -> bytes:
+    def noted(self, writer: transfer.TransferWriter, kind: FrameKind, value: Any) -> bytes:
         """The frame, as it came; what it announces is wanted."""
         match kind:
-            case Kind.HEAD:
+            case FrameKind.HEAD:
                 return writer.start(value)
-            case Kind.LIST:
+            case FrameKind.LIST:
                 if value.count >= 0:
                     raise Protocol("a stream of a store tells pages as changes", remedy="use an older copy")
                 self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
@@ -76,7 +76,7 @@ class _Wanted:
         return b"".join(found)
 
 
-class Checked:
+class StreamChecker:
     """Follows a stream that passes by, and knows at its end whether it was whole."""
 
     def __init__(self) -> None:

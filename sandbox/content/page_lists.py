@@ -2,7 +2,8 @@
 
 Owns: finding what changed, and putting it back together. Does not own: the frames
 (:mod:`sandbox.content.transfer`), which checkpoint is the one before. Pure. Guarantee: what :func:`changed` told of two
-lists, :func:`Changes.over` makes the second of the first. Where the first is another one, :func:`Changes.need` raises
+lists, :func:`PageListDelta.over` makes the second of the first. Where the first is another one,
+:func:`PageListDelta.need` raises
 Conflict; places that make no list raise Protocol, before more memory is spent than for what came and what was there.
 """
 
@@ -33,7 +34,7 @@ def digest(hashes: np.ndarray) -> bytes:
 
 
 @dataclass(frozen=True)
-class Changes:
+class PageListDelta:
     """A list as its frames told it: `hashes` [n, 32] uint8 at `places` [n] of its `count` pages, the rest as before."""
 
     count: int
@@ -42,7 +43,7 @@ class Changes:
     before: bytes | None  # hash of the list before; None: this is the whole one
 
     @classmethod
-    def told(cls, frames: Sequence[PageList]) -> Changes:
+    def told(cls, frames: Sequence[PageList]) -> PageListDelta:
         """Of all frames of one list. Raises Protocol."""
         hashes = np.frombuffer(b"".join(frame.hashes for frame in frames), np.uint8).reshape(-1, HASH)
         ((count, before), *others) = {(frame.count, frame.before) for frame in frames}

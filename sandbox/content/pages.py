@@ -68,7 +68,7 @@ COMPARED = 128  # pages that are compared at once
 
 
 @dataclass(frozen=True)
-class Hashed:
+class HashedPages:
     """Pages and their hashes: [n, 32] uint8, meaningless where `filled` [n] bool is false (zero pages)."""
 
     data: memoryview
@@ -77,7 +77,7 @@ class Hashed:
 
 
 @dataclass(frozen=True)
-class Added:
+class StoredPages:
     """Numbers of the pages given to :meth:`PageStore.add`, in order, and what was new."""
 
     numbers: np.ndarray  # [n] uint64
@@ -86,7 +86,7 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Collected:
+class PageCollection:
     """What a collection freed."""
 
     blocks: int
@@ -94,7 +94,7 @@ class Collected:
     pages: int
 
 
-def hash_pages(data: memoryview | bytes, like: Hashed | None = None) -> Hashed:
+def hash_pages(data: memoryview | bytes, like: HashedPages | None = None) -> HashedPages:
     """Hash the pages of `data` (a multiple of 4096 bytes). Touches no disk and no lock.
 
     Of pages that are the same at the same place in `like` the hash is taken from there: comparing is quicker.
@@ -117,7 +117,7 @@ def hash_pages(data: memoryview | bytes, like: Hashed | None = None) -> Hashed:
     if len(fresh):
         digests = [blake3(view[i * PAGE : (i + 1) * PAGE]).digest() for i in fresh.tolist()]
         hashes[fresh] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, HASH)
-    return Hashed(view, hashes, filled)
+    return HashedPages(view, hashes, filled)
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -189,9 +189,9 @@ class PageStore:
                 if not self._writers:
                     self._met.clear()
 
-    def add(self, data: Hashed | memoryview | bytes) -> Added:
+    def add(self, data: HashedPages | memoryview | bytes) -> StoredPages:
         """Store pages; durable on return."""
-        given = data if isinstance(data, Hashed) else hash_pages(data)
+        given = data if isinstance(data, HashedPages) else hash_pages(data)
         numbers = np.zeros(len(given.filled), dtype=np.uint64)
         places = np.flatnonzero(given.filled).tolist()
         digests = [given.hashes[index].tobytes() for index in places]
@@ -209,7 +209,7 @@ class PageStore:
         for index, digest in zip(places, digests, strict=True):
             if digest in made:
                 numbers[index] = made[digest]
-        return Added(numbers, len(fresh), new_bytes)
+        return StoredPages(numbers, len(fresh), new_bytes)
 
     def known(self, digests: Iterable[bytes]) -> dict[bytes, int]:
         """The numbers of those pages that are stored. Inside `writing` they stay."""
@@ -412,7 +412,7 @@ class PageStore:
 
     # ----------------------------------------------------------------- collecting
 
-    def collect(self, marks: Callable[[], Iterable[np.ndarray]]) -> Collected:
+    def collect(self, marks: Callable[[], Iterable[np.ndarray]]) -> PageCollection:
         """Delete the blocks that none of the page lists `marks()` refers to, a few at a time."""
         with self._collecting, self.writing():
             live: set[int] = set()
@@ -428,9 +428,9 @@ class PageStore:
             if not self._gaps_checked:
                 self._punch_gaps()
                 self._gaps_checked = True
-            return Collected(blocks, size, pages)
+            return PageCollection(blocks, size, pages)
 
-    def _sweep(self, blocks: Sequence[int]) -> Collected:
+    def _sweep(self, blocks: Sequence[int]) -> PageCollection:
         """Delete these blocks but for those that somebody met meanwhile: first from the index, then from the disk."""
         columns = "SELECT id, segment, length, count, offset FROM blocks WHERE id = ?"
         with self._append:
@@ -451,7 +451,7 @@ class PageStore:
                     )
             self._segments.punch(Hole(segment, offset, length) for _, segment, length, _, offset in rows)
             self._drop_unknown_segments()
-        return Collected(len(rows), sum(row[2] for row in rows), sum(row[3] for row in rows))
+        return PageCollection(len(rows), sum(row[2] for row in rows), sum(row[3] for row in rows))
 
     def _punch_gaps(self) -> None:
         """What a collection forgot but did not punch before it was killed."""

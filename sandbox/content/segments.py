@@ -2,7 +2,8 @@
 
 Owns: ``<directory>/NNNNNNNN.segment``: appending durably, reading, giving space back. Does not own: what the bytes are
 and where which block lies (the index of :mod:`sandbox.content.pages`), locks.
-Guarantee: what was appended is on the disk when `End.sync` returns; an `appending` that fails leaves the file as long
+Guarantee: what was appended is on the disk when `SegmentTail.sync` returns; an `appending` that fails leaves the file
+as long
 as it was.
 """
 
@@ -28,7 +29,7 @@ class Hole(NamedTuple):
     length: int
 
 
-class End:
+class SegmentTail:
     """The end of a segment file, from `start` on."""
 
     def __init__(self, directory: Path, fd: int, start: int):
@@ -58,14 +59,14 @@ class Segments:
         return self.directory / f"{segment:08d}.segment"
 
     @contextlib.contextmanager
-    def appending(self, segment: int, start: int) -> Iterator[End]:
+    def appending(self, segment: int, start: int) -> Iterator[SegmentTail]:
         """Append from offset `start` on; what lies behind it is overwritten."""
         fd = os.open(self.path(segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, fd)
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(os.ftruncate, fd, start)  # a full disk must get its space back
-            yield End(self.directory, fd, start)
+            yield SegmentTail(self.directory, fd, start)
             undo.pop_all()
 
     def read(self, segment: int, offset: int, length: int) -> bytes:

@@ -41,30 +41,30 @@ from sandbox.messages import Verdict
 
 MAGIC = b"PAGURUS\x01"
 FORMAT = 1
-FRAME_MOST = 8 << 20  # bytes of one frame
+MAX_FRAME = 8 << 20  # bytes of one frame
 PART_SIZE = 1 << 20  # bytes of content in one PART
-ENTRIES_MOST = 1_000_000
+MAX_ENTRIES = 1_000_000
 ENTRIES_PER_FRAME = 2_000
 HASHES_PER_FRAME = 32_768
-PAGES_MOST = 1 << 28  # 1 TiB of memory
+MAX_PAGES = 1 << 28  # 1 TiB of memory
 PLACE = 4  # bytes of a page's place in a list
-NAME_MOST = 255
-PATH_MOST = 4096
-EXTENDED_MOST = 64 << 10  # bytes of all extended attributes of an entry
-IMAGES_MOST = 100_000
-ANCESTORS_MOST = 1_000
-LABEL_MOST = 4096  # characters
-NUMBER_MOST = 1 << 53  # of a turn, of a size
-TIME_MOST = 1 << 40  # seconds since the epoch
-IMAGE_BYTES_MOST = 2 << 30  # bytes of all process images but pages: deleted files that were open are among them
-DEPTH_MOST = 1 << 17  # directories within one another
+MAX_NAME = 255
+MAX_PATH = 4096
+MAX_EXTENDED = 64 << 10  # bytes of all extended attributes of an entry
+MAX_IMAGES = 100_000
+MAX_ANCESTORS = 1_000
+MAX_LABEL = 4096  # characters
+MAX_NUMBER = 1 << 53  # of a turn, of a size
+MAX_TIME = 1 << 40  # seconds since the epoch
+MAX_IMAGE_BYTES = 2 << 30  # bytes of all process images but pages: deleted files that were open are among them
+MAX_DEPTH = 1 << 17  # directories within one another
 
 HAVE_MAGIC = b"PAGURUS-HAVE\x01"
 HAVE_HASH = 16  # bytes of a hash in a list of what is there
-HAVE_MOST = 1 << 30
+MAX_HAVE = 1 << 30
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     HEAD = 1
     ENTRY = 2
     IMAGE = 3
@@ -74,7 +74,7 @@ class Kind(enum.IntEnum):
     END = 7
 
 
-class Head(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TransferHeader(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """exporter -> importer: what the checkpoint is."""
 
     id: str
@@ -135,7 +135,7 @@ class PageList(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     before: bytes = b""
 
 
-class Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """exporter -> importer: a piece of a content."""
 
     content: bytes
@@ -144,54 +144,54 @@ class Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     packed: bytes  # zstd
 
 
-BODIES: dict[Kind, Any] = {
-    Kind.HEAD: msgspec.msgpack.Decoder(Head),
-    Kind.ENTRY: msgspec.msgpack.Decoder(list[Entry]),
-    Kind.IMAGE: msgspec.msgpack.Decoder(list[ImageFile]),
-    Kind.LIST: msgspec.msgpack.Decoder(PageList),
-    Kind.PART: msgspec.msgpack.Decoder(Part),
+BODIES: dict[FrameKind, Any] = {
+    FrameKind.HEAD: msgspec.msgpack.Decoder(TransferHeader),
+    FrameKind.ENTRY: msgspec.msgpack.Decoder(list[Entry]),
+    FrameKind.IMAGE: msgspec.msgpack.Decoder(list[ImageFile]),
+    FrameKind.LIST: msgspec.msgpack.Decoder(PageList),
+    FrameKind.PART: msgspec.msgpack.Decoder(ContentPart),
 }
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Writer:
+class TransferWriter:
     """Makes the frames of one stream, in order."""
 
     def __init__(self) -> None:
         self._hash = blake3()
         self._packer = zstandard.ZstdCompressor(level=1)
 
-    def start(self, head: Head) -> bytes:
+    def start(self, head: TransferHeader) -> bytes:
         self._hash.update(MAGIC)
-        return MAGIC + self.frame(Kind.HEAD, _encode(head))
+        return MAGIC + self.frame(FrameKind.HEAD, _encode(head))
 
     def entries(self, entries: list[Entry]) -> bytes:
-        return self.frame(Kind.ENTRY, _encode(entries))
+        return self.frame(FrameKind.ENTRY, _encode(entries))
 
     def images(self, images: list[ImageFile]) -> bytes:
-        return self.frame(Kind.IMAGE, _encode(images))
+        return self.frame(FrameKind.IMAGE, _encode(images))
 
     def pages_of(self, name: str, hashes: bytes) -> Iterator[bytes]:
         step = HASHES_PER_FRAME * HASH
         for first in range(0, max(1, len(hashes)), step):
-            yield self.frame(Kind.LIST, _encode(PageList(name, hashes[first : first + step])))
+            yield self.frame(FrameKind.LIST, _encode(PageList(name, hashes[first : first + step])))
 
     def changed_pages_of(self, name: str, count: int, before: bytes, places: bytes, hashes: bytes) -> Iterator[bytes]:
         step = HASHES_PER_FRAME
         for first in range(0, max(1, len(places) // PLACE), step):
             some = places[first * PLACE : (first + step) * PLACE], hashes[first * HASH : (first + step) * HASH]
-            yield self.frame(Kind.LIST, _encode(PageList(name, some[1], some[0], count, before)))
+            yield self.frame(FrameKind.LIST, _encode(PageList(name, some[1], some[0], count, before)))
 
     def part(self, content: bytes, offset: int, data: bytes) -> bytes:
-        return self.frame(Kind.PART, _encode(Part(content, offset, len(data), self._packer.compress(data))))
+        return self.frame(FrameKind.PART, _encode(ContentPart(content, offset, len(data), self._packer.compress(data))))
 
     def pages(self, data: bytes) -> bytes:
-        return self.frame(Kind.PAGES, self._packer.compress(data))
+        return self.frame(FrameKind.PAGES, self._packer.compress(data))
 
     def end(self) -> bytes:
-        return self.frame(Kind.END, self._hash.digest())
+        return self.frame(FrameKind.END, self._hash.digest())
 
-    def frame(self, kind: Kind, payload: bytes) -> bytes:
+    def frame(self, kind: FrameKind, payload: bytes) -> bytes:
         """A frame of a payload that is encoded already."""
         data = bytes([kind]) + len(payload).to_bytes(4, "little") + payload
         self._hash.update(data)
@@ -205,7 +205,7 @@ class Reader:
         self._buffer = bytearray()
         self._hash = blake3()
         self._started = False
-        self._last = Kind.HEAD
+        self._last = FrameKind.HEAD
         self._head_came = False
         self._entries = 0
         self._images = self._image_bytes = 0
@@ -213,7 +213,7 @@ class Reader:
         self.received = 0
         self.ended = False
 
-    def feed(self, data: bytes) -> Iterator[tuple[Kind, Any]]:
+    def feed(self, data: bytes) -> Iterator[tuple[FrameKind, Any]]:
         """The frames that are complete now: (kind, value). Raises Protocol."""
         self.received += len(data)
         self._buffer += data
@@ -228,12 +228,12 @@ class Reader:
             if self.ended:
                 raise Protocol("there is something behind the end of the stream")
             size = int.from_bytes(self._buffer[1:5], "little")
-            if size > FRAME_MOST:
+            if size > MAX_FRAME:
                 raise Protocol(f"a frame of {size} bytes")
             if len(self._buffer) < 5 + size:
                 return
             kind = self._kind(self._buffer[0])
-            if kind is Kind.END:
+            if kind is FrameKind.END:
                 if bytes(self._buffer[5 : 5 + size]) != self._hash.digest():
                     raise Protocol("the stream is damaged: its hash is another one")
                 self.ended = True
@@ -252,50 +252,50 @@ class Reader:
         self._hash.update(taken)
         return taken
 
-    def _kind(self, number: int) -> Kind:
+    def _kind(self, number: int) -> FrameKind:
         try:
-            kind = Kind(number)
+            kind = FrameKind(number)
         except ValueError:
             raise Protocol(f"a frame of the unknown kind {number}") from None
-        if not self._head_came and kind is not Kind.HEAD:
+        if not self._head_came and kind is not FrameKind.HEAD:
             raise Protocol("the stream does not begin with its head")
-        in_order = kind >= self._last or {kind, self._last} == {Kind.PART, Kind.PAGES}
-        if not in_order or (kind is Kind.HEAD and self._head_came):
+        in_order = kind >= self._last or {kind, self._last} == {FrameKind.PART, FrameKind.PAGES}
+        if not in_order or (kind is FrameKind.HEAD and self._head_came):
             raise Protocol(f"a frame {kind.name} behind a frame {self._last.name}")
         return kind
 
-    def _value(self, kind: Kind, payload: bytes) -> Any:
+    def _value(self, kind: FrameKind, payload: bytes) -> Any:
         self._last = kind
-        if kind is Kind.HEAD:
+        if kind is FrameKind.HEAD:
             self._head_came = True
-        if kind is Kind.PAGES:
+        if kind is FrameKind.PAGES:
             return unpack(payload, SLOTS * PAGE)
         try:
             value = BODIES[kind].decode(payload)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Protocol(f"a frame {kind.name} cannot be read: {error}") from None
         match kind:
-            case Kind.HEAD:
+            case FrameKind.HEAD:
                 check_head(value)
-            case Kind.ENTRY:
+            case FrameKind.ENTRY:
                 self._entries += len(value)
-                self._need(len(value) <= ENTRIES_PER_FRAME and self._entries <= ENTRIES_MOST, "files")
+                self._need(len(value) <= ENTRIES_PER_FRAME and self._entries <= MAX_ENTRIES, "files")
                 for number, entry in enumerate(value, self._entries - len(value)):
                     check_entry(number, entry)
-            case Kind.IMAGE:
+            case FrameKind.IMAGE:
                 self._images += len(value)
                 self._image_bytes += sum(max(0, image.size) for image in value)
-                self._need(self._images <= IMAGES_MOST and self._image_bytes <= IMAGE_BYTES_MOST, "process images")
+                self._need(self._images <= MAX_IMAGES and self._image_bytes <= MAX_IMAGE_BYTES, "process images")
                 for image in value:
                     check_image(image)
-            case Kind.LIST:
+            case FrameKind.LIST:
                 check_page_file(value.name)
                 told = len(value.hashes) // HASH
                 self._need(len(value.hashes) % HASH == 0, "odd hashes")
                 self._need(len(value.places) == (PLACE * told if value.count >= 0 else 0), "places")
                 self._pages += told
-                self._need(max(self._pages, value.count) <= PAGES_MOST, "memory pages")
-            case Kind.PART:
+                self._need(max(self._pages, value.count) <= MAX_PAGES, "memory pages")
+            case FrameKind.PART:
                 self._need(len(value.content) == HASH and 0 <= value.size <= PART_SIZE and value.offset >= 0, "content")
         return value
 
@@ -325,32 +325,32 @@ OPAQUE = "trusted.overlay.opaque"  # this directory hides the one below
 REDIRECT = "trusted.overlay.redirect"  # this directory continues one of the image that had another name
 HOST_ONLY = ("trusted.overlay.origin", "trusted.overlay.impure", "trusted.overlay.nlink", "trusted.overlay.uuid")
 ACL_USER, ACL_GROUP, NOBODY = 0x02, 0x08, 0xFFFFFFFF  # tags with an id, and the id of the others
-ID_MOST = 65_536  # an upper holds ids as the sandbox sees them
+MAX_ID = 65_536  # an upper holds ids as the sandbox sees them
 
 
 CHECKPOINT_ID, SANDBOX_ID = re.compile(r"c-[0-9a-f]{6,40}"), re.compile(r"s-[0-9a-f]{6,40}")
 
 
-def check_head(head: Head) -> None:
+def check_head(head: TransferHeader) -> None:
     """Its ids become names of files; its settings are checked by whoever takes them."""
     if head.format != FORMAT:
         raise Protocol(f"the stream has format {head.format}, this version reads {FORMAT}")
-    if not (0 <= head.created_at < TIME_MOST and all(0 <= n < NUMBER_MOST for n in _numbers(head))):
+    if not (0 <= head.created_at < MAX_TIME and all(0 <= n < MAX_NUMBER for n in _numbers(head))):
         raise Protocol("the stream's head holds an impossible number")
-    if len(head.ancestors) > ANCESTORS_MOST or len(head.label or "") > LABEL_MOST or len(head.image) > NAME_MOST:
+    if len(head.ancestors) > MAX_ANCESTORS or len(head.label or "") > MAX_LABEL or len(head.image) > MAX_NAME:
         raise Protocol("the stream's head is too long")
     names = [head.id, *head.ancestors]
     if not SANDBOX_ID.fullmatch(head.sandbox) or not all(map(CHECKPOINT_ID.fullmatch, names)):
         raise Protocol("the stream holds an impossible id")
 
 
-def _numbers(head: Head) -> tuple[int, ...]:
+def _numbers(head: TransferHeader) -> tuple[int, ...]:
     return head.turn, head.raw_bytes, head.full_bytes
 
 
 def check_name(name: bytes) -> None:
     """A single component, that leads nowhere else."""
-    if not name or len(name) > NAME_MOST or b"/" in name or b"\0" in name or name in (b".", b".."):
+    if not name or len(name) > MAX_NAME or b"/" in name or b"\0" in name or name in (b".", b".."):
         raise Protocol(f"{name[:40]!r} is not the name of a file")
 
 
@@ -363,9 +363,9 @@ def check_entry(number: int, entry: Entry) -> None:
         check_name(entry.name)
         if not 0 <= entry.parent < number or entry.same_as >= number:
             raise Protocol(f"entry {number} refers to a later one")
-    if not (0 <= entry.mode <= 0o7777 and 0 <= entry.uid < ID_MOST and 0 <= entry.gid < ID_MOST and entry.size >= 0):
+    if not (0 <= entry.mode <= 0o7777 and 0 <= entry.uid < MAX_ID and 0 <= entry.gid < MAX_ID and entry.size >= 0):
         raise Protocol(f"entry {number} has impossible attributes")
-    if not 0 <= entry.inode < NUMBER_MOST:
+    if not 0 <= entry.inode < MAX_NUMBER:
         raise Protocol(f"entry {number} has an impossible inode number")
     if not -(1 << 62) < entry.mtime_ns < 1 << 62:
         raise Protocol(f"entry {number} has an impossible time")
@@ -378,9 +378,9 @@ def check_entry(number: int, entry: Entry) -> None:
         total += len(name) + len(value)
         opaque = name == OPAQUE and entry.kind == "d" and value in (b"y", b"x")
         moved = name == REDIRECT and entry.kind == "d" and _stays_below(value)
-        plain = name.startswith(KEPT) and entry.kind in "df" and len(name) <= NAME_MOST and "\0" not in name
+        plain = name.startswith(KEPT) and entry.kind in "df" and len(name) <= MAX_NAME and "\0" not in name
         rights = name in ACLS[: 2 if entry.kind == "d" else 1] and entry.kind not in "lw" and _names_own_ids(value)
-        if not (opaque or moved or plain or rights) or total > EXTENDED_MOST:
+        if not (opaque or moved or plain or rights) or total > MAX_EXTENDED:
             raise Protocol(f"entry {number} has the extended attribute {name[:40]!r}")
 
 
@@ -392,7 +392,7 @@ def _names_own_ids(acl: bytes) -> bool:
     if len(acl) < 4 or len(acl) % 8 != 4 or int.from_bytes(acl[:4], "little") != 2:
         return False
     return all(
-        identity < ID_MOST if tag in (ACL_USER, ACL_GROUP) else identity in (0, NOBODY)
+        identity < MAX_ID if tag in (ACL_USER, ACL_GROUP) else identity in (0, NOBODY)
         for tag, _, identity in struct.iter_unpack("<HHI", acl[4:])
     )
 
@@ -400,7 +400,7 @@ def _names_own_ids(acl: bytes) -> bool:
 def _stays_below(target: bytes) -> bool:
     """Whether a redirection names a directory of the layers below: a neighbour, or a path from their root."""
     names = target[1:].split(b"/") if target.startswith(b"/") else [target]
-    return len(target) <= PATH_MOST and all(
+    return len(target) <= MAX_PATH and all(
         name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name for name in names
     )
 
@@ -440,7 +440,7 @@ class Tree:
             self._above.pop()
         if number and not self._above:
             raise Protocol(f"entry {number} lies in a directory that was left already")
-        if len(self._above) > DEPTH_MOST:
+        if len(self._above) > MAX_DEPTH:
             raise Protocol("the file tree is too deep")
         if entry.kind == "d":
             self._above.append(number)
@@ -492,7 +492,7 @@ def read_have(data: bytes) -> Have:
     if not data.startswith(HAVE_MAGIC):
         raise Protocol("this is no list of what a host has", remedy="make one with `pagurus checkpoint have`")
     try:
-        have = msgspec.msgpack.decode(unpack(data[len(HAVE_MAGIC) :], HAVE_MOST), type=Have)
+        have = msgspec.msgpack.decode(unpack(data[len(HAVE_MAGIC) :], MAX_HAVE), type=Have)
     except msgspec.MsgspecError as error:
         raise Protocol(f"the list of what a host has cannot be read: {error}") from None
     if len(have.pages) % HAVE_HASH or len(have.contents) % HAVE_HASH:

@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox import paths
 from sandbox.container.identity import machine_id
-from sandbox.container.shim import Refused, going_first
+from sandbox.container.shim import ShimError, going_first
 from sandbox.content import dumpfile
 from sandbox.content.pages import PageStore
 from sandbox.criu import dump, equality, inotify, prune, rewrite
 from sandbox.criu import restore as restoring
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
-from sandbox.criu.recent import Recent
+from sandbox.criu.recent import RecentImages
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
 from sandbox.libc import file_system, library
 from sandbox.tree import btrfs, facts
@@ -71,7 +71,7 @@ class Checkpointer:
         self._notes = notes
         self.pages = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, dump.Ready] = {}
-        self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
+        self._waiting: dict[str, restoring.WarmCriu] = {}  # for the next restore
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._readying: dict[str, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Future[None]] = set()
@@ -80,7 +80,7 @@ class Checkpointer:
         self._numbers = itertools.count(1)
         self.cache = self._run / "criu"  # lies over /run for CRIU
         self.captures = self._run / "captures"
-        self.recent = Recent(self.captures / ".recent")
+        self.recent = RecentImages(self.captures / ".recent")
         # Each CRIU process sees one directory, on the same tmpfs: images are linked or moved, not copied.
         self._restores = self.captures / ".restores"  # of a sandbox, with a directory for each of its restores
         self._dumps = self.captures / ".dumps"  # of one dump
@@ -106,7 +106,7 @@ class Checkpointer:
 
     async def capture(
         self, container: Container, dest: Path, *, on_frozen: Callable[[], None] | None = None, hold: bool = False
-    ) -> dump.Dumped:
+    ) -> dump.Dump:
         """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module.
 
         With `hold` the sandbox stays frozen, also when this raises: the caller thaws it.
@@ -128,7 +128,7 @@ class Checkpointer:
 
     async def _dump(
         self, container: Container, dest: Path, on_frozen: Callable[[], None] | None, hold: bool
-    ) -> dump.Dumped:
+    ) -> dump.Dump:
         tried: set[type[PagurusError]] = set()
         while True:
             known = self._watched.get(container.spec.id, [])
@@ -170,7 +170,7 @@ class Checkpointer:
     async def _warm_restore(self, container: Container) -> None:
         kept = self._waiting.get(container.spec.id)
         if kept is None or not kept.worker.alive():
-            with contextlib.suppress(Refused):  # the shim of an older version
+            with contextlib.suppress(ShimError):  # the shim of an older version
                 made = await restoring.wait(container, self.cache, self._images_of(container), self._notes)
                 if (kept := self._waiting.get(container.spec.id)) is not None:
                     kept.worker.close()
@@ -193,7 +193,7 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._warm.pop(sandbox, None)
 
-    async def _waited(self, sandbox: str) -> restoring.Waiting | None:
+    async def _waited(self, sandbox: str) -> restoring.WarmCriu | None:
         """Likewise, for a restore."""
         task = self._readying.pop(sandbox, None)
         if task is not None:
@@ -214,7 +214,7 @@ class Checkpointer:
         images.mkdir(mode=0o700)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             undo.callback(images.rmdir)
-            freezer = passed.enter_context(restoring.Hold(container).file()) if hold else None
+            freezer = passed.enter_context(restoring.RestoreHold(container).file()) if hold else None
             ready = await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
             undo.pop_all()
         return dataclasses.replace(ready, holds=hold)
@@ -275,7 +275,7 @@ class Checkpointer:
             starting = restoring.worker(container, self.cache, images.parent, pipes, waiting, self._notes)
             async with starting as process:
                 adapted = await asyncio.shield(preparing)
-                holder = restoring.Hold(container)
+                holder = restoring.RestoreHold(container)
                 pid = await restoring.restore(container, adapted, process, holder, hold)
             report = RestoreReport(pid, 0.0, closed=adapted.closed)
             compared = (images, reference) if verify else None
@@ -288,13 +288,13 @@ class Checkpointer:
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
 
-    def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+    def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
         """Remove a restore's own copies; nobody needs to wait for that."""
         task = asyncio.ensure_future(self._drop(images, preparing))
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)
 
-    async def _drop(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+    async def _drop(self, images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
         await _drop_images(images, preparing)
         self._tidy(images.parent.name)
 
@@ -307,7 +307,7 @@ class Checkpointer:
                 self._forgotten.discard(sandbox)
 
     @going_first()
-    def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.Adapted:
+    def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.AdaptedImages:
         spec = container.spec
         if source.is_dir():
             rewrite.copy(source, images)
@@ -316,7 +316,7 @@ class Checkpointer:
         try:
             with gate.trees(*container.trees()) as opened:
                 gate.passes(gate.of_directory(images), opened)
-        except gate.Refusal as refusal:
+        except gate.ImageRefused as refusal:
             raise RestoreFailed(
                 f"its processes cannot be restored: {refusal.reason}",
                 remedy=refusal.remedy or "restore another checkpoint",
@@ -340,8 +340,8 @@ class Checkpointer:
     async def _complete(
         self,
         container: Container,
-        adapted: rewrite.Adapted,
-        hold: restoring.Hold,
+        adapted: rewrite.AdaptedImages,
+        hold: restoring.RestoreHold,
         verify: tuple[Path, Path | None] | None,
         before_run: Callable[[], None] | None,
         *,
@@ -368,7 +368,12 @@ class Checkpointer:
             raise
 
     async def _verify(
-        self, container: Container, images: Path, reference: Path | None, hold: restoring.Hold, touched: list[str]
+        self,
+        container: Container,
+        images: Path,
+        reference: Path | None,
+        hold: restoring.RestoreHold,
+        touched: list[str],
     ) -> None:
         """`touched`: directories in which the dump for the comparison may make and remove links."""
         again = images.with_name(images.name + "-again")
@@ -419,7 +424,7 @@ def _without(directory: Path, numbers: frozenset[int]) -> int:
 
 
 @going_first()
-def _lock(container: Container, owed: list[locks.Lock], hold: restoring.Hold) -> None:
+def _lock(container: Container, owed: list[locks.Lock], hold: restoring.RestoreHold) -> None:
     """Have the processes of a held tree take the POSIX locks again that CRIU lost."""
     known = amend.numbers(container)
     if lost := locks.missing(owed, known):
@@ -432,7 +437,7 @@ def _check(container: Container, images: Path) -> None:
     """Refuse a dump that no restore would let through."""
     try:
         gate.checked(gate.of_directory(images))
-    except gate.Refusal as refusal:
+    except gate.ImageRefused as refusal:
         remedy = refusal.remedy or "the sandbox keeps running"
         raise CheckpointFailed(refusal.reason, remedy=remedy, sandbox=container.spec.id) from None
 
@@ -442,7 +447,7 @@ def _empty(directory: Path) -> None:
         os.unlink(entry.path)
 
 
-async def _drop_images(images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+async def _drop_images(images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
     await asyncio.wait([preparing])  # also when the restore was cancelled: the thread goes on writing
     if preparing.exception() is None and (memory := preparing.result().fill) is not None:
         await asyncio.to_thread(memory.close)

@@ -28,16 +28,16 @@ import msgspec
 
 from sandbox.container.binds import need_in_place
 from sandbox.container.procfs import descriptors, inner_pid, status
-from sandbox.container.shim import Refused, going_first
+from sandbox.container.shim import ShimError, going_first
 from sandbox.container.spawn import no_process_left
-from sandbox.container.unstoppable import Unstoppable, Watch, refusal
+from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.gate.remedies import remedy_for
 from sandbox.criu.namespaces import Inside, look
-from sandbox.criu.open_files import Held, held_files
+from sandbox.criu.open_files import OpenFiles, held_files
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sandbox.container.container import Container
 
 TIMEOUT = 120.0  # seconds
-SEIZE_MOST = 3  # seconds after which CRIU itself gives up freezing
+MAX_SEIZE = 3  # seconds after which CRIU itself gives up freezing
 ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, and its tasks stop
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
@@ -76,7 +76,7 @@ KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
 
 
 @dataclass
-class Dumped:
+class Dump:
     """A finished dump in `dir`."""
 
     dir: Path
@@ -84,7 +84,7 @@ class Dumped:
     total_ms: float
     tasks: int
     raw_bytes: int
-    held: Held = field(default_factory=Held)
+    held: OpenFiles = field(default_factory=OpenFiles)
     excluded: frozenset[int] = frozenset()  # numbers in the sandbox of the processes that are to be taken out of it
 
 
@@ -92,7 +92,7 @@ class Dumped:
 class Ready:
     """A warm CRIU process for one dump of a container, the directory it will write to, and what it will leave out."""
 
-    worker: rpc.Worker
+    worker: rpc.CriuWorker
     inside: Inside
     images: Path
     holds: bool = False  # it leaves the container frozen
@@ -136,12 +136,12 @@ async def ready(
         try:
             try:
                 return await attempt()
-            except Refused as error:
+            except ShimError as error:
                 if error.errno != errno.EAGAIN:
                     raise
             async with container.cgroup.room(container.spec.limits):
                 return await attempt()
-        except Refused as error:
+        except ShimError as error:
             if error.errno == errno.EAGAIN:
                 why = no_process_left(container)
                 raise CheckpointFailed(f"CRIU: {why.message}", remedy=why.remedy, sandbox=why.sandbox) from error
@@ -150,7 +150,7 @@ async def ready(
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
         root = rpc.Root(cache, images, found=found)
-        worker = await rpc.Worker.spawn(root, spawn, cgroup_namespace=False)
+        worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
         undo.pop_all()
     return Ready(worker, inside, images)
 
@@ -174,13 +174,13 @@ async def dump(
     on_frozen: Callable[[], None] | None,
     steps: rpc.Notify | None = None,
     watched: Sequence[str] = (),
-) -> Dumped:
+) -> Dump:
     """Dump into `directory` (exists, empty, on the file system of `process.images`). See the module.
 
     `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
     """
     began = time.monotonic()
-    frozen = _Frozen(container, process, on_frozen, (steps or {}).get("post-dump"))
+    frozen = FrozenWindow(container, process, on_frozen, (steps or {}).get("post-dump"))
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
@@ -205,7 +205,7 @@ async def dump(
 
 
 @going_first()
-def _finish(container: Container, directory: Path, process: Ready, frozen: _Frozen, began: float) -> Dumped:
+def _finish(container: Container, directory: Path, process: Ready, frozen: FrozenWindow, began: float) -> Dump:
     """Complete and check what CRIU has written."""
     process.images.rename(directory)
     tasks = _check_complete(container, directory, frozen.pids)
@@ -218,7 +218,7 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     process.inside.complete(directory)
     settings.write(directory, frozen.settings)
     times = stats(directory)
-    return Dumped(
+    return Dump(
         dir=directory,
         frozen_ms=(times.get("freezing_time", 0) + times.get("frozen_time", 0)) / 1e3,  # since the first stood still
         total_ms=(time.monotonic() - began) * 1e3,
@@ -229,13 +229,13 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     )
 
 
-async def _attend(container: Container, process: rpc.Worker) -> Unstoppable | None:
+async def _attend(container: Container, process: rpc.CriuWorker) -> Unstoppable | None:
     """End CRIU when the sandbox was killed under its hands, or when a task does not stop; then this says why.
 
     It may wait for a dead process until the time-out, and as the tracer of the dead keeps them from going. While it
     waits for a task to stop, nothing of it is in any task yet: killed then, it leaves them as they were.
     """
-    watch = Watch(container, process.pid)
+    watch = StallDetector(container, process.pid)
     while container.alive:
         if (task := watch.look()) is not None:
             process.kill()
@@ -254,7 +254,7 @@ def _target(container: Container) -> int:
     return int(pid)
 
 
-class _Frozen:
+class FrozenWindow:
     """What is done between the end of CRIU's dump and the thaw."""
 
     def __init__(
@@ -270,8 +270,8 @@ class _Frozen:
         self._last = last
         self._on_frozen = on_frozen
         self.pids: list[int] = []
-        self.held = Held()
-        self.settings = settings.Settings()
+        self.held = OpenFiles()
+        self.settings = settings.KernelSettings()
         self.excluded: frozenset[int] = frozenset()
 
     def begin(self, _pid: int) -> None:
@@ -307,7 +307,7 @@ def _check_deleted(container: Container, directory: Path, excluded: frozenset[in
     try:
         with gate.trees(*container.trees()) as opened:
             gate.refuse_lost(images, opened, excluded)
-    except gate.Refusal as refusal:
+    except gate.ImageRefused as refusal:
         raise CheckpointFailed(refusal.reason, remedy=refusal.remedy, sandbox=container.spec.id) from None
 
 
@@ -321,7 +321,7 @@ def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
         network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
         external=[f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)],
         irmap_scan_paths=watched,
-        timeout=SEIZE_MOST,
+        timeout=MAX_SEIZE,
         log_file=LOG,
     )
     return protobuf.criu_req(type=protobuf.DUMP, opts=options)
@@ -409,7 +409,7 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     if "Timeout reached" in text:
         return Unstoppable(
-            f"its {len(container.tasks())} processes did not all stop within {SEIZE_MOST} s: "
+            f"its {len(container.tasks())} processes did not all stop within {MAX_SEIZE} s: "
             "they keep its processors busy, or start others again and again",
             remedy="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
             sandbox=container.spec.id,

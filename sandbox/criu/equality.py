@@ -197,7 +197,7 @@ class _Canonical:
             self.facts[f"{who} signal action {index}"] = action
         self._memory(pid, who, masked)
 
-    def _core(self, who: str, core: dict[str, Any], wait: waits.Wait | None) -> int:
+    def _core(self, who: str, core: dict[str, Any], wait: waits.InterruptedWait | None) -> int:
         """Facts of a thread; returns the address of its rseq area."""
         info, thread = core.get("thread_info", {}), core.get("thread_core", {})
         registers = info.get("gpregs", {})

@@ -31,7 +31,7 @@ def messages() -> ModuleType:
 
 
 @dataclass
-class Image:
+class CriuImageFile:
     """An image in memory: `entries` may be changed."""
 
     magic: bytes
@@ -50,19 +50,19 @@ class Image:
         path.write_bytes(self.content())
 
 
-def new(kind: str, *entries: Record) -> Image:
+def new(kind: str, *entries: Record) -> CriuImageFile:
     """An image of a kind, by the name of its magic number, without the service files' second one."""
     rpc.images()
     from pycriu.images import magic
 
     by_name = magic.by_name
-    return Image(_SIZE.pack(by_name["IMG_COMMON"]) + _SIZE.pack(by_name[kind]), list(entries))
+    return CriuImageFile(_SIZE.pack(by_name["IMG_COMMON"]) + _SIZE.pack(by_name[kind]), list(entries))
 
 
-def parse(content: bytes, *kinds: type[Record]) -> Image:
+def parse(content: bytes, *kinds: type[Record]) -> CriuImageFile:
     """The records of an image; the first is of ``kinds[0]``, the next of ``kinds[1]`` and so on, the last repeats."""
     size = 8 if _SIZE.unpack_from(content)[0] in _COMMON_MAGICS else 4
-    image = Image(content[:size])
+    image = CriuImageFile(content[:size])
     at = size
     while at < len(content):
         (length,) = _SIZE.unpack_from(content, at)
@@ -75,7 +75,7 @@ def parse(content: bytes, *kinds: type[Record]) -> Image:
     return image
 
 
-def read(path: Path, *kinds: type[Record]) -> Image | None:
+def read(path: Path, *kinds: type[Record]) -> CriuImageFile | None:
     """The image at `path`, or None where there is none."""
     try:
         content = path.read_bytes()
@@ -89,6 +89,6 @@ def text(value: str | bytes) -> str:
     return os.fsdecode(value) if isinstance(value, bytes) else value
 
 
-def files(content: bytes) -> Image:
+def files(content: bytes) -> CriuImageFile:
     """The table of open files (files.img)."""
     return parse(content, messages().file_entry)

@@ -2,7 +2,7 @@
 
 Owns: finding them. Does not own: dumping the watches (CRIU is told the paths, see :mod:`sandbox.criu.dump`).
 Guarantee: only paths whose inode is a watched one are returned. Symbolic links are never followed, and the search ends
-after MOST entries: the tree is the sandbox's, which may change it meanwhile or make it as large as it likes.
+after MAX_ENTRIES entries: the tree is the sandbox's, which may change it meanwhile or make it as large as it likes.
 
 The kernel names a watched file by its inode and by a file handle; overlayfs cannot open such a handle. So the file is
 looked for, first below the working directories of the watching processes. This is done while the sandbox runs, once
@@ -27,7 +27,7 @@ from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
-MOST = 300_000  # entries looked at
+MAX_ENTRIES = 300_000  # entries looked at
 SKIPPED = frozenset({"/proc", "/sys", "/dev"})
 _WATCH = re.compile(rb"^inotify wd:[0-9a-f]+ ino:([0-9a-f]+) ", re.M)
 
@@ -72,7 +72,7 @@ def _watched(pid: int) -> set[int]:
 
 
 def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]:
-    """Breadth first from each start, nearest first, until all are found or MOST entries were seen."""
+    """Breadth first from each start, nearest first, until all are found or MAX_ENTRIES entries were seen."""
     seen = 0
     visited: set[int] = set()
     for start in starts:
@@ -85,7 +85,7 @@ def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]
             directory = queue.popleft()
             for path, found in _entries(root, directory):
                 seen += 1
-                if seen > MOST:
+                if seen > MAX_ENTRIES:
                     return
                 if found.st_ino in wanted:
                     wanted.discard(found.st_ino)

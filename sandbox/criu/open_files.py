@@ -55,7 +55,7 @@ _UNBINDABLE = (
 )
 
 
-class Held(msgspec.Struct, frozen=True):
+class OpenFiles(msgspec.Struct, frozen=True):
     """The fingerprint: path in the sandbox, as it is told -> identity of what is held, and of what the path leads to.
 
     Without a path (those end in ``(deleted)`` and an inode number) the second is of the nearest that is there.
@@ -65,7 +65,7 @@ class Held(msgspec.Struct, frozen=True):
     files: dict[str, tuple[Identity, Identity | None]] = {}
     watched: dict[str, int] = {}
 
-    def changes(self, later: Held) -> list[str]:
+    def changes(self, later: OpenFiles) -> list[str]:
         """Readable differences of files; empty when equal."""
         changed = []
         for path in sorted(self.files.keys() | later.files.keys()):
@@ -92,14 +92,14 @@ class Held(msgspec.Struct, frozen=True):
         return None
 
 
-def held_files(container: Container) -> Held:
+def held_files(container: Container) -> OpenFiles:
     """The fingerprint now, but for what is watched, which only images tell. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
-        return Held(_held(container.kept_tasks(), root))
-    return Held()
+        return OpenFiles(_held(container.kept_tasks(), root))
+    return OpenFiles()
 
 
-def changed(container: Container, held: Held | None) -> list[str]:
+def changed(container: Container, held: OpenFiles | None) -> list[str]:
     """Why images of processes that hold this cannot be restored over the files as they are. Blocks, below 1 ms."""
     if held is None:
         return ["what the processes hold is not known"]

@@ -35,7 +35,7 @@ CLOSE = 7  # TCP_CLOSE, which CRIU uses for all sockets: connected to nobody
 
 
 @dataclass
-class _Process:
+class PrunedProcess:
     """What must be known of one process of the images."""
 
     pid: int
@@ -71,10 +71,10 @@ def prune(directory: Path, numbers: Iterable[int]) -> None:
         _remove_images(directory, process, tables)
 
 
-def _process(directory: Path, entry: Record) -> _Process:
+def _process(directory: Path, entry: Record) -> PrunedProcess:
     kinds = image_files.messages()
     pid = entry.pid
-    found = _Process(pid, sorted({pid, *entry.threads}) if (directory / f"mm-{pid}.img").exists() else [pid])
+    found = PrunedProcess(pid, sorted({pid, *entry.threads}) if (directory / f"mm-{pid}.img").exists() else [pid])
     for ids in _entries(directory / f"ids-{pid}.img", kinds.task_kobj_ids_entry):
         found.tables.add(ids.files_id)
         for one in _entries(directory / f"fdinfo-{ids.files_id}.img", kinds.fdinfo_entry):
@@ -197,7 +197,7 @@ def _process_of(path: str) -> int:
     return int(parts[1]) if len(parts) > 1 and parts[0] == "proc" and parts[1].isdigit() else 0
 
 
-def _locks(directory: Path, gone: frozenset[int], removed: list[_Process], kept: list[_Process]) -> None:
+def _locks(directory: Path, gone: frozenset[int], removed: list[PrunedProcess], kept: list[PrunedProcess]) -> None:
     kinds = image_files.messages()
     locks = image_files.read(directory / "filelocks.img", kinds.file_lock_entry)
     if locks is None or not any(lock.pid in gone for lock in locks.entries):
@@ -217,7 +217,7 @@ def _locks(directory: Path, gone: frozenset[int], removed: list[_Process], kept:
         (directory / "filelocks.img").unlink()
 
 
-def _holders(processes: list[_Process], file: int | None) -> Iterator[tuple[int, int]]:
+def _holders(processes: list[PrunedProcess], file: int | None) -> Iterator[tuple[int, int]]:
     """(pid, descriptor) of those who hold a file."""
     for process in processes:
         for fd, number in process.fds.items():
@@ -225,7 +225,7 @@ def _holders(processes: list[_Process], file: int | None) -> Iterator[tuple[int,
                 yield process.pid, fd
 
 
-def _remove_images(directory: Path, process: _Process, tables: set[int]) -> None:
+def _remove_images(directory: Path, process: PrunedProcess, tables: set[int]) -> None:
     """What only this process has: memory first of all."""
     kinds = image_files.messages()
     head = image_files.read(directory / f"pagemap-{process.pid}.img", kinds.pagemap_head, kinds.pagemap_entry)

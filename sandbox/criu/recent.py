@@ -19,7 +19,7 @@ LIMIT = 1 << 30  # bytes
 SHARE = 8  # at most one part in so many of the file system
 
 
-class Recent:
+class RecentImages:
     """See the module. Call `keep`, `find` and `make_room` from one thread, so that none comes between two of a reader.
 
     `busy` says whether the images of a name are being read. What is returned is for the caller to remove.

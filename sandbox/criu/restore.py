@@ -31,7 +31,7 @@ from sandbox.container.shim import going_first
 from sandbox.criu import lingering, namespaces, rpc
 from sandbox.criu.carried import amend, memory, other_names, settings, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
-from sandbox.criu.rewrite import Adapted
+from sandbox.criu.rewrite import AdaptedImages
 from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 
@@ -55,24 +55,24 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Process:
+class RestoreProcess:
     """CRIU, and the number in it of each descriptor that it inherited, by CRIU's key."""
 
-    worker: rpc.Worker
+    worker: rpc.CriuWorker
     inherited: dict[str, int]
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WarmCriu:
     """A CRIU process for one restore of a container, in its network namespace, with `sinks` pipes in hand."""
 
-    worker: rpc.Worker
+    worker: rpc.CriuWorker
     sinks: int
     images: Path  # the directory with the directories of images that it can restore
 
-    def process(self, pipes: list[int]) -> Process:
+    def process(self, pipes: list[int]) -> RestoreProcess:
         """`pipes` are the ones of :func:`sandbox.criu.rewrite.outside_pipes`, no more than there are sinks."""
-        return Process(self.worker, {f"pipe:[{pipe}]": rpc.FIRST_FD + index for index, pipe in enumerate(pipes)})
+        return RestoreProcess(self.worker, {f"pipe:[{pipe}]": rpc.FIRST_FD + index for index, pipe in enumerate(pipes)})
 
     def fits(self, container: Container, images: Path, pipes: list[int]) -> bool:
         """Whether it can restore: it lives, has the pipes, sees the images and what is mounted at the root. Blocks."""
@@ -87,7 +87,7 @@ class Waiting:
         return False
 
 
-async def wait(container: Container, cache: Path, images: Path, notes: int | None = None) -> Waiting:
+async def wait(container: Container, cache: Path, images: Path, notes: int | None = None) -> WarmCriu:
     """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
 
     It will find directories of images in `images`, which exists. `notes`: the map in which the inspector notes when
@@ -98,8 +98,13 @@ async def wait(container: Container, cache: Path, images: Path, notes: int | Non
 
 @contextlib.asynccontextmanager
 async def worker(
-    container: Container, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None, notes: int | None = None
-) -> AsyncIterator[Process]:
+    container: Container,
+    cache: Path,
+    images: Path,
+    pipes: list[int],
+    waiting: WarmCriu | None,
+    notes: int | None = None,
+) -> AsyncIterator[RestoreProcess]:
     """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
 
     The `waiting` one where it will do, else one that starts up while the caller writes the images.
@@ -116,7 +121,7 @@ async def worker(
 
 
 @going_first()
-def _joined(waiting: Waiting, container: Container, images: Path, pipes: list[int]) -> bool:
+def _joined(waiting: WarmCriu, container: Container, images: Path, pipes: list[int]) -> bool:
     """Whether the process fits, and is in the container's groups now."""
     if not waiting.fits(container, images, pipes):
         return False
@@ -129,7 +134,7 @@ def _joined(waiting: Waiting, container: Container, images: Path, pipes: list[in
 
 async def _spawn(
     container: Container, cache: Path, images: Path, sinks: int, notes: int | None, *, waits: bool
-) -> Waiting:
+) -> WarmCriu:
     fds: list[int] = []
     try:
         for _ in range(sinks):
@@ -141,14 +146,18 @@ async def _spawn(
             return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
         root = rpc.Root(cache, images, container.root, [place for _, place in container.binds], [notes])
-        return Waiting(await rpc.Worker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
+        return WarmCriu(await rpc.CriuWorker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:
             os.close(fd)
 
 
 async def restore(
-    container: Container, images: Adapted, process: Process, hold: Hold, before_hold: Callable[[], None] | None = None
+    container: Container,
+    images: AdaptedImages,
+    process: RestoreProcess,
+    hold: RestoreHold,
+    before_hold: Callable[[], None] | None = None,
 ) -> int:
     """Restore the adapted images; returns pid 1's pid after `container.attach`. Nothing runs until `hold` lets it.
 
@@ -189,14 +198,18 @@ async def restore(
     return pid
 
 
-async def _end(container: Container, images: Adapted) -> None:
+async def _end(container: Container, images: AdaptedImages) -> None:
     """Nothing of a restore that failed stays."""
     await container.kill()
     await asyncio.to_thread(other_names.drop, container, images.directory)
 
 
 def _notify(
-    container: Container, images: Adapted, process: Process, hold: Hold, before_hold: Callable[[], None] | None
+    container: Container,
+    images: AdaptedImages,
+    process: RestoreProcess,
+    hold: RestoreHold,
+    before_hold: Callable[[], None] | None,
 ) -> dict[str, Callable[[int], None]]:
     init, times = 0, amend.Times()
     loop = asyncio.get_running_loop()
@@ -228,7 +241,7 @@ def _notify(
     return {"setup-namespaces": namespaces, "pre-resume": finish}
 
 
-class Hold:
+class RestoreHold:
     """Holds a restored tree before its first instruction, so that it runs as a whole, and can be dumped again.
 
     CRIU lets go of one task after another, and would give up where one of them has just ended the next.

@@ -27,7 +27,7 @@ TASK_ALIVE, TASK_STOPPED = 1, 3
 
 
 @dataclass
-class Adapted:
+class AdaptedImages:
     """What an adapted copy in `directory` needs and lost."""
 
     directory: Path  # for CRIU
@@ -54,9 +54,9 @@ def copy(directory: Path, into: Path) -> None:
             shutil.copyfile(entry.path, into / entry.name)
 
 
-def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> Adapted:
+def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> AdaptedImages:
     """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
-    adapted = Adapted(directory, locks=locks.owed(directory))
+    adapted = AdaptedImages(directory, locks=locks.owed(directory))
     kinds = image_files.messages()
     for path in directory.glob("userns-*.img"):
         _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
@@ -108,7 +108,7 @@ def outside_pipes(content: bytes) -> list[int]:
     return _outside(image_files.files(content)) if content else []
 
 
-def _outside(table: image_files.Image) -> list[int]:
+def _outside(table: image_files.CriuImageFile) -> list[int]:
     ends: dict[int, set[int]] = {}
     for entry in table.entries:
         if entry.HasField("pipe"):
@@ -116,7 +116,7 @@ def _outside(table: image_files.Image) -> list[int]:
     return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
 
 
-def _keep_apart(table: image_files.Image, pipes: list[int]) -> bool:
+def _keep_apart(table: image_files.CriuImageFile, pipes: list[int]) -> bool:
     """CRIU takes any open file by the name of a pipe to the outside for that pipe: spell those otherwise.
 
     Returns whether there were some.
@@ -157,7 +157,7 @@ def _detach_network(entry: Record) -> bool:
     return True
 
 
-def _sever(directory: Path, table: image_files.Image, connected: bool) -> tuple[int, list[str]]:
+def _sever(directory: Path, table: image_files.CriuImageFile, connected: bool) -> tuple[int, list[str]]:
     """Close what leads outside; returns how many connections are restored, and the other ends of the closed ones.
 
     `connected`: whether the sandbox has a network now.
@@ -215,7 +215,7 @@ def _count_as_sent(path: Path) -> None:
     path.write_bytes(content[:8] + len(changed).to_bytes(4, "little") + changed + content[end:])
 
 
-def _made_anew(directory: Path, table: image_files.Image) -> list[str]:
+def _made_anew(directory: Path, table: image_files.CriuImageFile) -> list[str]:
     """Bound sockets and their directories, and the directories above deleted-but-open files."""
     paths = set()
     for entry in table.entries:

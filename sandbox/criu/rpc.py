@@ -4,7 +4,7 @@ Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the ri
 that holds nothing of the host (native/criu-root.c), the request and response packets, answering NOTIFY, CRIU's own
 words on failure, time-outs.
 Does not own: which options a dump or a restore needs.
-Guarantee: :meth:`Worker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
+Guarantee: :meth:`CriuWorker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
 and the tail of its log; a NOTIFY callback runs before CRIU goes on, on the thread of the exchange, so that
 what it does happens exactly at that point of the dump.
 
@@ -199,7 +199,7 @@ def _parts(words: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-class Worker:
+class CriuWorker:
     """One ``criu swrk`` process. It waits, warm, for its one request; closing the socket ends it."""
 
     def __init__(self, sock: socket.socket, pid: int, pidfd: int):
@@ -209,7 +209,7 @@ class Worker:
         self.used = False
 
     @classmethod
-    async def spawn(cls, root: Root, spawn: Spawn, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> Worker:
+    async def spawn(cls, root: Root, spawn: Spawn, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> CriuWorker:
         """Start a worker; `fds` become its descriptors FIRST_FD, FIRST_FD + 1, ... (3 is the socket)."""
         argv = root.program(cgroup_namespace=cgroup_namespace)
         images = await asyncio.to_thread(_detached, root.images)

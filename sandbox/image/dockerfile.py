@@ -38,7 +38,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Mount:
+class BuildMount:
     """What a RUN finds at `target` and leaves out of the image: a directory kept from build to build, or a secret."""
 
     kind: str  # cache or secret
@@ -61,11 +61,11 @@ class Instruction:
     shell: bool = False
     pairs: dict[str, str] = field(default_factory=dict)  # of ENV, LABEL and ARG
     documents: tuple[Document, ...] = ()  # of RUN that is nothing else, and of COPY and ADD
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[BuildMount, ...] = ()
 
 
 @dataclass
-class Stage:
+class BuildStage:
     """What follows one FROM."""
 
     base: str  # an image, the name or number of a former stage, or "scratch"
@@ -73,7 +73,7 @@ class Stage:
     instructions: list[Instruction] = field(default_factory=list)
 
 
-def parse(text: str, arguments: dict[str, str] | None = None) -> list[Stage]:
+def parse(text: str, arguments: dict[str, str] | None = None) -> list[BuildStage]:
     """The stages of a Dockerfile; `arguments` are the build arguments. Raises Invalid with the line.
 
     Variables are replaced here, so instructions hold final words; a RUN gets its ENV and ARG as environment.
@@ -81,7 +81,7 @@ def parse(text: str, arguments: dict[str, str] | None = None) -> list[Stage]:
     given = arguments or {}
     outside: dict[str, str] = {}  # arguments before the first FROM
     scope: dict[str, str] = {}
-    stages: list[Stage] = []
+    stages: list[BuildStage] = []
     text, found = _documents(text)
     for entry in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
         kind, line, value = entry["instruction"].upper(), entry["startline"] + 1, entry["value"].strip()
@@ -165,14 +165,14 @@ def _filled(document: Document, scope: dict[str, str]) -> Document:
     return Document(document.name, substitute(document.text, scope), literal=True)
 
 
-def _stage(value: str, line: int, number: int) -> Stage:
+def _stage(value: str, line: int, number: int) -> BuildStage:
     _, value = _flags(value)
     words = value.split()
     if len(words) == 3 and words[1].lower() == "as":
-        return Stage(words[0], words[2].lower())
+        return BuildStage(words[0], words[2].lower())
     if len(words) != 1 or not words[0]:
         raise Invalid(f"line {line}: FROM IMAGE [AS NAME]")
-    return Stage(words[0], str(number))
+    return BuildStage(words[0], str(number))
 
 
 def _arguments(
@@ -241,7 +241,7 @@ def _run(value: str, line: int, documents: tuple[Document, ...]) -> Instruction:
     return Instruction("RUN", line, (value,), shell=True, mounts=tuple(mounts))
 
 
-def _mount(given: str, line: int) -> Mount:
+def _mount(given: str, line: int) -> BuildMount:
     """``type=cache,target=/root/.cache`` or ``type=secret,id=token``."""
     options = dict(word.partition("=")[::2] for word in given.split(","))
     kind, here = options.pop("type", "bind"), f"line {line}: RUN --mount"
@@ -263,7 +263,7 @@ def _mount(given: str, line: int) -> Mount:
     if kind == "secret" and not target and not variable:
         target = f"/run/secrets/{name}"
     name = name or (target if kind == "cache" else target.rpartition("/")[2])
-    return Mount(kind, name, target, variable, required, mode, owner)
+    return BuildMount(kind, name, target, variable, required, mode, owner)
 
 
 def _flag_list(value: str) -> tuple[list[tuple[str, str]], str]:

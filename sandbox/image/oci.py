@@ -27,9 +27,9 @@ from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import ImageConfig
 from sandbox.tree import archive
 
-DOCUMENT_MOST = 16 << 20  # bytes of a manifest or a configuration
-LAYERS_MOST = 512
-IMAGE_MOST = 256 << 30  # bytes of the files of one image
+MAX_DOCUMENT = 16 << 20  # bytes of a manifest or a configuration
+MAX_LAYERS = 512
+MAX_IMAGE = 256 << 30  # bytes of the files of one image
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _BLOB = re.compile(r"(sha256|sha512):([0-9a-f]{64,128})")
 
@@ -75,10 +75,10 @@ def unpack(layout: Path, tree: Path) -> ImageConfig:
         config, layers = _from_docker(layout)
     else:
         raise Invalid("neither an OCI layout nor an archive of docker save")
-    if len(layers) > LAYERS_MOST:
-        raise Invalid(f"an image of more than {LAYERS_MOST} layers")
+    if len(layers) > MAX_LAYERS:
+        raise Invalid(f"an image of more than {MAX_LAYERS} layers")
     directory = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    left = IMAGE_MOST
+    left = MAX_IMAGE
     try:
         for layer in layers:
             with _opened(layer) as stream:
@@ -146,8 +146,8 @@ def _config(document: dict[str, Any]) -> ImageConfig:
 
 
 def _document(path: Path, kind: type = dict) -> Any:
-    if not path.is_file() or path.stat().st_size > DOCUMENT_MOST:
-        raise Invalid(f"{path.name} of the image is missing or larger than {DOCUMENT_MOST} bytes")
+    if not path.is_file() or path.stat().st_size > MAX_DOCUMENT:
+        raise Invalid(f"{path.name} of the image is missing or larger than {MAX_DOCUMENT} bytes")
     try:
         found = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as error:

@@ -23,7 +23,7 @@ NICE = 10
 _DEATH_SIGNAL = 1  # prctl
 
 
-class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ImagePullProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the process prints."""
 
     done: int = 0  # bytes
@@ -32,7 +32,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: ErrorBody | None = None
 
 
-def say(line: Line) -> None:
+def say(line: ImagePullProgress) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -46,12 +46,12 @@ def main(images: str, reference: str, name: str = "") -> int:
         nonlocal said
         if time.monotonic() - said >= EVERY or done == total:
             said = time.monotonic()
-            say(Line(done=done, total=total))
+            say(ImagePullProgress(done=done, total=total))
 
     try:
-        say(Line(name=ImageStore(Path(images)).pull(reference, name or None, tell=tell)))
+        say(ImagePullProgress(name=ImageStore(Path(images)).pull(reference, name or None, tell=tell)))
     except PagurusError as error:
-        say(Line(error=error.body()))
+        say(ImagePullProgress(error=error.body()))
         return 1
     return 0
 

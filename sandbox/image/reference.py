@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sandbox.errors import Invalid
 
-LENGTH_MOST = 200  # characters: a name is that of a file, too
+MAX_LENGTH = 200  # characters: a name is that of a file, too
 DOCKER, LIBRARY, LATEST = "docker.io", "library/", "latest"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,62}[a-zA-Z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?")
@@ -77,7 +77,7 @@ def parse(text: str) -> Reference:
     if registry == DOCKER and "/" not in path:
         path = LIBRARY + path
     whole = (
-        len(text) <= LENGTH_MOST
+        len(text) <= MAX_LENGTH
         and _HOST.fullmatch(registry)
         and _PATH.fullmatch(path)
         and (not colon or _TAG.fullmatch(tag))

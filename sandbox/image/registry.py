@@ -6,7 +6,7 @@ Owns: reading a manifest, what of it is refused, running skopeo, layers kept bet
 
 Guarantee: what comes from a registry is an adversary's. An image is chosen by the digest of its manifest, which is
 checked here, and every blob by its own; no file is written that is larger than the manifest said, no more than
-`FETCH_MOST` in all, and nothing is fetched from an address that a manifest names. A layer that is here is not fetched.
+`MAX_FETCH` in all, and nothing is fetched from an address that a manifest names. A layer that is here is not fetched.
 
 ::
 
@@ -39,10 +39,10 @@ from sandbox.image import oci
 from sandbox.image.reference import Reference
 from sandbox.messages import ImageConfig
 
-FETCH_MOST = 64 << 30  # bytes of the layers of one image, compressed
-KEPT_MOST = 8 << 30  # bytes of layers that are kept between pulls
-SILENCE_MOST = 180.0  # seconds in which nothing comes; skopeo's own pauses after a 429 are shorter
-LOOK = 0.1  # seconds
+MAX_FETCH = 64 << 30  # bytes of the layers of one image, compressed
+MAX_KEPT = 8 << 30  # bytes of layers that are kept between pulls
+MAX_SILENCE = 180.0  # seconds in which nothing comes; skopeo's own pauses after a 429 are shorter
+POLL_INTERVAL = 0.1  # seconds
 SLACK = 1 << 20  # bytes that a file may be larger than declared: skopeo's own documents
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -64,7 +64,7 @@ _SAYS: tuple[tuple[str, type[PagurusError], str], ...] = (
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ImageManifest:
     """Of an image for this machine."""
 
     reference: Reference  # by digest
@@ -75,7 +75,7 @@ class Manifest:
         return sum(self.blobs.values())
 
 
-def manifest(wanted: Reference) -> Manifest:
+def manifest(wanted: Reference) -> ImageManifest:
     """What the registry has under this name, for this machine. Raises ImageNotFound, Forbidden, Invalid, ..."""
     digest, document = _document(wanted)
     if document.get("mediaType") in INDEXES or "manifests" in document:
@@ -89,10 +89,10 @@ def manifest(wanted: Reference) -> Manifest:
             f"{wanted.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
             remedy="push it again with a current docker or podman",
         )
-    return Manifest(Reference(wanted.registry, wanted.path, wanted.tag, digest), _blobs(wanted, document))
+    return ImageManifest(Reference(wanted.registry, wanted.path, wanted.tag, digest), _blobs(wanted, document))
 
 
-def fetch(found: Manifest, layers: Path, tree: Path, tell: Tell = lambda done, total: None) -> ImageConfig:
+def fetch(found: ImageManifest, layers: Path, tree: Path, tell: Tell = lambda done, total: None) -> ImageConfig:
     """Fill the empty directory `tree`; `layers` keeps what was fetched. `tell` is called while it is fetched."""
     with _kept(layers, found) as blobs, tempfile.TemporaryDirectory(dir=tree.parent) as folder:
         layout = Path(folder)
@@ -101,7 +101,7 @@ def fetch(found: Manifest, layers: Path, tree: Path, tell: Tell = lambda done, t
         return oci.unpack(layout, tree)
 
 
-def copy(found: Manifest, layout: Path, blobs: Path, tell: Tell) -> None:
+def copy(found: ImageManifest, layout: Path, blobs: Path, tell: Tell) -> None:
     """The image as an OCI layout, whose blobs lie in `blobs`. What is there already is not fetched."""
     source, most = found.reference, max(found.blobs.values()) + SLACK
     options = ["--quiet", "--src-tls-verify=false"] if source.local else ["--quiet"]
@@ -122,7 +122,7 @@ def copy(found: Manifest, layout: Path, blobs: Path, tell: Tell) -> None:
 def _document(wanted: Reference) -> tuple[str, dict[str, Any]]:
     """A manifest or an index, as it was pushed, and its digest."""
     options = ["--tls-verify=false"] if wanted.local else []
-    raw = _skopeo(wanted, ["inspect", "--raw", *options, f"docker://{wanted.address}"], most=oci.DOCUMENT_MOST)
+    raw = _skopeo(wanted, ["inspect", "--raw", *options, f"docker://{wanted.address}"], most=oci.MAX_DOCUMENT)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     if wanted.digest and digest != wanted.digest:
         raise Invalid(f"{wanted.name}: the registry sent {digest}", remedy="the registry damages it")
@@ -137,8 +137,8 @@ def _document(wanted: Reference) -> tuple[str, dict[str, Any]]:
 
 def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
     layers = document["layers"]
-    if not isinstance(layers, list) or len(layers) > oci.LAYERS_MOST:
-        raise Invalid(f"{wanted.name}: more than {oci.LAYERS_MOST} layers, or none")
+    if not isinstance(layers, list) or len(layers) > oci.MAX_LAYERS:
+        raise Invalid(f"{wanted.name}: more than {oci.MAX_LAYERS} layers, or none")
     found: dict[str, int] = {}
     for each in [document.get("config"), *layers]:
         digest, size = (each.get("digest"), each.get("size")) if isinstance(each, dict) else (None, None)
@@ -147,8 +147,8 @@ def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
         if each.get("urls"):
             raise Unsupported(f"{wanted.name} has layers that lie elsewhere", remedy="images of Windows do")
         found[digest] = size
-    if sum(found.values()) > FETCH_MOST:
-        raise Invalid(f"{wanted.name} is larger than {FETCH_MOST >> 30} GiB")
+    if sum(found.values()) > MAX_FETCH:
+        raise Invalid(f"{wanted.name} is larger than {MAX_FETCH >> 30} GiB")
     return found
 
 
@@ -156,7 +156,7 @@ def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _kept(layers: Path, found: Manifest) -> Iterator[Path]:
+def _kept(layers: Path, found: ImageManifest) -> Iterator[Path]:
     """The directory of blobs, from which nothing is removed meanwhile; afterwards what is too much, oldest first."""
     blobs = layers / "blobs"
     (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def _kept(layers: Path, found: Manifest) -> Iterator[Path]:
         yield blobs
         with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            prune(blobs, KEPT_MOST)
+            prune(blobs, MAX_KEPT)
 
 
 def prune(blobs: Path, most: int) -> None:
@@ -184,11 +184,11 @@ def _newest(entry: tuple[os.stat_result, Path]) -> int:
     return -entry[0].st_mtime_ns
 
 
-def _paths(found: Manifest, blobs: Path) -> list[Path]:
+def _paths(found: ImageManifest, blobs: Path) -> list[Path]:
     return [blobs / digest.replace(":", "/") for digest in found.blobs]
 
 
-def _here(found: Manifest, layout: Path, blobs: Path) -> int:
+def _here(found: ImageManifest, layout: Path, blobs: Path) -> int:
     """Bytes that are here: of whole blobs, and of those that come just now."""
     size = 0
     for path in [*_paths(found, blobs), *layout.glob("oci-put-blob*")]:
@@ -239,16 +239,16 @@ def _watch(
     done, since = -1, time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK)
+            process.wait(POLL_INTERVAL)
         now = progress()
         if now != done:
             done, since = now, time.monotonic()
             tell(done)
         if process.returncode is not None:
             return
-        if time.monotonic() - since > SILENCE_MOST:
+        if time.monotonic() - since > MAX_SILENCE:
             raise Protocol(
-                f"{wanted.name}: nothing came from {wanted.registry} for {SILENCE_MOST:g} s", remedy="pull again"
+                f"{wanted.name}: nothing came from {wanted.registry} for {MAX_SILENCE:g} s", remedy="pull again"
             )
 
 

@@ -40,7 +40,7 @@ from sandbox.tree import btrfs, facts, walk
 from sandbox.tree.safe_path import directory
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-FILE_MOST = 250  # characters of the name of a file
+MAX_FILE = 250  # characters of the name of a file
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -58,7 +58,7 @@ class _Record(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Image:
+class StoredImage:
     """A tree and what is known of it."""
 
     digest: str
@@ -96,7 +96,7 @@ class ImageStore:
             config=record.config,
         )
 
-    def resolve(self, name: str) -> Image:
+    def resolve(self, name: str) -> StoredImage:
         """The image that `name` means now; raises ImageNotFound, which names those there are.
 
         ``python`` and ``docker.io/library/python:latest`` are both ``python:latest``, unless there is a ``python``. A
@@ -109,7 +109,7 @@ class ImageStore:
         tree = path.resolve()
         if not _stored(tree):
             tree = self._take_in(path, tree)
-        return Image(tree.parent.name, tree, _read(self._place(name)).config)
+        return StoredImage(tree.parent.name, tree, _read(self._place(name)).config)
 
     def _place(self, name: str) -> Path:
         """The directory with the image.json of this name."""
@@ -131,12 +131,12 @@ class ImageStore:
         """The tree of an image; raises ImageNotFound."""
         return self.resolve(name).tree
 
-    def image(self, content: str, name: str = "") -> Image:
+    def image(self, content: str, name: str = "") -> StoredImage:
         """The image with this digest, whether or not a name still points to it; configured as `name` if that does."""
         if name in self.list() and (named := self.resolve(name)).digest == content:
             return named
         tree = self.tree(content)
-        return Image(content, tree, _read(tree.parent).config)
+        return StoredImage(content, tree, _read(tree.parent).config)
 
     def tree(self, content: str) -> Path:
         """The tree with this digest, whether or not a name still points to it."""
@@ -345,7 +345,7 @@ def filed(name: str) -> str | None:
         file = quote(reference.parse(name).name, safe=":@")
     except Invalid:
         return None
-    return file if len(file) <= FILE_MOST else None
+    return file if len(file) <= MAX_FILE else None
 
 
 def _stored(tree: Path) -> bool:

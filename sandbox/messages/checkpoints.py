@@ -12,7 +12,7 @@ from sandbox.messages.brief import Brief
 from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
 
-FORKS_MOST = 1024  # of one call
+MAX_FORKS = 1024  # of one call
 Label = Annotated[str, msgspec.Meta(max_length=4096)]  # of a checkpoint, as somebody asks for it
 
 
@@ -77,8 +77,8 @@ class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     def need_count(self) -> None:
         """Raises Invalid for too few or too many."""
-        if not 1 <= self.count <= FORKS_MOST:
-            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {self.count}")
+        if not 1 <= self.count <= MAX_FORKS:
+            raise Invalid(f"count must lie between 1 and {MAX_FORKS}, not {self.count}")
 
 
 class ForkEntry(Brief, kw_only=True, omit_defaults=True):

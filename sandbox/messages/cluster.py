@@ -91,7 +91,7 @@ class ToldExchange(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     parts: Annotated[list[Hash], msgspec.Meta(max_length=10_000)] = []  # hashes of texts
 
 
-class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ConversationExport(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """daemon -> coordinator -> daemon: GET /v1/checkpoints/{id}/conversation. What the gateway of another host must
     know of a sandbox, as of a checkpoint."""
 
@@ -110,7 +110,7 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     created_at: Moment = 0.0
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
     turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
-    conversation: Conversation = msgspec.field(default_factory=Conversation)
+    conversation: ConversationExport = msgspec.field(default_factory=ConversationExport)
     verify: bool = True
     ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
     newer: bool = True  # `ahead`: it will be a newer checkpoint, of which only what changed will come; else this one,
@@ -123,12 +123,12 @@ class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     since: str  # the checkpoint that the other host has
 
 
-class Held(Brief, kw_only=True, omit_defaults=True):
+class HeldSandbox(Brief, kw_only=True, omit_defaults=True):
     """daemon -> coordinator: POST /v1/sandboxes/{id}/hold. A sandbox stands still: what the other host must know."""
 
     checkpoint: str  # its last one
     programs: dict[str, Any] = {}
-    conversation: Conversation = msgspec.field(default_factory=Conversation)
+    conversation: ConversationExport = msgspec.field(default_factory=ConversationExport)
     turns: list[TurnInfo] = []  # the newest
 
 
@@ -145,7 +145,7 @@ class MoveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     host: str
 
 
-class Moved(Brief, kw_only=True, omit_defaults=True):
+class MoveResult(Brief, kw_only=True, omit_defaults=True):
     """coordinator -> CLI: a sandbox has moved."""
 
     sandbox: str

@@ -10,7 +10,7 @@ import msgspec
 from sandbox.messages.brief import Brief
 
 Destination = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-DESTINATIONS_MOST = 512
+MAX_DESTINATIONS = 512
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +21,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     mode: Literal["none", "allow", "open"] = "none"
-    cidrs: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=DESTINATIONS_MOST)] = ()
-    names: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=DESTINATIONS_MOST)] = ()
+    cidrs: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=MAX_DESTINATIONS)] = ()
+    names: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=MAX_DESTINATIONS)] = ()
 
     @classmethod
     def none(cls) -> Network:

@@ -40,7 +40,7 @@ class PullRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     mounts: bool = False  # its forks may mount the directories of this host that it names
 
 
-class Imported(Brief, kw_only=True, omit_defaults=True):
+class ImportResult(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a checkpoint that came from elsewhere."""
 
     checkpoint: CheckpointInfo

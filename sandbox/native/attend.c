@@ -41,13 +41,13 @@ enum {
 #define TIOCGPTN 0x80045430
 #define TIOCSPTLCK 0x40045431
 
-#define REQUEST_MOST 4096         /* PIPE_BUF */
+#define MAX_REQUEST 4096         /* PIPE_BUF */
 #define CHUNK (64 << 10)          /* data of one answer; the daemon's FIFO holds about one */
-#define OUTPUT_MOST (16 << 20)    /* of each output of one script */
-#define TEXT_MOST (8 << 20)       /* one script */
+#define MAX_OUTPUT (16 << 20)    /* of each output of one script */
+#define MAX_TEXT (8 << 20)       /* one script */
 #define INPUT_ROOM (64 << 10)
 #define PENDING 32
-#define GROUPS_MOST 256           /* supplementary groups */
+#define MAX_GROUPS 256           /* supplementary groups */
 
 enum op { ATTACH = 1, READ, INPUT, CLOSE, SIGNAL, RESIZE, TEXT, EXEC, ACK, STATE, WAIT, HOLD, FINISH };
 enum wait { UNTIL_EXIT, UNTIL_DONE, UNTIL_ROOM };
@@ -92,7 +92,7 @@ static struct output out[2] = {{.fd = -1}, {.fd = -1}};
 static struct { bool used; uint8_t op, a; uint32_t seq; uint64_t x, y; } pending[PENDING];
 static char answer_data[sizeof(struct data) + CHUNK] __attribute__((aligned(8)));
 static size_t answer_size, answer_sent;
-static char request_data[2 * REQUEST_MOST] __attribute__((aligned(8)));
+static char request_data[2 * MAX_REQUEST] __attribute__((aligned(8)));
 static size_t request_size;
 static char input[INPUT_ROOM];
 static size_t input_size;
@@ -251,13 +251,13 @@ static long run_program(char **argv, char **envp, const char *path) {
 /* "GID[,GID...]": the group, then the supplementary ones. Returns the group. */
 static uint32_t groups_of(const char *text, uint32_t *groups, long *count) {
     uint32_t gid = (uint32_t)number(text);
-    for (*count = 0; *text && *count < GROUPS_MOST; text++)
+    for (*count = 0; *text && *count < MAX_GROUPS; text++)
         if (*text == ',') groups[(*count)++] = (uint32_t)number(text + 1);
     return gid;
 }
 
 static long become_user(long uid, const char *listed) {
-    uint32_t groups[GROUPS_MOST];
+    uint32_t groups[MAX_GROUPS];
     long count, gid = groups_of(listed, groups, &count);
     if (!uid && !gid && !count) return 0;
     long error = call(SYS_setgroups, count, groups, 0, 0);
@@ -399,7 +399,7 @@ static void forget_outputs(void) {
     for (int i = 0; i < 2; i++) {
         out[i].start = out[i].end = out[i].dropped = 0;
         call(SYS_madvise, out[i].data, out[i].size, MADV_DONTNEED, 0);
-        out[i].size = OUTPUT_MOST;
+        out[i].size = MAX_OUTPUT;
     }
 }
 
@@ -549,7 +549,7 @@ static void feed(const struct request *r, size_t size) {
 
 static void take_text(const struct request *r, size_t size) {
     if (!session || busy) return answer_state(r->seq, EBUSY);
-    if (r->x > text_size || r->x + size > TEXT_MOST) return answer_state(r->seq, EINVAL);
+    if (r->x > text_size || r->x + size > MAX_TEXT) return answer_state(r->seq, EINVAL);
     memcpy(text + r->x, r->data, size);
     text_size = r->x + size;
     answer_state(r->seq, 0);
@@ -562,7 +562,7 @@ static void execute(const struct request *r) {
     if (busy || exited) return answer_state(r->seq, EBUSY);
     if (r->x != text_size || !text_size) return answer_state(r->seq, EINVAL);
     if (done) forget_outputs();
-    for (int i = 0; i < 2; i++) out[i].size = r->y < OUTPUT_MOST ? r->y : OUTPUT_MOST;
+    for (int i = 0; i < 2; i++) out[i].size = r->y < MAX_OUTPUT ? r->y : MAX_OUTPUT;
     memcpy(key, r->data, sizeof key);
     done_status = 0, text_sent = 0;
     busy = true, done = false;
@@ -575,7 +575,7 @@ static void acknowledge(const struct request *r) {
         done = false;
         memset(key, 0, sizeof key);
         text_size = 0;
-        call(SYS_madvise, text, TEXT_MOST, MADV_DONTNEED, 0);
+        call(SYS_madvise, text, MAX_TEXT, MADV_DONTNEED, 0);
     }
     answer_state(r->seq, 0);
 }
@@ -617,12 +617,12 @@ static void handle(const struct request *r, size_t size) {
 static void serve_request(void) {
     if (request_size < sizeof(struct request)) return;
     struct request *r = (struct request *)request_data;
-    if (r->size < sizeof *r || r->size > REQUEST_MOST) {  /* nonsense: drop all of it */
+    if (r->size < sizeof *r || r->size > MAX_REQUEST) {  /* nonsense: drop all of it */
         request_size = 0;
         return;
     }
     if (request_size < r->size) return;
-    static char whole[REQUEST_MOST] __attribute__((aligned(8)));
+    static char whole[MAX_REQUEST] __attribute__((aligned(8)));
     size_t size = r->size;
     memcpy(whole, request_data, size);
     memmove(request_data, request_data + size, request_size - size);
@@ -680,7 +680,7 @@ static void loop(void) {
         }
         bool wanted = input_size || (session && busy && text_sent < text_size);
         if (closing && !input_size && in >= 0 && !terminal) call(SYS_close, in, 0, 0, 0), in = -1;
-        bool full = request_size + REQUEST_MOST > sizeof request_data;
+        bool full = request_size + MAX_REQUEST > sizeof request_data;
         set[0].fd = full ? -1 : rq, set[0].events = POLLIN;
         set[1].fd = answer_size ? rs : -1, set[1].events = POLLOUT;
         set[2].fd = signals, set[2].events = POLLIN;
@@ -726,9 +726,9 @@ __attribute__((used)) static void start(long *stack) {
     uint64_t child_signal = 1UL << (SIGCHLD - 1);
     signals = (int)need(call(SYS_signalfd4, -1, &child_signal, sizeof child_signal, O_NONBLOCK | O_CLOEXEC), "signalfd");
     start_program(number(argv[3]), argv[4], number(argv[6]), number(argv[7]), number(argv[8]), argv + 9, envp);
-    if (session) text = pages(TEXT_MOST);
+    if (session) text = pages(MAX_TEXT);
     for (int i = 0; i < 2; i++) {
-        out[i].size = session ? OUTPUT_MOST : (uint64_t)(limit < 4096 ? 4096 : limit);
+        out[i].size = session ? MAX_OUTPUT : (uint64_t)(limit < 4096 ? 4096 : limit);
         out[i].first = session;
         out[i].data = pages(out[i].size);
     }

@@ -17,12 +17,12 @@
 
 #include "rearm.h"
 
-#define SOCKETS_MOST 256
+#define MAX_SOCKETS 256
 #define FIRST_FD 3
-#define FD_MOST 1024
+#define MAX_FD 1024
 #define TRIES 20000
 
-static struct waiting lent[SOCKETS_MOST];
+static struct waiting lent[MAX_SOCKETS];
 static size_t lent_count;
 
 int64_t find_patience(struct waiting *one, bool receives) {
@@ -47,7 +47,7 @@ static void set_patience(const struct waiting *one, int64_t time) {
 }
 
 bool lend_patience(struct waiting *one, int64_t left) {
-    if (lent_count == SOCKETS_MOST) return false;
+    if (lent_count == MAX_SOCKETS) return false;
     set_patience(one, left < MILLISECOND ? MILLISECOND : left); /* zero would be for ever */
     lent[lent_count++] = *one;
     return true;
@@ -73,7 +73,7 @@ static bool has_yet_to_enter(pid_t tid) {
 }
 
 static void give_back(void) {
-    for (int fd = FIRST_FD; fd < FD_MOST; fd++) {
+    for (int fd = FIRST_FD; fd < MAX_FD; fd++) {
         bool ours = false;
         for (size_t i = 0; i < lent_count; i++) ours |= lent[i].socket == fd;
         if (!ours) close(fd);

@@ -42,7 +42,7 @@
 #define RESTART_BLOCK 516
 #define CODE_64 0x33	   /* selector of 64-bit code */
 #define RED_ZONE 128
-#define PATIENCE (30 * SECOND) /* for a call that is interrupted at once, on a busy machine */
+#define TIMEOUT (30 * SECOND) /* for a call that is interrupted at once, on a busy machine */
 #define SIGSET_SIZE 8
 
 enum form { NONE, TIMESPEC, MILLISECONDS, TO_RECEIVE, TO_SEND };
@@ -105,7 +105,7 @@ static int64_t now_on(clockid_t clock) {
 
 /* The inspector's map is among the descriptors that we were started with. */
 static int find_notes(void) {
-    for (int fd = 3; fd < DESCRIPTOR_MOST; fd++) {
+    for (int fd = 3; fd < MAX_DESCRIPTOR; fd++) {
         struct bpf_map_info info = {0};
         union bpf_attr attr = {0};
         attr.info.bpf_fd = (unsigned)fd;
@@ -308,7 +308,7 @@ static bool wait_stopped(pid_t tid) {
     int64_t began = now_on(CLOCK_MONOTONIC), waited = 0;
     int status;
     for (pid_t seen; (seen = waitpid(tid, &status, __WALL | WNOHANG)) != tid;) {
-        if ((seen < 0 && errno != EINTR) || waited > PATIENCE) return false;
+        if ((seen < 0 && errno != EINTR) || waited > TIMEOUT) return false;
         if (waited > QUICK) usleep(QUICK / 1000);
         waited = now_on(CLOCK_MONOTONIC) - began;
     }

@@ -13,7 +13,7 @@
 #define SECOND 1000000000ll /* in nanoseconds, as all times here */
 #define MILLISECOND 1000000ll
 #define QUICK 50000ll
-#define DESCRIPTOR_MOST 64 /* of those that CRIU is started with */
+#define MAX_DESCRIPTOR 64 /* of those that CRIU is started with */
 
 /* A thread in a call that was interrupted. */
 struct waiting {

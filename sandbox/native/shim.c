@@ -323,7 +323,7 @@ static bool open_pipes(long flags, struct command *c, int mine[3]) {
 
 /* "GID[,GID...]": the group, then the supplementary ones. */
 static bool groups_of(char *text, struct command *c) {
-    for (int i = -1; i < GROUPS_MOST; i++) {
+    for (int i = -1; i < MAX_GROUPS; i++) {
         char *end;
         errno = 0;
         long gid = strtol(text, &end, 10);

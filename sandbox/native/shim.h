@@ -19,7 +19,7 @@
 #define PASSED_MAX 16         /* descriptors per message */
 #define V1_MAX 8
 #define ID_RANGE 65536
-#define GROUPS_MOST 256      /* supplementary groups of a command */
+#define MAX_GROUPS 256      /* supplementary groups of a command */
 #define BINDS_MAX 16          /* directories of the host below a sandbox's root */
 #define URGENT (-10)          /* nice value of the shim and of CRIU; a sandbox's own processes get 0 */
 
@@ -66,7 +66,7 @@ struct command {
     const char *cwd;
     uid_t uid;
     gid_t gid;
-    gid_t groups[GROUPS_MOST];  /* supplementary */
+    gid_t groups[MAX_GROUPS];  /* supplementary */
     int group_count;
     int fd[3];                /* -1: the sandbox's own /dev/null */
     bool parented;

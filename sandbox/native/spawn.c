@@ -30,9 +30,9 @@
 #include <unistd.h>
 
 /* Milliseconds: between looks at a child that gives no answer; that one may be seen stopped; for an answer. */
-#define LOOK 20
-#define HELD_MOST 3000
-#define ANSWER_MOST 30000
+#define POLL_INTERVAL 20
+#define MAX_HELD 3000
+#define MAX_ANSWER 30000
 
 int setns(int, int);
 int unshare(int);
@@ -124,13 +124,13 @@ void await_status(int status, pid_t helper, struct started *out) {
     struct pollfd wait = {.fd = status, .events = POLLIN};
     int waited = 0, held = 0; /* milliseconds; the second: in which one of them was seen stopped */
     for (;;) {
-        int ready = poll(&wait, 1, LOOK);
+        int ready = poll(&wait, 1, POLL_INTERVAL);
         if (ready < 0 && errno == EINTR) continue;
         if (ready == 0) {
-            waited += LOOK;
-            if (nudge(helper, out)) held += LOOK;
-            if (held < HELD_MOST && waited < ANSWER_MOST) continue;
-            const char *stage = held < HELD_MOST ? "no answer" : "stopped";
+            waited += POLL_INTERVAL;
+            if (nudge(helper, out)) held += POLL_INTERVAL;
+            if (held < MAX_HELD && waited < MAX_ANSWER) continue;
+            const char *stage = held < MAX_HELD ? "no answer" : "stopped";
             out->failure = (struct failure){.error = ETIMEDOUT};
             snprintf(out->failure.stage, sizeof out->failure.stage, "%s", stage);
             return;

@@ -34,7 +34,7 @@
 
 #define WAITS "waits.img"
 #define MAGIC 0x31746957 /* "Wit1" */
-#define FILE_MOST (64 << 20)
+#define MAX_FILE (64 << 20)
 
 /* CRIU's plugin interface, version 0.2: stages, hooks and the descriptor. */
 enum { STAGE_DUMP = 0, STAGE_RESTORE = 2 };
@@ -152,7 +152,7 @@ static void load(void) {
     struct head head;
     int fd = openat(criu_get_image_dir(), WAITS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return;
-    if (fstat(fd, &status) == 0 && status.st_size <= FILE_MOST && read(fd, &head, sizeof head) == sizeof head &&
+    if (fstat(fd, &status) == 0 && status.st_size <= MAX_FILE && read(fd, &head, sizeof head) == sizeof head &&
         head.magic == MAGIC && (size_t)status.st_size == sizeof head + head.count * sizeof *known) {
         size_t size = head.count * sizeof *known;
         known = malloc(size ? size : 1);
@@ -201,7 +201,7 @@ static int begin(int stage) {
 
 /* A frozen thread cannot enter a call: what is to be frozen in the end is so only now. */
 static void freeze(void) {
-    for (int fd = 3; fd < DESCRIPTOR_MOST; fd++) {
+    for (int fd = 3; fd < MAX_DESCRIPTOR; fd++) {
         struct statfs of;
         char path[64], target[PATH_MAX];
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);

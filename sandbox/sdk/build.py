@@ -32,13 +32,13 @@ from msgspec import ValidationError, convert
 
 from sandbox.errors import CheckpointFailed, CommandNotFound, Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import reference
-from sandbox.image.dockerfile import Instruction, Stage
+from sandbox.image.dockerfile import BuildStage, Instruction
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.messages.images import ImageName
 from sandbox.sdk import build_mounts, context, fetch, plan
 from sandbox.sdk.context import Ignored
 from sandbox.sdk.handle import Sandbox
-from sandbox.sdk.plan import State, Step
+from sandbox.sdk.plan import BuildStep, StageState
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -59,9 +59,9 @@ class _Stage:
 
     title: str
     base: _Stage | str  # a former stage, or an image
-    state: State  # behind all of its steps
+    state: StageState  # behind all of its steps
     key: str  # of the tree behind all of its steps
-    steps: list[Step] = field(default_factory=list)
+    steps: list[BuildStep] = field(default_factory=list)
     checkpoint: str | None = None  # of that tree, once there is one
     sandbox: Sandbox | None = None  # that stands on it
     shown: bool = False
@@ -90,7 +90,7 @@ class Builder:
         self,
         host: Client,
         folder: Path,
-        stages: list[Stage],
+        stages: list[BuildStage],
         *,
         network: Network,
         limits: Limits,
@@ -168,13 +168,13 @@ class Builder:
 
     # ----------------------------------------------------------------- planning
 
-    async def _plan(self, number: int, stage: Stage) -> None:
+    async def _plan(self, number: int, stage: BuildStage) -> None:
         base: _Stage | str = self._planned.get(stage.base.lower(), stage.base)
         if isinstance(base, _Stage):
             state, key = replace(base.state, arguments={}), base.key
         else:
             image = await self._image(base)
-            state, key = State.of(image.config), plan.image_key(image.digest)
+            state, key = StageState.of(image.config), plan.image_key(image.digest)
         title = f"FROM {stage.base}" + (f" AS {stage.name}" if stage.name != str(number) else "")
         planned = _Stage(title, base, state, key, first=self._count + 1)
         self._count += len(stage.instructions)
@@ -190,7 +190,7 @@ class Builder:
                     network=self._network,
                     limits=self._limits,
                 )
-            planned.steps.append(Step(instruction, planned.state, planned.key if changing else None))
+            planned.steps.append(BuildStep(instruction, planned.state, planned.key if changing else None))
         self._planned[str(number)] = self._planned[stage.name] = planned
 
     async def _content(self, instruction: Instruction) -> str:
@@ -308,7 +308,7 @@ class Builder:
 
     # ----------------------------------------------------------------- steps
 
-    async def _step(self, stage: _Stage, sandbox: Sandbox, step: Step) -> None:
+    async def _step(self, stage: _Stage, sandbox: Sandbox, step: BuildStep) -> None:
         instruction, state = step.instruction, step.state
         if step.key is None:
             return
@@ -333,7 +333,7 @@ class Builder:
         except PagurusError as error:  # a full disk, a daemon that goes: the image does not depend on it
             self._output(f"{title}: not kept for the next build: {error.message}")
 
-    async def _run(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
+    async def _run(self, sandbox: Sandbox, state: StageState, instruction: Instruction) -> None:
         command, variables = state.command(instruction), state.variables
         script = instruction.words[0] if instruction.documents else ""
 
@@ -390,7 +390,7 @@ class Builder:
 
     # ----------------------------------------------------------------- copying
 
-    async def _copy(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
+    async def _copy(self, sandbox: Sandbox, state: StageState, instruction: Instruction) -> None:
         sources, target = plan.sources(instruction), instruction.words[-1]
         place = state.workdir / target
         several = len(instruction.words) - 1 + len(instruction.documents) > 1

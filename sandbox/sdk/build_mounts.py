@@ -20,14 +20,14 @@ from blake3 import blake3
 
 from sandbox import paths
 from sandbox.errors import Invalid, NotFound
-from sandbox.image.dockerfile import Instruction, Mount
+from sandbox.image.dockerfile import BuildMount, Instruction
 from sandbox.sdk.handle import Sandbox
 
 Execute = Callable[[Sequence[str]], Awaitable[None]]  # a command as root; raises Invalid when it fails
-SECRET_MOST = 1 << 20  # bytes
+MAX_SECRET = 1 << 20  # bytes
 
 
-def archive_of(mount: Mount) -> Path:
+def archive_of(mount: BuildMount) -> Path:
     """Where a cache lies between builds."""
     return paths.cache() / "mounts" / f"{blake3(mount.id.encode()).hexdigest()[:32]}.tar"
 
@@ -70,7 +70,7 @@ async def _set_aside(sandbox: Sandbox, target: str) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _cache(sandbox: Sandbox, mount: Mount, execute: Execute) -> AsyncIterator[None]:
+async def _cache(sandbox: Sandbox, mount: BuildMount, execute: Execute) -> AsyncIterator[None]:
     inside, kept = f"/.pagurus-cache-{secrets.token_hex(4)}", archive_of(mount)
     target = shlex.quote(mount.target)
     async with _set_aside(sandbox, mount.target):
@@ -91,9 +91,9 @@ async def _cache(sandbox: Sandbox, mount: Mount, execute: Execute) -> AsyncItera
 
 
 @contextlib.asynccontextmanager
-async def _secret(sandbox: Sandbox, mount: Mount, content: bytes, execute: Execute) -> AsyncIterator[None]:
-    if len(content) > SECRET_MOST:
-        raise Invalid(f"the secret {mount.id} is larger than {SECRET_MOST} bytes")
+async def _secret(sandbox: Sandbox, mount: BuildMount, content: bytes, execute: Execute) -> AsyncIterator[None]:
+    if len(content) > MAX_SECRET:
+        raise Invalid(f"the secret {mount.id} is larger than {MAX_SECRET} bytes")
     if not mount.target:
         yield
         return

@@ -15,8 +15,8 @@ import aiohttp
 
 from sandbox.errors import Invalid
 
-SIZE_MOST = 16 << 30  # bytes
-SILENCE_MOST = 60.0  # seconds without a byte
+MAX_SIZE = 16 << 30  # bytes
+MAX_SILENCE = 60.0  # seconds without a byte
 _CHUNK = 1 << 20
 
 
@@ -26,7 +26,7 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
     target, seen, size = folder / name.replace("\0", ""), hashlib.sha256(), 0
     kind, _, wanted = (checksum or "").partition(":")
     checked = hashlib.new(kind) if kind else None
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_MOST, sock_read=SILENCE_MOST)
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=MAX_SILENCE, sock_read=MAX_SILENCE)
     try:
         async with (
             aiohttp.ClientSession(timeout=limits, trust_env=True, auto_decompress=False) as session,
@@ -37,8 +37,8 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
             with await asyncio.to_thread(target.open, "wb") as file:
                 async for part in answer.content.iter_chunked(_CHUNK):
                     size += len(part)
-                    if size > SIZE_MOST:
-                        raise Invalid(f"{address} is larger than {SIZE_MOST >> 30} GiB")
+                    if size > MAX_SIZE:
+                        raise Invalid(f"{address} is larger than {MAX_SIZE >> 30} GiB")
                     seen.update(part)
                     if checked is not None:
                         checked.update(part)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BYTES = "application/octet-stream"
 TAR = "application/x-tar"
 CHUNK = 1 << 18
-READ_MOST = 1 << 30  # bytes of a file read into memory, when the caller sets no limit
-TREE_MOST = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
+MAX_READ = 1 << 30  # bytes of a file read into memory, when the caller sets no limit
+MAX_TREE = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
 
 
 class Files(Facet):
@@ -43,7 +43,7 @@ class Files(Facet):
         Raises Invalid where no `limit` is given and there is more than 1 GiB, such as a sparse file of the sandbox's.
         """
         async with self._content(path, offset, limit) as response:
-            if limit is None and (size := response.content_length or 0) > READ_MOST:
+            if limit is None and (size := response.content_length or 0) > MAX_READ:
                 raise Invalid(f"{path} holds {size} bytes, too many at once", remedy="give a limit, or use stream()")
             return await response.read()
 
@@ -129,7 +129,7 @@ class Files(Facet):
         path: str,
         local: str | Path,
         *,
-        limit: int = TREE_MOST,
+        limit: int = MAX_TREE,
         progress: Callable[[int], Any] | None = None,
     ) -> int:
         """Copy a file, or the content of a directory, into the local directory `local`, made when need be.

@@ -148,14 +148,14 @@ class Sandbox:
         env: dict[str, str] | None = None,
         user: int | str | None = None,
         ends_turn: bool = True,
-    ) -> Running:
+    ) -> CommandStream:
         """Run a command and yield its output as it comes; the last chunk carries the result.
 
         It begins when the first chunk is asked for, takes signals while it runs, and waits for a slow reader. When the
         reader leaves (closes this iterator, or dies), it is ended as after `timeout`, and so is its turn.
         """
         request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
-        return Running(self._client, self._path, request)
+        return CommandStream(self._client, self._path, request)
 
     @contextlib.asynccontextmanager
     async def pty(
@@ -239,7 +239,7 @@ class Sandbox:
             self._removed = True
 
 
-class Running:
+class CommandStream:
     """A command whose output is streamed: iterate for its chunks."""
 
     def __init__(self, client: Client, path: str, request: ExecRequest) -> None:

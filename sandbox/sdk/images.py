@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TAR = "application/x-tar"
 CHUNK = 1 << 20
-TITLE_MOST = 200  # characters of a kept step's instruction
+MAX_TITLE = 200  # characters of a kept step's instruction
 
 
 class Images(Facet):
@@ -150,7 +150,7 @@ class Images(Facet):
 
     async def keep_step(self, key: str, checkpoint: str, title: str) -> StepInfo:
         """Keep a checkpoint as the outcome of a step of a build, once it is durable."""
-        request = KeepStep(key=key, checkpoint=checkpoint, title=title[:TITLE_MOST])
+        request = KeepStep(key=key, checkpoint=checkpoint, title=title[:MAX_TITLE])
         return await self._client.call("PUT", "/v1/steps", StepInfo, request)
 
     async def remove(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """What a build is going to do, and the keys by which its steps are known again. Pure: no files, no sandboxes.
 
-Owns: what instructions set (:class:`State`), which of them change the file tree, the key of each such step. Does not
+Owns: what instructions set (:class:`StageState`), which of them change the file tree, the key of each such step. Does
+not
 own: carrying them out (:mod:`sandbox.sdk.build`), where results are kept (the daemon's
 ``daemon/store/build_cache.py``). Guarantee: a key is made of everything that the daemon is told for a step: what it
 stands on, the instruction, the variables, directory, user and shell that it runs with, what it may reach and use, and
@@ -17,16 +18,16 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from sandbox.image.dockerfile import Instruction, Stage
+from sandbox.image.dockerfile import BuildStage, Instruction
 from sandbox.messages import ImageConfig, Limits, Network
 
 VERSION = 2  # of the keys: another one forgets all that is kept
-TITLE_MOST = 120  # characters
+MAX_TITLE = 120  # characters
 CHANGING = frozenset({"RUN", "COPY", "ADD", "WORKDIR"})  # the instructions that change the file tree
 
 
 @dataclass(frozen=True)
-class State:
+class StageState:
     """What the instructions of a stage have set so far."""
 
     env: dict[str, str]
@@ -39,7 +40,7 @@ class State:
     labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: ImageConfig) -> State:
+    def of(cls, config: ImageConfig) -> StageState:
         return cls(
             dict(config.env),
             workdir=PurePosixPath("/", config.workdir),
@@ -59,7 +60,7 @@ class State:
             labels=self.labels,
         )
 
-    def after(self, instruction: Instruction) -> State:
+    def after(self, instruction: Instruction) -> StageState:
         """The state behind an instruction."""
         words, pairs = instruction.words, instruction.pairs
         match instruction.kind:
@@ -92,11 +93,11 @@ class State:
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """An instruction, the state behind it, and its key where it changes the tree."""
 
     instruction: Instruction
-    state: State
+    state: StageState
     key: str | None
 
     @property
@@ -104,7 +105,7 @@ class Step:
         """One line. Example: ``RUN make install``."""
         words = " ".join(self.instruction.words) or " ".join(f"{k}={v}" for k, v in self.instruction.pairs.items())
         line = " ".join(f"{self.instruction.kind} {words}".split())
-        return line if len(line) <= TITLE_MOST else line[: TITLE_MOST - 1] + "…"
+        return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…"
 
 
 def image_key(digest: str) -> str:
@@ -113,7 +114,7 @@ def image_key(digest: str) -> str:
 
 
 def step_key(
-    parent: str, instruction: Instruction, state: State, *, content: str, network: Network, limits: Limits
+    parent: str, instruction: Instruction, state: StageState, *, content: str, network: Network, limits: Limits
 ) -> str:
     """Of the tree behind a step. `parent`: the key before it; `state`: behind it; `content`: of what is copied."""
     if instruction.kind == "WORKDIR":
@@ -138,7 +139,7 @@ def sources(instruction: Instruction) -> list[str]:
     return [word for word in instruction.words[:-1] if word not in addresses(instruction)]
 
 
-def needed(stages: list[Stage], last: int) -> set[int]:
+def needed(stages: list[BuildStage], last: int) -> set[int]:
     """The stages that `last` is made of."""
     names = {stage.name: number for number, stage in enumerate(stages)}
     names |= {str(number): number for number in range(len(stages))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from sandbox.messages import CheckpointInfo
-from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
+from sandbox.messages.store import CheckpointReport, ImportResult, LabelRequest, PullRequest, VerifyRequest
 from sandbox.sdk.handle import checkpoint_id
 from sandbox.sdk.transport import Facet, encoded, part
 
@@ -65,7 +65,7 @@ class Store(Facet):
             async for part in response.content.iter_chunked(CHUNK):
                 yield part
 
-    async def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> Imported:
+    async def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> ImportResult:
         """Import what another host's `stream` gave. All or nothing.
 
         `mounts`: its forks may mount the directories of this host that it names; else such a checkpoint is refused.
@@ -74,7 +74,7 @@ class Store(Facet):
 
         query = "?mounts=true" if mounts else ""
         raw = await self._client.raw("POST", f"/v1/checkpoints/import{query}", stream, BYTES)
-        return msgpack.decode(raw, type=Imported)
+        return msgpack.decode(raw, type=ImportResult)
 
     async def pull(
         self,
@@ -84,10 +84,10 @@ class Store(Facet):
         token: str | None = None,
         ca: str | None = None,
         mounts: bool = False,
-    ) -> Imported:
+    ) -> ImportResult:
         """Let the daemon fetch a checkpoint from another one, only what it lacks. `mounts`: as for `receive`."""
         request = PullRequest(address=address, checkpoint=checkpoint_id(checkpoint), token=token, ca=ca, mounts=mounts)
-        return await self._client.call("POST", "/v1/checkpoints/pull", Imported, request)
+        return await self._client.call("POST", "/v1/checkpoints/pull", ImportResult, request)
 
     @staticmethod
     def _of(checkpoint: str | CheckpointInfo, act: str = "") -> str:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
-FRAME_MOST = 64 << 20  # bytes of one value of a stream
-REFUSAL_MOST = 1 << 20  # bytes of an answer that says why not
+MAX_FRAME = 64 << 20  # bytes of one value of a stream
+MAX_REFUSAL = 1 << 20  # bytes of an answer that says why not
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last one from then on
 
 
@@ -134,7 +134,7 @@ class Transport:
         async with self.request(method, path, data, MSGPACK) as response:
             try:
                 while size := int.from_bytes(await response.content.readexactly(4), "big"):
-                    if size > FRAME_MOST:
+                    if size > MAX_FRAME:
                         raise Protocol(f"{method} {path}: a part of {size} bytes")
                     yield msgspec.msgpack.decode(await response.content.readexactly(size), type=kind)
             except EOFError as error:  # asyncio.IncompleteReadError
@@ -191,7 +191,7 @@ class Transport:
                 method, self._where() + path, data=data, headers=headers, timeout=limit
             ) as response:
                 if response.status >= 400:
-                    raise decoded_error(response.status, await whole(response, REFUSAL_MOST), f"{method} {path}")
+                    raise decoded_error(response.status, await whole(response, MAX_REFUSAL), f"{method} {path}")
                 yield response
         except TimeoutError as error:
             raise Timeout(f"{method} {path} took longer than {timeout} s") from error
@@ -224,7 +224,7 @@ class Transport:
         import aiohttp
 
         try:
-            made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=FRAME_MOST, compress=0)
+            made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=MAX_FRAME, compress=0)
         except aiohttp.WSServerHandshakeError:
             await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
             raise ConnectionBroken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None

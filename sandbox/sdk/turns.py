@@ -15,7 +15,7 @@ from sandbox.sdk.transport import Facet, Transport
 if TYPE_CHECKING:
     import aiohttp
 
-PATIENCE = 600.0  # seconds for the turn before to be captured
+TIMEOUT = 600.0  # seconds for the turn before to be captured
 
 
 class Turn(Facet):
@@ -46,7 +46,7 @@ class Turn(Facet):
         assert self._socket is not None
         async with self._stack:
             await self._socket.send_str("end")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 said = await self._socket.receive()
             if said.type is not WSMsgType.BINARY:
                 if error[0] is None:

@@ -21,7 +21,7 @@ from sandbox.testing.files import described
 from sandbox.testing.wire import delete, reply
 from sandbox.tree import archive
 
-TREE_MOST = 1 << 32  # bytes
+MAX_TREE = 1 << 32  # bytes
 
 
 class FileRoutes:
@@ -104,7 +104,7 @@ class FileRoutes:
         target, content = self._alive(request).files.path(request.query["path"]), io.BytesIO(await request.read())
         target.mkdir(parents=True, exist_ok=True)
         with _opened(target) as directory:
-            return reply({"bytes": await asyncio.to_thread(archive.unpack, content, directory, limit=TREE_MOST)})
+            return reply({"bytes": await asyncio.to_thread(archive.unpack, content, directory, limit=MAX_TREE)})
 
 
 @contextlib.contextmanager

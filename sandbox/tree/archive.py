@@ -23,13 +23,13 @@ from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import walk
 from sandbox.tree.safe_path import make_parents, open_kind, openat2, opened, refused
 
-DEPTH_MOST = 128  # directories within one another
-HEADER_MOST = 1 << 20  # bytes of one extended header
-HEADERS_MOST = 4 << 20  # bytes of all that stands before one member, maps of sparse files included
-CHAIN_MOST = 16  # extended headers before one member
-SHARED_MOST = 64 << 10  # bytes of headers that hold for all members after them
-ENTRIES_MOST = 2_000_000
-TIME_MOST = 1 << 40  # seconds; what file systems can hold
+MAX_DEPTH = 128  # directories within one another
+MAX_HEADER = 1 << 20  # bytes of one extended header
+MAX_HEADERS = 4 << 20  # bytes of all that stands before one member, maps of sparse files included
+MAX_CHAIN = 16  # extended headers before one member
+MAX_SHARED = 64 << 10  # bytes of headers that hold for all members after them
+MAX_ENTRIES = 2_000_000
+MAX_TIME = 1 << 40  # seconds; what file systems can hold
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 XATTR = "SCHILY.xattr."
 Times = list[tuple[str, float]]
@@ -65,8 +65,8 @@ class _Packer:
         self.linked: dict[tuple[int, int], str] = {}
 
     def directory(self, directory: int, prefix: str, depth: int) -> None:
-        if depth > DEPTH_MOST:
-            raise Invalid(f"{prefix} is nested more than {DEPTH_MOST} deep")
+        if depth > MAX_DEPTH:
+            raise Invalid(f"{prefix} is nested more than {MAX_DEPTH} deep")
         for name in sorted(os.listdir(directory)):
             try:
                 self.entry(directory, name, f"{prefix}{name}", depth)
@@ -137,7 +137,7 @@ class _Exactly:
 # --------------------------------------------------------------------------- unpacking
 
 
-class _Metered:
+class HeaderMeter:
     """A stream of which the headers before one member are bounded."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -151,7 +151,7 @@ class _Metered:
         if self.left is not None:
             self.left -= len(data)
             if self.left < 0:
-                raise tarfile.ReadError(f"headers of more than {HEADERS_MOST} bytes before one member")
+                raise tarfile.ReadError(f"headers of more than {MAX_HEADERS} bytes before one member")
         return data
 
 
@@ -162,16 +162,16 @@ class _Header(tarfile.TarInfo):
     _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        meter: _Metered = archive.fileobj.fileobj  # type: ignore[attr-defined]
-        if self.size < 0 or (self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > HEADER_MOST):
+        meter: HeaderMeter = archive.fileobj.fileobj  # type: ignore[attr-defined]
+        if self.size < 0 or (self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > MAX_HEADER):
             raise tarfile.ReadError(f"a header of a size of {self.size} bytes")
         meter.shared += self.size if self.type == tarfile.XGLTYPE else 0
-        if meter.shared > SHARED_MOST:
-            raise tarfile.ReadError(f"more than {SHARED_MOST} bytes of headers for all members")
-        if meter.chain > CHAIN_MOST:
-            raise tarfile.ReadError(f"more than {CHAIN_MOST} headers before one member")
+        if meter.shared > MAX_SHARED:
+            raise tarfile.ReadError(f"more than {MAX_SHARED} bytes of headers for all members")
+        if meter.chain > MAX_CHAIN:
+            raise tarfile.ReadError(f"more than {MAX_CHAIN} headers before one member")
         if meter.chain == 0:
-            meter.left = HEADERS_MOST
+            meter.left = MAX_HEADERS
         meter.chain += 1
         try:
             return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
@@ -192,11 +192,11 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False
     times: Times = []
     own: set[str] = set()  # what the layer itself has: its whiteouts mean the layers below
     try:
-        with tarfile.open(fileobj=_Metered(stream), mode="r|", tarinfo=_Header) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=HeaderMeter(stream), mode="r|", tarinfo=_Header) as archive:  # type: ignore[call-overload]
             for count, member in enumerate(archive):
                 archive.members = []  # a long stream is not kept in memory
-                if count >= ENTRIES_MOST:
-                    raise Invalid(f"the archive has more than {ENTRIES_MOST} entries")
+                if count >= MAX_ENTRIES:
+                    raise Invalid(f"the archive has more than {MAX_ENTRIES} entries")
                 total += member.size if member.isreg() else 0
                 if total > limit:
                     raise Invalid(f"the archive holds more than {limit} bytes")
@@ -223,7 +223,7 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False
 def _unpack_one(
     archive: tarfile.TarFile, member: tarfile.TarInfo, path: PurePosixPath, directory: int, times: Times
 ) -> None:
-    when = min(max(float(member.mtime), 0.0), TIME_MOST)
+    when = min(max(float(member.mtime), 0.0), MAX_TIME)
     if member.isdir():
         make_parents(directory, path, 0o755)
         with opened(directory, str(path), os.O_RDONLY | os.O_DIRECTORY) as made:
@@ -302,8 +302,8 @@ def _relative(name: str) -> PurePosixPath | None:
     path = PurePosixPath("/", name)
     if ".." in path.parts or "\0" in name:
         raise Invalid(f"the archive leaves its directory: {name!r}")
-    if len(path.parts) > DEPTH_MOST:
-        raise Invalid(f"{name[:80]!r} is nested more than {DEPTH_MOST} deep")
+    if len(path.parts) > MAX_DEPTH:
+        raise Invalid(f"{name[:80]!r} is nested more than {MAX_DEPTH} deep")
     return path if path.name else None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandbox.descriptors import closing
 from sandbox.tree import sparse
 from sandbox.tree.safe_path import directory, named, open_deep, regular
-from sandbox.tree.walk import Step, walk
+from sandbox.tree.walk import WalkEntry, walk
 
 SOURCE, TARGET = 0, 1
 KEPT = 256 << 20  # bytes of the target's disk that a copy leaves free, and as many files as this would be of 16 KiB
@@ -29,7 +29,7 @@ def copy(source: Path, target: Path) -> None:
     """Fill the empty directory `target` with what is in `source`. Raises OSError, Invalid."""
     linked: dict[int, str] = {}  # inode of a file with several names -> the first of them
     with directory(source) as before, directory(target) as after:
-        room = _Room(after)
+        room = DiskBudget(after)
         for step in walk(before, after, naming=TARGET, leave=_finish):
             found = step.found[SOURCE]
             assert found is not None  # nobody changes it
@@ -44,7 +44,7 @@ def copy(source: Path, target: Path) -> None:
         _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
 
 
-class _Room:
+class DiskBudget:
     """What is left on the target's disk."""
 
     def __init__(self, target: int) -> None:
@@ -61,7 +61,7 @@ class _Room:
             self._left = LOOKED
 
 
-def _make(step: Step, found: os.stat_result, room: _Room) -> bool:
+def _make(step: WalkEntry, found: os.stat_result, room: DiskBudget) -> bool:
     """Anything but a directory; False: it is left out."""
     name, holder, into = step.name, *step.parents
     room.take(0)
@@ -105,13 +105,13 @@ def _copy_piece(one: int, other: int, offset: int, size: int) -> None:
         offset, size = offset + done, size - done
 
 
-def _link(root: int, first: str, step: Step) -> None:
+def _link(root: int, first: str, step: WalkEntry) -> None:
     folder, _, name = first.rpartition("/")
     with closing(open_deep(root, os.fsencode(folder), os.O_PATH | os.O_DIRECTORY)) as holder:
         os.link(name, step.name, src_dir_fd=holder, dst_dir_fd=step.parents[TARGET], follow_symlinks=False)
 
 
-def _finish(step: Step) -> None:
+def _finish(step: WalkEntry) -> None:
     found = step.found[SOURCE]
     assert found is not None
     _attributes(named(step.parents[SOURCE], step.name), named(step.parents[TARGET], step.name), found)

@@ -20,10 +20,10 @@ from sandbox.messages import Change
 from sandbox.names import told
 from sandbox.tree import sparse
 from sandbox.tree.safe_path import directory, named, regular
-from sandbox.tree.walk import Step, walk
+from sandbox.tree.walk import WalkEntry, walk
 
 RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
-TOLD_MOST = 64 << 20  # bytes of all paths that are told
+MAX_TOLD = 64 << 20  # bytes of all paths that are told
 OLD, NEW, LOWER = range(3)
 Form = Literal["json", "msgpack"]
 Shown = tuple[int, os.stat_result]  # the directory that holds it, and what it is
@@ -36,7 +36,7 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     times alone do not.
     """
     found: list[Change] = []
-    left = TOLD_MOST
+    left = MAX_TOLD
     hiding = [[False, False]]  # by depth: whether the lower layer does not show in the old one, in the new one
     with directory(old) as before, directory(new) as after, directory(lower) as below:
         for step in walk(before, after, below):
@@ -56,7 +56,7 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
                 left -= len(path)
                 if left < 0:
                     raise Invalid(
-                        f"more differs than can be told: paths of {TOLD_MOST >> 20} MiB",
+                        f"more differs than can be told: paths of {MAX_TOLD >> 20} MiB",
                         remedy="compare by a command in the sandbox and in a fork of the checkpoint",
                     )
     return found
@@ -76,7 +76,7 @@ def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "
     return None if was == now or _same(was, now, name) else "modified"
 
 
-def _shown(step: Step, index: int, hidden: bool) -> Shown | None:
+def _shown(step: WalkEntry, index: int, hidden: bool) -> Shown | None:
     """What an upper and the lower layer together show by this name."""
     if (status := step.found[index]) is not None:
         whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
@@ -85,7 +85,7 @@ def _shown(step: Step, index: int, hidden: bool) -> Shown | None:
     return None if hidden or status is None else (step.parents[LOWER], status)
 
 
-def _hides(step: Step, index: int) -> bool:
+def _hides(step: WalkEntry, index: int) -> bool:
     """Whether below this name nothing of the lower layer shows in an upper."""
     status = step.found[index]
     if status is None:

@@ -42,7 +42,7 @@ def added_bytes(snapshot: Path, before: Path | None) -> int:
     return sum(extents.values()) + NODE * blocks
 
 
-class Covered:
+class RangeSet:
     """A set of numbers, as ranges."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Covered:
     def take(self, start: int, end: int) -> list[tuple[int, int]]:
         """Add a range; returns the parts of it that were missing.
 
-        >>> covered = Covered()
+        >>> covered = RangeSet()
         >>> covered.take(10, 20), covered.take(15, 30), covered.take(0, 40)
         ([(10, 20)], [(20, 30)], [(0, 10), (30, 40)])
         """
@@ -75,7 +75,7 @@ def shared_once(subvolume: int, inodes: Collection[int]) -> dict[int, list[tuple
     Data that lie in the tree itself (small files) are always told.
     """
     found: dict[int, list[tuple[int, int]]] = {}
-    covered = Covered()
+    covered = RangeSet()
     for inode, kind, offset, data in btrfs.items(subvolume):
         if kind != _EXTENT_DATA or inode not in inodes or len(data) <= _FORM:
             continue

@@ -18,20 +18,20 @@ from sandbox.errors import Invalid
 from sandbox.tree import safe_path, sparse
 from sandbox.tree.walk import walk
 
-PATHS_MOST = 256 << 20  # bytes of all paths of a tree whose canonical form is made
+MAX_PATHS = 256 << 20  # bytes of all paths of a tree whose canonical form is made
 
 
 def tree(upper: Path) -> Facts:
     """The canonical form of a file tree that nobody changes. Blocks; reads all data of every file."""
     linked: dict[int, str] = {}
-    left = PATHS_MOST
+    left = MAX_PATHS
     with safe_path.directory(upper) as root:
         facts: Facts = {"file /": _root(root)}
         for step in walk(root):
             path = f"/{step.path}"
             left -= len(path)
             if left < 0:
-                raise Invalid(f"the paths of its files are longer than {PATHS_MOST >> 20} MiB together")
+                raise Invalid(f"the paths of its files are longer than {MAX_PATHS >> 20} MiB together")
             (holder,), (found,) = step.parents, step.found
             facts[f"file {path}"] = _entry(holder, step.name, found, linked, path)
     return facts

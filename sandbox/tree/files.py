@@ -34,7 +34,7 @@ from sandbox.tree.safe_path import (
 )
 
 CHUNK = 1 << 17  # bytes of a file that the host holds at a time
-ENTRIES_MOST = 100_000  # of a directory that is listed
+MAX_ENTRIES = 100_000  # of a directory that is listed
 
 
 def absolute(path: str) -> PurePosixPath:
@@ -43,7 +43,7 @@ def absolute(path: str) -> PurePosixPath:
     return PurePosixPath("/", native(path))
 
 
-class Part:
+class FileRange:
     """A part of the regular file `path`, read chunk by chunk: the `size` bytes from `offset` on, at most `limit`.
 
     The size is that of the moment of opening; what is written behind it later is not read. Each step blocks.
@@ -79,7 +79,7 @@ class Part:
 
 def read(inside: SandboxRoot, path: str, *, offset: int = 0, limit: int) -> bytes:
     """Up to `limit` bytes of the regular file `path`, from `offset`."""
-    with Part(inside, path, offset, limit) as part:
+    with FileRange(inside, path, offset, limit) as part:
         return b"".join(iter(part.next, b""))
 
 
@@ -114,7 +114,7 @@ def status(inside: SandboxRoot, uid_base: int, path: str) -> FileInfo:
 
 
 def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
-    """The entries of the directory `path`, by name. Raises Invalid for one that has more than ENTRIES_MOST."""
+    """The entries of the directory `path`, by name. Raises Invalid for one that has more than MAX_ENTRIES."""
     found: list[FileInfo] = []
     with (
         inside.opened() as root,
@@ -122,8 +122,8 @@ def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
         os.scandir(directory) as listing,
     ):
         for entry in listing:
-            if len(found) >= ENTRIES_MOST:
-                raise Invalid(f"{path} has more than {ENTRIES_MOST} entries", remedy="list it by a command")
+            if len(found) >= MAX_ENTRIES:
+                raise Invalid(f"{path} has more than {MAX_ENTRIES} entries", remedy="list it by a command")
             with contextlib.suppress(FileNotFoundError):  # removed while we look
                 found.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
     return sorted(found, key=lambda info: info.name)

@@ -10,7 +10,7 @@ read again (``transid`` of the inode item), so the cost follows the change. Inod
 twice.
 
 Guarantee: :func:`damage` reads every inode that the snapshot has from the disk, past the page cache, and names what
-is not as it was when it was hashed. Of files beyond HASHED_MOST bytes of data in one checkpoint, only the attributes
+is not as it was when it was hashed. Of files beyond MAX_HASHED bytes of data in one checkpoint, only the attributes
 are hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`):
 what they share is read once, since a file of a tebibyte may lie on a mebibyte of the disk.
 Holes are never read, and a tree may be as deep as it likes.
@@ -38,24 +38,24 @@ from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.names import told
 from sandbox.tree import btrfs, safe_path, sparse
 from sandbox.tree.extents import shared_once
-from sandbox.tree.walk import Step, walk
+from sandbox.tree.walk import WalkEntry, walk
 
 SUFFIX = ".tree"
 FORMAT = 2
 ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
 UNHASHED = b"\xff" * CONTENT
-HASHED_MOST = 512 << 20  # bytes of file content hashed for one checkpoint
+MAX_HASHED = 512 << 20  # bytes of file content hashed for one checkpoint
 WHOLE = (1 << 64) - 1  # or all of it
 ROOT_INODE = 256
-PATH_MOST = 4000  # bytes of a path by which an inode is reached; the kernel tells and takes no longer ones
+MAX_PATH = 4000  # bytes of a path by which an inode is reached; the kernel tells and takes no longer ones
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
-SIZE_MOST = 1 << 30  # bytes of an unpacked digest
+MAX_SIZE = 1 << 30  # bytes of an unpacked digest
 
 _INODE_ITEM = 1
 _INO_PATHS = (3 << 30) | (56 << 16) | (0x94 << 8) | 35
 
 
-class _File(msgspec.Struct):
+class DigestFile(msgspec.Struct):
     """On disk: behind a blake3 of it, zstd of this as MessagePack."""
 
     format: int
@@ -74,7 +74,7 @@ class Digest:
 
     def save(self, path: Path) -> int:
         """Publish as `path`; durable on return. Returns its size."""
-        raw = _File(FORMAT, self.inodes.tobytes(), self.attributes.tobytes(), self.contents.tobytes())
+        raw = DigestFile(FORMAT, self.inodes.tobytes(), self.attributes.tobytes(), self.contents.tobytes())
         packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(raw))
         durable.publish(path, blake3(packed).digest() + packed)
         return len(packed) + CONTENT
@@ -86,8 +86,8 @@ class Digest:
         try:
             if blake3(content[CONTENT:]).digest() != content[:CONTENT]:
                 raise ValueError("it has changed on disk")
-            unpacked = zstandard.ZstdDecompressor().decompress(content[CONTENT:], max_output_size=SIZE_MOST)
-            raw = msgspec.msgpack.decode(unpacked, type=_File)
+            unpacked = zstandard.ZstdDecompressor().decompress(content[CONTENT:], max_output_size=MAX_SIZE)
+            raw = msgspec.msgpack.decode(unpacked, type=DigestFile)
             if raw.format != FORMAT:
                 raise ValueError(f"it has format {raw.format}, this version reads {FORMAT}")
             inodes = np.frombuffer(raw.inodes, dtype=np.uint64)
@@ -103,7 +103,7 @@ class Digest:
         return {row.tobytes() for row in self.contents}
 
 
-def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HASHED_MOST) -> Digest:
+def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = MAX_HASHED) -> Digest:
     """Hash `snapshot`; `before` is an older snapshot of the same line and its digest. Blocks.
 
     Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
@@ -189,7 +189,7 @@ class _Place:
     number: int
     holder: int
     name: str
-    step: Step | None = None  # of a walk
+    step: WalkEntry | None = None  # of a walk
 
     @property
     def told(self) -> str:
@@ -271,7 +271,7 @@ def path_of(root: int, inode: int) -> bytes | None:
     if inode == ROOT_INODE:
         return b""
     path = next(iter(paths_of(root, inode)), None)
-    return path if path is None or len(path) <= PATH_MOST else None
+    return path if path is None or len(path) <= MAX_PATH else None
 
 
 def paths_of(root: int, inode: int) -> list[bytes]:

@@ -54,7 +54,7 @@ _LOOP_SET_CAPACITY = 0x4C07
 
 
 @dataclass(frozen=True)
-class Usage:
+class PoolUsage:
     """Bytes of the pool. `free`: for files; `metadata`: for tree blocks; both count what is not allocated yet."""
 
     total: int
@@ -62,7 +62,7 @@ class Usage:
     metadata: int = 1 << 60
 
 
-class Pool:
+class BtrfsPool:
     """The pool below a state directory.
 
     `size`: bytes of the pool's file, which is made or grown to it, never made smaller; None: as it is, and where it is
@@ -80,7 +80,7 @@ class Pool:
 
     # ---------------------------------------------------------------- lifetime
 
-    def ensure(self) -> Pool:
+    def ensure(self) -> BtrfsPool:
         """Make and mount what is missing. Blocking; safe against another process that does the same."""
         private.directory(self.state, ours=OURS)
         with closing(os.open(self.state / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
@@ -160,7 +160,7 @@ class Pool:
 
     # ---------------------------------------------------------------- space
 
-    def usage(self) -> Usage:
+    def usage(self) -> PoolUsage:
         """What there is and what is left, from btrfs itself: statvfs does not know of tree blocks."""
         with closing(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             total, allocated = _device(fd)
@@ -169,7 +169,7 @@ class Pool:
         data = sum(size - used for flags, size, used in spaces if flags & _DATA)
         tree = sum(size - used for flags, size, used in spaces if flags & _METADATA)
         tree -= sum(size for flags, size, _ in spaces if flags & _GLOBAL_RESERVE)
-        return Usage(total=total, free=unallocated + max(0, data), metadata=unallocated + max(0, tree))
+        return PoolUsage(total=total, free=unallocated + max(0, data), metadata=unallocated + max(0, tree))
 
     def need(self, wanted: int = 0) -> None:
         """Raise NoSpace, saying how much is missing, unless `wanted` bytes and what must stay free are there."""

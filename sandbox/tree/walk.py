@@ -20,7 +20,7 @@ from pathlib import Path
 from sandbox.descriptors import closing
 from sandbox.tree.safe_path import NO_LINKS, UPWARDS, directory, openat2
 
-OPEN_MOST = 32  # directories of each tree that are open at a time
+MAX_OPEN = 32  # directories of each tree that are open at a time
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -57,7 +57,7 @@ class _Level:
                 os.close(fd)
 
 
-class Step:
+class WalkEntry:
     """One name, in each of the trees. Valid until the next step."""
 
     def __init__(self, above: list[_Level], name: str, found: list[os.stat_result | None]) -> None:
@@ -74,7 +74,9 @@ class Step:
         return "/".join([*(level.name for level in self._above[1:]), self.name])
 
 
-def walk(*roots: int | None, naming: int | None = None, leave: Callable[[Step], None] | None = None) -> Iterator[Step]:
+def walk(
+    *roots: int | None, naming: int | None = None, leave: Callable[[WalkEntry], None] | None = None
+) -> Iterator[WalkEntry]:
     """Every name below these open directories, parents first, by name. The roots stay open.
 
     A step enters each of its directories, but for those of which the caller has set `enter` to False. Names come from
@@ -82,20 +84,20 @@ def walk(*roots: int | None, naming: int | None = None, leave: Callable[[Step], 
     directory when all below it has been seen. Raises OSError.
     """
     levels: list[_Level] = []
-    steps: list[Step] = []
+    steps: list[WalkEntry] = []
     try:
         levels.append(_Level("", [-1 if root is None else os.dup(root) for root in roots], naming))
         while True:
             level = levels[-1]
             if level.names:
                 name = level.names.pop()
-                step = Step(levels, name, [_status(name, fd) for fd in level.fds])
+                step = WalkEntry(levels, name, [_status(name, fd) for fd in level.fds])
                 yield step
                 if any(step.enter):
                     steps.append(step)
                     levels.append(_Level(name, _entered(step), naming))
-                    if len(levels) > OPEN_MOST:
-                        levels[-OPEN_MOST - 1].let_go(levels[-OPEN_MOST])
+                    if len(levels) > MAX_OPEN:
+                        levels[-MAX_OPEN - 1].let_go(levels[-MAX_OPEN])
                 continue
             if len(levels) == 1:
                 return
@@ -109,7 +111,7 @@ def walk(*roots: int | None, naming: int | None = None, leave: Callable[[Step], 
             level.close()
 
 
-def _entered(step: Step) -> list[int]:
+def _entered(step: WalkEntry) -> list[int]:
     fds: list[int] = []
     with contextlib.ExitStack() as undo:
         for parent, enter, found in zip(step.parents, step.enter, step.found, strict=True):
@@ -147,7 +149,7 @@ def remove(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _remove_directory(step: Step) -> None:
+def _remove_directory(step: WalkEntry) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(step.name, dir_fd=step.parents[0])
 

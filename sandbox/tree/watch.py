@@ -22,8 +22,8 @@ from sandbox.messages import FileEvent
 from sandbox.names import native, told
 from sandbox.tree.safe_path import openat2, refused
 
-DIRECTORIES_MOST = 8192  # of one watch
-EVENTS_MOST = 10_000  # of one read; then an overflow
+MAX_DIRECTORIES = 8192  # of one watch
+MAX_EVENTS = 10_000  # of one read; then an overflow
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
@@ -35,7 +35,7 @@ _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Watch:
+class TreeWatch:
     """Watch the directory `path` of a sandbox. `root` opens its root, or raises when it is gone. Open it, and close it.
 
     Directories are opened by path each time: an inotify watch keeps no mount busy, an open descriptor does. `open`,
@@ -88,9 +88,9 @@ class Watch:
                 name = told(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
                 offset += _EVENT.size + size
                 for event in self._told(number, mask, name):
-                    if len(found) < EVENTS_MOST or event.kind == "end":
+                    if len(found) < MAX_EVENTS or event.kind == "end":
                         found.append(event)
-                    elif len(found) == EVENTS_MOST:
+                    elif len(found) == MAX_EVENTS:
                         found.append(FileEvent(kind="overflow"))
         return found
 
@@ -129,8 +129,8 @@ class Watch:
                     if tell:
                         yield FileEvent(kind="created", path=name)
                     if is_directory:
-                        if len(self._names) + len(pending) >= DIRECTORIES_MOST:
-                            raise Invalid(f"more than {DIRECTORIES_MOST} directories", remedy="watch a smaller part")
+                        if len(self._names) + len(pending) >= MAX_DIRECTORIES:
+                            raise Invalid(f"more than {MAX_DIRECTORIES} directories", remedy="watch a smaller part")
                         pending.append(name)
 
     def _add(self, root: int, path: str) -> Iterator[tuple[str, bool]]:

@@ -36,7 +36,7 @@ from sandbox import paths
 from sandbox.container.cgroup import PARENT, hierarchy
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Effects, Verdict
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inspector(pool: Pool) -> Iterator[Inspector]:
+def inspector(pool: BtrfsPool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
     with Inspector.load() as loaded:
@@ -55,7 +55,7 @@ def inspector(pool: Pool) -> Iterator[Inspector]:
 
 
 @pytest.fixture
-async def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> AsyncIterator[Arena]:
+async def arena(pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Path) -> AsyncIterator[Arena]:
     made = Arena(pool, image, tmp_path, inspector)
     try:
         yield made
@@ -177,7 +177,7 @@ async def test_calls_that_a_read_only_mount_refuses_are_no_effect(arena: Arena, 
 
 @pytest.mark.parametrize("programs", [15, pytest.param(60, marks=pytest.mark.long)])
 def test_random_programs_over_all_places_and_actors(
-    pool: Pool, image: Path, inspector: Inspector, tmp_path: Path, programs: int
+    pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Path, programs: int
 ) -> None:
     """Whatever of a program is missed, what fails here in the end is the smallest one."""
     arena = Arena(pool, image, tmp_path, inspector)
@@ -416,7 +416,7 @@ def test_a_miss_of_a_batch_that_is_drawn_otherwise_now_stays_as_it_was() -> None
 
 
 async def test_a_blind_inspector_is_shown_by_a_smallest_program(
-    inspector: Inspector, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inspector: Inspector, pool: BtrfsPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "SHRUNK", 1)
     blind: Any = Blind(inspector, "metadata_changes")
@@ -453,7 +453,7 @@ def test_names_of_cases_are_unique(image: Path) -> None:
 
 
 def test_only_repeats_a_case_alone(
-    pool: Pool,
+    pool: BtrfsPool,
     image: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -477,7 +477,7 @@ from ebpf.inspector import Inspector
 from sandbox.tree.pool import Pool
 
 async def main():
-    pool = Pool().ensure()
+    pool = BtrfsPool().ensure()
     with leftovers.run(pool) as place:
         made = bench.Bench(argparse.Namespace(quick=True, json=False), place, pool)
         with Inspector.load() as inspector, made.arena(inspector) as arena:
@@ -496,7 +496,7 @@ def named(parent: Path, pattern: str) -> list[Path]:
 
 
 async def test_what_a_killed_run_left_is_removed_by_the_next(
-    pool: Pool,
+    pool: BtrfsPool,
     inspector: Inspector,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -521,7 +521,7 @@ async def test_what_a_killed_run_left_is_removed_by_the_next(
 
 
 async def test_only_repeats_a_program_by_its_text(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pool: BtrfsPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PAGURUS_STATE", str(pool.state))
     monkeypatch.setenv("PAGURUS_RUN", str(tmp_path))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.recipe import Rounds, compared, plot, read
-from trainer.config import Config
+from trainer.config import TrainConfig
 
 
 def run(seed: int, staleness: int, after: float, wall: float) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_runs_in_sandboxes_are_drawn_by_the_rewards_of_their_batches(tmp_path: P
 
 
 def test_a_round_is_made_of_the_first_that_end_and_each_prompt_is_used_once() -> None:
-    config = Config(task=Path(), groups=4, size=4)
+    config = TrainConfig(task=Path(), groups=4, size=4)
     rounds, played = Rounds(0, config, 1.25), list[list[int]]()
 
     def play(seeds: list[int]) -> list[Any]:

@@ -18,13 +18,13 @@ from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.failover import Failover
 from coordinator.jobs.keeper import Jobs
-from coordinator.members import Member, Members, Place
+from coordinator.members import HostMember, Members, SandboxPlace
 from coordinator.moves import Moves
-from coordinator.phases import Phases, Shared
+from coordinator.phases import PhaseScheduler, SharedCapacity
 from coordinator.routes import Routes
-from coordinator.state import CopyRow, HostRow, MoveRow, State
+from coordinator.state import CoordinatorState, CopyRow, HostRow, MoveRow
 from daemon.auth.shares import Shares
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from sandbox.errors import NoSpace
 from sandbox.messages.cluster import HostedSandbox, HostReport
 from tests.support.daemon_host import until
@@ -37,9 +37,9 @@ Full = Callable[[bool], object]
 @pytest.fixture
 async def members(tmp_path: Path) -> AsyncIterator[Members]:
     """Over two hosts that do not answer."""
-    made = Members(State(tmp_path / "state" / "cluster.sqlite"), leasing=True)
+    made = Members(CoordinatorState(tmp_path / "state" / "cluster.sqlite"), leasing=True)
     for name in ("one", "two"):
-        made.hosts[name] = Member(name, HostRow(address=str(tmp_path / name)), made.ttl)
+        made.hosts[name] = HostMember(name, HostRow(address=str(tmp_path / name)), made.ttl)
     yield made
     await made.close()
     await made.state.close()
@@ -78,7 +78,7 @@ async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_ba
     members: Members, monkeypatch: pytest.MonkeyPatch, full: Full
 ) -> None:
     monkeypatch.setattr("coordinator.app.AGAIN", 0.01)
-    monkeypatch.setattr("coordinator.failover.REST", 0.01)
+    monkeypatch.setattr("coordinator.failover.RETRY_DELAY", 0.01)
     copies = Copies(members)
     failover = Failover(members, copies, lambda _: False)
     came: list[str] = []
@@ -90,13 +90,15 @@ async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_ba
 
     monkeypatch.setattr(failover, "_arrive", arrived)
     await members.state.put_copy(ID, CopyRow(checkpoint="c-1", host="two", source="one", sandbox=ROW))
-    members.places[ID] = Place("one", ROW, time.monotonic())
+    members.places[ID] = SandboxPlace("one", ROW, time.monotonic())
     one, two = members.hosts["one"], members.hosts["two"]
     one.lease = state_of(one, ends_at=0.0, refused=True)
     two.lease = state_of(two, heard_at=time.monotonic() + 600)
     two.report = HostReport(clock=1, boot="b", cpus=1, memory_bytes=2, memory_free=1, disk_bytes=2, disk_free=1, load=0)
     full(True)
-    parts = [asyncio.create_task(app.lasting(each)) for each in (failover, Phases(members.state, Shared()))]
+    parts = [
+        asyncio.create_task(app.lasting(each)) for each in (failover, PhaseScheduler(members.state, SharedCapacity()))
+    ]
     await asyncio.sleep(1.0)
     assert not any(each.done() for each in parts) and not came
     full(False)
@@ -106,7 +108,7 @@ async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_ba
     await asyncio.gather(*parts, return_exceptions=True)
 
 
-def state_of(member: Member, **fields: object):  # type: ignore[no-untyped-def]
+def state_of(member: HostMember, **fields: object):  # type: ignore[no-untyped-def]
     return dataclasses.replace(member.lease, **fields)  # type: ignore[arg-type]
 
 
@@ -133,7 +135,7 @@ async def test_of_one_callers_answers_the_newest_are_kept_and_of_anothers_all(
 
 
 async def test_the_calls_of_one_owner_hold_no_more_than_a_part_of_the_memory(members: Members, tmp_path: Path) -> None:
-    tokens = Tokens(tmp_path / "tokens.json", clock=time.time)
+    tokens = TokenStore(tmp_path / "tokens.json", clock=time.time)
     copies = Copies(members)
     jobs = Jobs(tmp_path / "state")
     routes = Routes(
@@ -142,7 +144,7 @@ async def test_the_calls_of_one_owner_hold_no_more_than_a_part_of_the_memory(mem
         copies,
         Moves(members, copies),
         jobs,
-        Phases(members.state, Shared()),
+        PhaseScheduler(members.state, SharedCapacity()),
     )
     routes._memory = Shares("in memory", 1 << 20)
     server = TestServer(routes.application())

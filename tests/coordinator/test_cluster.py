@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from coordinator.decide import place
-from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.place import HostView, PlacementRequest
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
 from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, SandboxInfo
@@ -200,4 +200,4 @@ async def test_a_placement_can_be_made_again_from_the_log(cluster: Cluster, clie
     assert [row["action"] for row in reversed(rows)] == made
     for row in rows:
         views = msgspec.convert(row["view"]["hosts"], list[HostView])
-        assert place.ranked(views, msgspec.convert(row["view"]["wanted"], Wanted))[0] == row["action"]
+        assert place.ranked(views, msgspec.convert(row["view"]["wanted"], PlacementRequest))[0] == row["action"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.copies import Copies, Pace, Passed
-from coordinator.decide.lease import Lease
-from coordinator.members import Member, Members, Place
+from coordinator.copies import Copies, CopyRateLimit, MeteredStream
+from coordinator.decide.lease import HostLease
+from coordinator.members import HostMember, Members, SandboxPlace
 from coordinator.moves import Moves
-from coordinator.state import CopyRow, HostRow, MoveRow, State
+from coordinator.state import CoordinatorState, CopyRow, HostRow, MoveRow
 from sandbox.errors import Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxInfo, SandboxState, Verdict
 from sandbox.messages.cluster import HostedSandbox, HostReport
@@ -38,10 +38,10 @@ def row(**told: object) -> HostedSandbox:
 @pytest.fixture
 async def copies(tmp_path: Path) -> AsyncIterator[Copies]:
     """Over two hosts that do not answer."""
-    state = State(tmp_path / "state" / "cluster.sqlite")
+    state = CoordinatorState(tmp_path / "state" / "cluster.sqlite")
     members = Members(state, leasing=True)
     for name in ("one", "two"):
-        members.hosts[name] = Member(name, HostRow(address=str(tmp_path / name)), members.ttl)
+        members.hosts[name] = HostMember(name, HostRow(address=str(tmp_path / name)), members.ttl)
     yield Copies(members)
     await members.close()
     await state.close()
@@ -54,9 +54,9 @@ async def copied(copies: Copies, checkpoint: str, host: str, number: int) -> Non
 
 async def test_what_was_done_after_a_move_that_is_taken_back_has_not_taken_place(copies: Copies) -> None:
     members, moves = copies.members, Moves(copies.members, copies)
-    members.hosts["one"].lease = Lease(members.ttl, ends_at=0.0)  # its former host is lost, too
+    members.hosts["one"].lease = HostLease(members.ttl, ends_at=0.0)  # its former host is lost, too
     before = row(head="c-held", turn=4)
-    members.places[ID] = Place("two", row(head="c-held", turn=4), time.monotonic(), moved=True)  # it has arrived
+    members.places[ID] = SandboxPlace("two", row(head="c-held", turn=4), time.monotonic(), moved=True)  # it has arrived
     await copied(copies, "c-held", "two", 1)
     waiting = asyncio.create_task(copies.wait(ID, "c-done-at-two", "two", 5))
     await asyncio.sleep(0.1)
@@ -66,10 +66,10 @@ async def test_what_was_done_after_a_move_that_is_taken_back_has_not_taken_place
 
 
 async def test_what_was_done_before_a_move_is_told_once_the_state_that_moved_is_copied(copies: Copies) -> None:
-    copies.members.places[ID] = Place("one", row(head="c-done", turn=5), time.monotonic())
+    copies.members.places[ID] = SandboxPlace("one", row(head="c-done", turn=5), time.monotonic())
     waiting = asyncio.create_task(copies.wait(ID, "c-done", "one", 5))
     await asyncio.sleep(0.1)
-    copies.members.places[ID] = Place("two", row(head="c-held", turn=5), time.monotonic(), moved=True)
+    copies.members.places[ID] = SandboxPlace("two", row(head="c-held", turn=5), time.monotonic(), moved=True)
     await asyncio.sleep(0.6)
     assert not waiting.done()
     await copied(copies, "c-held", "one", 2)
@@ -82,10 +82,10 @@ async def test_a_command_took_place_if_its_host_was_lost_and_a_later_state_went_
 ) -> None:
     """Not only its own: a state that was copied for a move, after the command, has it done; asked again it would be
     done twice."""
-    copies.members.places[ID] = Place("one", row(head="c-5", turn=5), time.monotonic())
+    copies.members.places[ID] = SandboxPlace("one", row(head="c-5", turn=5), time.monotonic())
     waiting = asyncio.create_task(copies.wait(ID, "c-5", "one", 5))
     await asyncio.sleep(0.1)
-    there = Place("two", row(head=checkpoint, turn=turn), time.monotonic(), origin=checkpoint, origin_turn=turn)
+    there = SandboxPlace("two", row(head=checkpoint, turn=turn), time.monotonic(), origin=checkpoint, origin_turn=turn)
     copies.members.places[ID] = there
     there.row = row(head="c-9", turn=9)  # it has done more since
     assert await waiting is took_place
@@ -93,7 +93,7 @@ async def test_a_command_took_place_if_its_host_was_lost_and_a_later_state_went_
 
 async def test_a_state_after_the_same_turn_that_is_copied_stays_the_newest(copies: Copies) -> None:
     known = row(head="c-later", turn=5, durable="c-later", durable_turn=5)
-    copies.members.places[ID] = Place("one", known, time.monotonic())
+    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
     await copied(copies, "c-later", "two", 6)
     assert await copies.wait(ID, "c-5", "one", 5) is True
     assert known.durable == "c-later"
@@ -102,7 +102,7 @@ async def test_a_state_after_the_same_turn_that_is_copied_stays_the_newest(copie
 async def test_a_copy_of_a_later_turn_tells_of_an_earlier_one_and_stays_the_newest(copies: Copies) -> None:
     """Of two commands at a time: the earlier state is not copied after the later one, which would undo that."""
     known = row(head="c-6", turn=6, durable="c-6", durable_turn=6)
-    copies.members.places[ID] = Place("one", known, time.monotonic())
+    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
     await copied(copies, "c-6", "two", 6)
     assert await copies.wait(ID, "c-5", "one", 5) is True
     assert known.durable == "c-6"
@@ -110,7 +110,7 @@ async def test_a_copy_of_a_later_turn_tells_of_an_earlier_one_and_stays_the_newe
 
 async def test_a_former_state_that_was_restored_is_waited_for_itself(copies: Copies) -> None:
     known = row(head="c-3", turn=3, durable="c-6", durable_turn=6)  # as the last report told
-    copies.members.places[ID] = Place("one", known, time.monotonic())
+    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
     await copied(copies, "c-6", "two", 6)
     waiting = asyncio.create_task(copies.wait(ID, "c-3", "one"))
     await asyncio.sleep(0.6)
@@ -120,7 +120,9 @@ async def test_a_former_state_that_was_restored_is_waited_for_itself(copies: Cop
 
 
 async def test_what_a_host_kept_from_before_is_no_copy_until_it_counts_again(copies: Copies) -> None:
-    copies.members.places[ID] = Place("one", row(head="c-1", turn=1, durable="c-1", durable_turn=1), time.monotonic())
+    copies.members.places[ID] = SandboxPlace(
+        "one", row(head="c-1", turn=1, durable="c-1", durable_turn=1), time.monotonic()
+    )
     kept = CopyRow(checkpoint="c-1", host="two", source="one", sandbox=row(), number=1, old=True)
     await copies.state.put_copy(ID, kept)
     waiting = asyncio.create_task(copies.wait(ID, "c-1", "one", 2))  # nothing changed in turn 2
@@ -142,7 +144,7 @@ async def test_a_stream_that_only_drips_ends(monkeypatch: pytest.MonkeyPatch, fi
             if drip:
                 yield b"."
 
-    began, passed = time.monotonic(), Passed(slowly(), Pace(None))
+    began, passed = time.monotonic(), MeteredStream(slowly(), CopyRateLimit(None))
     with pytest.raises(Timeout, match="stalls"):
         async for _ in passed.parts():
             pass
@@ -156,7 +158,7 @@ async def test_a_stream_that_is_held_back_by_the_rate_of_copies_does_not_stall(m
         for _ in range(10):
             yield bytes(1000)
 
-    passed = Passed(quickly(), Pace(10_000.0))
+    passed = MeteredStream(quickly(), CopyRateLimit(10_000.0))
     assert sum([len(each) async for each in passed.parts()]) == 10_000
 
 
@@ -175,8 +177,8 @@ async def test_a_move_has_an_end_though_the_host_that_it_left_is_lost(
 ) -> None:
     """Its copies, and answers that wait for them, wait for that end: not for the return of a host."""
     members, moves = copies.members, Moves(copies.members, copies)
-    members.hosts["one"].lease = Lease(members.ttl, ends_at=0.0 if lost else None)
-    members.places[ID] = Place("two", row(head="c-new", turn=6), time.monotonic(), moved=True)
+    members.hosts["one"].lease = HostLease(members.ttl, ends_at=0.0 if lost else None)
+    members.places[ID] = SandboxPlace("two", row(head="c-new", turn=6), time.monotonic(), moved=True)
     await copies.state.put_move(ID, MoveRow(source="one", target="two", sandbox=row(head="c-held", turn=5)))
     members.moving.add(ID)
     dead = moves._upstream("one")

@@ -15,22 +15,22 @@ import pytest
 
 from bench.harness.whole_host import group, lose, remove_groups
 from coordinator.decide import balance
-from coordinator.decide.balance import Move, Resident
+from coordinator.decide.balance import MovableSandbox, Move
 from coordinator.decide.place import HostView
-from coordinator.state import MoveRow, State
+from coordinator.state import CoordinatorState, MoveRow
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict
 from sandbox.messages import CheckpointInfo, Gateway, SandboxState
 from sandbox.messages import Upstream as Address
 from sandbox.messages.cluster import (
     CopyInfo,
-    Held,
+    HeldSandbox,
     HostChange,
     HostInfo,
     HostReport,
     LeaseRequest,
-    Moved,
     MoveRequest,
+    MoveResult,
     PlaceInfo,
 )
 from tests.support.cluster import Cluster, apart, frozen
@@ -214,7 +214,7 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     target = next(name for name in pair.daemons if name != host)
     wanted = MoveRequest(sandbox="mine", host=target)
     turns = await sandbox.turns()
-    moved = await client.call("POST", "/v1/cluster/moves", Moved, wanted)
+    moved = await client.call("POST", "/v1/cluster/moves", MoveResult, wanted)
     assert await sandbox.turns() == turns and len(turns) == 3
     assert (await sandbox.exec("stat -c %i /b /data")).text == number  # programs know open files again by it
     assert (moved.sandbox, moved.host) == (sandbox.id, target) and moved.pause_ms > 0
@@ -222,7 +222,7 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     assert (await session.exec("echo $((count + 1))")).text == "42\n"
     assert (await sandbox.files.stat("/data")).size == 8 << 20
     assert not group(pair.daemons[host], sandbox.id).exists()
-    assert (await client.call("POST", "/v1/cluster/moves", Moved, wanted)).pause_ms == 0
+    assert (await client.call("POST", "/v1/cluster/moves", MoveResult, wanted)).pause_ms == 0
     await sandbox.remove()
 
 
@@ -338,7 +338,7 @@ class Seen(msgspec.Struct):
     """What a decision about balance was made from."""
 
     hosts: list[HostView]
-    residents: list[Resident]
+    residents: list[MovableSandbox]
     under_way: list[Move]
     steady: dict[str, float]
 
@@ -360,7 +360,7 @@ async def test_a_conversation_goes_on_after_a_move_and_after_the_loss_of_a_host(
         other = next(name for name in pair.daemons if name != host)
         await start(sandbox, 5)
         await until(lambda: len(upstream.asked) == 3, "the third request")
-        await client.call("POST", "/v1/cluster/moves", Moved, MoveRequest(sandbox=sandbox.id, host=other))
+        await client.call("POST", "/v1/cluster/moves", MoveResult, MoveRequest(sandbox=sandbox.id, host=other))
         exchanges = await sandbox.gateway.exchanges()
         assert [(each.state, each.main) for each in exchanges[:2]] == [("answered", True)] * 2
         told = json.loads((await sandbox.gateway.exchange(exchanges[1])).request)
@@ -394,18 +394,18 @@ async def test_a_move_that_is_cut_short_is_taken_back(pair: Cluster, client: Cli
     daemon, target = pair.daemons[host], next(name for name in pair.daemons if name != host)
     await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
     async with daemon.client() as own:
-        await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", Held)
+        await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", HeldSandbox)
         assert frozen(daemon, sandbox.id)
         with pytest.raises(Conflict):
             await (await own.get(sandbox.id)).exec("true")
         with pytest.raises(Conflict):
-            await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", Held)
+            await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", HeldSandbox)
         assert frozen(daemon, sandbox.id)  # and still held, for whom it was
         with pytest.raises(Conflict):
             await (await own.get(sandbox.id)).exec("true")
         row = (await own.call("POST", "/v1/host", HostReport, LeaseRequest())).sandboxes[0]
     pair.kill()
-    state = State(pair.root / "state" / "cluster.sqlite")
+    state = CoordinatorState(pair.root / "state" / "cluster.sqlite")
     await state.put_move(sandbox.id, MoveRow(source=host, target=target, sandbox=row))
     await state.put_home(sandbox.id, target)
     await state.close()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.forward import Upstream
+from coordinator.forward import HostConnection
 from sandbox.errors import ConnectionBroken
 from tests.support.daemon_host import until
 
@@ -25,9 +25,9 @@ class Host:
         self.gone = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def reached(self) -> AsyncIterator[Upstream]:
+    async def reached(self) -> AsyncIterator[HostConnection]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        upstream = HostConnection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         try:
             yield upstream
         finally:
@@ -48,7 +48,7 @@ class Host:
         writer.transport.abort()
 
 
-async def carried(source: Upstream, target: Upstream) -> None:
+async def carried(source: HostConnection, target: HostConnection) -> None:
     """A stream from one host to another, as copies go."""
 
     async def parts(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator import phases as module
-from coordinator.gantt import KEPT, NOBODY, OTHER, SILENT, Moment, chart, doing
-from coordinator.phases import Shared, parse_share
-from coordinator.state import State
+from coordinator.gantt import KEPT, NOBODY, OTHER, SILENT, GroupMoment, chart, doing
+from coordinator.phases import SharedCapacity, parse_share
+from coordinator.state import CoordinatorState
 from rollout.plan import SharePlan
-from rollout.service.phases import Phases as Clients
+from rollout.service.phases import PhaseClient as Clients
 from rollout.store import stages
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import JobShape, PastPhase, PhaseKind
@@ -42,17 +42,17 @@ A, B = phase("a", 0, 0, 5), phase("b", 0, None, None, 0, 1)
 @pytest.mark.parametrize(
     ("moment", "told"),
     [
-        (Moment(works=[A], waits=[B]), "a"),
-        (Moment(), NOBODY),
-        (Moment(there=False), ""),
-        (Moment(waits=[B]), KEPT),
-        (Moment(works=[phase("c", 0, 0, 5, 1)], waits=[B]), OTHER),
-        (Moment(works=[phase("c", 0, 0, 5, 2)], waits=[B]), KEPT),
-        (Moment(silent=[A], waits=[B]), SILENT),
-        (Moment(waits=[phase("b", 0, None, None, 1)]), NOBODY),
+        (GroupMoment(works=[A], waits=[B]), "a"),
+        (GroupMoment(), NOBODY),
+        (GroupMoment(there=False), ""),
+        (GroupMoment(waits=[B]), KEPT),
+        (GroupMoment(works=[phase("c", 0, 0, 5, 1)], waits=[B]), OTHER),
+        (GroupMoment(works=[phase("c", 0, 0, 5, 2)], waits=[B]), KEPT),
+        (GroupMoment(silent=[A], waits=[B]), SILENT),
+        (GroupMoment(waits=[phase("b", 0, None, None, 1)]), NOBODY),
     ],
 )
-def test_why_a_machine_stands_still(moment: Moment, told: str) -> None:
+def test_why_a_machine_stands_still(moment: GroupMoment, told: str) -> None:
     assert doing(0, moment) == told
 
 
@@ -87,7 +87,7 @@ async def test_a_job_is_told_what_it_used(tmp_path: Path, monkeypatch: pytest.Mo
     begun = now = 4e9  # what is older than 30 days is forgotten
     clock = 0.0
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: 0.0))
-    shared = Shared(rollout=3, train=2, rollout_price=1.5, train_price=4)
+    shared = SharedCapacity(rollout=3, train=2, rollout_price=1.5, train_price=4)
     wide = JobShape(rollout=10, train=10, slowdown=3.0, rollout_nodes=2, train_nodes=2)
     async with served(tmp_path, shared, clock=lambda: clock, ttl=30.0) as phases:
         assert (await ask(phases, "a", "rollout", 0, wide)).state == "begun"
@@ -115,7 +115,7 @@ async def test_a_job_is_told_what_it_used(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_who_waits_is_told_and_old_phases_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAST_MOST", 3)
+    monkeypatch.setattr(module, "MAX_PAST", 3)
     async with served(tmp_path) as phases:
         for number in range(3):
             await ask(phases, "a", "rollout", number)
@@ -130,7 +130,7 @@ async def test_who_waits_is_told_and_old_phases_are_not(tmp_path: Path, monkeypa
 async def test_a_state_of_before_gets_what_it_lacks(tmp_path: Path) -> None:
     async with served(tmp_path) as phases:
         await ask(phases, "a", "rollout", 0)
-    state = State(tmp_path / "cluster.sqlite")
+    state = CoordinatorState(tmp_path / "cluster.sqlite")
     for column in ("party", "machines", "silent"):
         await state.all_or_none([(f"ALTER TABLE phases DROP COLUMN {column}", ())])
     await state.close()

@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster as Machines
 
 from coordinator import local
 from coordinator.jobs import own_ray
-from coordinator.jobs.head import Head
+from coordinator.jobs.head import JobHead
 from coordinator.jobs.keeper import Jobs as Keeper
 from coordinator.jobs.keeper import parse_quotas
 from coordinator.jobs.parts import make_key
@@ -339,7 +339,7 @@ class End(msgspec.Struct):
 
 
 def test_a_head_adopts_what_began_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.jobs.head.LOOK", 0.0)
+    monkeypatch.setattr("coordinator.jobs.head.POLL_INTERVAL", 0.0)
     store = JobStore(tmp_path)
     first, second, third = (
         store.submit(JobRequest(run=f"/runs/{n}", needs={"CPU": 1.0}), "").id for n in ("one", "two", "three")
@@ -358,7 +358,7 @@ def test_a_head_adopts_what_began_before_it(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(machine, "place", place)
     machine.room = 2
-    Head(store, machine, {}).run()
+    JobHead(store, machine, {}).run()
     told = {each.id: each for each in store.all()}
     assert [told[each].state for each in (first, second, third)] == ["done", "cancelled", "failed"]
     assert (told[first].started_at, told[third].reason) == (5.0, "no disk")

@@ -106,7 +106,7 @@ def test_a_role_that_is_killed_is_started_again_and_one_that_ends_ends_the_run(r
 
 
 def test_a_role_that_dies_again_and_again_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "DEATHS_MOST", 2)
+    monkeypatch.setattr(local, "MAX_DEATHS", 2)
     (run / "deaths").write_text("100")
     assert local.supervise(run, programs(run)) == local.SAID
     assert starts(run) == 3
@@ -123,8 +123,8 @@ def test_who_was_ready_is_started_again_at_once_and_for_ever_only_if_it_works(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "PAUSE", 600.0)
-    monkeypatch.setattr(local, "PAUSE_MOST", 600.0)
-    monkeypatch.setattr(local, "FRUITLESS_MOST", 3)
+    monkeypatch.setattr(local, "MAX_PAUSE", 600.0)
+    monkeypatch.setattr(local, "MAX_FRUITLESS", 3)
     dies = "import os, sys; from pathlib import Path; from rollout.store import stages; run = Path(sys.argv[1])\n"
     dies += "stages.note(run / 'roles', 'trainer', stages.READY); starts = run / 'starts'\n"
     dies += "starts.write_text(starts.read_text() + 'x' if starts.exists() else 'x'); os.kill(os.getpid(), 9)"
@@ -136,7 +136,7 @@ def test_who_was_ready_is_started_again_at_once_and_for_ever_only_if_it_works(
 
 def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", READY, str(run)]
-    program = "import json, sys; from pathlib import Path; from coordinator import local; local.LOOK = 0.01\n"
+    program = "import json, sys; from pathlib import Path; from coordinator import local; local.POLL_INTERVAL = 0.01\n"
     program += "sys.exit(local.supervise(Path(sys.argv[1]), {'trainer': json.loads(sys.argv[2])}, spares=['trainer']))"
     watching = Program([sys.executable, "-c", program, str(run), json.dumps(argv)], cwd=CHECKOUT)
 

@@ -18,15 +18,15 @@ from aiohttp.test_utils import TestServer
 from coordinator import forward, holders
 from coordinator.callers import Callers
 from coordinator.decide import place, replicate
-from coordinator.decide.place import Wanted
+from coordinator.decide.place import PlacementRequest
 from coordinator.holders import OnHost
-from coordinator.members import Member, Members
-from coordinator.state import HostRow, State
+from coordinator.members import HostMember, Members
+from coordinator.state import CoordinatorState, HostRow
 from daemon.auth.access import CALLER, Caller
-from daemon.auth.tokens import Tokens
+from daemon.auth.tokens import TokenStore
 from sandbox.errors import NotFound, PagurusError, Protocol, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
-from sandbox.messages.store import Imported
+from sandbox.messages.store import ImportResult
 from sandbox.messages.tokens import ApiToken, NewToken
 from sandbox.sdk.transport import MSGPACK
 
@@ -57,13 +57,13 @@ def packed(value: object) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(value), content_type=MSGPACK)
 
 
-def member(address: str, name: str = "liar") -> Member:
-    return Member(name, HostRow(address=address), 5.0)
+def member(address: str, name: str = "liar") -> HostMember:
+    return HostMember(name, HostRow(address=address), 5.0)
 
 
 @pytest.fixture
 async def members(tmp_path: Path) -> AsyncIterator[Members]:
-    state = State(tmp_path / "state" / "cluster.sqlite")
+    state = CoordinatorState(tmp_path / "state" / "cluster.sqlite")
     made = Members(state)
     yield made
     await made.close()
@@ -93,7 +93,7 @@ async def test_a_report_that_cannot_be_true_is_none_and_decisions_go_on(members:
         said |= lie
         await members._ask(members.hosts["liar"])
         assert "cannot be read" in members.hosts["liar"].error
-        assert place.ranked(members.views(), Wanted()) == ["liar"]  # by what it said before
+        assert place.ranked(members.views(), PlacementRequest()) == ["liar"]  # by what it said before
         assert replicate.decide(members.views(), [], {}, 2) == []
 
 
@@ -123,8 +123,8 @@ async def test_a_call_is_not_sent_elsewhere(members: Members) -> None:
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_an_answer_without_an_end_is_not_held(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    monkeypatch.setattr(forward, "ANSWER_MOST", 2 << 20)
-    monkeypatch.setattr(holders, "HAVE_MOST", 2 << 20)
+    monkeypatch.setattr(forward, "MAX_ANSWER", 2 << 20)
+    monkeypatch.setattr(holders, "MAX_HAVE", 2 << 20)
     sent = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -165,7 +165,7 @@ async def test_a_state_of_another_sandbox_is_no_copy_and_is_not_removed(already:
             removed.append(request.path)
             return packed(None)
         await request.read()
-        return packed(Imported(checkpoint=info, already=already))
+        return packed(ImportResult(checkpoint=info, already=already))
 
     async with told(answer) as address:
         honest = member(address)
@@ -183,7 +183,7 @@ INFO = CheckpointInfo(id="c-0123456789", sandbox="s-0123456789", state=Checkpoin
 async def found(members: Members, *answers: Any) -> list[str]:
     """Which of hosts that answer so are said to have the checkpoint."""
 
-    async def token(_: Member) -> None:
+    async def token(_: HostMember) -> None:
         return None
 
     async with contextlib.AsyncExitStack() as stack:
@@ -237,7 +237,7 @@ async def test_a_host_that_makes_no_token_keeps_no_call_to_another_waiting(
     members: Members, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("coordinator.members.ANSWER", 2.0)
-    callers = Callers(Tokens(tmp_path / "tokens.json", clock=time.time), members)
+    callers = Callers(TokenStore(tmp_path / "tokens.json", clock=time.time), members)
     asked = asyncio.Event()
 
     async def makes(_: web.Request) -> web.Response:

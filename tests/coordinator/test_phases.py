@@ -13,23 +13,23 @@ import msgspec
 import pytest
 
 from coordinator.decide.turns import TurnsView, due
-from coordinator.phases import GONE, NO_ROOM, SEATS, Phases, Shared, parse_share
-from coordinator.state import State
+from coordinator.phases import GONE, NO_ROOM, SEATS, PhaseScheduler, SharedCapacity, parse_share
+from coordinator.state import CoordinatorState
 from rollout.plan import SharePlan
-from rollout.service.phases import Phases as Clients
+from rollout.service.phases import PhaseClient as Clients
 from sandbox.errors import Invalid, TooMany, Unsupported
 from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 from tests.support.cluster import Cluster
 
 SHAPE = JobShape(rollout=10, train=10, slowdown=3.0)
-ONE = Shared(rollout=1, train=1)
+ONE = SharedCapacity(rollout=1, train=1)
 
 
 class Killed(Exception):
     """The coordinator died."""
 
 
-class Mortal(State):
+class Mortal(CoordinatorState):
     """Dies at a write, before or after it is on disk, when `dies` says so."""
 
     def __init__(self, path: Path, dies: Callable[[], bool] = lambda: False):
@@ -48,21 +48,21 @@ class Mortal(State):
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, shared: Shared = ONE, **options: object) -> AsyncIterator[Phases]:
-    state = State(folder / "cluster.sqlite")
+async def served(folder: Path, shared: SharedCapacity = ONE, **options: object) -> AsyncIterator[PhaseScheduler]:
+    state = CoordinatorState(folder / "cluster.sqlite")
     try:
-        yield Phases(state, shared, **options)  # type: ignore[arg-type]
+        yield PhaseScheduler(state, shared, **options)  # type: ignore[arg-type]
     finally:
         await state.close()
 
 
 async def ask(
-    phases: Phases, job: str, kind: PhaseKind, number: int, shape: JobShape = SHAPE, wait: float = 0.0
+    phases: PhaseScheduler, job: str, kind: PhaseKind, number: int, shape: JobShape = SHAPE, wait: float = 0.0
 ) -> PhaseAnswer:
     return await phases.ask(PhaseAsk(job=job, kind=kind, number=number, shape=shape, wait=wait))
 
 
-async def there(phases: Phases) -> list[PhaseInfo]:
+async def there(phases: PhaseScheduler) -> list[PhaseInfo]:
     return [each for each in await phases.all() if each.state != "left"]
 
 
@@ -158,7 +158,7 @@ async def test_nothing_is_shared_unless_somebody_said_so(tmp_path: Path) -> None
     async with served(tmp_path, parse_share(None)) as phases:
         with pytest.raises(Unsupported, match="no machines are shared"):
             await ask(phases, "a", "rollout", 0)
-    assert parse_share("rollout=2,train=1") == Shared(rollout=2, train=1)
+    assert parse_share("rollout=2,train=1") == SharedCapacity(rollout=2, train=1)
     with pytest.raises(Invalid, match="rolout"):
         parse_share("rolout=2")
 
@@ -170,7 +170,7 @@ async def test_a_hundred_deaths_cost_no_phase_and_repeat_none(tmp_path: Path) ->
     done: list[tuple[str, PhaseKind, int]] = []
     path = tmp_path / "cluster.sqlite"
     states = [Mortal(path, lambda: draw.random() < 0.15)]
-    now = [Phases(states[0], ONE)]
+    now = [PhaseScheduler(states[0], ONE)]
 
     async def begin(job: str, kind: PhaseKind, number: int) -> None:
         nonlocal deaths
@@ -183,7 +183,7 @@ async def test_a_hundred_deaths_cost_no_phase_and_repeat_none(tmp_path: Path) ->
                 if phases is now[0]:  # another one begins, with what is on disk
                     deaths += 1
                     states.append(Mortal(path, (lambda: draw.random() < 0.15) if deaths < 100 else lambda: False))
-                    now[0] = Phases(states[-1], ONE)
+                    now[0] = PhaseScheduler(states[-1], ONE)
 
     async def works(job: str) -> None:
         for number in range(steps):

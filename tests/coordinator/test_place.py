@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.decide import lease, place, replicate
-from coordinator.decide.lease import Lease
-from coordinator.decide.place import HostView, Wanted
-from coordinator.decide.replicate import Kept, Subject
+from coordinator.decide.lease import HostLease
+from coordinator.decide.place import HostView, PlacementRequest
+from coordinator.decide.replicate import ReplicaCopy, Subject
 
 names = st.text("abcdef", min_size=1, max_size=1)
 hosts = st.lists(
@@ -34,7 +34,7 @@ hosts = st.lists(
     unique_by=lambda host: host.name,
 )
 wishes = st.builds(
-    Wanted,
+    PlacementRequest,
     images=st.frozensets(st.sampled_from(["debian", "python"]), max_size=1),
     labels=st.dictionaries(st.sampled_from(["on.zone", "on.class", "task"]), st.sampled_from("ab")),
     holders=st.frozensets(st.text("abcdef", min_size=1, max_size=4), max_size=3),
@@ -43,7 +43,9 @@ wishes = st.builds(
 
 
 @given(hosts, wishes)
-def test_only_hosts_that_can_take_it_are_named_and_each_of_them_once(found: list[HostView], wanted: Wanted) -> None:
+def test_only_hosts_that_can_take_it_are_named_and_each_of_them_once(
+    found: list[HostView], wanted: PlacementRequest
+) -> None:
     order = place.ranked(found, wanted)
     assert set(order) == {host.name for host in found if not place.refusal(host, wanted)} and len(order) == len(
         set(order)
@@ -59,14 +61,16 @@ def test_only_hosts_that_can_take_it_are_named_and_each_of_them_once(found: list
 
 
 @given(hosts, wishes, st.randoms(use_true_random=False))
-def test_the_order_of_the_view_changes_nothing(found: list[HostView], wanted: Wanted, chance) -> None:
+def test_the_order_of_the_view_changes_nothing(found: list[HostView], wanted: PlacementRequest, chance) -> None:
     shuffled = list(found)
     chance.shuffle(shuffled)
     assert place.ranked(shuffled, wanted) == place.ranked(found, wanted)
 
 
 @given(hosts, wishes, st.integers(1, 40))
-def test_a_spread_gives_each_child_a_host_that_can_take_it(found: list[HostView], wanted: Wanted, count: int) -> None:
+def test_a_spread_gives_each_child_a_host_that_can_take_it(
+    found: list[HostView], wanted: PlacementRequest, count: int
+) -> None:
     shares = place.spread(found, wanted, count)
     able = place.ranked(found, wanted)
     assert set(shares) <= set(able)
@@ -79,18 +83,18 @@ def _host(name: str, **fields: object) -> HostView:
 
 
 def test_equal_hosts_get_equal_shares() -> None:
-    assert place.spread([_host(name) for name in "abcd"], Wanted(), 32) == dict.fromkeys("abcd", 8)
+    assert place.spread([_host(name) for name in "abcd"], PlacementRequest(), 32) == dict.fromkeys("abcd", 8)
 
 
 def test_a_host_with_the_content_is_left_only_when_it_is_much_busier() -> None:
-    wanted = Wanted(holders=frozenset({"a"}), movable=True)
+    wanted = PlacementRequest(holders=frozenset({"a"}), movable=True)
     assert place.ranked([_host("a", load=0.5), _host("b")], wanted) == ["a", "b"]
     assert place.ranked([_host("a", load=1.9), _host("b")], wanted) == ["b", "a"]
     assert place.ranked([_host("a", load=1.9), _host("b")], replace(wanted, movable=False)) == ["a"]
 
 
 def test_why_no_host_can_is_said_for_each() -> None:
-    told = place.refusals([_host("a", alive=False), _host("b", draining=True)], Wanted())
+    told = place.refusals([_host("a", alive=False), _host("b", draining=True)], PlacementRequest())
     assert told == "a does not answer; b is being drained"
 
 
@@ -104,7 +108,7 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
 ) -> None:
     """However long requests and answers travel, and whether answers come at all, with clocks that differ."""
     ttl, now = 5.0, 0.0
-    known, clock, until = Lease(ttl), None, None
+    known, clock, until = HostLease(ttl), None, None
 
     def hosts_clock(moment: float) -> float:
         return offset + moment * (1 + drift)
@@ -131,7 +135,7 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
 def test_sandboxes_over_a_hundred_equal_hosts_are_spread_evenly() -> None:
     found = {f"h{number:03}": _host(f"h{number:03}", cpus=16.0) for number in range(100)}
     for _ in range(2_000):
-        (name, *_) = place.ranked(found.values(), Wanted())
+        (name, *_) = place.ranked(found.values(), PlacementRequest())
         found[name] = replace(found[name], sandboxes=found[name].sandboxes + 1)
     assert {host.sandboxes for host in found.values()} == {20}
 
@@ -144,7 +148,9 @@ subjects = st.lists(
         durable=st.sampled_from(["", "c-1", "c-2"]),
         images=st.frozensets(st.sampled_from(["debian", "python"]), min_size=1, max_size=1),
         kept=st.lists(
-            st.builds(Kept, st.sampled_from(["c-1", "c-2"]), st.text("abcdef", min_size=1, max_size=1), st.booleans()),
+            st.builds(
+                ReplicaCopy, st.sampled_from(["c-1", "c-2"]), st.text("abcdef", min_size=1, max_size=1), st.booleans()
+            ),
             max_size=2,
             unique_by=lambda kept: kept.holder,
         ).map(tuple),
@@ -176,18 +182,24 @@ def test_copies_go_to_other_hosts_within_bounds_and_those_first_that_are_waited_
         if subject.copied:  # one more host
             assert copy.target not in holders and len(holders) < 2 and not copy.base
         assert copy.target in holders or subject.copied or not holders
-        assert views[copy.source].alive and not place.refusal(views[copy.target], Wanted(images=subject.images))
-        assert copy.base == "" or Kept(copy.base, copy.target) in subject.kept
+        assert views[copy.source].alive and not place.refusal(
+            views[copy.target], PlacementRequest(images=subject.images)
+        )
+        assert copy.base == "" or ReplicaCopy(copy.base, copy.target) in subject.kept
     order = [(named[copy.sandbox].copied, not named[copy.sandbox].waited) for copy in begun]
     assert order == sorted(order)
 
 
 def _able(views: dict[str, HostView], name: str, subject: Subject) -> bool:
-    return name in views and name != subject.host and not place.refusal(views[name], Wanted(images=subject.images))
+    return (
+        name in views
+        and name != subject.host
+        and not place.refusal(views[name], PlacementRequest(images=subject.images))
+    )
 
 
 def test_a_grant_that_nobody_listened_for_does_not_prolong_a_lease() -> None:
-    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    known, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
     known = lease.heard(known, 11.0, asked_at=11.0, clock=111.0)
     before = known
     known, until = lease.asked(known, clock=111.0)
@@ -201,15 +213,15 @@ def test_a_grant_that_nobody_listened_for_does_not_prolong_a_lease() -> None:
 
 
 def test_an_answer_that_travels_slowly_does_not_prolong_a_lease() -> None:
-    fast = lease.heard(Lease(5.0), 10.0, asked_at=9.99, clock=110.0)
+    fast = lease.heard(HostLease(5.0), 10.0, asked_at=9.99, clock=110.0)
     slow = lease.heard(fast, 12.0, asked_at=11.0, clock=111.0)  # read at 11, came at 12
     assert lease.asked(slow, clock=111.0)[0].ends_at == pytest.approx(16.0, abs=0.05)
-    alone = lease.heard(Lease(5.0), 12.0, asked_at=11.0, clock=111.0)
+    alone = lease.heard(HostLease(5.0), 12.0, asked_at=11.0, clock=111.0)
     assert lease.asked(alone, clock=111.0)[0].ends_at == pytest.approx(17.0, abs=0.05)
 
 
 def test_a_host_that_stood_still_or_was_started_anew_is_counted_from_its_next_report() -> None:
-    before = lease.heard(Lease(5.0), 10.0, asked_at=9.99, clock=110.0)
+    before = lease.heard(HostLease(5.0), 10.0, asked_at=9.99, clock=110.0)
     for clock in (113.0, 0.5):  # it slept for 17 seconds that its clock does not count; it has another clock
         after = lease.heard(before, 30.2, asked_at=30.0, clock=clock)
         assert lease.asked(after, clock=clock)[0].ends_at == pytest.approx(35.2, abs=0.05)
@@ -224,16 +236,16 @@ def test_what_is_about_to_move_is_copied_while_that_makes_the_rest_smaller(took:
 
 
 def test_a_host_is_doubted_before_its_lease_is_over_and_until_it_is_heard_again() -> None:
-    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    known, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
     assert not lease.doubted(known, 12.4) and lease.doubted(known, 12.6) and not lease.over(known, 12.6)
     refused = lease.refused(known, known)
     assert lease.doubted(refused, 10.1) and lease.alive(refused, 10.1)
     assert not lease.doubted(lease.heard(refused, 11.0, asked_at=11.0, clock=111.0), 11.1)
-    assert not lease.doubted(Lease(5.0, heard_at=10.0), 20.0)  # it never had a lease: nobody acts for it
+    assert not lease.doubted(HostLease(5.0, heard_at=10.0), 20.0)  # it never had a lease: nobody acts for it
 
 
 def test_a_host_that_died_is_given_no_work_once_its_lease_is_over() -> None:
-    granted, _ = lease.asked(lease.heard(Lease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
+    granted, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
     dead = lease.refused(lease.heard(granted, 11.0, asked_at=11.0, clock=111.0), granted)
     assert lease.alive(dead, 15.0) and not lease.over(dead, 15.0)
     assert not lease.alive(dead, 15.2) and lease.over(dead, 15.2)  # though it was heard less than 5 s ago

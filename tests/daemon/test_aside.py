@@ -16,11 +16,11 @@ import pytest_asyncio
 from daemon import aside
 from daemon.aside import Aside
 from daemon.checkpoints.queue import CheckpointQueue
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.container.cgroup import ASIDE
 from sandbox.errors import NotFound, PagurusError, TooMany
 
-LIMITS = {Stage.READ: 2}
+LIMITS = {CheckpointStage.READ: 2}
 
 
 @pytest_asyncio.fixture
@@ -119,7 +119,7 @@ async def test_a_process_that_is_killed_is_an_error_of_its_job(work: Aside, tmp_
 
 
 async def test_one_sandbox_leaves_room_for_the_others(work: Aside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "QUEUED_MOST", 3)
+    monkeypatch.setattr(aside, "MAX_QUEUED", 3)
     mine = [asyncio.ensure_future(work.run(time.sleep, 1000, sandbox="mine")) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(TooMany, match="3 requests"):

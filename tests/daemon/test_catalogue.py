@@ -22,7 +22,7 @@ from daemon.catalogue import (
     put_sandbox,
     put_turn,
 )
-from sandbox.criu.open_files import Held
+from sandbox.criu.open_files import OpenFiles
 from sandbox.errors import Closed, PagurusError
 from sandbox.messages import CheckpointState, Effects, SandboxState, TurnInfo, Verdict
 from tests.support.programs import Program
@@ -47,7 +47,7 @@ def checkpoint(name: str, number: int, **fields) -> CheckpointRow:
 
 async def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     files = {"/var/log/x": ((1, 2, 3, 4, 5), None), "/usr/bin/y": ((1, 2, 3, 4, 5), (5, 4, 3, 2, 1))}
-    held = Held(files, {"/etc": 7})
+    held = OpenFiles(files, {"/etc": 7})
     one, two = checkpoint("c-2", 2, held=held, parent="c-1"), checkpoint("c-1", 1, label="start")
     catalogue = Catalogue(tmp_path / "c.sqlite")
     assert catalogue.load() == ([], [])

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from daemon import door, listener
 from daemon.auth import tls
-from daemon.door import Door
+from daemon.door import ConnectionLimiter
 from daemon.listener import Listeners
 
 MOST = 8  # connections on each socket; four from one address
@@ -168,4 +168,4 @@ def test_of_ipv6_a_network_is_one_address() -> None:
     assert of("2001:db8::1") == of("2001:db8::ffff:1") != of("2001:db8:0:1::1")
     assert of("::ffff:127.0.0.1") == "127.0.0.1"
     assert of("fe80::1%eth0") == "fe80::/64"
-    assert Door(1).each is None
+    assert ConnectionLimiter(1).each is None

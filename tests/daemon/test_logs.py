@@ -13,14 +13,14 @@ import sys
 import pytest
 
 from daemon.app import farewell
-from daemon.logs import Plain
+from daemon.logs import PlainFormatter
 from tests.support.daemon_host import Daemon
 
 
 def test_a_line_for_a_person() -> None:
     record = logging.LogRecord("pagurus.host", logging.WARNING, "", 0, "died: \x1b[2J%s", ("why",), None)
     record.sandbox = "s-1"
-    said = Plain().format(record)
+    said = PlainFormatter().format(record)
     assert said.endswith("  warning: died: \N{REPLACEMENT CHARACTER}[2Jwhy  (sandbox s-1)") and said.isprintable()
 
 

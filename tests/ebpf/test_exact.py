@@ -20,7 +20,7 @@ from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import NotFound
 from sandbox.messages import Effects, IgnoreRules, Verdict
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 from tests.support.daemon_host import until
 from tests.support.ebpf_support import image_with_probe
 
@@ -31,7 +31,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inspector(pool: Pool) -> Iterator[Inspector]:
+def inspector(pool: BtrfsPool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
     with Inspector.load() as loaded:
@@ -39,7 +39,7 @@ def inspector(pool: Pool) -> Iterator[Inspector]:
 
 
 @pytest.fixture
-def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
+def arena(pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
     return Arena(pool, image, tmp_path, inspector)
 
 

@@ -22,7 +22,7 @@ from sandbox.criu import rpc
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.errors import Unsupported
 from sandbox.messages import Verdict
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inspector(pool: Pool) -> Iterator[Inspector]:
+def inspector(pool: BtrfsPool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
     with Inspector.load() as loaded:
@@ -41,7 +41,7 @@ def inspector(pool: Pool) -> Iterator[Inspector]:
 
 
 @pytest.fixture
-def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
+def arena(pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
     return Arena(pool, image, tmp_path, inspector)
 
 
@@ -92,7 +92,7 @@ async def test_counting_is_exact(arena: Arena) -> None:
     assert await bench.count(arena) == {}
 
 
-async def test_absurdly_small_maps_miss_nothing(pool: Pool, image: Path, tmp_path: Path) -> None:
+async def test_absurdly_small_maps_miss_nothing(pool: BtrfsPool, image: Path, tmp_path: Path) -> None:
     chosen = list(CASES.values())[::5]
     with Inspector.load(sizes=Sizes(sandboxes=1, inodes=4, numbers=4, explanations=4096)) as tiny:
         tally = Tally()

@@ -15,7 +15,7 @@ import typer
 
 from pagurus import VERSION
 from pagurus.cli import application, loaded
-from pagurus.sandboxes.cp import Copy, placed
+from pagurus.sandboxes.cp import CopyTarget, placed
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon, missing
 
@@ -210,7 +210,7 @@ def test_the_version() -> None:
     ],
 )
 def test_a_copy_means_what_cp_means(source, target, tree, found, directory, name) -> None:
-    assert placed(source, target, tree=tree, found=found) == Copy(directory, name)
+    assert placed(source, target, tree=tree, found=found) == CopyTarget(directory, name)
 
 
 @pytest.mark.parametrize(("tree", "found", "target"), [(True, "file", "/f"), (False, None, "/d/")])

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.rated_engines import RatedServer
-from coordinator.simulate.engines import Rates as EngineRates
-from rollout.decide.engines.affinity import Answered, Crowd, Need, Profiles, Rates, cost
-from rollout.decide.engines.measuring import Measured
-from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, Send, ServerView, route
+from coordinator.simulate.engines import StepCosts as EngineRates
+from rollout.decide.engines.affinity import Crowd, MeasuredAnswer, Profiles, ServerRates, TokenDemand, cost
+from rollout.decide.engines.measuring import AnswerTimer
+from rollout.decide.engines.routing import RoutedRequest, RouteView, RoutingRules, Send, ServerView, route
 from rollout.engine.asking import KIND
 from rollout.engine.client import Sampling
-from rollout.pool.member import Member
-from rollout.pool.pool import Pool
+from rollout.pool.member import PoolMember
+from rollout.pool.pool import EnginePool
 
-READER = Rates("reader", 0.0001, 0.03, 0.0)  # reads fast
-WRITER = Rates("writer", 0.001, 0.02, 0.0)  # writes fast
-LONG_PROMPT, LONG_ANSWER = Need(2000, 20), Need(100, 200)
+READER = ServerRates("reader", 0.0001, 0.03, 0.0)  # reads fast
+WRITER = ServerRates("writer", 0.001, 0.02, 0.0)  # writes fast
+LONG_PROMPT, LONG_ANSWER = TokenDemand(2000, 20), TokenDemand(100, 200)
 RULES = RoutingRules(hysteresis=0.25, again=100, trials=1)
 
 
@@ -30,49 +30,52 @@ def server(name: str, load: int = 0, *, slots: int = 8, readers: int = 0, readin
 
 
 BOTH = [server("reader1"), server("writer1")]
-CROWDED = Rates("reader", 0.0001, 0.03, 0.01)
+CROWDED = ServerRates("reader", 0.0001, 0.03, 0.01)
 
-TABLE: list[tuple[str, list[ServerView], list[Rates], Ask, Send]] = [
-    ("who reads much", BOTH, [READER, WRITER], Ask(1, need=LONG_PROMPT), Send(1, "reader1", "cheapest")),
-    ("who writes much", BOTH, [READER, WRITER], Ask(1, need=LONG_ANSWER), Send(1, "writer1", "cheapest")),
+TABLE: list[tuple[str, list[ServerView], list[ServerRates], RoutedRequest, Send]] = [
+    ("who reads much", BOTH, [READER, WRITER], RoutedRequest(1, need=LONG_PROMPT), Send(1, "reader1", "cheapest")),
+    ("who writes much", BOTH, [READER, WRITER], RoutedRequest(1, need=LONG_ANSWER), Send(1, "writer1", "cheapest")),
     ("the emptier of two alike", [server("writer1", 3), server("writer2"), server("reader1")], [READER, WRITER],
-     Ask(1, need=LONG_ANSWER), Send(1, "writer2", "cheapest")),
+     RoutedRequest(1, need=LONG_ANSWER), Send(1, "writer2", "cheapest")),
     ("a crowd makes a class dear", [server("reader1", 7), server("writer1")], [CROWDED, WRITER],
-     Ask(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
+     RoutedRequest(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
     ("a queue of prompts too", [server("reader1", 2, readers=2, reading=20000), server("writer1")], [READER, WRITER],
-     Ask(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
+     RoutedRequest(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
     ("the dear one, where the cheap one is full", [server("reader1", 8), server("writer1")], [READER, WRITER],
-     Ask(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
+     RoutedRequest(1, need=LONG_PROMPT), Send(1, "writer1", "cheapest")),
     ("where its cache is, though slightly dearer", BOTH, [READER, WRITER],
-     Ask(1, 0, ["writer1"], 0, 0, Need(100, 20)), Send(1, "writer1", "prefix")),
+     RoutedRequest(1, 0, ["writer1"], 0, 0, TokenDemand(100, 20)), Send(1, "writer1", "prefix")),
     ("elsewhere, where its cache is far dearer", BOTH, [READER, WRITER],
-     Ask(1, 0, ["reader1"], 100, 0, LONG_ANSWER), Send(1, "writer1", "dearer")),
+     RoutedRequest(1, 0, ["reader1"], 100, 0, LONG_ANSWER), Send(1, "writer1", "dearer")),
     ("but not if it must be read anew for that", BOTH, [READER, WRITER],
-     Ask(1, 0, ["reader1"], 9000, 0, LONG_ANSWER), Send(1, "reader1", "prefix")),
-    ("a class that nobody has measured is tried", BOTH, [READER], Ask(1, need=LONG_PROMPT),
+     RoutedRequest(1, 0, ["reader1"], 9000, 0, LONG_ANSWER), Send(1, "reader1", "prefix")),
+    ("a class that nobody has measured is tried", BOTH, [READER], RoutedRequest(1, need=LONG_PROMPT),
      Send(1, "writer1", "trial")),
-    ("but not by many at once", [server("reader1", 4), server("writer1", 1)], [READER], Ask(1, need=LONG_PROMPT),
+    ("but not by many at once", [server("reader1", 4), server("writer1", 1)], [READER], RoutedRequest(1,
+    need=LONG_PROMPT),
      Send(1, "reader1", "cheapest")),
-    ("nor by who has a cache", BOTH, [READER], Ask(1, 0, ["reader1"], 9, 0, LONG_PROMPT), Send(1, "reader1", "prefix")),
-    ("nor one that is cheap to everybody and measured", BOTH, [READER, WRITER], Ask(1, need=Need(10, 10)),
+    ("nor by who has a cache", BOTH, [READER], RoutedRequest(1, 0, ["reader1"], 9, 0, LONG_PROMPT), Send(1, "reader1",
+    "prefix")),
+    ("nor one that is cheap to everybody and measured", BOTH, [READER, WRITER], RoutedRequest(1, need=TokenDemand(10,
+    10)),
      Send(1, "writer1", "cheapest")),
     ("one that was measured long ago is tried again", BOTH, [msgspec.structs.replace(READER, age=101), WRITER],
-     Ask(1, need=LONG_ANSWER), Send(1, "reader1", "trial")),
+     RoutedRequest(1, need=LONG_ANSWER), Send(1, "reader1", "trial")),
     ("an environment of which nothing is known: the least loaded", [server("reader1", 1), server("writer1")],
-     [READER, WRITER], Ask(1), Send(1, "writer1", "least")),
+     [READER, WRITER], RoutedRequest(1), Send(1, "writer1", "least")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("servers", "rates", "ask", "wanted"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_the_table(servers: list[ServerView], rates: list[Rates], ask: Ask, wanted: Send) -> None:
+def test_the_table(servers: list[ServerView], rates: list[ServerRates], ask: RoutedRequest, wanted: Send) -> None:
     assert route(RouteView(servers=servers, waiting=[ask], rates=rates), RULES) == [wanted]
 
 
 def test_one_decision_sees_what_it_has_decided() -> None:
     """Many who read do not all go to the one that reads fast."""
-    asks = [Ask(n, tokens=2000, need=LONG_PROMPT) for n in range(8)]
+    asks = [RoutedRequest(n, tokens=2000, need=LONG_PROMPT) for n in range(8)]
     sends = route(
         RouteView(servers=[server("reader1"), server("writer1")], waiting=asks, rates=[READER, WRITER]), RULES
     )
@@ -80,7 +83,12 @@ def test_one_decision_sees_what_it_has_decided() -> None:
 
 
 RATES = st.builds(
-    Rates, st.sampled_from(["reader", "writer"]), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(0, 200)
+    ServerRates,
+    st.sampled_from(["reader", "writer"]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 200),
 )
 SERVERS = st.lists(
     st.builds(
@@ -99,13 +107,13 @@ SERVERS = st.lists(
 )
 ASKS = st.lists(
     st.builds(
-        Ask,
+        RoutedRequest,
         st.integers(0, 99),
         st.integers(-2, 2),
         st.lists(st.sampled_from("abcde"), max_size=2),
         st.integers(0, 999),
         st.integers(0, 999),
-        st.none() | st.builds(Need, st.floats(0, 9999), st.floats(0, 999)),
+        st.none() | st.builds(TokenDemand, st.floats(0, 9999), st.floats(0, 999)),
     ),
     unique_by=lambda each: each.key,
     max_size=8,
@@ -114,7 +122,7 @@ ASKS = st.lists(
 
 @given(SERVERS, ASKS, st.lists(RATES, unique_by=lambda each: each.hardware))
 def test_nobody_waits_for_a_cheap_server_while_another_is_free(
-    servers: list[ServerView], asks: list[Ask], rates: list[Rates]
+    servers: list[ServerView], asks: list[RoutedRequest], rates: list[ServerRates]
 ) -> None:
     view = RouteView(servers=servers, waiting=asks, rates=rates)
     sends = route(view, RULES)
@@ -128,19 +136,19 @@ def test_nobody_waits_for_a_cheap_server_while_another_is_free(
 
 
 @given(
-    st.builds(Rates, st.just("a"), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+    st.builds(ServerRates, st.just("a"), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
     st.builds(Crowd, st.integers(0, 64), st.integers(0, 64), st.integers(0, 99_999)),
-    st.builds(Need, st.floats(0, 9999), st.floats(0, 999)),
+    st.builds(TokenDemand, st.floats(0, 9999), st.floats(0, 999)),
 )
-def test_a_crowd_never_makes_a_server_cheaper(rates: Rates, crowd: Crowd, need: Need) -> None:
+def test_a_crowd_never_makes_a_server_cheaper(rates: ServerRates, crowd: Crowd, need: TokenDemand) -> None:
     more = Crowd(crowd.answers + 1, crowd.readers + 1, crowd.reading + 100)
     assert 0 <= cost(rates, crowd, need) <= cost(rates, more, need)
     assert cost(rates, crowd, need) <= cost(rates, crowd, need, anew=50)
 
 
-def answered(kind: str, hardware: str, *, read: int, sampled: int, beside: int, ahead: int = 0) -> Answered:
+def answered(kind: str, hardware: str, *, read: int, sampled: int, beside: int, ahead: int = 0) -> MeasuredAnswer:
     """As a server gives it whose step takes 20 ms, 1 ms more for each answer beside, and which reads 1,000 a second."""
-    return Answered(
+    return MeasuredAnswer(
         kind=kind,
         hardware=hardware,
         new=read,
@@ -183,15 +191,15 @@ def test_a_class_that_is_not_used_grows_old() -> None:
 
 
 def test_an_answer_is_measured_among_others() -> None:
-    busy = Member("a", server=None, hardware="H20")  # type: ignore[arg-type]
+    busy = PoolMember("a", server=None, hardware="H20")  # type: ignore[arg-type]
     busy.load = 3
-    first = Measured(busy, "x", new=100, read=100, now=10.0)
-    second = Measured(busy, "x", new=50, read=400, now=10.5)
+    first = AnswerTimer(busy, "x", new=100, read=100, now=10.0)
+    second = AnswerTimer(busy, "x", new=50, read=400, now=10.5)
     assert (busy.readers, busy.reading) == (2, 500)
     first.piece(1, 11.0)
     first.piece(9, 12.0)
     busy.load = 1
-    assert first.answered == Answered(
+    assert first.answered == MeasuredAnswer(
         kind="x", hardware="H20", new=100, read=100, ahead=0, read_s=1.0, first=1, sampled=10, sampled_s=1.0, beside=1.0
     )
     second.leave()  # it was lost
@@ -201,7 +209,7 @@ def test_an_answer_is_measured_among_others() -> None:
 @pytest.mark.asyncio
 async def test_the_pool_measures_its_servers_and_asks_by_what_it_measured() -> None:
     told: list[tuple[RouteView, list[Send]]] = []
-    async with Pool(tell=lambda view, sends: told.append((view, sends))) as pool:
+    async with EnginePool(tell=lambda view, sends: told.append((view, sends))) as pool:
         for hardware, step in (("slow", 0.002), ("fast", 0.001)):
             await pool.join(hardware, RatedServer(EngineRates(base=step), hardware, {}), hardware=hardware)
         KIND.set("writes")

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from rollout.decide.engines.routing import RoutingRules
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.pool.doors import Doors
-from rollout.pool.pool import Pool
-from rollout.pool.recorder import Recorded, Recorder
+from rollout.pool.pool import EnginePool
+from rollout.pool.recorder import RecordedSample, SampleRecorder
 from sandbox import Client, Sandbox
 from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address
 from tests.daemon.gateway.test_agents import (
     COMMANDS,
-    PATIENCE,
+    TIMEOUT,
     _recorded,
     _turn,
     agents,
@@ -37,7 +37,7 @@ from tests.support.chat_models import need_models, renderer
 from tests.support.daemon_host import kill_everything, tasks_of, until
 from tests.support.door_engines import Served, Whole
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, OptimiserSettings
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
 
@@ -66,7 +66,7 @@ class Forced(Whole):
             await self.gate.wait()
         ids = [*self._spelt(self.texts[self.asked - 1]), self.renderer.stops[0]]
         logprobs = await asyncio.to_thread(self._logprobs, prompt_ids, ids)
-        spans = [Span(0, 0, len(ids))]
+        spans = [WeightSpan(0, 0, len(ids))]
         return Generation(token_ids=ids, logprobs=logprobs, spans=spans, finish_reason="stop")
 
     def _spelt(self, text: str) -> list[int]:
@@ -100,17 +100,17 @@ GIVE_UP = [call(COMMANDS[-1], "I give up.")]
 
 
 @asynccontextmanager
-async def work(host: Client, engine: Forced, name: str) -> AsyncIterator[tuple[Sandbox, Recorder]]:
+async def work(host: Client, engine: Forced, name: str) -> AsyncIterator[tuple[Sandbox, SampleRecorder]]:
     """An agent at work in a sandbox, its model behind the gateway, a door and a pool."""
-    async with Pool(rules=RoutingRules(silence=10 * PATIENCE)) as pool:  # a test holds the engine
+    async with EnginePool(rules=RoutingRules(silence=10 * TIMEOUT)) as pool:  # a test holds the engine
         await pool.join("only", Served(engine))
-        recorder = Recorder(pool, engine.renderer, length=8000)
+        recorder = SampleRecorder(pool, engine.renderer, length=8000)
         async with at_the_door(host, recorder, name) as sandbox:
             yield sandbox, recorder
 
 
 @asynccontextmanager
-async def at_the_door(host: Client, recorder: Recorder, name: str) -> AsyncIterator[Sandbox]:
+async def at_the_door(host: Client, recorder: SampleRecorder, name: str) -> AsyncIterator[Sandbox]:
     async with Doors(recorder) as doors:
         await host.gateway.put(name, Address(url=doors.url(name)))
         async with await workshop(host, Gateway(upstream=name)) as sandbox:
@@ -119,18 +119,18 @@ async def at_the_door(host: Client, recorder: Recorder, name: str) -> AsyncItera
         await host.gateway.drop(name)
 
 
-async def undisturbed(host: Client, engine: Forced, name: str) -> tuple[list[Recorded], float]:
+async def undisturbed(host: Client, engine: Forced, name: str) -> tuple[list[RecordedSample], float]:
     async with work(host, engine, name) as (sandbox, recorder):
         await end_inside(sandbox)
         reward = float((await sandbox.exec("python3 check.py", cwd="/srv")).exit_code == 0)
         return recorder.session(name).samples, reward
 
 
-async def killed_and_restored(host: Client, engine: Forced, name: str) -> tuple[list[Recorded], float]:
+async def killed_and_restored(host: Client, engine: Forced, name: str) -> tuple[list[RecordedSample], float]:
     """Killed while its model thinks about the third answer, which comes while nobody is there."""
     engine.hold_at = 3
     async with work(host, engine, name) as (sandbox, recorder):
-        await until(lambda: engine.asked == 3, "it has repaired and asks again", PATIENCE)
+        await until(lambda: engine.asked == 3, "it has repaired and asks again", TIMEOUT)
 
         turn = await until(lambda: _turn(sandbox, 3), "that ended a turn")
         await sandbox.captured(turn)
@@ -176,7 +176,7 @@ async def test_an_unmodified_agent_s_work_is_one_optimiser_step(host: Client) ->
         for each in recorded
     ]  # fmt: skip
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    stats = Learner(Scorer(model), named("pooled"), Settings(rate=1e-3)).step(samples)
+    stats = Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-3)).step(samples)
     assert stats.refused == {} and stats.trajectories == 3
     assert stats.summary.mismatch_kl < 1e-9  # the trainer's model finds the engine's numbers for these very tokens
     assert stats.grad_norm > 0

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout import RolloutController
-from rollout.decide.bound import Bound, Stepped
+from rollout.decide.bound import Bound, TrainerStepRecord
 from rollout.decide.policy import RolloutPolicy
-from rollout.decide.view import Lease, Rules, View
+from rollout.decide.view import LeasePrompts, RolloutView, SchedulingRules
 from rollout.store import decisions
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
 MOST = 4
-Run = Callable[[int], Stepped]  # of a bound
+Run = Callable[[int], TrainerStepRecord]  # of a bound
 
 
 def measured(*, seconds: list[float], ess: list[float], trainer: float) -> Run:
-    return lambda bound: Stepped(
+    return lambda bound: TrainerStepRecord(
         lag=0.8 * bound, ess=ess[bound], seconds=seconds[bound], waited=max(0.0, seconds[bound] - trainer)
     )
 
@@ -64,13 +64,13 @@ def test_a_trial_in_vain_is_not_repeated_soon() -> None:
 
 
 STEPS = st.builds(
-    Stepped, lag=st.floats(0, 9), ess=st.floats(0, 1), seconds=st.floats(1e-9, 1e6), waited=st.floats(0, 1e6)
+    TrainerStepRecord, lag=st.floats(0, 9), ess=st.floats(0, 1), seconds=st.floats(1e-9, 1e6), waited=st.floats(0, 1e6)
 )
 
 
 @settings(max_examples=200)
 @given(st.lists(STEPS, max_size=60), st.integers(0, 5))
-def test_it_stays_within_its_limits_whatever_is_measured(steps: list[Stepped], most: int) -> None:
+def test_it_stays_within_its_limits_whatever_is_measured(steps: list[TrainerStepRecord], most: int) -> None:
     bound, before = Bound(most), min(1, most)
     for step in steps:
         bound.see(step)
@@ -80,16 +80,16 @@ def test_it_stays_within_its_limits_whatever_is_measured(steps: list[Stepped], m
 
 @pytest.mark.parametrize("tail", [0.0, 1.25])
 def test_what_may_start_follows_the_view(tail: float) -> None:
-    def leases(bound: int | None) -> list[Lease]:
-        view = View(
+    def leases(bound: int | None) -> list[LeasePrompts]:
+        view = RolloutView(
             version=3, asked=False, training=True, running=[], buffered=[], queued=0, more=True, bound=bound
         )  # fmt: skip
-        found = RolloutPolicy(Rules(groups=2, size=2, staleness=4, tail=tail)).decide(view, 0.0)
-        return [action for action in found if isinstance(action, Lease)]
+        found = RolloutPolicy(SchedulingRules(groups=2, size=2, staleness=4, tail=tail)).decide(view, 0.0)
+        return [action for action in found if isinstance(action, LeasePrompts)]
 
     assert leases(0) == []
-    assert leases(1) == [Lease(3 if tail else 2)]
-    assert leases(None) == [Lease(3 if tail else 8)]
+    assert leases(1) == [LeasePrompts(3 if tail else 2)]
+    assert leases(None) == [LeasePrompts(3 if tail else 8)]
 
 
 @pytest.mark.asyncio
@@ -99,7 +99,7 @@ async def test_a_live_rollout_measures_its_steps_and_decides_by_what_it_logged(t
         environment=Notebook, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
         folder=tmp_path,
     ) as rollout:  # fmt: skip
-        steps: list[Stepped] = []
+        steps: list[TrainerStepRecord] = []
         see = rollout.ahead._bound.see  # type: ignore[union-attr]
         rollout.ahead._bound.see = lambda step: (steps.append(step), see(step))[1]  # type: ignore[union-attr, method-assign]
         for _ in range(8):

@@ -14,10 +14,10 @@ import pytest_asyncio
 from rollout import Batch, Observation, RolloutConfig, RolloutController, Trajectory
 from rollout.decide.keeping import KeepPlan, KeptRow
 from rollout.decide.view import Branching
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.labels import KEPT, Labelled
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec
+from rollout.labels import KEPT, LabellingClient
 from rollout.messages import Ancestor
 from rollout.rewards.service import RewardService
 from rollout.store import decisions
@@ -47,7 +47,7 @@ class Dice:
         letter = "ab"[(sampling.seed or 0) % 2]
         ids = [*map(ord, f"echo {letter} >> f"), END]
         logprobs = [-0.1 * (1 + prompt_ids.count(END))] * len(ids)
-        return Generation(token_ids=ids, logprobs=logprobs, spans=[Span(0, 0, len(ids))], finish_reason="stop")
+        return Generation(token_ids=ids, logprobs=logprobs, spans=[WeightSpan(0, 0, len(ids))], finish_reason="stop")
 
 
 class Letters4(Notebook):
@@ -232,7 +232,7 @@ async def test_a_branch_has_the_seconds_of_its_environment(make: Make) -> None:
     class Patient(Letters4):
         seconds = 60.0
 
-    branching, limits = Branching(roots=2, every=1), Limits(step_s=0.0)
+    branching, limits = Branching(roots=2, every=1), EpisodeLimits(step_s=0.0)
     config = RolloutConfig(groups=2, size=6, sampling=SAMPLING, branching=branching, limits=limits)
     need_trees(await play(make(environment=Patient, config=config)))
 
@@ -300,7 +300,7 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
             assert (await sandbox.exec("kill -0 $(cat /pid)", ends_turn=False)).exit_code == 0
             return await super().step(sandbox, action)
 
-    labelled = Labelled(host, tmp_path / "run")
+    labelled = LabellingClient(host, tmp_path / "run")
     rollout = make(keep=6, host=labelled, environment=Living, seeds=range(1), groups=1)
     batch = await play(rollout)
     need_trees(batch)
@@ -353,7 +353,9 @@ class Script:
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         ids = [*map(ord, self.answers[prompt_ids.count(END)]), END]
-        return Generation(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[Span(0, 0, len(ids))], finish_reason="stop")
+        return Generation(
+            token_ids=ids, logprobs=[-0.5] * len(ids), spans=[WeightSpan(0, 0, len(ids))], finish_reason="stop"
+        )
 
 
 async def undoing(host: FakeHost, *answers: str) -> Trajectory:

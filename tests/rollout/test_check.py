@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rollout import Environment, Observation
-from rollout.environments.check import NULL, ORACLE, RANDOM, Checked, check, needs_sandbox
+from rollout.environments.check import NULL, ORACLE, RANDOM, CheckReport, check, needs_sandbox
 from rollout.environments.gym import gym_environment
 from rollout.environments.harbor import environment_of, tasks_of
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from sandbox import Client
 from tests.rollout.test_harbor import write
 from tests.support import reward_functions as functions
@@ -22,7 +22,7 @@ from tests.support.daemon_host import missing
 real = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def wrong(found: Checked) -> dict[str, str]:
+def wrong(found: CheckReport) -> dict[str, str]:
     assert found.right == (not any(each.wrong for each in found.findings))
     return {each.what: each.seen for each in found.findings if each.wrong}
 
@@ -96,7 +96,7 @@ class Drawn(Served):
 
 @real
 async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_path: Path) -> None:
-    labelled = Labelled(host, tmp_path / "run")
+    labelled = LabellingClient(host, tmp_path / "run")
     found = await check(Served, labelled, range(1))
     assert list(wrong(found)) == [NULL]  # one line is all that it takes
     assert found.costs.turns == 2 and "files" in found.costs.verdicts and found.costs.frozen_ms > 0
@@ -108,5 +108,5 @@ async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_pa
 async def test_a_folder_of_tasks_is_checked(host: Client, tmp_path: Path) -> None:
     write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
     kind = environment_of(tasks_of(tmp_path / "tasks"))
-    found = await check(kind, Labelled(host, tmp_path / "run"), range(1))
+    found = await check(kind, LabellingClient(host, tmp_path / "run"), range(1))
     assert wrong(found) == {} and {each.what: each.seen for each in found.findings}[ORACLE].startswith("reward 1.000")

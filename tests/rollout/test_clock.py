@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from rollout.decide.blame import Phase
-from rollout.episode.clock import Clock, PhaseMeter
+from rollout.decide.blame import EpisodePhase
+from rollout.episode.clock import PhaseMeter, TrajectoryClock
 from trainer.split import PARTS, split
 
 
 async def test_platform_time_stands_still() -> None:
-    clock = Clock(60.0)
+    clock = TrajectoryClock(60.0)
     now = asyncio.get_running_loop().time
     began = now()
     async with clock.running():
@@ -32,7 +32,7 @@ async def test_platform_time_stands_still() -> None:
 
 
 async def test_a_time_out_of_the_environments_own_is_told_apart() -> None:
-    clock = Clock(60.0)
+    clock = TrajectoryClock(60.0)
     with pytest.raises(TimeoutError):
         async with clock.running():
             async with asyncio.timeout(0.01):
@@ -45,10 +45,10 @@ def test_the_parts_of_a_step_add_up() -> None:
     meter = PhaseMeter(lambda: now)
     before = meter.seconds()
     now = 1.0  # idle until here
-    with meter.phase(Phase.GENERATE), meter.phase(Phase.GENERATE):
+    with meter.phase(EpisodePhase.GENERATE), meter.phase(EpisodePhase.GENERATE):
         now = 3.0
-        with meter.phase(Phase.STEP):
-            with meter.phase(Phase.CHECKPOINT, inside=Phase.STEP):
+        with meter.phase(EpisodePhase.STEP):
+            with meter.phase(EpisodePhase.CHECKPOINT, inside=EpisodePhase.STEP):
                 now = 5.0
             now = 6.0
     parts = split(

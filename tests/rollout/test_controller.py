@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from rollout import Batch, Faults, Limits, Observation, RolloutConfig, RolloutController
+from rollout import Batch, EpisodeLimits, Faults, Observation, RolloutConfig, RolloutController
 from rollout.controller import NoMorePrompts
 from rollout.decide import breaker
-from rollout.decide.view import Stop, Wait
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.decide.view import Stop, WaitReason
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.store import decisions
-from rollout.store.samples import Fenced, SampleStore
+from rollout.store.samples import SampleStore, StaleOwner
 from rollout.store.status import read_status
 from sandbox.errors import EngineFailed, NoSpace, RestoreFailed
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
@@ -138,7 +138,7 @@ class Held(ScriptedEngine):
         if Letters().decode(prompt_ids).startswith("seed 1\n"):
             await self.let_go.wait()
         generation = await super().generate(prompt_ids, sampling, request_id=request_id)
-        return msgspec.structs.replace(generation, spans=[Span(version, 0, len(generation.token_ids))])
+        return msgspec.structs.replace(generation, spans=[WeightSpan(version, 0, len(generation.token_ids))])
 
 
 async def test_the_trainer_waits_for_an_answer_that_older_weights_have_begun(make: Make) -> None:
@@ -320,7 +320,7 @@ async def test_a_reset_that_hangs_is_the_environments_and_the_group_stays_whole(
                 await asyncio.Event().wait()
             return await super().reset(sandbox, seed)
 
-    config = configured(groups=1, limits=Limits(reset_s=2.0))
+    config = configured(groups=1, limits=EpisodeLimits(reset_s=2.0))
     rollout = make(environment=Hanging, config=config, seeds=range(1))
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
@@ -361,7 +361,9 @@ async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
             return await super().step(sandbox, action)
 
     host = FakeHost()
-    rollout = make(environment=Hanging, config=configured(groups=1, size=2, limits=Limits(step_s=0.5)), host=host)
+    rollout = make(
+        environment=Hanging, config=configured(groups=1, size=2, limits=EpisodeLimits(step_s=0.5)), host=host
+    )
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
     assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "step/late: its 0.5 s are used up")] * 2
@@ -375,7 +377,7 @@ async def test_a_slow_create_costs_a_trajectory_nothing(make: Make) -> None:
             await asyncio.sleep(1.6)
             return await super().create(image, **options)
 
-    rollout = make(host=Slowly(), config=configured(groups=1, limits=Limits(step_s=1.5)))
+    rollout = make(host=Slowly(), config=configured(groups=1, limits=EpisodeLimits(step_s=1.5)))
     await rollout.start()
     batch = await rollout.next_batch()
     assert {(t.status, t.reward) for t in batch.trajectories} == {("completed", 1.0)}
@@ -509,7 +511,7 @@ async def test_who_was_replaced_can_write_no_more(make: Make) -> None:
     rollout = make()
     await rollout.start()
     SampleStore(rollout.folder).acquire("rollout")
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleOwner):
         for _ in range(4):
             await train(rollout, await rollout.next_batch())
 
@@ -525,9 +527,9 @@ def test_the_pause_doubles_and_a_wave_of_failures_counts_once() -> None:
         at = breaker.retry_at(known)
         pauses.append(at - known.last)
         known = breaker.note(known, "create", "full", at)
-    assert pauses[0] == breaker.PAUSE_FIRST and pauses[-1] == breaker.PAUSE_MOST and sorted(pauses) == pauses
+    assert pauses[0] == breaker.PAUSE_FIRST and pauses[-1] == breaker.MAX_PAUSE and sorted(pauses) == pauses
     late = breaker.retry_at(known)
     assert breaker.slots([known], free=64, trying=0, now=late) == 1
     assert breaker.slots([known], free=64, trying=1, now=late) == 0
     assert breaker.hopeless([known], patience=1e6, now=late) is None
-    assert isinstance(Stop("x"), Stop) and isinstance(breaker.waits([known], now)[0], Wait)
+    assert isinstance(Stop("x"), Stop) and isinstance(breaker.waits([known], now)[0], WaitReason)

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from rollout.engine.client import Delta, Generation, Sampling, Span
+from rollout.engine.client import Delta, Generation, Sampling, WeightSpan
 from rollout.pool.doors import Doors
-from rollout.pool.recorder import Recorded, Recorder
+from rollout.pool.recorder import RecordedSample, SampleRecorder
 from sandbox.errors import EngineFailed
 from tests.support.chat_models import need_models, renderer
 from tests.support.door_engines import Whole
@@ -55,7 +55,7 @@ class Speaker(Whole):
         return Generation(
             token_ids=ids,
             logprobs=[-0.5 - n / 1000 for n in range(len(ids))],
-            spans=[Span(4, 0, 2), Span(5, 2, len(ids))],
+            spans=[WeightSpan(4, 0, 2), WeightSpan(5, 2, len(ids))],
             finish_reason="stop",
         )
 
@@ -71,7 +71,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield made
 
 
-def exact(engine: Speaker, samples: list[Recorded]) -> None:
+def exact(engine: Speaker, samples: list[RecordedSample]) -> None:
     """Each sample is what the engine was given and gave, and nothing else is trained."""
     for sample in samples:
         assert len(sample.tokens) == len(sample.mask) == len(sample.logprobs) == len(sample.versions)
@@ -90,7 +90,7 @@ async def chat(http: aiohttp.ClientSession, url: str, messages: list[Any], **mor
 
 async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.", "Really.")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         url = doors.url("e1")
         messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
@@ -116,7 +116,7 @@ async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSes
 
 async def test_a_template_that_drops_reasoning_begins_a_new_sample(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen3", "<think>\nhm\n</think>\n\nyes", "<think>\nso\n</think>\n\nno")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         messages: list[Any] = [{"role": "user", "content": "is it?"}]
         first = (await chat(session, doors.url("e"), messages))["choices"][0]["message"]
@@ -131,7 +131,7 @@ async def test_a_template_that_drops_reasoning_begins_a_new_sample(session: aioh
 
 async def test_a_history_that_drifts_is_split_and_counted(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three", "four")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
         first = (await chat(session, url, messages))["choices"][0]["message"]
@@ -148,7 +148,7 @@ async def test_a_history_that_drifts_is_split_and_counted(session: aiohttp.Clien
 
 async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
         first = (await chat(session, url, messages))["choices"][0]["message"]
@@ -181,7 +181,7 @@ async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: ai
     ],
 )
 async def test_nonsense_and_what_is_not_implemented_is_refused(session: aiohttp.ClientSession, body: Any) -> None:
-    recorder = Recorder(Speaker("qwen2.5"), renderer("qwen2.5"))
+    recorder = SampleRecorder(Speaker("qwen2.5"), renderer("qwen2.5"))
     async with Doors(recorder) as doors, session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
         assert got.status == 400 and (await got.json())["error"]["message"]
     assert not recorder.session("e").samples
@@ -189,7 +189,7 @@ async def test_nonsense_and_what_is_not_implemented_is_refused(session: aiohttp.
 
 async def test_nesting_without_end_is_text_or_refused(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "done")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     called = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "[" * 100_000}}
     messages = [
         {"role": "user", "content": "go"},
@@ -206,7 +206,7 @@ async def test_nesting_without_end_is_text_or_refused(session: aiohttp.ClientSes
 
 async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     tool = {"name": "bash", "description": "Run a command", "input_schema": BASH["function"]["parameters"]}
     body: dict[str, Any] = {
         "model": "policy", "max_tokens": 99, "system": [{"type": "text", "text": "s"}], "tools": [tool],
@@ -240,7 +240,7 @@ async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
 
 async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL)
-    async with Doors(Recorder(engine, engine.renderer)) as doors:
+    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
         body = {"messages": [{"role": "user", "content": "x"}], "tools": [BASH], "stream": True}
         async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
             lines = [line[6:].strip() async for line in got.content if line.startswith(b"data: ")]
@@ -254,7 +254,7 @@ async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) 
 
 async def test_sessions_stay_apart(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", *[f"answer {n}" for n in range(8)])
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         asked = [chat(session, doors.url(f"e{n}"), [{"role": "user", "content": "same"}]) for n in range(8)]
         await asyncio.gather(*asked)
@@ -273,7 +273,7 @@ async def respond(http: aiohttp.ClientSession, url: str, **body: Any) -> dict[st
 async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.ClientSession, named: bool) -> None:
     """Whether the agent sends its history again, or names the response before."""
     engine = Speaker("qwen2.5", "I look. " + CALL + CALL, "It is done.")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     tools = [{"type": "function", **BASH["function"]}]
     async with Doors(recorder) as doors:
         asked: list[Any] = [{"role": "user", "content": "list the files"}]
@@ -301,7 +301,7 @@ async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.
 
 async def test_a_response_belongs_to_its_session(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one")
-    async with Doors(Recorder(engine, engine.renderer)) as doors:
+    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
         first = await respond(session, doors.url("e"), input="x")
         body = {"input": "y", "previous_response_id": first["id"]}
         async with session.post(doors.url("f") + "/v1/responses", json=body) as got:
@@ -318,7 +318,7 @@ async def complete(http: aiohttp.ClientSession, url: str, prompt: str) -> str:
 
 async def test_completions_whose_agent_writes_ends_or_leaves_them_out(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three", "four")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         url, text = doors.url("e"), "count:"
         assert await complete(session, url, text) == "one"
@@ -378,7 +378,7 @@ def told(line: bytes) -> str:
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_stream_tells_tokens_as_they_come(session: aiohttp.ClientSession, route: str) -> None:
     engine = Slow("one two three four")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     text, body = "", {**ROUTES[route], "stream": True}
     async with (
         Doors(recorder) as doors,
@@ -401,7 +401,7 @@ async def test_who_leaves_a_stream_ends_his_request_and_is_not_recorded(
     session: aiohttp.ClientSession, route: str
 ) -> None:
     engine = Slow("one two three four")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors, asyncio.timeout(60):
         async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
             await anext(aiter(got.content))
@@ -421,7 +421,7 @@ class Dying(Speaker):
 @pytest.mark.parametrize("route", ROUTES)
 async def test_an_engine_that_dies_in_a_stream_is_told_as_an_error(session: aiohttp.ClientSession, route: str) -> None:
     engine = Dying("qwen2.5", "one two three four")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
             assert got.status == 200
@@ -436,7 +436,7 @@ async def test_an_engine_that_dies_in_a_stream_is_told_as_an_error(session: aioh
 
 async def test_reasoning_flows_apart_from_what_is_said(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen3", "<think>\nhm, so\n</think>\n\nyes it is", "<think>\nhm, so\n</think>\n\nyes it is")
-    async with Doors(Recorder(engine, engine.renderer)) as doors:
+    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
         body = {**ROUTES["chat/completions"], "stream": True}
         async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
             lines = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
@@ -458,7 +458,7 @@ async def test_reasoning_flows_apart_from_what_is_said(session: aiohttp.ClientSe
 async def test_a_stop_string_ends_the_answer_and_the_next_turn_extends_it(session: aiohttp.ClientSession) -> None:
     """The agent is not told the string; the sample has every token up to the one that completes it."""
     engine = Speaker("qwen2.5", "I look. STOP and never this", "two")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         messages: list[Any] = [{"role": "user", "content": "x"}]
         first = (await chat(session, doors.url("e"), messages, stop=["STOP", "nothing"]))["choices"][0]
@@ -482,7 +482,7 @@ async def test_a_stop_string_ends_the_answer_and_the_next_turn_extends_it(sessio
 
 async def test_text_that_stopped_at_a_string_is_extended_by_who_writes_it(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "go\nObservation: x", "go\nObservation: y", "end")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
 
     async def ask(prompt: str) -> str:
         body = {"prompt": prompt, "stop": "Observation:"}
@@ -501,7 +501,7 @@ async def test_text_that_stopped_at_a_string_is_extended_by_who_writes_it(sessio
 
 async def test_how_an_answer_was_sampled_is_recorded_and_never_mixed(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three")
-    recorder = Recorder(engine, engine.renderer)
+    recorder = SampleRecorder(engine, engine.renderer)
     async with Doors(recorder) as doors:
         messages: list[Any] = [{"role": "user", "content": "x"}]
         for more in ({"top_p": 0.5}, {"top_p": 0.5, "top_k": 9}, {}):

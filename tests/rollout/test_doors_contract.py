@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from rollout.engine.client import Sampling
 from rollout.pool.doors import Doors
-from rollout.pool.recorder import Recorder, Session
+from rollout.pool.recorder import AgentSession, SampleRecorder
 from tests.support.chat_models import need_models, renderer
 from tests.support.door_engines import ENGINES, LENGTH, Fake, Noted, engine
 
@@ -33,7 +33,7 @@ async def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def doors(behind: Any) -> AsyncIterator[Doors]:
-    recorder = Recorder(Noted(behind), renderer("smollm2"), length=LENGTH)
+    recorder = SampleRecorder(Noted(behind), renderer("smollm2"), length=LENGTH)
     async with Doors(recorder, sampling=Sampling(max_tokens=MOST, temperature=0.0, seed=1)) as made:
         yield made
 
@@ -51,7 +51,7 @@ def noted(doors: Doors) -> Noted:
     return kept
 
 
-def exact(doors: Doors, name: str = "e") -> Session:
+def exact(doors: Doors, name: str = "e") -> AgentSession:
     """The samples of a session are what the engine was given and gave, token by token, and nothing else."""
     session = doors.recorder.session(name)
     left = list(noted(doors).answered)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from pagurus.cli import application
 from rollout import Observation, RolloutConfig, RolloutController, Trajectory
 from rollout.decide.effects import EffectRules, evidence, judged
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.environments.base import Environment
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import TurnRecord
 from sandbox import Client
 from tests.support.daemon_host import missing
@@ -56,14 +56,16 @@ class Policies:
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         ids = [*map(ord, next(self.scripts)[0]), END]
-        return Generation(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[Span(0, 0, len(ids))], finish_reason="stop")
+        return Generation(
+            token_ids=ids, logprobs=[-0.5] * len(ids), spans=[WeightSpan(0, 0, len(ids))], finish_reason="stop"
+        )
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 async def test_who_edits_the_tests_is_seen_and_nothing_is_learned_from_it(host: Client, tmp_path: Path) -> None:
     rollout = RolloutController(
         environment=Answer,
-        host=Labelled(host, tmp_path),
+        host=LabellingClient(host, tmp_path),
         engine=Policies(HONEST, CHEAT, HIDING, ["true"]),
         tokenizer=Letters(),
         config=RolloutConfig(

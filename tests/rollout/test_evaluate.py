@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.blame import Cause, Failure, Phase
+from rollout.decide.blame import Cause, EpisodePhase, TrajectoryFailure
 from rollout.decide.passed import at_least_one, interval
 from rollout.engine import chat
 from rollout.engine.chat import END, WRITTEN, Characters, ChatEngine, action, conversation
@@ -249,7 +249,9 @@ def test_an_interval_holds_its_mean_and_shrinks(values: list[float]) -> None:
 
 def test_what_the_platform_lost_is_not_scored() -> None:
     def end(reward: float, status: Any = "completed") -> Trajectory:
-        failure = Failure(phase=Phase.CREATE, cause=Cause.HOST, message="no") if status == "failed" else None
+        failure = (
+            TrajectoryFailure(phase=EpisodePhase.CREATE, cause=Cause.HOST, message="no") if status == "failed" else None
+        )
         return Trajectory(reward=reward, status=status, failure=failure, reason="no room" if failure else "")
 
     found = scored([[end(1), end(0)], [end(1), end(0, "failed")], [end(0), end(0, "truncated")]])

@@ -10,35 +10,45 @@ from typer.testing import CliRunner
 
 from pagurus.training.rollouts import application
 from rollout import RolloutController
-from rollout.decide.view import Action, Buffered, Decision, GroupView, Member, PartView, Rules, View, Wait
+from rollout.decide.view import (
+    Action,
+    BufferedGroup,
+    Decision,
+    GroupView,
+    PartView,
+    RolloutView,
+    SchedulingRules,
+    TrajectoryView,
+    WaitReason,
+)
 from rollout.gantt import roles, trainer
-from rollout.gantt.drawing import Bar, Lane, Part, page, shares, spent
+from rollout.gantt.drawing import Bar, Lane, LaneGroup, page, shares, spent
 from rollout.gantt.trajectories import lanes, of_trajectory
 from rollout.messages import Trajectory, TurnRecord
-from rollout.store.stages import Stage
+from rollout.store.stages import RoleStage
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
-RULES = Rules(groups=2)
+RULES = SchedulingRules(groups=2)
 REFUSES = [PartView("create", 1, 0, 0, "full")]
 
 
 def group(*states: str) -> GroupView:
-    return GroupView("p", 0, [Member(n, state) for n, state in enumerate(states)])  # type: ignore[arg-type]
+    return GroupView("p", 0, [TrajectoryView(n, state) for n, state in enumerate(states)])  # type: ignore[arg-type]
 
 
-def view(**known: object) -> View:
+def view(**known: object) -> RolloutView:
     plain = {"version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True}
-    return View(**{**plain, **known})  # type: ignore[arg-type]
+    return RolloutView(**{**plain, **known})  # type: ignore[arg-type]
 
 
-def seen(now: float, *, why: str = "", **known: object) -> tuple[Rules, Decision]:
-    actions: list[Action] = [Wait("rollout", "create refuses"), Wait("trainer", why)] if why else []
+def seen(now: float, *, why: str = "", **known: object) -> tuple[SchedulingRules, Decision]:
+    actions: list[Action] = [WaitReason("rollout", "create refuses"), WaitReason("trainer", why)] if why else []
     return RULES, Decision(now=now, view=view(**known), actions=actions)
 
 
 def test_the_trainer_trains_or_waits_for_a_reason() -> None:
-    played, whole = [group("running", "scoring")], [Buffered("a", 0, [3]), Buffered("b", 1, [3])]
+    played, whole = [group("running", "scoring")], [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]
     log = [
         seen(10, training=True), seen(12, training=True), seen(15, asked=True, running=played, why="0 of 2 groups"),
         seen(16, asked=True, buffered=whole, why="stragglers: p/1"), seen(18), seen(20, training=True), seen(21),
@@ -60,7 +70,7 @@ def test_the_trainer_trains_or_waits_for_a_reason() -> None:
         ({"asked": True, "running": [group("waiting")]}, trainer.PLAYED),
         ({"asked": True, "running": [group("ended", "scoring")]}, trainer.SCORED),
         ({"asked": True, "running": [group("running")], "parts": REFUSES}, trainer.REFUSED),
-        ({"asked": True, "buffered": [Buffered("a", 0, [3]), Buffered("b", 1, [3])]}, trainer.STRAGGLERS),
+        ({"asked": True, "buffered": [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]}, trainer.STRAGGLERS),
     ],
 )  # fmt: skip
 def test_why_the_trainer_waits(known: dict[str, object], told: str) -> None:
@@ -69,7 +79,7 @@ def test_why_the_trainer_waits(known: dict[str, object], told: str) -> None:
 
 def test_a_role_is_down_or_waits_for_its_turn() -> None:
     noted = [
-        Stage(at, role, 7, stage)
+        RoleStage(at, role, 7, stage)
         for at, role, stage in [
             (1, "trainer", "begun"), (2, "trainer", "imported"), (3, "trainer", "ready"), (4, "trainer", "asks"),
             (5, "rollout", "turn"), (6, "trainer", "asks"), (7, "trainer", "turn"), (8, "trainer", "noticed"),
@@ -113,13 +123,13 @@ def test_a_lane_holds_one_at_a_time() -> None:
 
 def test_shares_are_of_the_time_that_is_shown() -> None:
     bars = [Bar("samples", 0, 4, ""), Bar("command", 4, 6, ""), Bar("scored", 0, 1, "")]
-    part = Part(title="", lanes=[Lane("", bars), Lane("", [])], spent=spent(bars, 2, 6), rest="nothing")
+    part = LaneGroup(title="", lanes=[Lane("", bars), Lane("", [])], spent=spent(bars, 2, 6), rest="nothing")
     assert shares(part, 2, 6) == [("samples", 2, 0.25), ("command", 2, 0.25), ("nothing", 4, 0.5)]
 
 
 def test_names_cannot_leave_their_place_on_the_page() -> None:
     evil = "</title></text><script>x</script>'\"&"
-    part = Part(title=evil, lanes=[Lane(evil, [Bar(evil, 1, 2, evil)])], spent={evil: 1.0}, rest=evil, said=evil)
+    part = LaneGroup(title=evil, lanes=[Lane(evil, [Bar(evil, 1, 2, evil)])], spent={evil: 1.0}, rest=evil, said=evil)
     said = page(evil, [part], 0, 2, {})
     assert "<script" not in said and said.count("&lt;script&gt;") == 9 and "default-src 'none'" in said
     assert re.findall(r"<rect [^>]*>", said) == ["<rect x='800.0' y='0.0' width='800.0' height='10.0' fill='#3b6fb6'>"]

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rollout.decide.view import GroupView, Member, PartView, Rules, View
+from rollout.decide.view import GroupView, PartView, RolloutView, SchedulingRules, TrajectoryView
 from rollout.gantt import engines, roles
 from rollout.gantt.drawing import Bar
-from rollout.gantt.engines import ANSWERS, STATES, Moment, Seen, bubbles
+from rollout.gantt.engines import ANSWERS, STATES, EngineMoment, RunningCount, bubbles
 from rollout.store import lines, servers
 from rollout.store.servers import Doing, ServerLog
 
-RULES = Rules(groups=2, size=2, concurrency=3, staleness=1)
+RULES = SchedulingRules(groups=2, size=2, concurrency=3, staleness=1)
 
 
 def server(load: int, *, state: str = "serving", slots: int = 4, name: str = "a", at: float = 0.0) -> Doing:
@@ -23,7 +23,7 @@ def server(load: int, *, state: str = "serving", slots: int = 4, name: str = "a"
 
 
 def members(*states: str) -> list[GroupView]:
-    return [GroupView("p", 0, [Member(n, state) for n, state in enumerate(states)])]  # type: ignore[arg-type]
+    return [GroupView("p", 0, [TrajectoryView(n, state) for n, state in enumerate(states)])]  # type: ignore[arg-type]
 
 
 COMMAND, HELD = engines.IN["command"], engines.IN["held for a checkpoint"]
@@ -51,7 +51,7 @@ COMMAND, HELD = engines.IN["command"], engines.IN["held for a checkpoint"]
 def test_an_empty_slot_has_a_cause(
     doing: list[Doing], running: int, did: dict[str, int], told: dict[str, float]
 ) -> None:
-    found = bubbles(Moment(servers=doing, seen=Seen(0, running, "so"), did=did))
+    found = bubbles(EngineMoment(servers=doing, seen=RunningCount(0, running, "so"), did=did))
     assert found == pytest.approx(told) and sum(found.values()) == pytest.approx(len(doing))
 
 
@@ -60,7 +60,7 @@ def test_an_empty_slot_has_a_cause(
     [
         ({"draining": True}, 1, engines.ENDS),
         ({"parts": [PartView("create", 1, 0, 0, "full")]}, 1, engines.REFUSED),
-        ({"running": members("running", "running", "running", "waiting")}, 1, engines.MOST),
+        ({"running": members("running", "running", "running", "waiting")}, 1, engines.AT_CONCURRENCY),
         ({"running": members("running", "waiting")}, 1, engines.BEGIN),
         ({"more": False}, 1, engines.NO_PROMPTS),
         ({"more": False, "queued": 1}, 1, engines.AHEAD),
@@ -72,13 +72,13 @@ def test_an_empty_slot_has_a_cause(
 )
 def test_why_no_more_trajectories_go_on(known: dict[str, object], staleness: int, told: str) -> None:
     plain = {"version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True}
-    view = View(**{**plain, **known})  # type: ignore[arg-type]
+    view = RolloutView(**{**plain, **known})  # type: ignore[arg-type]
     assert engines.why(msgspec.structs.replace(RULES, staleness=staleness), view) == told
 
 
 def test_bubbles_over_time_are_of_what_was_known_at_each_moment() -> None:
     doing = [server(2, at=1), server(4, at=3), server(0, state="updating", at=5), server(0, at=6)]
-    seen = [Seen(0, 4, "so"), Seen(5.5, 0, "other")]
+    seen = [RunningCount(0, 4, "so"), RunningCount(5.5, 0, "other")]
     played = [Bar("command", 0, 2, ""), Bar("command", 0, 2, ""), Bar("scored", 2, 9, "")]
     told = {ANSWERS: 3, COMMAND: 0.5, engines.UNTOLD: 0.5, STATES["updating"]: 1, "other": 2}
     assert engines.spent(doing, seen, played, 0, 8) == pytest.approx(told)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout.episode.guard import RESTORES_MOST, SAME_COMMAND_MOST, Diverged, GuardedSandbox, KilledItself
+from rollout.episode.guard import MAX_RESTORES, MAX_SAME_COMMAND, GuardedSandbox, KilledItself, ReplayDivergence
 from sandbox.errors import Interrupted, NotEqual
 from tests.support.rollout_fakes import FakeSandbox
 
@@ -110,7 +110,7 @@ async def test_a_restore_that_comes_out_unequal_is_tried_again() -> None:
     await guarded.exec("true")
     assert [(one.equal, one.attempts) for one in guarded.recoveries] == [(True, 3)]
     sandbox.die()
-    sandbox.failures = RESTORES_MOST
+    sandbox.failures = MAX_RESTORES
     with pytest.raises(NotEqual):
         await guarded.exec("true")
 
@@ -121,7 +121,7 @@ async def test_a_command_that_kills_its_sandbox_from_an_equal_state_each_time_di
     guarded = GuardedSandbox(sandbox)
     with pytest.raises(KilledItself):
         await guarded.exec("echo a >> f")
-    assert len(sandbox.commands) == SAME_COMMAND_MOST
+    assert len(sandbox.commands) == MAX_SAME_COMMAND
     await guarded.close()
 
 
@@ -136,7 +136,7 @@ async def test_what_is_executed_again_must_say_what_the_agent_has_read() -> None
     assert (await guarded.exec("cat f")).text == "a\nb\n"
     sandbox.die()
     sandbox.checkpoints[1][1]["f"] = "other\n"  # of the first command, from which it is repeated
-    with pytest.raises(Diverged, match="stdout"):
+    with pytest.raises(ReplayDivergence, match="stdout"):
         await guarded.exec("cat f")
 
 

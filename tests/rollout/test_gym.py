@@ -12,14 +12,14 @@ from rollout.engine.client import Sampling
 from rollout.engine.script import Script
 from rollout.environments.gym import gym_environment
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.evaluate import evaluate
 from rollout.messages import Trajectory
 
 NAMES = ("left", "down", "right", "up")
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 SAMPLING = Sampling(max_tokens=64)
-LIMITS = Limits(max_length=1 << 16)
+LIMITS = EpisodeLimits(max_length=1 << 16)
 
 
 def lake(slippery: bool = False) -> Any:

@@ -15,11 +15,11 @@ from rollout.engine.script import Script
 from rollout.environments.folder import load
 from rollout.environments.harbor import HarborTask, tasks_of
 from rollout.environments.images import build_missing, needed
-from rollout.environments.mixture import Mixture, Part
+from rollout.environments.mixture import Mixture, MixturePart
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.spec import Limits
+from rollout.episode.spec import EpisodeLimits
 from rollout.evaluate import evaluate, oracle_of
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.rewards.service import RewardService
 from sandbox import Client
 from sandbox.errors import Invalid
@@ -39,7 +39,7 @@ def test_the_folder_of_twelve_is_read() -> None:
         assert env.seconds == 120.0 and env.limits.memory == "512MiB" and env.network.mode == "none"
         oracle = env.oracle(seed)
         assert oracle is not None and oracle[0].endswith("bash /solution/solve.sh") and oracle[1] == "exit"
-    mixture = Mixture([Part(task=str(TWELVE))])
+    mixture = Mixture([MixturePart(task=str(TWELVE))])
     assert mixture.images() == task.environment.images() and mixture.builds() == task.environment.builds()
 
 
@@ -109,7 +109,7 @@ async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -
     write(tmp_path / "tasks/process", "run", "sleep 1000 > /dev/null 2>&1 &\necho $! > /root/pid\n", alive)
     environment = load(tmp_path / "tasks").environment
     assert environment.builds() == {} and environment.images() == {"debian"}
-    labelled = Labelled(host, tmp_path / "run")
+    labelled = LabellingClient(host, tmp_path / "run")
     async with RewardService(labelled) as rewards:
         manager = EpisodeManager(
             environment=environment,
@@ -117,7 +117,7 @@ async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -
             engine=Script(),
             tokenizer=Characters(),
             rewards=rewards,
-            limits=Limits(max_length=1 << 20),
+            limits=EpisodeLimits(max_length=1 << 20),
         )
         sampling = Sampling(max_tokens=1 << 16)
         oracle = await evaluate(manager, range(2), sampling, engine=oracle_of(environment))

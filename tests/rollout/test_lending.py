@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from bench.harness.rated_engines import RatedServer
-from coordinator.simulate.engines import Rates
+from coordinator.simulate.engines import StepCosts
 from rollout.decide.engines.lending import Lending
 from rollout.decide.engines.slack import Budget, EngineView
 from rollout.engine.client import EngineClient, Sampling
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.lending import share
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 from rollout.engine.embedded.server import serve
 from rollout.engine.step_log import PATTERN, StepLog
 from rollout.pool.member import Lent
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from rollout.store.decisions import replay
 from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
@@ -102,8 +102,8 @@ def test_what_was_decided_is_decided_again(tmp_path: Path) -> None:
     log = StepLog(tmp_path, BUDGET)
     core = Core(MODEL, version="0", slots=4, length=96, lending=Lending(BUDGET, log=log.append), clock=Clock())
     for n in range(9):
-        core.add(Request(f"rollout {n}", [5 + n] * 9, 12, priority=1))
-        core.add(Request(f"user {n}", [15 + n] * 9, 8))
+        core.add(SamplingSequence(f"rollout {n}", [5 + n] * 9, 12, priority=1))
+        core.add(SamplingSequence(f"user {n}", [15 + n] * 9, 8))
         for _ in range(20):
             core.step()
         core.label(str(n))
@@ -120,9 +120,9 @@ def test_what_was_decided_is_decided_again(tmp_path: Path) -> None:
 def test_users_take_a_cache_that_rollouts_have_filled() -> None:
     """Were they late, and only rollouts could make room by ending, neither would ever go on."""
     core = Core(MODEL, version="0", slots=4, length=96, lending=Lending(BUDGET), cache=60, clock=Clock())
-    core.add(Request("rollout", [5] * 50, 40, temperature=0, priority=1))
+    core.add(SamplingSequence("rollout", [5] * 50, 40, temperature=0, priority=1))
     core.step()
-    core.add(Request("user", [7] * 20, 4, temperature=0, since=-100.0))
+    core.add(SamplingSequence("user", [7] * 20, 4, temperature=0, since=-100.0))
     assert {each.id: each.finish for each in played(core)} == {"rollout": "abort", "user": "length"}
 
 
@@ -146,8 +146,8 @@ class Clock:
         return self.now
 
 
-def played(core: Core, most: int = 400) -> list[Request]:
-    done: list[Request] = []
+def played(core: Core, most: int = 400) -> list[SamplingSequence]:
+    done: list[SamplingSequence] = []
     for _ in range(most):
         if core.scheduler.idle:
             return done
@@ -163,7 +163,7 @@ def test_an_engine_answers_users_and_rollouts_alike_whatever_it_is_asked_first()
         done = []
         for n in range(12):
             tokens = [draw.randrange(3, 300) for _ in range(draw.randrange(2, 40))]
-            core.add(Request(str(n), tokens, draw.randrange(2, 30), temperature=0, priority=n % 2))
+            core.add(SamplingSequence(str(n), tokens, draw.randrange(2, 30), temperature=0, priority=n % 2))
             for _ in range(15):
                 done += core.step()
         done += played(core)
@@ -176,18 +176,18 @@ def test_an_engine_answers_users_and_rollouts_alike_whatever_it_is_asked_first()
 def test_users_who_need_all_rows_take_them_from_rollouts_until_the_next_version() -> None:
     core = Core(MODEL, version="0", slots=4, length=64, lending=Lending(BUDGET), clock=Clock())
     for n in range(2):
-        core.add(Request(f"rollout {n}", [5 + n] * 9, 40, priority=1))
+        core.add(SamplingSequence(f"rollout {n}", [5 + n] * 9, 40, priority=1))
     for _ in range(4):
         core.step()
     for n in range(4):
-        core.add(Request(f"user {n}", [15 + n] * 9, 8))
+        core.add(SamplingSequence(f"user {n}", [15 + n] * 9, 8))
     ended = core.step()
     assert {each.id: each.finish for each in ended} == {"rollout 0": "abort", "rollout 1": "abort"}
     with pytest.raises(EngineFailed, match="next version"):
-        core.add(Request("rollout 2", [7] * 9, 40, priority=1))
+        core.add(SamplingSequence("rollout 2", [7] * 9, 40, priority=1))
     assert {each.id for each in played(core)} == {f"user {n}" for n in range(4)}
     core.label("1")
-    core.add(Request("rollout 2", [7] * 9, 4, priority=1))
+    core.add(SamplingSequence("rollout 2", [7] * 9, 4, priority=1))
     assert [each.id for each in played(core)] == ["rollout 2"]
 
 
@@ -196,7 +196,7 @@ async def test_a_pool_sends_rollouts_there_until_users_need_it_and_again_with_th
     core, stop = Core(MODEL, version="0", slots=4, length=1024, lending=Lending(BUDGET)), asyncio.Event()
     serving = asyncio.create_task(serve(core, host="127.0.0.1", port=port, stop=stop))
     server, begun = Lent(f"http://127.0.0.1:{port}"), dict[tuple[int, ...], tuple[float, str, str]]()
-    async with EngineClient(f"http://127.0.0.1:{port}") as users, Pool() as pool:
+    async with EngineClient(f"http://127.0.0.1:{port}") as users, EnginePool() as pool:
         await pool.join("lent", server, lent=True)
         assert server.slots == 2
         rollouts = [
@@ -205,7 +205,7 @@ async def test_a_pool_sends_rollouts_there_until_users_need_it_and_again_with_th
         ]
         while core.statistics.generated_tokens < 20:  # noqa: ASYNC110 - the engine's thread tells nobody
             await asyncio.sleep(0.01)
-        await pool.join("own", RatedServer(Rates(base=0.001), "", begun))
+        await pool.join("own", RatedServer(StepCosts(base=0.001), "", begun))
         ask = Sampling(max_tokens=60, ignore_eos=True)
         answers = await asyncio.gather(*(users.generate([15 + n] * 9, ask) for n in range(4)))
         assert [len(each.token_ids) for each in answers] == [60] * 4

@@ -16,16 +16,16 @@ import pytest
 import pytest_asyncio
 
 from bench.harness.rated_engines import RatedServer
-from coordinator.simulate.engines import Rates
+from coordinator.simulate.engines import StepCosts
 from rollout.decide.engines import lending, slack
 from rollout.decide.engines.slack import Budget
 from rollout.engine import step_log
 from rollout.engine.client import EngineClient, Sampling
-from rollout.engine.launch import VLLM_PYTHON, Command, Launch, lent, vllm
+from rollout.engine.launch import VLLM_PYTHON, Launch, LaunchCommand, lent, vllm
 from rollout.engine.patches import INSIDE
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.pool.member import Lent
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.paths import CHECKOUT
 from tests.support.rollout_engines import expected_logprobs
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def with_blocks(launch: Launch) -> Launch:
-    def command(folder: Path, port: int) -> Command:
+    def command(folder: Path, port: int) -> LaunchCommand:
         plain = launch.command(folder, port)
         return replace(plain, argv=[*plain.argv, "--block-size", "128", "--num-gpu-blocks-override", str(BLOCKS)])
 
@@ -146,14 +146,14 @@ async def test_users_who_need_all_of_it_take_it_from_rollouts_until_the_next_ver
 @NO_VLLM
 async def test_a_pool_asks_it_for_room_and_takes_rollouts_elsewhere_that_it_ends(engine: EngineClient) -> None:
     server, begun = Lent(engine.url), dict[tuple[int, ...], tuple[float, str, str]]()
-    async with Pool() as pool:
+    async with EnginePool() as pool:
         await pool.join("lent", server, lent=True)
         assert server.slots == SLOTS // 2
         ask = Sampling(max_tokens=900, ignore_eos=True)
         rollouts = [asyncio.create_task(pool.generate([5 + n] * 9, ask)) for n in range(2)]
         while (await engine.statistics()).running < 2:  # noqa: ASYNC110 - another process, which tells nobody
             await asyncio.sleep(0.01)
-        await pool.join("own", RatedServer(Rates(base=0.001), "", begun))
+        await pool.join("own", RatedServer(StepCosts(base=0.001), "", begun))
         users = (engine.generate([15 + n] * 9, Sampling(max_tokens=60, ignore_eos=True)) for n in range(SLOTS))
         assert [len(each.token_ids) for each in await asyncio.gather(*users)] == [60] * SLOTS
         assert [len(each.token_ids) for each in await asyncio.gather(*rollouts)] == [900] * 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollout import Environment
-from rollout.environments.mixture import Draw, Mixture, Outcome, Part, load_curriculum, read_rows
+from rollout.environments.mixture import Draw, Mixture, MixturePart, PartOutcome, load_curriculum, read_rows
 from rollout.environments.splits import HELD_OUT
 from sandbox.errors import Invalid, NotFound
 
@@ -19,10 +19,10 @@ TASK = "from rollout import Environment, Observation\nclass {name}(Environment):
 )
 
 
-def parts(folder: Path, **changes: object) -> list[Part]:
+def parts(folder: Path, **changes: object) -> list[MixturePart]:
     for name in ("near", "far"):
         (folder / f"{name}.py").write_text(TASK.format(name=name))
-    return [Part(task=str(folder / "near.py"), weight=3), Part(task=str(folder / "far.py"), **changes)]  # type: ignore[arg-type]
+    return [MixturePart(task=str(folder / "near.py"), weight=3), MixturePart(task=str(folder / "far.py"), **changes)]  # type: ignore[arg-type]
 
 
 def test_a_number_stands_for_a_part_and_its_seed(tmp_path: Path) -> None:
@@ -99,16 +99,16 @@ def test_a_curriculum_sees_outcomes_and_chooses(tmp_path: Path) -> None:
     assert [next(draw) % 2 for _ in range(3)] == [0, 0, 0]
     seen += [(0, 0.9, 0.5, 1.0), (2, 1.0, 1.0, 1.0)]
     assert [next(draw) % 2 for _ in range(3)] == [1, 1, 1]
-    told: list[Outcome] = []
+    told: list[PartOutcome] = []
 
-    def listen(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    def listen(outcomes: Sequence[PartOutcome]) -> dict[str, float]:
         told.extend(outcomes)
         return {"near": 1.0}
 
     next(Draw(Mixture(parts(tmp_path)), 0, [4, 1], curriculum=listen, outcomes=lambda: seen))
     assert told == [
-        Outcome(name="near", weight=3, issued=4, groups=2, reward=0.95, silent=0.5),
-        Outcome(name="far", weight=1, issued=1, groups=0, reward=0.0, silent=0.0),
+        PartOutcome(name="near", weight=3, issued=4, groups=2, reward=0.95, silent=0.5),
+        PartOutcome(name="far", weight=1, issued=1, groups=0, reward=0.0, silent=0.0),
     ]
 
 
@@ -124,7 +124,7 @@ def test_mixtures_and_curricula_that_make_no_sense_are_refused(tmp_path: Path) -
     with pytest.raises(Invalid, match="parts of one name: near, near"):
         Mixture([near, near])
     with pytest.raises(Invalid, match="weights must be 0 or more"):
-        Mixture([Part(task=near.task, weight=0.0), Part(task=far.task, weight=0.0)])
+        Mixture([MixturePart(task=near.task, weight=0.0), MixturePart(task=far.task, weight=0.0)])
     with pytest.raises(NotFound, match="no curriculum"):
         load_curriculum(tmp_path / "nowhere.py")
     (tmp_path / "empty.py").write_text("")

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from safetensors.torch import save_file  # noqa: E402
 
 from rollout.engine.embedded.apply import prepare  # noqa: E402
-from rollout.engine.embedded.core import Core, Request  # noqa: E402
+from rollout.engine.embedded.core import Core, SamplingSequence  # noqa: E402
 from rollout.engine.embedded.pretrained import refuse  # noqa: E402
 from rollout.weights import adapter  # noqa: E402
 from rollout.weights.mirror import Write  # noqa: E402
@@ -54,7 +54,7 @@ def made(folder: Path, family: str, **changes: Any) -> Path:
     return folder
 
 
-def logprobs(model: Any, request: Request) -> list[float]:
+def logprobs(model: Any, request: SamplingSequence) -> list[float]:
     """What the model itself gives for each token of an answer."""
     with torch.no_grad():
         logits = model(torch.tensor([request.tokens])).logits[0].float()
@@ -63,8 +63,8 @@ def logprobs(model: Any, request: Request) -> list[float]:
     return found
 
 
-def play(core: Core) -> list[Request]:
-    done: list[Request] = []
+def play(core: Core) -> list[SamplingSequence]:
+    done: list[SamplingSequence] = []
     for _ in range(2000):
         if core.scheduler.idle:
             return done
@@ -72,8 +72,8 @@ def play(core: Core) -> list[Request]:
     raise AssertionError("it never ends")
 
 
-def ask(core: Core, prompt: list[int], count: int, *, seed: int = 0, **options: Any) -> Request:
-    request = Request(f"{len(core.requests)}-{random.random()}", list(prompt), count, seed=seed, **options)
+def ask(core: Core, prompt: list[int], count: int, *, seed: int = 0, **options: Any) -> SamplingSequence:
+    request = SamplingSequence(f"{len(core.requests)}-{random.random()}", list(prompt), count, seed=seed, **options)
     core.add(request)
     return request
 
@@ -85,7 +85,7 @@ def test_answers_are_those_of_transformers_whatever_is_beside_them(family: str, 
     refuse(folder)  # which it does not
     core = Core(folder, version="0", slots=4, length=128, dtype=dtype, paged=True)
     core.scheduler.prefill_budget = 23  # prompts are read in several pieces
-    stem, done = [draw.randrange(VOCABULARY) for _ in range(40)], list[Request]()
+    stem, done = [draw.randrange(VOCABULARY) for _ in range(40)], list[SamplingSequence]()
     for n in range(9):
         prompt = [*stem, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 30)))]
         ask(core, prompt, draw.randrange(1, 40), seed=n, temperature=draw.choice([0.0, 0.7, 1.0]))

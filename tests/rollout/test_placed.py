@@ -20,11 +20,11 @@ from rollout.engine import tls
 from rollout.engine.client import Sampling
 from rollout.engine.launch import reachable, vllm
 from rollout.plan import PoolPlan, RolloutPlan
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from rollout.service import accepted
 from rollout.service.engines import serving
 from rollout.service.placed import ADDRESS, folder_of
-from rollout.service.protocol import VersionRef
+from rollout.service.protocol import PublishedVersion
 from rollout.weights.store import VersionStore
 from sandbox.paths import CHECKOUT
 from tests.rollout.weights.test_engine import Policy
@@ -68,27 +68,27 @@ def machines(run: Path) -> Iterator[Machines]:
     made.end()
 
 
-def published(run: Path, policy: Policy, version: int) -> VersionRef:
+def published(run: Path, policy: Policy, version: int) -> PublishedVersion:
     policy.publish(version)
-    ref = VersionRef(version=version, folder=str(run / "weights"), digest="")
+    ref = PublishedVersion(version=version, folder=str(run / "weights"), digest="")
     accepted.write(run / "rollout", ref)
     return ref
 
 
 @asynccontextmanager
-async def pool_of(run: Path, ref: VersionRef) -> AsyncIterator[Pool]:
+async def pool_of(run: Path, ref: PublishedVersion) -> AsyncIterator[EnginePool]:
     async with serving(PLAN, run, placed=True)(ref) as pool:
-        assert isinstance(pool, Pool)
+        assert isinstance(pool, EnginePool)
         yield pool
 
 
-async def all_serve(pool: Pool, version: int) -> None:
+async def all_serve(pool: EnginePool, version: int) -> None:
     async with asyncio.timeout(120):
         while {(each.state, each.version) for each in pool.members.values()} != {("serving", version)}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def spans(pool: Pool) -> set[int]:
+async def spans(pool: EnginePool) -> set[int]:
     """Versions that four answers at once come from."""
     asked = (pool.generate([5, 6, 7 + n], Sampling(max_tokens=6, ignore_eos=True)) for n in range(4))
     return {span.version for answer in await asyncio.gather(*asked) for span in answer.spans}

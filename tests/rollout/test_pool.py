@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from rollout.decide.engines.routing import RouteView, RoutingRules, Send, route
-from rollout.engine.client import Delta, Generation, Published, Sampling, Span
+from rollout.engine.client import Delta, Generation, PublishResult, Sampling, WeightSpan
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 from tests.support.rollout_engines import expected_logprobs, publish
 
@@ -52,9 +52,9 @@ async def servers(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def pool(servers: dict[str, EngineSupervisor], folders: list[Path]) -> AsyncIterator[Pool]:
+async def pool(servers: dict[str, EngineSupervisor], folders: list[Path]) -> AsyncIterator[EnginePool]:
     """Both servers, on version 0."""
-    async with Pool(rules=RULES) as made:
+    async with EnginePool(rules=RULES) as made:
         for name, server in servers.items():
             await made.join(name, server)
         await made.publish(folders[0].parent / "weights", 0)
@@ -76,13 +76,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def under_way(pool: Pool, count: int, name: str | None = None) -> None:
+async def under_way(pool: EnginePool, count: int, name: str | None = None) -> None:
     """Until that many requests are with the servers, and one of `name` has given a token."""
     await until(lambda: sum(member.load for member in pool.members.values()) >= count)
     await until(lambda: name is None or pool.members[name].heard > 0)
 
 
-async def test_both_servers_work_and_say_the_same(pool: Pool, folders: list[Path]) -> None:
+async def test_both_servers_work_and_say_the_same(pool: EnginePool, folders: list[Path]) -> None:
     prompts = [[3 + (n * k) % 120 for k in range(1, 9)] for n in range(24)]
     sampling = Sampling(max_tokens=9, ignore_eos=True)
     answers = await asyncio.gather(*(pool.generate(prompt, sampling) for prompt in prompts))
@@ -91,7 +91,7 @@ async def test_both_servers_work_and_say_the_same(pool: Pool, folders: list[Path
     assert pool.counts["routed_least"] == 24 and not pool.counts["moved"]
 
 
-async def test_a_stream_is_the_same_answer_in_pieces(pool: Pool) -> None:
+async def test_a_stream_is_the_same_answer_in_pieces(pool: EnginePool) -> None:
     sampling = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
     whole = await pool.generate([7, 8, 9], sampling)
     pieces = [delta async for delta in pool.stream([7, 8, 9], sampling)]
@@ -99,7 +99,7 @@ async def test_a_stream_is_the_same_answer_in_pieces(pool: Pool) -> None:
     assert len(pieces) > 1 and pieces[-1].finish_reason == "length" and pieces[-1].spans == whole.spans
 
 
-async def test_a_turn_goes_where_its_prefix_is(pool: Pool) -> None:
+async def test_a_turn_goes_where_its_prefix_is(pool: EnginePool) -> None:
     prompt = [3 + k % 120 for k in range(80)]
     first = await pool.generate(prompt, Sampling(max_tokens=8, ignore_eos=True))
     before = pool.counts["routed_prefix"]
@@ -110,7 +110,7 @@ async def test_a_turn_goes_where_its_prefix_is(pool: Pool) -> None:
 
 
 async def test_a_killed_server_s_requests_go_on_elsewhere(
-    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     prompts = [[40 + n, 41, 42] for n in range(8)]
     flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
@@ -125,7 +125,7 @@ async def test_a_killed_server_s_requests_go_on_elsewhere(
 
 
 async def test_a_server_that_hangs_is_given_up_and_comes_back(
-    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     prompts = [[50 + n, 51, 52] for n in range(8)]
     flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
@@ -141,7 +141,7 @@ async def test_a_server_that_hangs_is_given_up_and_comes_back(
     assert servers["b"].pid != pid
 
 
-async def test_an_idle_server_that_hangs_is_noticed(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:
+async def test_an_idle_server_that_hangs_is_noticed(pool: EnginePool, servers: dict[str, EngineSupervisor]) -> None:
     pid = servers["a"].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -149,7 +149,7 @@ async def test_an_idle_server_that_hangs_is_noticed(pool: Pool, servers: dict[st
     await until(lambda: pool.members["a"].state == "serving")
 
 
-async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, folders: list[Path]) -> None:
+async def test_weights_roll_over_the_servers_while_requests_go_on(pool: EnginePool, folders: list[Path]) -> None:
     states: list[tuple[str, ...]] = []
     done = asyncio.Event()
 
@@ -181,7 +181,7 @@ async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, fo
 
 
 async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
-    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     pid = servers["a"].pid  # the first in turn
     assert pid is not None
@@ -194,7 +194,7 @@ async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
 
 
 async def test_a_server_that_was_down_takes_the_version_before_it_serves(
-    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     pid = servers["a"].pid
     assert pid is not None
@@ -209,7 +209,7 @@ async def test_a_server_that_was_down_takes_the_version_before_it_serves(
 
 
 async def test_draining_finishes_what_there_is_and_takes_nothing_new(
-    pool: Pool, servers: dict[str, EngineSupervisor]
+    pool: EnginePool, servers: dict[str, EngineSupervisor]
 ) -> None:
     flights = [asyncio.create_task(pool.generate([80 + n], LONG)) for n in range(4)]
     await under_way(pool, 4)
@@ -227,7 +227,7 @@ async def test_draining_finishes_what_there_is_and_takes_nothing_new(
 
 
 async def test_servers_rest_until_the_next_version_and_their_requests_go_on(
-    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     flights = [asyncio.create_task(pool.generate([20 + n], LONG)) for n in range(8)]
     await under_way(pool, 8, "b")
@@ -257,7 +257,7 @@ async def test_servers_rest_until_the_next_version_and_their_requests_go_on(
 
 async def test_each_change_of_a_server_is_noted(servers: dict[str, EngineSupervisor], folders: list[Path]) -> None:
     noted: list[tuple[str, str, int, int]] = []
-    async with Pool(rules=RULES, note=lambda *each: noted.append(each)) as pool:
+    async with EnginePool(rules=RULES, note=lambda *each: noted.append(each)) as pool:
         for name, server in servers.items():
             await pool.join(name, server)
         await pool.publish(folders[0].parent / "weights", 0)
@@ -277,7 +277,7 @@ async def test_each_change_of_a_server_is_noted(servers: dict[str, EngineSupervi
 
 @pytest.mark.parametrize("victim", ["a", "b"])
 async def test_whoever_dies_while_others_rest_costs_time_alone(
-    victim: str, pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    victim: str, pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:
     """The one that goes on, or the one that rests."""
     flights = [asyncio.create_task(pool.generate([50 + n], LONG)) for n in range(6)]
@@ -292,7 +292,9 @@ async def test_whoever_dies_while_others_rest_costs_time_alone(
     await until(lambda: {(each.state, each.version) for each in pool.members.values()} == {("serving", 1)})
 
 
-async def test_who_goes_away_takes_the_request_along_at_once(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:
+async def test_who_goes_away_takes_the_request_along_at_once(
+    pool: EnginePool, servers: dict[str, EngineSupervisor]
+) -> None:
     async with aclosing(pool.stream([95], LONG)) as deltas:
         async for _ in deltas:
             break
@@ -309,7 +311,7 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
     seen: list[tuple[RouteView, list[Send]]] = []
     ended: list[str] = []
 
-    async def ask(pool: Pool, name: str, priority: int, tokens: int = 12) -> None:
+    async def ask(pool: EnginePool, name: str, priority: int, tokens: int = 12) -> None:
         await pool.generate([100, 101], Sampling(max_tokens=tokens, ignore_eos=True), priority=priority)
         ended.append(name)
 
@@ -321,7 +323,7 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
         def __init__(self, server: EngineSupervisor):
             self.__dict__ = server.__dict__
 
-    async with Pool(rules=RULES, tell=lambda view, sends: seen.append((view, sends))) as pool:
+    async with EnginePool(rules=RULES, tell=lambda view, sends: seen.append((view, sends))) as pool:
         await pool.join("a", One(servers["a"]))
         flights = [asyncio.create_task(ask(pool, "first", 0, tokens=300))]  # not over before all have come
         await under_way(pool, 1)
@@ -335,7 +337,7 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
     assert all(route(view, RULES) == sends for view, sends in seen)
 
 
-async def test_nonsense_is_refused_and_no_server_is_blamed(pool: Pool) -> None:
+async def test_nonsense_is_refused_and_no_server_is_blamed(pool: EnginePool) -> None:
     with pytest.raises(Invalid):
         await pool.generate([5] * LENGTH, Sampling())
     assert not pool.counts["lost"] and all(member.state == "serving" for member in pool.members.values())
@@ -364,11 +366,11 @@ class Saying:
 
     async def fetch(self, version: int) -> None: ...
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         if weights == "nowhere":
             raise NotFound("there are no such weights")
         self.sampled_by = version
-        return Published(version=version, seconds=0.0, paused_s=0.0)
+        return PublishResult(version=version, seconds=0.0, paused_s=0.0)
 
     async def abort(self, request_ids: list[str]) -> None: ...
 
@@ -391,7 +393,7 @@ class Saying:
                 raise EngineFailed("it broke")
             by += [self.sampled_by] * count
             last = len(by) == sampling.max_tokens
-            spans = [Span(each, by.index(each), len(by) - by[::-1].index(each)) for each in sorted(set(by))]
+            spans = [WeightSpan(each, by.index(each), len(by) - by[::-1].index(each)) for each in sorted(set(by))]
             yield Delta(
                 token_ids=[9] * count,
                 logprobs=[-float(self.sampled_by)] * count,
@@ -406,12 +408,12 @@ async def test_a_token_whose_version_nobody_told_is_sampled_again(breaks: bool, 
     """A server takes weights in the middle of an answer, goes on with it, and is lost before its last piece."""
     server, heard = Saying(), list[Delta]()
 
-    async def ask(pool: Pool) -> None:
+    async def ask(pool: EnginePool) -> None:
         wanted = None if enough is None else lambda ids: enough if len(ids) >= enough else None
         async for delta in pool.stream([3], Sampling(max_tokens=9, ignore_eos=True), enough=wanted):
             heard.append(delta)
 
-    async with Pool(rules=RULES) as pool:
+    async with EnginePool(rules=RULES) as pool:
         await pool.join("a", server)  # type: ignore[arg-type]
         asking = asyncio.create_task(ask(pool))
         await until(lambda: server.asks == 1)
@@ -427,13 +429,13 @@ async def test_a_token_whose_version_nobody_told_is_sampled_again(breaks: bool, 
         assert pool.counts["dropped_tokens"] == ((enough or 7) - 3 if breaks else 0)
     whole = enough or 9
     logprobs = [logprob for delta in heard for logprob in delta.logprobs]
-    assert heard[-1].spans == [Span(0, 0, 3), Span(1, 3, whole)]
+    assert heard[-1].spans == [WeightSpan(0, 0, 3), WeightSpan(1, 3, whole)]
     assert logprobs == [-0.0] * 3 + [-1.0] * (whole - 3)
 
 
 async def test_weights_that_cannot_be_had_take_no_server_away() -> None:
     server = Saying()
-    async with Pool(rules=RULES) as pool:
+    async with EnginePool(rules=RULES) as pool:
         await pool.join("a", server)  # type: ignore[arg-type]
         with pytest.raises(NotFound):
             await pool.publish("nowhere", 1)

@@ -12,13 +12,13 @@ import pytest
 
 from rollout import labels
 from rollout.chaos import Strike, kill_sandbox
-from rollout.decide.blame import Blame, Cause, Phase, blame
+from rollout.decide.blame import Blame, Cause, EpisodePhase, blame
 from rollout.engine.client import Sampling
 from rollout.environments.base import Observation
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.prepared import FORKS_FAILED_MOST, GONE, PreparedStates
-from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.labels import BOOK, PREPARED, Labelled
+from rollout.episode.prepared import GONE, MAX_FORKS_FAILED, PreparedStates
+from rollout.episode.spec import EpisodeLimits, EpisodeSpec
+from rollout.labels import BOOK, PREPARED, LabellingClient
 from rollout.messages import Trajectory
 from sandbox import Client
 from sandbox.errors import NotEqual
@@ -46,23 +46,25 @@ class Counting(Notebook):
 
 
 @pytest.fixture
-async def labelled(host: Client, tmp_path: Path) -> AsyncIterator[Labelled]:
+async def labelled(host: Client, tmp_path: Path) -> AsyncIterator[LabellingClient]:
     Counting.resets = 0
-    labelled = Labelled(host, tmp_path / "run")
+    labelled = LabellingClient(host, tmp_path / "run")
     yield labelled
     await labelled.sweep()
     for info in await host.sandboxes({PREPARED: None}):
         await (await host.get(info.id)).remove()
 
 
-def manager(labelled: Labelled, states: PreparedStates | None, kind: Any = Counting, **limits: float) -> EpisodeManager:
+def manager(
+    labelled: LabellingClient, states: PreparedStates | None, kind: Any = Counting, **limits: float
+) -> EpisodeManager:
     return EpisodeManager(
         environment=kind,
         host=labelled,
         engine=ScriptedEngine(SCRIPT),
         tokenizer=Letters(),
         prepared=states,
-        limits=Limits(**limits),
+        limits=EpisodeLimits(**limits),
     )
 
 
@@ -71,12 +73,14 @@ async def play(episodes: EpisodeManager, seed: int, count: int, **options: Any) 
     return list(await asyncio.gather(*(episodes.run(spec, SAMPLING, **options) for spec in specs)))
 
 
-async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(labelled: Labelled, tmp_path: Path) -> None:
+async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(
+    labelled: LabellingClient, tmp_path: Path
+) -> None:
     states = PreparedStates(labelled, tmp_path / "book")
     (alone,) = await play(manager(labelled, None), 3, 1)
     group = await play(manager(labelled, states), 3, 4)
     again = await play(manager(labelled, states), 3, 1)
-    other_run = PreparedStates(Labelled(labelled.client, tmp_path / "other"), tmp_path / "book")
+    other_run = PreparedStates(LabellingClient(labelled.client, tmp_path / "other"), tmp_path / "book")
     later = await play(manager(labelled, other_run), 3, 1)
     assert [each.reward for each in [alone, *group, *again, *later]] == [1.0] * 7
     assert Counting.resets == 2  # of the one alone, and of all others
@@ -91,7 +95,7 @@ async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(labell
 
 @pytest.mark.parametrize("when", ["between", "command"])
 async def test_a_member_that_dies_comes_back_to_the_prepared_state(
-    labelled: Labelled, tmp_path: Path, when: Any
+    labelled: LabellingClient, tmp_path: Path, when: Any
 ) -> None:
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
     strike = Strike(0, when, kill=kill_sandbox)
@@ -101,7 +105,7 @@ async def test_a_member_that_dies_comes_back_to_the_prepared_state(
     assert (struck.tokens, struck.reward) == (calm.tokens, 1.0)
 
 
-async def test_a_state_that_somebody_removed_is_made_again(labelled: Labelled, tmp_path: Path) -> None:
+async def test_a_state_that_somebody_removed_is_made_again(labelled: LabellingClient, tmp_path: Path) -> None:
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
     await play(episodes, 3, 1)
     for info in await labelled.client.sandboxes({PREPARED: None}):
@@ -110,7 +114,7 @@ async def test_a_state_that_somebody_removed_is_made_again(labelled: Labelled, t
     assert [each.reward for each in group] == [1.0] * 3 and Counting.resets == 2
 
 
-async def test_a_state_that_comes_back_outlives_those_that_come_once(labelled: Labelled, tmp_path: Path) -> None:
+async def test_a_state_that_comes_back_outlives_those_that_come_once(labelled: LabellingClient, tmp_path: Path) -> None:
     states = PreparedStates(labelled, tmp_path / "book", most=2)
     episodes = manager(labelled, states)
     for seed in (1, 2, 3, 1, 4, 5, 1):
@@ -121,7 +125,7 @@ async def test_a_state_that_comes_back_outlives_those_that_come_once(labelled: L
 
 
 async def test_states_whose_book_was_deleted_are_collected(
-    labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    labelled: LabellingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
     other = manager(labelled, PreparedStates(labelled, tmp_path / "other"))
@@ -134,7 +138,7 @@ async def test_states_whose_book_was_deleted_are_collected(
     assert len(await labelled.client.sandboxes({PREPARED: None})) == 1
 
 
-async def test_what_a_reset_depends_on_has_a_state_of_its_own(labelled: Labelled, tmp_path: Path) -> None:
+async def test_what_a_reset_depends_on_has_a_state_of_its_own(labelled: LabellingClient, tmp_path: Path) -> None:
     class Harder(Counting):
         level = 0
 
@@ -162,7 +166,7 @@ class Opaque(Counting):
 
 @pytest.mark.parametrize("kind", [Alone, Opaque])
 async def test_an_environment_may_keep_its_resets_to_itself(
-    labelled: Labelled, tmp_path: Path, kind: type[Counting]
+    labelled: LabellingClient, tmp_path: Path, kind: type[Counting]
 ) -> None:
     kind.resets = 0
     states = PreparedStates(labelled, tmp_path / "book")
@@ -182,24 +186,26 @@ class Hanging(Counting):
         return await super().reset(sandbox, seed)
 
 
-async def test_a_reset_that_hangs_costs_one_member(labelled: Labelled, tmp_path: Path) -> None:
+async def test_a_reset_that_hangs_costs_one_member(labelled: LabellingClient, tmp_path: Path) -> None:
     Hanging.hang = 1
     states = PreparedStates(labelled, tmp_path / "book")
     group = await play(manager(labelled, states, Hanging, reset_s=8.0), 3, 4)
     failed = [each.failure for each in group if each.failure is not None]
-    assert [(each.phase, each.cause, blame(each)) for each in failed] == [(Phase.RESET, Cause.LATE, Blame.ENVIRONMENT)]
+    assert [(each.phase, each.cause, blame(each)) for each in failed] == [
+        (EpisodePhase.RESET, Cause.LATE, Blame.ENVIRONMENT)
+    ]
     assert sorted(each.reward for each in group) == [0.0, 1.0, 1.0, 1.0]
 
 
 async def test_forks_that_do_not_come_back_equal_end_the_sharing(
-    labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    labelled: LabellingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fork(checkpoint: str) -> Any:
         raise NotEqual("the restored state differs in 1 point")
 
     monkeypatch.setattr(labelled, "fork", fork)
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
-    failures = [(await play(episodes, 3, 1))[0].failure for _ in range(FORKS_FAILED_MOST)]
+    failures = [(await play(episodes, 3, 1))[0].failure for _ in range(MAX_FORKS_FAILED)]
     assert all(each is not None and blame(each) is Blame.PLATFORM for each in failures)
     assert [each.reward for each in await play(episodes, 3, 2)] == [1.0, 1.0]
     assert Counting.resets == 3  # the shared one, and one for each of the last two

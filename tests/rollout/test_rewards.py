@@ -13,13 +13,13 @@ import pytest
 from aiohttp import web
 
 from rollout.decide import anchor
-from rollout.decide.blame import Blame, Cause, Phase, blame
+from rollout.decide.blame import Blame, Cause, EpisodePhase, blame
 from rollout.decide.keeping import KeepPlan
 from rollout.engine.client import Sampling
 from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.labels import Labelled
+from rollout.labels import LabellingClient
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards import Score, Scoring, library
 from rollout.rewards.messages import ScorerFailed
@@ -197,14 +197,14 @@ async def test_a_scorer_that_never_works_is_the_platforms_failure(tmp_path: Path
     async with RewardService(host) as service:
         trajectory = await manager(host, service, Broken).play(EpisodeSpec(prompt="p", seed=3), SAMPLING)
     failure = trajectory.failure
-    assert failure is not None and (failure.phase, failure.cause) == (Phase.SCORE, Cause.SCORER)
+    assert failure is not None and (failure.phase, failure.cause) == (EpisodePhase.SCORE, Cause.SCORER)
     assert blame(failure) is Blame.PLATFORM and not trajectory.scored
 
 
 @real
 async def test_in_real_sandboxes(host: Client, tmp_path: Path) -> None:
     """The agent's processes are in the fork, as it left them; a final state that is kept can be scored again."""
-    labelled, disk, book = Labelled(host, tmp_path / "run"), DiskThread(), KeptBook(tmp_path)
+    labelled, disk, book = LabellingClient(host, tmp_path / "run"), DiskThread(), KeptBook(tmp_path)
     async with RewardService(labelled) as service:
         episodes = manager(labelled, service, kept=KeptStates(labelled, book, disk, KeepPlan(trajectories=2)))
         played = [await episodes.play(EpisodeSpec(prompt=f"p{seed}", seed=seed), SAMPLING) for seed in (1, 2, 3)]
@@ -238,7 +238,7 @@ async def test_library_functions(rewards: RewardService) -> None:
 
 @real
 async def test_a_suite_sees_the_work_and_not_what_still_runs(host: Client, tmp_path: Path) -> None:
-    labelled = Labelled(host, tmp_path / "run")
+    labelled = LabellingClient(host, tmp_path / "run")
     racing = "(while sleep 0.01; do test -e /t/check.sh && echo true > /t/check.sh; done) > /dev/null 2>&1 &"
     async with labelled.create("debian") as sandbox, RewardService(labelled) as service:
         await sandbox.exec(f"echo good > /work; {racing}")

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.engines.slack import Step as Share
-from rollout.engine.embedded.scheduler import MINIMUM_REUSE, Copy, Scheduler, Sequence, common_prefix, finish_reason
+from rollout.decide.engines.slack import SlackStep as Share
+from rollout.engine.embedded.scheduler import (
+    MINIMUM_REUSE,
+    CacheCopy,
+    Scheduler,
+    Sequence,
+    common_prefix,
+    finish_reason,
+)
 
 
 class Rows:
@@ -16,7 +23,7 @@ class Rows:
     def __init__(self, scheduler: Scheduler, count: int, length: int):
         self.rows: list[list[int | None]] = [[None] * length for _ in range(count)]
 
-    def copy(self, copies: list[Copy]) -> None:
+    def copy(self, copies: list[CacheCopy]) -> None:
         for copy in copies:
             self.rows[copy.target][: copy.length] = self.rows[copy.source][: copy.length]
 

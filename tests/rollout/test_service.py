@@ -14,16 +14,16 @@ import pytest_asyncio
 from aiohttp.test_utils import unused_port
 
 from rollout import RolloutConfig
-from rollout.engine.client import Published, Sampling
+from rollout.engine.client import PublishResult, Sampling
 from rollout.environments import folder as tasks
 from rollout.plan import RolloutPlan
 from rollout.service.client import RolloutClient
-from rollout.service.protocol import TOKEN, VersionRef
+from rollout.service.protocol import TOKEN, PublishedVersion
 from rollout.service.role import RolloutRole
-from rollout.service.server import Door
+from rollout.service.server import RolloutServer
 from rollout.weights.layout import Layout
 from rollout.weights.store import VersionStore
-from rollout.weights.versions import Manifest
+from rollout.weights.versions import VersionManifest
 from sandbox.errors import Conflict, EngineFailed, ImageNotFound, Invalid, NoDaemon
 from sandbox.messages import Statistics
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
@@ -69,10 +69,10 @@ class Engines(ScriptedEngine):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
+    async def publish(self, folder: Path | str, version: int) -> PublishResult:
         await self.gate.wait()
         self.version = version
-        return Published(version=version, seconds=0.0, paused_s=0.25)
+        return PublishResult(version=version, seconds=0.0, paused_s=0.25)
 
 
 class Scene:
@@ -80,29 +80,29 @@ class Scene:
 
     def __init__(self, run: Path):
         self.run, self.host, self.engines = run, Host(), Engines()
-        self.door: Door | None = None
+        self.door: RolloutServer | None = None
         self._stack, self.clients = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
 
     async def begin(self) -> None:
         @contextlib.asynccontextmanager
-        async def serve(ref: VersionRef) -> AsyncIterator[Engines]:
+        async def serve(ref: PublishedVersion) -> AsyncIterator[Engines]:
             self.engines.version = ref.version
             yield self.engines
 
         role = RolloutRole(self.run, PLAN, self.host, serve=serve)  # type: ignore[arg-type]
         await self._stack.enter_async_context(role)
         self.role = role
-        self.door = await self._stack.enter_async_context(Door(role, self.run / "roles"))
+        self.door = await self._stack.enter_async_context(RolloutServer(role, self.run / "roles"))
 
     async def end(self) -> None:
         await self._stack.aclose()
 
-    def published(self, version: int) -> VersionRef:
+    def published(self, version: int) -> PublishedVersion:
         """A version without any tensor."""
         store = VersionStore(self.run / "weights")
         layout = store.put(msgspec.msgpack.encode(Layout([], [])))
-        made = Manifest(version=version, layout=layout, base=None, steps=None, whole=[], digests=b"")
-        return VersionRef(version=version, folder=str(store.folder), digest=store.publish(made).manifest.digest)
+        made = VersionManifest(version=version, layout=layout, base=None, steps=None, whole=[], digests=b"")
+        return PublishedVersion(version=version, folder=str(store.folder), digest=store.publish(made).manifest.digest)
 
     async def trainer(self, step: int = 0) -> RolloutClient:
         client = RolloutClient.of(self.run, patience=30.0)
@@ -113,7 +113,7 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(tasks, "load", lambda _: tasks.Task("notebook", Notebook, None))
+    monkeypatch.setattr(tasks, "load", lambda _: tasks.LoadedTask("notebook", Notebook, None))
     monkeypatch.setattr("rollout.service.role.tokenizer.load", lambda _: Letters())
     run = tmp_path / ("a-long-name-" * 10)  # the socket's name is longer than a socket's name may be
     run.mkdir()

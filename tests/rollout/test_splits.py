@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.environments import splits
-from rollout.environments.mixture import Draw, Mixture, Part
+from rollout.environments.mixture import Draw, Mixture, MixturePart
 from rollout.environments.splits import HELD_OUT, Items
 from rollout.environments.verifiers import VerifiersEnvironment
 from rollout.service.role import SEEDS
@@ -80,10 +80,10 @@ def test_what_a_run_draws_is_disjoint_from_what_it_evaluates_on(seed: int, tmp_p
     own = str(tmp_path / "own.py")
     mixture = Mixture(
         [
-            Part(task=own, name="rows", rows=str(tmp_path / "a.jsonl")),
-            Part(task=own, name="seeds"),
-            Part(task=str(TWELVE), name="tasks"),
-            Part(task=str(TWELVE), name="the same tasks"),
+            MixturePart(task=own, name="rows", rows=str(tmp_path / "a.jsonl")),
+            MixturePart(task=own, name="seeds"),
+            MixturePart(task=str(TWELVE), name="tasks"),
+            MixturePart(task=str(TWELVE), name="the same tasks"),
         ]
     )
 

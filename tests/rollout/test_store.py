@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rollout.messages import Trajectory
 from rollout.store import stages
-from rollout.store.samples import Fence, Fenced, Lease, SampleStore
+from rollout.store.samples import Fence, PromptLease, SampleStore, StaleOwner
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.paths import CHECKOUT
 
@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
         self.store = SampleStore(Path(self.folder.name))
         self.fence = self.store.acquire("rollout")
         self.old: list[Fence] = []
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, PromptLease] = {}
         self.put: dict[str, set[int]] = {}
         self.whole: set[str] = set()
         self.handed: dict[int, list[str]] = {}
@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
             lambda fence: self.store.lease(1, fence),
             lambda fence: self.store.ack(0, fence),
         ):
-            with pytest.raises(Fenced):
+            with pytest.raises(StaleOwner):
                 act(self.old[-1])
         assert self.store.account() == before
 

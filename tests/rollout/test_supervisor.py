@@ -17,7 +17,7 @@ import pytest
 
 from rollout.engine import adopted, keep, supervisor
 from rollout.engine.client import Sampling
-from rollout.engine.launch import Command, Launch, embedded, vllm
+from rollout.engine.launch import Launch, LaunchCommand, embedded, vllm
 from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_an_engine_that_does_not_start_is_reported_with_its_log(folder: Path, tmp_path: Path) -> None:
-    broken = Launch("broken", lambda _, __: Command([sys.executable, "-c", "print('boom'); exit(3)"], {}), 30.0)
+    broken = Launch("broken", lambda _, __: LaunchCommand([sys.executable, "-c", "print('boom'); exit(3)"], {}), 30.0)
     with pytest.raises(EngineFailed, match=r"ended with 3; its log .*engine\.log ends:\n  boom"):
         async with EngineSupervisor(broken, folder, 0, log=tmp_path / "engine.log"):
             pass
@@ -81,9 +81,9 @@ async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(
 async def test_a_server_that_is_killed_again_while_it_starts_is_started_again(folder: Path, tmp_path: Path) -> None:
     real, begun = embedded(slots=4), []
 
-    def command(model: Path, port: int) -> Command:
+    def command(model: Path, port: int) -> LaunchCommand:
         begun.append(port)
-        killed = Command([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
+        killed = LaunchCommand([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
         return killed if len(begun) == 2 else real.command(model, port)
 
     launch = dataclasses.replace(real, command=command, spare=None)
@@ -258,7 +258,9 @@ async def test_nothing_is_adopted_by_a_number_alone(folder: Path, tmp_path: Path
     other = await asyncio.create_subprocess_exec("sleep", "600")
     roles = tmp_path / "roles"
     try:
-        adopted.write(roles, adopted.Named(name="engine", pid=other.pid, started=1, at=0.0, url="http://127.0.0.1:1"))
+        adopted.write(
+            roles, adopted.RoleRecord(name="engine", pid=other.pid, started=1, at=0.0, url="http://127.0.0.1:1")
+        )
         async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "e.log", roles=roles) as engine:
             assert not engine.adopted and engine.pid != other.pid
             assert adopted.read(roles, "engine").generation == 2

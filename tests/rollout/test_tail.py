@@ -17,64 +17,64 @@ from rollout.decide import tail
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
     Abort,
-    Buffered,
+    BufferedGroup,
     Defer,
-    Exhausted,
-    Finish,
+    FinishGroup,
     GroupView,
     HandOut,
-    Lease,
-    Member,
-    Rules,
-    Start,
-    View,
+    LeasePrompts,
+    NoMoreBatches,
+    RolloutView,
+    SchedulingRules,
+    StartTrajectory,
+    TrajectoryView,
 )
 from rollout.store import decisions
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
-RULES = Rules(groups=8, size=8, tail=1.25, staleness=0)
+RULES = SchedulingRules(groups=8, size=8, tail=1.25, staleness=0)
 
 
-def view(**changes: object) -> View:
+def view(**changes: object) -> RolloutView:
     plain: dict[str, object] = {
         "version": 3, "asked": True, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
     }  # fmt: skip
-    return View(**(plain | changes))  # type: ignore[arg-type]
+    return RolloutView(**(plain | changes))  # type: ignore[arg-type]
 
 
 def group(number: int, *, deferred: bool = False) -> GroupView:
-    return GroupView(f"p{number}", number, [Member(0, "running")], deferred=deferred)
+    return GroupView(f"p{number}", number, [TrajectoryView(0, "running")], deferred=deferred)
 
 
-def whole(count: int) -> list[Buffered]:
-    return [Buffered(f"b{n}", n, [3]) for n in range(count)]
+def whole(count: int) -> list[BufferedGroup]:
+    return [BufferedGroup(f"b{n}", n, [3]) for n in range(count)]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, [Lease(10)]),
-        ({"queued": 4}, [Lease(10)]),
-        ({"queued": 4, "more": False}, [Lease(4)]),
-        ({"deferred": 7}, [Lease(10)]),  # not yet a batch of them
-        ({"deferred": 8}, [Lease(8, deferred=True)]),
-        ({"deferred": 11}, [Lease(8, deferred=True)]),
-        ({"deferred": 3, "more": False}, [Lease(3, deferred=True)]),  # the last ones
-        ({"deferred": 3, "more": False, "queued": 2}, [Lease(2)]),
-        ({"buffered": whole(6)}, [Lease(3)]),  # some were given up: 1.25 times the two that are missing
-        ({"buffered": whole(6), "deferred": 8}, [Lease(3)]),
+        ({}, [LeasePrompts(10)]),
+        ({"queued": 4}, [LeasePrompts(10)]),
+        ({"queued": 4, "more": False}, [LeasePrompts(4)]),
+        ({"deferred": 7}, [LeasePrompts(10)]),  # not yet a batch of them
+        ({"deferred": 8}, [LeasePrompts(8, deferred=True)]),
+        ({"deferred": 11}, [LeasePrompts(8, deferred=True)]),
+        ({"deferred": 3, "more": False}, [LeasePrompts(3, deferred=True)]),  # the last ones
+        ({"deferred": 3, "more": False, "queued": 2}, [LeasePrompts(2)]),
+        ({"buffered": whole(6)}, [LeasePrompts(3)]),  # some were given up: 1.25 times the two that are missing
+        ({"buffered": whole(6), "deferred": 8}, [LeasePrompts(3)]),
         ({"buffered": whole(8)}, []),
         ({"running": [group(1)]}, []),
         ({"training": True}, []),
     ],
 )
-def test_the_next_round(changes: dict[str, object], expected: list[Lease]) -> None:
+def test_the_next_round(changes: dict[str, object], expected: list[LeasePrompts]) -> None:
     assert tail.next_round(view(**changes), RULES, bound=0) == expected
 
 
 def test_a_round_may_begin_while_the_trainer_works_if_staleness_allows_it() -> None:
-    assert tail.next_round(view(training=True), RULES, bound=1) == [Lease(10)]
+    assert tail.next_round(view(training=True), RULES, bound=1) == [LeasePrompts(10)]
 
 
 def test_what_is_late_is_put_off_once_a_batch_is_whole() -> None:
@@ -85,14 +85,14 @@ def test_what_is_late_is_put_off_once_a_batch_is_whole() -> None:
 
 def test_short_rounds_play_more_of_a_group_than_long_ones() -> None:
     assert (tail.members(RULES, deferred=False), tail.members(RULES, deferred=True)) == (10, 8)
-    plain = Rules(size=8, extra=1)
+    plain = SchedulingRules(size=8, extra=1)
     assert (tail.members(plain, deferred=False), tail.members(plain, deferred=True)) == (9, 9)
 
 
 class Played:
     """Executes actions on a virtual clock: trajectory `n` of prompt `p` takes `seconds(p, n)`."""
 
-    def __init__(self, rules: Rules, prompts: int, seconds: Any):
+    def __init__(self, rules: SchedulingRules, prompts: int, seconds: Any):
         self.rules, self.prompts, self.seconds = rules, prompts, seconds
         self.now, self.issued = 0.0, 0
         self.running: dict[int, dict[int, float | None]] = {}
@@ -103,13 +103,13 @@ class Played:
         self.put_off: Counter[int] = Counter()
         self.ended = False
 
-    def view(self) -> View:
+    def view(self) -> RolloutView:
         running = [
             GroupView(
                 str(number),
                 number,
                 [
-                    Member(n, "waiting" if at is None else "ended" if at <= self.now else "running")
+                    TrajectoryView(n, "waiting" if at is None else "ended" if at <= self.now else "running")
                     for n, at in members.items()
                 ],
                 deferred=number in self.long,
@@ -118,14 +118,14 @@ class Played:
         ]
         return view(
             running=running,
-            buffered=[Buffered(str(number), number, [0]) for number in self.whole],
+            buffered=[BufferedGroup(str(number), number, [0]) for number in self.whole],
             more=self.issued < self.prompts,
             deferred=len(self.waiting),
         )
 
     def act(self, action: object) -> None:
         match action:
-            case Lease(count, deferred):
+            case LeasePrompts(count, deferred):
                 for _ in range(count):
                     if deferred:
                         number = self.waiting.pop(0)
@@ -136,12 +136,12 @@ class Played:
                         break
                     members = tail.members(self.rules, deferred=deferred)
                     self.running[number] = dict.fromkeys(range(members))
-            case Start(prompt, member):
+            case StartTrajectory(prompt, member):
                 number = int(prompt)
                 self.running[number][member] = self.now + self.seconds(number, member)
             case Abort(prompt, member):
                 self.running[int(prompt)].pop(member)
-            case Finish(prompt):
+            case FinishGroup(prompt):
                 self.running.pop(int(prompt))
                 self.whole.append(int(prompt))
             case Defer(prompt):
@@ -151,7 +151,7 @@ class Played:
             case HandOut(prompts):
                 self.batches.append([int(prompt) for prompt in prompts])
                 self.whole = [number for number in self.whole if str(number) not in prompts]
-            case Exhausted():
+            case NoMoreBatches():
                 self.ended = True
 
     def run(self) -> None:
@@ -182,7 +182,7 @@ class Played:
 def test_every_prompt_is_in_one_batch_and_is_put_off_at_most_once(
     prompts: int, groups: int, size: int, factor: float, concurrency: int, data: st.DataObject
 ) -> None:
-    rules = Rules(groups=groups, size=size, tail=factor, staleness=0, concurrency=concurrency)
+    rules = SchedulingRules(groups=groups, size=size, tail=factor, staleness=0, concurrency=concurrency)
     seconds = data.draw(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
     played = Played(rules, prompts, lambda number, member: seconds[(number * 7 + member) % len(seconds)])
     played.run()
@@ -196,7 +196,7 @@ def test_rounds_are_shorter_with_a_long_tail_and_no_shorter_without() -> None:
     """One prompt in five takes ten times as long."""
 
     def per_prompt(seconds: Any, tail: float) -> float:
-        played = Played(Rules(groups=8, size=4, tail=tail, staleness=0, concurrency=1000), 400, seconds)
+        played = Played(SchedulingRules(groups=8, size=4, tail=tail, staleness=0, concurrency=1000), 400, seconds)
         played.run()
         return played.now / 400
 

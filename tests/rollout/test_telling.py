@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout.pool.telling import LENGTH_MOST, STRINGS_MOST, Stops, Told, settled
+from rollout.pool.telling import MAX_LENGTH, MAX_STRINGS, SentText, Stops, settled
 from sandbox.errors import Invalid
 from tests.support.chat_models import FAMILIES, need_models, renderer
 
@@ -40,7 +40,7 @@ def test_what_is_told_on_the_way_is_the_beginning_of_the_whole(name: str, answer
     r = renderer(name)
     prompt = r.open([{"role": "user", "content": "x"}])
     ids = [*r.encode(answer), r.stops[0]]
-    told, heard = Told(r.marks), {"reasoning": "", "text": ""}
+    told, heard = SentText(r.marks), {"reasoning": "", "text": ""}
     for end in range(piece, len(ids) + piece, piece):
         action = r.parse(ids[:end], prompt)
         for kind, text in (("reasoning", action.reasoning), ("text", action.content)):
@@ -54,7 +54,7 @@ def test_what_is_told_on_the_way_is_the_beginning_of_the_whole(name: str, answer
 def test_text_flows() -> None:
     """All of plain words is told at once, but for blanks and halves of characters."""
     r = renderer("smollm2")
-    ids, told = r.encode("one two three é €uro four"), Told(r.marks)
+    ids, told = r.encode("one two three é €uro four"), SentText(r.marks)
     heard = [told.more("text", r.decode(ids[:end])) for end in range(1, len(ids) + 1)]
     assert "".join(heard) == "one two three é €uro four" and sum(map(bool, heard)) > 6
 
@@ -106,6 +106,6 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
 
 
 def test_stop_strings_without_end_are_refused() -> None:
-    for strings in ([""], ["x" * (LENGTH_MOST + 1)], ["x"] * (STRINGS_MOST + 1)):
+    for strings in ([""], ["x" * (MAX_LENGTH + 1)], ["x"] * (MAX_STRINGS + 1)):
         with pytest.raises(Invalid):
             Stops(strings, lambda ids: "")

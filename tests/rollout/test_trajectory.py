@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollout import Limits, Observation, Trajectory, run_trajectory
+from rollout import EpisodeLimits, Observation, Trajectory, run_trajectory
 from rollout.chaos import Faults, Strike
 from rollout.decide.blame import Blame, Cause, blame
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.episode import turns
 from rollout.episode.spec import EpisodeSpec, sampling_seed
 from sandbox.errors import Conflict, EngineFailed, Invalid, RestoreFailed, SandboxDead
@@ -113,7 +113,7 @@ async def test_failures_are_data_with_a_reason() -> None:
 async def test_an_environment_closes_once_however_its_episode_ends(
     ends: str, closing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "CLOSE_MOST", 0.01)
+    monkeypatch.setattr(turns, "MAX_CLOSE", 0.01)
     closed, acting = [], asyncio.Event()
 
     class Opened(Notebook):
@@ -150,7 +150,7 @@ async def test_limits_truncate_with_a_reason() -> None:
 
     trajectory = await play(env=Endless())
     assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "step/turns")
-    trajectory = await play(env=Endless(), limits=Limits(max_length=20))
+    trajectory = await play(env=Endless(), limits=EpisodeLimits(max_length=20))
     assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "generate/length")
 
 
@@ -195,7 +195,7 @@ async def test_a_cut_action_is_not_executed() -> None:
             generation = await super().generate(prompt_ids, sampling)
             if len(self.prompts) == 2:
                 generation.token_ids.pop(), generation.logprobs.pop()
-                generation.spans[:] = [Span(0, 0, len(generation.token_ids))]
+                generation.spans[:] = [WeightSpan(0, 0, len(generation.token_ids))]
                 generation.finish_reason = "length"
             return generation
 
@@ -217,13 +217,13 @@ async def test_only_the_trajectorys_own_time_counts() -> None:
     """What a command took is the trajectory's; what the engine took is nobody's."""
     sandbox = FakeSandbox()
     sandbox.duration = 3.0
-    trajectory = await play(sandbox, limits=Limits(step_s=8.0))
+    trajectory = await play(sandbox, limits=EpisodeLimits(step_s=8.0))
     assert trajectory.failure is not None and trajectory.failure.cause is Cause.LATE
     assert trajectory.scored and len(trajectory.turns) == 3 and trajectory.own_s == pytest.approx(9.0, abs=1.0)
 
     slow = ScriptedEngine(SCRIPT)
     slow.delay = 0.4
-    assert (await play(engine=slow, limits=Limits(step_s=1.2))).status == "completed"
+    assert (await play(engine=slow, limits=EpisodeLimits(step_s=1.2))).status == "completed"
 
 
 def test_every_answer_has_a_seed_of_its_own() -> None:

@@ -20,7 +20,7 @@ from sandbox.container.container import Container
 from sandbox.content import dumpfile
 from sandbox.criu import rpc
 from sandbox.criu.checkpointer import Checkpointer, RestoreReport
-from sandbox.criu.dump import Dumped
+from sandbox.criu.dump import Dump
 from sandbox.tree import btrfs
 from tests.support.container_support import Maker
 from tests.support.container_support import shell as plain_shell
@@ -38,7 +38,7 @@ class Saved:
     """One checkpoint: file snapshot, capture directory, stored dump."""
 
     tree: Path
-    capture: Dumped
+    capture: Dump
     dump: Path
 
 

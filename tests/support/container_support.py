@@ -23,7 +23,7 @@ from sandbox.container.cgroup import Hierarchy, hierarchy
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.messages import Limits
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 BASE = 20_000_000 + 2_000_000 * WORKER  # uids of test sandboxes, away from those of daemons and of other workers
@@ -38,7 +38,7 @@ def base_image() -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BtrfsPool]:
     """A pool for all tests of a module. What one module leaves over is nothing to the next."""
     if os.geteuid() != 0:
         pytest.skip("sandboxes need root")
@@ -46,7 +46,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         pytest.skip(f"{paths.shim()} is missing: run `make setup`")
     if shutil.which("mkfs.btrfs") is None:
         pytest.skip("mkfs.btrfs is missing: run `make setup`")
-    made = Pool(tmp_path_factory.mktemp("state"), size=1 << 30).ensure()
+    made = BtrfsPool(tmp_path_factory.mktemp("state"), size=1 << 30).ensure()
     try:
         yield made
     finally:
@@ -57,7 +57,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 class Maker:
     """Makes specs and containers and removes them all."""
 
-    def __init__(self, pool: Pool, run: Path):
+    def __init__(self, pool: BtrfsPool, run: Path):
         self.pool = pool
         self.run = run
         self.made: list[Container] = []
@@ -102,7 +102,7 @@ class Maker:
 
 
 @pytest_asyncio.fixture
-async def maker(pool: Pool, tmp_path: Path) -> AsyncIterator[Maker]:
+async def maker(pool: BtrfsPool, tmp_path: Path) -> AsyncIterator[Maker]:
     made = Maker(pool, tmp_path)
     try:
         yield made

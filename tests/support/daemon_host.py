@@ -23,10 +23,10 @@ from typing import TypeVar
 
 from bench.harness.own_daemon import launch
 from sandbox import Client, NotFound, Sandbox, paths
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 IMAGE = "debian"
-PATIENCE = 240.0  # seconds; for what happens by itself, on a machine that may be very busy
+TIMEOUT = 240.0  # seconds; for what happens by itself, on a machine that may be very busy
 T = TypeVar("T")
 
 
@@ -132,7 +132,7 @@ class Daemon:
         if places.exists() and any(place.name != "empty" for place in places.iterdir()):
             self.start("--stop-sandboxes")
             self.stop()
-        Pool(self.state).close()
+        BtrfsPool(self.state).close()
 
 
 def tasks_of(sandbox: str) -> list[int]:
@@ -168,7 +168,7 @@ def init_of(sandbox: str) -> int:
     raise AssertionError(f"no pid 1 in {sandbox}")
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = PATIENCE) -> T:
+async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = TIMEOUT) -> T:
     """What `condition` (plain or async) returns once that is true. For what nobody tells."""
     deadline = time.monotonic() + seconds
     while True:

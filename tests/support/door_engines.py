@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rollout.engine.client import Delta, Generation, Published, Sampling, Span
+from rollout.engine.client import Delta, Generation, PublishResult, Sampling, WeightSpan
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
-from rollout.pool.answer import Answer
+from rollout.pool.answer import PartialGeneration
 from rollout.pool.pool import Enough
 from rollout.pool.started import started
 from tests.support.chat_models import SMOL
@@ -55,7 +55,7 @@ class Whole:
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", enough: Enough | None = None
     ) -> AsyncGenerator[Delta, None]:
-        whole, answer = await self.generate(prompt_ids, sampling, request_id=request_id), Answer(sampling)
+        whole, answer = await self.generate(prompt_ids, sampling, request_id=request_id), PartialGeneration(sampling)
         answer.begin(0)
         for at in range(0, len(whole.token_ids), self.piece):
             there = len(answer.token_ids)
@@ -91,7 +91,7 @@ class Served:
     async def fetch(self, version: int) -> None:
         raise NotImplementedError
 
-    async def publish(self, weights: Path | str, version: int) -> Published:
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -112,7 +112,7 @@ class Fake(Whole):
         return Generation(
             token_ids=ids,
             logprobs=[-drawn.random() for _ in ids],
-            spans=[Span(0, 0, len(ids))],
+            spans=[WeightSpan(0, 0, len(ids))],
             finish_reason="length",
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout import Environment, Observation
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Generation, Sampling, WeightSpan
 from sandbox.errors import CheckpointFailed, Conflict, Interrupted, NotFound, SandboxDead
 from sandbox.messages import (
     CheckpointInfo,
@@ -247,7 +247,7 @@ class ScriptedEngine:
         return Generation(
             token_ids=ids,
             logprobs=[-0.5] * len(ids),
-            spans=[Span(self.version, 0, len(ids))],
+            spans=[WeightSpan(self.version, 0, len(ids))],
             finish_reason="stop",
         )
 

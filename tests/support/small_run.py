@@ -7,17 +7,17 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
+from trainer.config import TrainConfig
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 
 
-def small(out: Path, **changes: Any) -> Config:
+def small(out: Path, **changes: Any) -> TrainConfig:
     options: dict[str, Any] = {
         "task": EXAMPLE, "steps": 2, "groups": 2, "size": 2, "concurrency": 4, "held_out": 2, "faults": 2,
         "pace": 0.0, "out": out,
     }  # fmt: skip
-    return Config(**{**options, **changes})
+    return TrainConfig(**{**options, **changes})
 
 
 def rows(folder: Path, file: str, query: str) -> int:

@@ -17,7 +17,7 @@ from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict, Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
-from trainer.config import Config, make, open_run, read
+from trainer.config import TrainConfig, make, open_run, read
 from trainer.estimate import estimate, ghostly, kept
 from trainer.models import policy
 from trainer.models.scorer import Scorer
@@ -36,7 +36,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
     path = written(tmp_path, 'task = "there"\nsteps = 3\nobjective = "gspo"\ncorrections = ["tis"]\n')
     made = make(read(path))
-    assert made == Config(task=tmp_path / "there", steps=3, objective="gspo", corrections=("tis",))
+    assert made == TrainConfig(task=tmp_path / "there", steps=3, objective="gspo", corrections=("tis",))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_what_is_wrong_in_a_file_is_said(text: str, said: str, tmp_path: Path) -
 
 
 def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> None:
-    folder, first = open_run(Config(task=EXAMPLE, steps=3, seed=5, out=tmp_path))
-    again = Config(task=Path("elsewhere"), resume=folder)
+    folder, first = open_run(TrainConfig(task=EXAMPLE, steps=3, seed=5, out=tmp_path))
+    again = TrainConfig(task=Path("elsewhere"), resume=folder)
     assert open_run(again) == (folder, first)
     assert open_run(again, steps=7)[1].steps == 7
     assert open_run(again)[1].steps == 7
@@ -82,7 +82,7 @@ def test_a_mixture_is_read_with_its_paths_and_reaches_the_rollout(tmp_path: Path
     environments = read_plan(folder).environments(folder)
     assert [(part.name, part.weight) for part in environments.parts] == [("fix_the_service", 2.0), ("hard", 1.0)]
     assert environments.rows[1] == [{"n": 1}, {"n": 2}]
-    assert open_run(Config(task=Path(), resume=folder)) == (folder, config)
+    assert open_run(TrainConfig(task=Path(), resume=folder)) == (folder, config)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
     assert isinstance(shown.exception, Invalid)
     assert "nearest: dapo" in str(shown.exception)
     with pytest.raises(Invalid, match="ppo needs the whole batch first"):
-        open_run(Config(task=EXAMPLE, objective="ppo", stream=True, out=tmp_path / "runs"))
+        open_run(TrainConfig(task=EXAMPLE, objective="ppo", stream=True, out=tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
         "    async def reset(self, sandbox, seed): return Observation(text='')\n"
         "    async def step(self, sandbox, action): return Observation(text='', done=True)\n"
     )
-    config = Config(task=tmp_path / "talking.py", model=EXAMPLE / "start", out=tmp_path / "runs")
+    config = TrainConfig(task=tmp_path / "talking.py", model=EXAMPLE / "start", out=tmp_path / "runs")
     for begin in (open_run, preview):
         with pytest.raises(Invalid, match=rf"Talking has {told}.* no chat template .name an instruction-tuned model"):
             begin(config)

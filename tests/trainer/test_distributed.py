@@ -16,9 +16,9 @@ from rollout.engine.embedded.model import save_model
 from tests.trainer.test_learner import model, samples
 from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, Heart, judge, read
-from trainer.distributed.worker import Worker, WorkPlan
+from trainer.distributed.worker import RankWorker, WorkPlan
 from trainer.errors import RankLost
-from trainer.learner import Settings
+from trainer.learner import OptimiserSettings
 
 STEPS = 5
 
@@ -29,7 +29,7 @@ def plan(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
         save_model(model(), base)
     options = {
         "model": str(base), "folder": str(tmp_path / name), "steps": STEPS, "timeout": 60.0,
-        "settings": Settings(rate=1e-2, budget=64), **changes,
+        "settings": OptimiserSettings(rate=1e-2, budget=64), **changes,
     }  # fmt: skip
     return WorkPlan(**options)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def alone(tmp_path: Path, **changes: object) -> dict[str, Tensor]:
     torch.set_num_threads(1)
     made = plan(tmp_path, "alone", **changes)
     record(Fleet(made, ranks=1), made.steps)
-    worker = Worker(made)
+    worker = RankWorker(made)
     worker.run()
     return dict(worker.learner.scorer.model.state_dict())
 

@@ -9,10 +9,10 @@ import pytest
 
 from bench.harness import handed_over
 from bench.harness.paced_engine import paced
-from rollout.decide.engines.measuring import Steps
-from rollout.engine.client import Published
+from rollout.decide.engines.measuring import StepTimes
+from rollout.engine.client import PublishResult
 from rollout.plan import PoolPlan
-from rollout.pool.pool import Pool
+from rollout.pool.pool import EnginePool
 from sandbox.errors import Invalid
 from tests.support.small_run import small
 from trainer.config import open_run
@@ -22,10 +22,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 STEPS = 2
 
 
-class Complete(Pool):
+class Complete(EnginePool):
     """Its versions are served when all its servers serve: where one of two still starts, nobody can hand over."""
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
+    async def publish(self, folder: Path | str, version: int) -> PublishResult:
         published = await super().publish(folder, version)
         while any(member.state != "serving" for member in self.members.values()):  # noqa: ASYNC110 - looks at the pool
             await asyncio.sleep(0.05)
@@ -36,8 +36,8 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine that goes on and the trainer, when its first gradients begin; then the one that rests."""
-    monkeypatch.setattr(handed_over, "Pool", Complete)
-    monkeypatch.setattr(Steps, "line", lambda _: (0.1, 0.0))  # whatever else the machine does meanwhile
+    monkeypatch.setattr(handed_over, "EnginePool", Complete)
+    monkeypatch.setattr(StepTimes, "line", lambda _: (0.1, 0.0))  # whatever else the machine does meanwhile
     run = handed_over.begin(tmp_path, steps=STEPS, longest=80)
     lengths = handed_over.tailed(0, 80)
     async with handed_over.rollout(

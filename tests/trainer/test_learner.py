@@ -21,11 +21,11 @@ from trainer.batches.pack import pack
 from trainer.batches.plan import cost, plan
 from trainer.batches.sample import Sample, SampleLog, accepted, refusal
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, OptimiserSettings
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
 from trainer.objectives import OBJECTIVES, Figures, Objective, named, with_corrections
-from trainer.stream import Stream
+from trainer.stream import BatchStream
 
 CONFIG = ModelConfig(
     vocab_size=40, hidden_size=24, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=12
@@ -77,7 +77,7 @@ def gradient(
     before = flat(policy)
     reference = Scorer(model(9)) if objective.kl is not None else None
     scorer = Scorer(policy, recompute=recompute, critic=objective.value is not None)
-    learner = Learner(scorer, objective, Settings(budget=budget, max_norm=1e9), reference=reference)
+    learner = Learner(scorer, objective, OptimiserSettings(budget=budget, max_norm=1e9), reference=reference)
     learner.optimiser = torch.optim.SGD(learner.trained, lr=1.0)
     learner.begin()
     for at in range(0, len(batch), fed or len(batch)):
@@ -251,7 +251,7 @@ async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: s
 
     streamed, plain = (Learner(Scorer(model()), named("pooled")) for _ in range(2))
     takes = SimpleNamespace(streams=streamed.streams, expect=streamed.begin, feed=streamed.feed)
-    batch = await Stream(Source(), takes, content).next_batch()
+    batch = await BatchStream(Source(), takes, content).next_batch()
     stats = streamed.complete(content(batch), rate=1e-3)
     plain.step(content(batch), rate=1e-3)
     assert (stats.hidden_s > 0) == (fate == "all there")
@@ -313,7 +313,7 @@ def test_several_updates_of_a_batch_hold_on_to_the_policy_before_it() -> None:
     batch = samples(6, groups=4)
     policy = model()
     objective = with_corrections(named("pooled"), ["decoupled"])
-    learner = Learner(Scorer(policy), objective, Settings(updates=2, rate=3e-2))
+    learner = Learner(Scorer(policy), objective, OptimiserSettings(updates=2, rate=3e-2))
     seen: list[Tensor] = []
     loss = Objective.loss
 
@@ -338,7 +338,7 @@ def test_a_step_makes_good_tokens_likelier_and_counts_what_it_did() -> None:
     for each, logs in zip(batch, before, strict=True):
         values = iter(logs.tolist())
         own.append(replaced(each, logprobs=[next(values) if bit else 0.0 for bit in each.mask]))
-    stats = Learner(Scorer(policy), named("pooled"), Settings(rate=1e-3)).step(own)
+    stats = Learner(Scorer(policy), named("pooled"), OptimiserSettings(rate=1e-3)).step(own)
     assert (stats.trajectories, stats.computed, stats.silent) == (9, 6, 3)
     assert stats.summary.mismatch_kl == pytest.approx(0.0, abs=1e-6)
     assert stats.summary.ess == pytest.approx(1.0, abs=1e-4)

@@ -19,7 +19,7 @@ from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, OptimiserSettings
 from trainer.models import policy
 from trainer.models.load import Lora, export, load, merged, published
 from trainer.models.scorer import Scorer
@@ -116,7 +116,7 @@ def test_adapters_alone_are_trained_and_merged_when_exported(kind: str, tmp_path
         folder_of(kind, base)
     model = load(base, lora=Lora(rank=4, alpha=8))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    learner = Learner(Scorer(model), named("pooled"), Settings(rate=1e-2))
+    learner = Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2))
     for seed in range(2):  # the first step moves B alone, which begins at 0
         learner.step(batch(seed))
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -167,7 +167,7 @@ def test_an_exported_folder_loads_in_transformers_with_its_tokenizer(kind: str, 
     else:
         folder_of(kind, base)
     model = load(base)
-    Learner(Scorer(model), named("pooled"), Settings(rate=1e-2)).step(batch())
+    Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2)).step(batch())
     out = export(model, tmp_path / "out", base=base)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_a_trained_version_is_exported_with_its_head_tied_or_not(kind: str, tmp_
     """What `pagurus export` writes: transformers finds in it what was published."""
     model = load(folder_of(kind, tmp_path / "base"))
     assert model.config.tie_word_embeddings == (kind == "qwen2")
-    Learner(Scorer(model), named("pooled"), Settings(rate=1e-2)).step(batch())
+    Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2)).step(batch())
     files = {"config.json": (tmp_path / "base" / "config.json").read_bytes()}
     publisher = Publisher(VersionStore(tmp_path / "run" / "weights"))
     publisher.publish(7, published(model), files)
@@ -206,7 +206,7 @@ def test_half_precision_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) 
     assert 0 < (rough - exact).abs().max() < 0.2
     assert kinds == [torch.float32, torch.bfloat16]
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    Learner(scorer, named("pooled"), Settings(rate=1e-6)).step(batch())
+    Learner(scorer, named("pooled"), OptimiserSettings(rate=1e-6)).step(batch())
     changes = [(old - new).abs().max() for old, new in zip(before, model.parameters(), strict=True)]
     assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
     assert 0 < max(changes) < 2e-6

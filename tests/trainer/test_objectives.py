@@ -14,11 +14,11 @@ from sandbox.errors import Invalid
 from tests.support.objective_reference import FACTORS, LOSSES, Batch, corrected, ppo_value
 from trainer.objectives import (
     OBJECTIVES,
-    Counts,
+    BatchCounts,
     Figures,
     Objective,
     Rewards,
-    Tokens,
+    SampledTokens,
     credit,
     named,
     whole_divisor,
@@ -75,7 +75,7 @@ def loss_of(objective: Objective, batch: Batch, new: Tensor, *, proximal: bool =
     """The loss of a whole batch as the trainer computes it."""
     rewards = rewards_of(objective, batch)
     earned = credit(objective, rewards)
-    tokens = Tokens(
+    tokens = SampledTokens(
         new=new,
         engine=flat(batch, "engine"),
         sequence=torch.repeat_interleave(torch.arange(len(batch)), rewards.lengths),
@@ -182,7 +182,7 @@ def test_the_order_of_trajectories_does_not_matter(name: str) -> None:
 def test_groups_that_come_one_by_one_make_the_whole(name: str) -> None:
     """What a trainer sums up while groups come in, divided once, is the objective of the batch."""
     objective, batch = without_value(name), make(3)
-    total, counts = 0.0, Counts()
+    total, counts = 0.0, BatchCounts()
     for group in (2, 0, 1):
         part = [each for each in batch if each["group"] == group]
         rewards = rewards_of(objective, part)
@@ -190,7 +190,7 @@ def test_groups_that_come_one_by_one_make_the_whole(name: str) -> None:
         new = flat(part, "new")
         sequence = torch.repeat_interleave(torch.arange(len(part)), rewards.lengths)
         nothing = torch.zeros_like(new)
-        tokens = Tokens(
+        tokens = SampledTokens(
             new, flat(part, "engine"), sequence, earned.advantage, earned.share, nothing,
             reference=flat(part, "reference"),
         )  # fmt: skip
@@ -218,15 +218,15 @@ def test_the_mean_is_over_the_batch_and_not_over_those_with_an_advantage() -> No
     silence = [each for each in batch if each["group"] == 1]
     counts = {name: credit(named(name), rewards_of(named(name), batch)).counts for name in ("pooled", "dapo")}
     everything = sum(len(each["engine"]) for each in batch)
-    assert counts["pooled"] == Counts(len(batch), everything)
-    assert counts["dapo"] == Counts(len(batch) - 4, everything - sum(len(each["engine"]) for each in silence))
+    assert counts["pooled"] == BatchCounts(len(batch), everything)
+    assert counts["dapo"] == BatchCounts(len(batch) - 4, everything - sum(len(each["engine"]) for each in silence))
 
 
 def test_two_normalisers_that_are_both_called_batch_deviation() -> None:
     """Rewards 0 and 1 in one group, 4 and 5 in another: 0.5 within groups, 2.38 in the batch."""
     rewards = Rewards(torch.tensor([0.0, 1, 4, 5]).double(), torch.tensor([0, 0, 1, 1]), torch.ones(4).long())
-    pooled = whole_divisor(named("pooled"), rewards, Counts(1, 1))
-    lite = whole_divisor(named("lite_ppo"), rewards, Counts(1, 1))
+    pooled = whole_divisor(named("pooled"), rewards, BatchCounts(1, 1))
+    lite = whole_divisor(named("lite_ppo"), rewards, BatchCounts(1, 1))
     assert pooled == pytest.approx(0.5)
     assert lite == pytest.approx(float(np.std([0, 1, 4, 5], ddof=1)), abs=1e-5)
 
@@ -242,10 +242,10 @@ def test_figures_of_parts_add_up_and_say_how_far_the_engine_is() -> None:
     new, engine = flat(batch, "new"), flat(batch, "engine")
     whole, parts = Figures(), Figures()
     zeros = torch.zeros_like(new)
-    everything = Tokens(new, engine, zeros.long(), zeros, zeros, zeros + 0.5)
+    everything = SampledTokens(new, engine, zeros.long(), zeros, zeros, zeros + 0.5)
     whole.add(everything, zeros, (new > engine).double() - (new < engine).double(), zeros + 1)
     for half in (slice(0, 20), slice(20, None)):
-        part = Tokens(new[half], engine[half], zeros[half].long(), zeros[half], zeros[half], zeros[half] + 0.5)
+        part = SampledTokens(new[half], engine[half], zeros[half].long(), zeros[half], zeros[half], zeros[half] + 0.5)
         one = Figures()
         bit = (new[half] > engine[half]).double() - (new[half] < engine[half]).double()
         one.add(part, zeros[half], bit, zeros[half] + 1)

@@ -19,7 +19,7 @@ from rollout.engine.embedded.model import load_model
 from rollout.environments import folder as task
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 from trainer.models import policy
 from trainer.models.load import take
 
@@ -129,10 +129,10 @@ def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_wit
     found = task.load(file)
     assert (found.name, found.environment.__name__, found.start) == ("greet", "Greet", None)
     with pytest.raises(Invalid, match="no policy to begin with"):
-        open_run(Config(task=file, out=tmp_path / "runs"))
+        open_run(TrainConfig(task=file, out=tmp_path / "runs"))
     with pytest.raises(NotFound, match="no model"):
-        open_run(Config(task=file, out=tmp_path / "runs", model=tmp_path))
-    folder, config = open_run(Config(task=file, out=tmp_path / "runs", model=EXAMPLE / "start"))
+        open_run(TrainConfig(task=file, out=tmp_path / "runs", model=tmp_path))
+    folder, config = open_run(TrainConfig(task=file, out=tmp_path / "runs", model=EXAMPLE / "start"))
     assert config.model == EXAMPLE / "start" and folder.is_dir()
     take(EXAMPLE / "start", folder / "policy")
     taken, start = load_model(folder / "policy").state_dict(), load_model(EXAMPLE / "start").state_dict()
@@ -140,7 +140,7 @@ def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_wit
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "bloom"}')
     with pytest.raises(Invalid, match=r"attention of its own.*--engine vllm"):
-        open_run(Config(task=file, out=tmp_path / "runs", model=tmp_path / "other"))
+        open_run(TrainConfig(task=file, out=tmp_path / "runs", model=tmp_path / "other"))
     with pytest.raises(NotFound, match="no tokenizer"):
         take(tmp_path / "other", folder / "policy")
 

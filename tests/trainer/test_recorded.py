@@ -10,7 +10,7 @@ from bench.harness import recorded
 from rollout import Trajectory
 from rollout.store.samples import SampleStore
 from rollout.weights.store import VersionStore
-from trainer.config import Config, open_run
+from trainer.config import TrainConfig, open_run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 STEPS, GROUPS, SIZE, WORDS = 4, 2, 2, 64
@@ -37,7 +37,7 @@ def record(folder: Path) -> None:
 
 
 async def test_a_trainer_that_is_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
-    fresh, _ = open_run(Config(task=EXAMPLE, steps=STEPS, held_out=1, concurrency=2, pace=0.0, out=tmp_path))
+    fresh, _ = open_run(TrainConfig(task=EXAMPLE, steps=STEPS, held_out=1, concurrency=2, pace=0.0, out=tmp_path))
     record(fresh / "rollout")
     digests = {}
     for kills in (0, 2):

@@ -13,17 +13,19 @@ import torch
 
 from tests.trainer.test_learner import model, samples
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, OptimiserSettings
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.resume import KEEP, Saves, State, saves_in
+from trainer.resume import KEEP, ResumeState, Saves, saves_in
 
 
 def learner(seed: int = 0, objective: str = "pooled") -> Learner:
     critic = named(objective).value is not None
     reference = Scorer(model(9)) if named(objective).kl is not None else None
-    return Learner(Scorer(model(seed), critic=critic), named(objective), Settings(rate=1e-2), reference=reference)
+    return Learner(
+        Scorer(model(seed), critic=critic), named(objective), OptimiserSettings(rate=1e-2), reference=reference
+    )
 
 
 def equal(left: Learner, right: Learner) -> bool:
@@ -43,7 +45,7 @@ def test_what_was_saved_comes_back_bit_by_bit_and_goes_on_the_same(objective: st
     assert saves.load(first) is None
     for step in range(4):
         first.step(samples(step))
-        saves.save(first, State(step=step + 1, version=step, consumed=[f"p{step}"], totals={"turns": 7}))
+        saves.save(first, ResumeState(step=step + 1, version=step, consumed=[f"p{step}"], totals={"turns": 7}))
     assert len(saves_in(tmp_path)) == KEEP
     second = learner(seed=5, objective=objective)
     found = Saves(tmp_path).load(second)
@@ -63,7 +65,7 @@ def test_every_generator_of_chance_goes_on_where_it_was(tmp_path: Path) -> None:
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(3)
     draw()
-    Saves(tmp_path).save(one, State(step=1))
+    Saves(tmp_path).save(one, ResumeState(step=1))
     expected = draw()
     draw()
     Saves(tmp_path).load(one)
@@ -74,7 +76,7 @@ def test_weights_may_change_while_they_are_being_written(tmp_path: Path) -> None
     one, copy, saves = learner(), learner(), Saves(tmp_path)
     one.step(samples(0))
     copy.step(samples(0))
-    saves.start_save(one, State(step=1))
+    saves.start_save(one, ResumeState(step=1))
     assert saves_in(tmp_path) == []  # not complete: not there
     one.step(samples(1))
     saves.wait_saved()
@@ -89,7 +91,7 @@ def test_a_damaged_newest_save_is_passed_over_and_said(damage: str, tmp_path: Pa
     one, saves = learner(), Saves(tmp_path)
     for step in (1, 2):
         one.step(samples(step))
-        saves.save(one, State(step=step))
+        saves.save(one, ResumeState(step=step))
     shards = next((tmp_path / "step-000002").glob("*.distcp"))
     content = bytearray(shards.read_bytes())
     content[len(content) // 2] ^= 1
@@ -110,14 +112,14 @@ def test_a_damaged_newest_save_is_passed_over_and_said(damage: str, tmp_path: Pa
 def test_what_an_interrupted_save_left_is_not_seen(tmp_path: Path) -> None:
     one, saves = learner(), Saves(tmp_path)
     one.step(samples(0))
-    saves.save(one, State(step=1))
+    saves.save(one, ResumeState(step=1))
     (tmp_path / ".new").mkdir()
     (tmp_path / ".new" / "__0_0.distcp").write_bytes(b"torn")
     found = Saves(tmp_path).newest()
     assert found is not None
     assert found.step == 1
     one.step(samples(1))
-    Saves(tmp_path).save(one, State(step=2))
+    Saves(tmp_path).save(one, ResumeState(step=2))
     assert [path.name for path in saves_in(tmp_path)] == ["step-000001", "step-000002"]
 
 
@@ -127,7 +129,7 @@ def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pyte
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(OSError, match="MiB") as caught:
-        Saves(tmp_path).save(one, State(step=1))
+        Saves(tmp_path).save(one, ResumeState(step=1))
     assert caught.value.errno == errno.ENOSPC
     assert saves_in(tmp_path) == []
 
@@ -141,12 +143,12 @@ def test_of_a_model_with_adapters_only_they_are_saved(tmp_path: Path) -> None:
 
     def adapted() -> Learner:
         torch.manual_seed(1)
-        return Learner(Scorer(load(base, lora=Lora(rank=2, alpha=4))), named("pooled"), Settings(rate=1e-2))
+        return Learner(Scorer(load(base, lora=Lora(rank=2, alpha=4))), named("pooled"), OptimiserSettings(rate=1e-2))
 
     one, other = adapted(), adapted()
     for step in range(2):
         one.step(samples(step))
-    Saves(tmp_path / "resume").save(one, State(step=2))
+    Saves(tmp_path / "resume").save(one, ResumeState(step=2))
     Saves(tmp_path / "resume").load(other)
     assert equal(one, other)
     size = sum(path.stat().st_size for path in (tmp_path / "resume").rglob("*.distcp"))

@@ -19,7 +19,7 @@ from coordinator import local
 from rollout.gantt import engines
 from rollout.gantt.chart import chart
 from rollout.labels import BOOK, KEPT, PREPARED
-from rollout.service.protocol import Counts
+from rollout.service.protocol import RolloutCounters
 from rollout.store import decisions, servers
 from rollout.store.lock import own
 from rollout.store.samples import SampleStore
@@ -33,7 +33,7 @@ from trainer.config import open_run
 from trainer.distributed.watch import read
 from trainer.metrics import read_lines
 from trainer.report import Totals
-from trainer.resume import State, saves_in
+from trainer.resume import ResumeState, saves_in
 from trainer.run import main
 from trainer.split import PARTS
 
@@ -153,8 +153,8 @@ def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl") if "train/entropy" in line] == [1, 2]
 
 
-def decoded(save: Path) -> State:
-    return msgspec.json.decode((save / "state.json").read_bytes(), type=State)
+def decoded(save: Path) -> ResumeState:
+    return msgspec.json.decode((save / "state.json").read_bytes(), type=ResumeState)
 
 
 async def _sandboxes(daemon: Daemon) -> list[Any]:
@@ -204,10 +204,10 @@ def test_bad_input_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.Captu
 
 def test_counts_are_neither_lost_nor_doubled_whoever_is_started_again() -> None:
     totals = Totals()
-    totals.count(Counts(born=1.0, killed=3, recovered_equal=1))
+    totals.count(RolloutCounters(born=1.0, killed=3, recovered_equal=1))
     again = msgspec.convert(msgspec.to_builtins(totals), Totals)  # a trainer that was killed after its save
-    again.count(Counts(born=1.0, killed=5, recovered_equal=5))
-    again.count(Counts(born=2.0, killed=1))  # of the next rollout
+    again.count(RolloutCounters(born=1.0, killed=5, recovered_equal=5))
+    again.count(RolloutCounters(born=2.0, killed=1))  # of the next rollout
     assert (again.killed, again.recovered_equal) == (6, 5)
 
 

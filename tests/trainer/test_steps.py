@@ -25,25 +25,25 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, judge, read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost, TrainerFailed
-from trainer.learner import Settings, learning_rate, local
+from trainer.learner import OptimiserSettings, learning_rate, local
 from trainer.models.load import published
 from trainer.prepare import explain
-from trainer.resume import Saves, State, saves_in
-from trainer.steps import Alone, Together
+from trainer.resume import ResumeState, Saves, saves_in
+from trainer.steps import DistributedSteps, LocalSteps
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 def wait_for(what: object, said: str) -> None:
     assert callable(what)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not what():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {said}"
+        assert time.monotonic() < deadline, f"not within {TIMEOUT:.0f} s: {said}"
         time.sleep(0.05)
 
 
-def state(step: int) -> State:
-    return State(step=step, version=step, consumed=[f"p{step}"], totals={"turns": 10 * step})
+def state(step: int) -> ResumeState:
+    return ResumeState(step=step, version=step, consumed=[f"p{step}"], totals={"turns": 10 * step})
 
 
 def shared(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
@@ -54,11 +54,11 @@ def shared(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
 def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: Path) -> None:
     """Two ranks, one killed between steps and one within; then the newest save is torn, and one process goes on."""
     torch.set_num_threads(1)
-    expected = Alone(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "whole"))
     for step in range(4):
         expected.step(samples(step), state(step + 1))
     said: list[str] = []
-    together = Together(shared(tmp_path, "ranks"), ranks=2, tell=said.append)
+    together = DistributedSteps(shared(tmp_path, "ranks"), ranks=2, tell=said.append)
     together.begin(None)
     try:
         together.step(samples(0), state(1))
@@ -84,7 +84,7 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
     found = saves.newest()
     assert found is not None and (found.step, found.consumed, found.totals) == (2, ["p2"], {"turns": 20})
     assert "step-000003 is damaged and passed over" in saves.notes[0]
-    alone = Alone(shared(tmp_path, "ranks"))
+    alone = LocalSteps(shared(tmp_path, "ranks"))
     alone.begin(found)
     for step in (2, 3):
         alone.step(samples(step), state(step + 1))
@@ -94,13 +94,13 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
 def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_path: Path) -> None:
     """As beside a GPU with `offload`; a run goes from one to the other, and the weights are published whole."""
     torch.set_num_threads(1)
-    expected = Alone(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "whole"))
     for step in range(3):
         expected.step(samples(step), state(step + 1))
-    plain = Alone(shared(tmp_path, "plain"))
+    plain = LocalSteps(shared(tmp_path, "plain"))
     plain.step(samples(0), state(1))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    spread = Alone(shared(tmp_path, "spread", offload=True))
+    spread = LocalSteps(shared(tmp_path, "spread", offload=True))
     try:
         spread.begin(plain.saves.newest())
         assert all(hasattr(weight, "to_local") for weight in spread.model.parameters())
@@ -119,14 +119,14 @@ def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_
 def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path: Path) -> None:
     """Two ranks are fed group by group and lose one meanwhile; the step is what one process does with the batch."""
     torch.set_num_threads(1)
-    expected = Alone(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "whole"))
     batches = [samples(step) for step in range(2)]
     groups = [batches[1][at : at + 3] for at in range(0, 9, 3)]
     if fate == "one replaced":
         batches[1] = [*batches[1][3:], *samples(7)[:3]]
     for step, batch in enumerate(batches):
         expected.step(batch, state(step + 1))
-    together = Together(plan(tmp_path, "ranks"), ranks=2, tell=lambda text: None)
+    together = DistributedSteps(plan(tmp_path, "ranks"), ranks=2, tell=lambda text: None)
     together.fleet.feed(0, 0, samples(9))  # of a trainer that died: nobody may compute it
     together.begin(None)
 
@@ -150,9 +150,9 @@ def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path
 
 
 def test_a_number_that_is_not_finite_is_said_and_nothing_is_started_again(tmp_path: Path) -> None:
-    made = plan(tmp_path, "nan", settings=Settings(rate=1e30, budget=64))
+    made = plan(tmp_path, "nan", settings=OptimiserSettings(rate=1e30, budget=64))
     said: list[str] = []
-    together = Together(made, ranks=2, tell=said.append)
+    together = DistributedSteps(made, ranks=2, tell=said.append)
     together.begin(None)
     try:
         with pytest.raises(TrainerFailed, match="not finite") as caught:
@@ -169,7 +169,7 @@ def test_a_full_disk_is_said_as_that_whatever_died_of_it(tmp_path: Path) -> None
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "pagurus-test", str(place)], check=True)
     try:
         made = plan(tmp_path, "small/ranks")
-        together = Together(made, ranks=1, tell=lambda text: None)
+        together = DistributedSteps(made, ranks=1, tell=lambda text: None)
         together.begin(None)
         try:
             wait_for(lambda: read(together.fleet.folder / "beats"), "a rank lives")
@@ -214,9 +214,9 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LOSSES_MOST", 1)
+    monkeypatch.setattr(steps, "MAX_LOSSES", 1)
     made = plan(tmp_path, "hopeless", lora=None)
-    together = Together(made, ranks=1, tell=lambda text: None)
+    together = DistributedSteps(made, ranks=1, tell=lambda text: None)
     together.begin(None)
     unknown = Sample(tokens=[0, 1], mask=[0, 1], logprobs=[0.0, -1.0], reward=1.0, group="g")
     log = together.fleet.log

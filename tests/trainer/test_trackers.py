@@ -11,8 +11,8 @@ import pytest
 
 from sandbox.errors import Invalid
 from trainer.config import TRACKERS as NAMES
-from trainer.config import Config, make
-from trainer.metrics import Recorder, read_lines
+from trainer.config import TrainConfig, make
+from trainer.metrics import MetricsRecorder, read_lines
 from trainer.trackers import TRACKERS, open_tracker
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_goes_on_in_its_tracker(name: str, run: str, service:
     folder = tmp_path / "run-a"
     folder.mkdir()
     for step in (1, 2):  # two processes, one after the other
-        with Recorder(folder, [open_tracker(name, folder, {"steps": "2"})]) as recorder:
+        with MetricsRecorder(folder, [open_tracker(name, folder, {"steps": "2"})]) as recorder:
             recorder.step(step, {"reward": 0.5, "wall": {"engine": float(step)}, "note": "words", "whole": True})
     figures: dict[int, dict[str, float]] = {}
     for step, told in service.runs[run]:
@@ -93,7 +93,7 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     def refuse(*_: Any) -> None:
         raise ConnectionError("nobody there")
 
-    with Recorder(tmp_path, [SimpleNamespace(log=refuse, close=lambda: None)]) as recorder:
+    with MetricsRecorder(tmp_path, [SimpleNamespace(log=refuse, close=lambda: None)]) as recorder:
         recorder.step(3, {"reward": 1.0})
     assert "did not take the figures of step 3: nobody there" in caplog.text
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 3, "reward": 1.0}]
@@ -105,4 +105,4 @@ def test_a_tracker_that_is_not_installed_or_known_is_said(tmp_path: Path, monkey
         open_tracker("wandb", tmp_path, {})
     with pytest.raises(Invalid, match="no tracker 'wandbb'"):
         make({"task": "x", "trackers": ["wandbb"]})
-    assert set(NAMES) == set(TRACKERS) >= set(Config(task=Path()).trackers)
+    assert set(NAMES) == set(TRACKERS) >= set(TrainConfig(task=Path()).trackers)

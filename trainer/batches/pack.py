@@ -17,7 +17,7 @@ from trainer.batches.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedBatch:
     """N tokens of S trajectories, T of them sampled. Example: lengths [3, 2], positions [0, 1, 2, 0, 1]."""
 
     tokens: Tensor  # [N]
@@ -35,7 +35,7 @@ class Packed:
         return max(self.lengths)
 
 
-def pack(samples: Sequence[Sample], *, device: torch.device | str = "cpu") -> Packed:
+def pack(samples: Sequence[Sample], *, device: torch.device | str = "cpu") -> PackedBatch:
     """Example: ``pack([Sample(tokens=[5, 6, 9], mask=[0, 0, 1], logprobs=[0, 0, -0.3])]).predicting == [1]``."""
     lengths = [len(sample.tokens) for sample in samples]
     starts = [0, *accumulate(lengths)]
@@ -48,7 +48,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device | str = "cpu") -> Pa
     def real(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    return Packed(
+    return PackedBatch(
         tokens=long([token for sample in samples for token in sample.tokens]),
         positions=long([position for length in lengths for position in range(length)]),
         lengths=lengths,

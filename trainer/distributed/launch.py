@@ -26,17 +26,17 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
-from rollout.engine.adopted import Named, hold, started
+from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox.errors import Invalid
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.watch import judge, read
 from trainer.distributed.worker import Result, Said, StateLog, WorkPlan
 from trainer.errors import RankLost, TrainerFailed
-from trainer.resume import State
+from trainer.resume import ResumeState
 
 POLL = 0.1
 SILENT, STUCK = 30.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
-KILL_PATIENCE = 30.0  # seconds for a killed rank to be gone
+KILL_TIMEOUT = 30.0  # seconds for a killed rank to be gone
 LOGGED = 4  # batches that stay in the log of a live run: a save may be torn, and the one before it be gone on from
 FULL = 1 << 20  # bytes free, or fewer
 # What torchrun writes of the first rank that failed.
@@ -68,7 +68,7 @@ class Fleet:
         for old in (*(self.folder / "beats").glob("rank-*"), *(self.folder / "results").glob("*.json")):
             old.unlink()
         path, pid = self.folder / "plan.json", os.getpid()
-        owner = Named(name="owner", pid=pid, started=started(pid) or 0, at=time.time())
+        owner = RoleRecord(name="owner", pid=pid, started=started(pid) or 0, at=time.time())
         plan = msgspec.structs.replace(self.plan, owner=owner)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.plan.threads), "TOKENIZERS_PARALLELISM": "false"}
@@ -96,7 +96,7 @@ class Fleet:
         self._end_left()
         self.log.forget(step)
 
-    def give(self, samples: list[Sample], state: State) -> None:
+    def give(self, samples: list[Sample], state: ResumeState) -> None:
         """The batch of the step after which the run is in this state; forgets what no save can ask for any more."""
         self.states.write(state)
         self.log.write(state.step - 1, samples)
@@ -132,7 +132,7 @@ class Fleet:
         if lost and code is None:
             if any(_ended(beat.process) for beat in beats):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(KILL_PATIENCE)  # torchrun is about to say how it ended
+                    self._process.wait(KILL_TIMEOUT)  # torchrun is about to say how it ended
                     self.check()
                     return
             self.stop()
@@ -146,7 +146,7 @@ class Fleet:
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGSTOP)  # from here on it starts no process
             for pid in _children(self._process.pid):  # they have sessions of their own
-                _kill(Named(name="rank", pid=pid, started=started(pid) or 0, at=0.0))
+                _kill(RoleRecord(name="rank", pid=pid, started=started(pid) or 0, at=0.0))
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
@@ -179,7 +179,7 @@ class Fleet:
         return f"rank {rank} (pid {pid}) {how}"
 
 
-def _ended(rank: Named) -> bool:
+def _ended(rank: RoleRecord) -> bool:
     if (handle := hold(rank)) is None:
         return True
     os.close(handle)
@@ -191,7 +191,7 @@ def _children(pid: int) -> list[int]:
     return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
 
 
-def _kill(rank: Named) -> None:
+def _kill(rank: RoleRecord) -> None:
     """Ends this process, no other that got its number since, and waits for its end."""
     handle = hold(rank)
     if handle is None:
@@ -199,6 +199,6 @@ def _kill(rank: Named) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [], KILL_PATIENCE)
+        select.select([handle], [], [], KILL_TIMEOUT)
     finally:
         os.close(handle)

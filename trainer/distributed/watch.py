@@ -20,7 +20,7 @@ from types import FrameType
 
 import msgspec
 
-from rollout.engine.adopted import Named, hold, started
+from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox import durable
 
 INTERVAL = 0.5  # seconds between signs
@@ -42,22 +42,24 @@ class Beat(msgspec.Struct, frozen=True):
     waits: bool = False  # that line belongs to a collective: it may be waiting for another rank
 
     @property
-    def process(self) -> Named:
-        return Named(name=f"rank-{self.rank}", pid=self.pid, started=self.started, at=self.at)
+    def process(self) -> RoleRecord:
+        return RoleRecord(name=f"rank-{self.rank}", pid=self.pid, started=self.started, at=self.at)
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRank:
     """A rank that must be given up."""
 
     rank: int
     reason: str
 
 
-def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> list[Lost]:
+def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> list[LostRank]:
     """Those that keep the run from going on. Pure. Phases that begin with "wait" are nobody's fault."""
     found = [
-        Lost(beat.rank, f"rank {beat.rank} (pid {beat.pid}) gave no sign for {now - beat.at:.1f} s, in: {beat.phase}")
+        LostRank(
+            beat.rank, f"rank {beat.rank} (pid {beat.pid}) gave no sign for {now - beat.at:.1f} s, in: {beat.phase}"
+        )
         for beat in beats
         if now - beat.at > silent
     ]
@@ -69,7 +71,9 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
         return []
     guilty = [beat for beat in behind if not beat.waits] or behind
     return [
-        Lost(beat.rank, f"rank {beat.rank} (pid {beat.pid}) has been in {beat.phase} for {now - beat.since:.1f} s{at}")
+        LostRank(
+            beat.rank, f"rank {beat.rank} (pid {beat.pid}) has been in {beat.phase} for {now - beat.since:.1f} s{at}"
+        )
         for beat in guilty
         for at in [f", at {beat.where}" if beat.where else ""]
     ]
@@ -78,7 +82,7 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
 class Heart:
     """``with Heart(folder, rank) as heart: heart.phase("forward")``. A thread writes the signs."""
 
-    def __init__(self, folder: Path, rank: int, *, owner: Named | None = None):
+    def __init__(self, folder: Path, rank: int, *, owner: RoleRecord | None = None):
         """`owner`: the process that this rank works for, and does not outlive."""
         self.path = folder / f"rank-{rank}.json"
         pid, now = os.getpid(), time.time()

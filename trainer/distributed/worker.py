@@ -29,19 +29,19 @@ import torch
 from safetensors.torch import save_file
 
 from rollout.engine import adopted
-from rollout.engine.adopted import Named
+from rollout.engine.adopted import RoleRecord
 from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard, whole
 from trainer.distributed.watch import Heart
-from trainer.learner import Learner, Settings, learning_rate
+from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
 from trainer.objectives import Objective, named, with_corrections
-from trainer.resume import Saves, State
+from trainer.resume import ResumeState, Saves
 
 POLL = 0.05  # seconds between looks for the next batch
 
@@ -56,7 +56,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     objective: str = "pooled"
     corrections: list[str] = []
     length: int = 1  # the constant of Dr. GRPO
-    settings: Settings = Settings()
+    settings: OptimiserSettings = OptimiserSettings()
     final_share: float = 0.05  # of the rate, reached linearly at the last step
     bf16: bool = False
     recompute: bool = False
@@ -67,7 +67,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     timeout: float = 600.0  # seconds that a collective may take
     saves: str = ""  # folder of the saves; else resume/ of the folder
     roles: str = ""  # folder in which ranks are written down, if any
-    owner: Named | None = None  # who gives the batches; ranks end when it has ended
+    owner: RoleRecord | None = None  # who gives the batches; ranks end when it has ended
 
     @property
     def resume(self) -> Path:
@@ -103,15 +103,15 @@ class StateLog:
     def path(self, step: int) -> Path:
         return self.folder / f"state-{step:06d}.json"
 
-    def write(self, state: State) -> None:
+    def write(self, state: ResumeState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         durable.publish(self.path(state.step), msgspec.json.encode(state))
 
-    def read(self, step: int) -> State:
+    def read(self, step: int) -> ResumeState:
         try:
-            found = msgspec.json.decode(self.path(step).read_bytes(), type=State)
+            found = msgspec.json.decode(self.path(step).read_bytes(), type=ResumeState)
         except FileNotFoundError:
-            return State(step=step, version=step)
+            return ResumeState(step=step, version=step)
         return found
 
 
@@ -132,7 +132,7 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     return Learner(policy, objective, plan.settings, reference=reference, ranks=ranks)
 
 
-class Worker:
+class RankWorker:
     """One rank at work. Tests run it in their own process."""
 
     def __init__(self, plan: WorkPlan, ranks: Ranks = ALONE, phase: Callable[[str], None] = lambda _: None):
@@ -225,7 +225,9 @@ def _write_down(roles: Path, rank: int, log: str) -> None:
     name, pid = f"rank-{rank}", os.getpid()
     last = adopted.read(roles, name)
     generation = 1 if last is None else last.generation + 1
-    role = Named(name=name, pid=pid, started=adopted.started(pid) or 0, at=time.time(), generation=generation, log=log)
+    role = RoleRecord(
+        name=name, pid=pid, started=adopted.started(pid) or 0, at=time.time(), generation=generation, log=log
+    )
     adopted.write(roles, role)
 
 
@@ -254,7 +256,7 @@ def main(argv: list[str]) -> int:
             _write_down(Path(plan.roles), rank, str(folder / "ranks.log"))
         ranks = join(timeout=plan.timeout)
         try:
-            Worker(plan, ranks, heart.phase).run()
+            RankWorker(plan, ranks, heart.phase).run()
         except (PagurusError, OSError) as error:
             _say(folder, rank, error)
             raise

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.batches.pack import Packed
+from trainer.batches.pack import PackedBatch
 
 NAME = "pagurus_packed"
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, packed: Packed, *, scale: float | None = None, window: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, packed: PackedBatch, *, scale: float | None = None, window: int | None = None
 ) -> Tensor:
     """q [N, H, D], k and v [N, G, D] -> [N, H, D]. `window`: how many tokens back, itself included, a token sees."""
     grouped = q.shape[1] != k.shape[1]
@@ -59,7 +59,7 @@ def transformers_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """The same, as transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
-    packed: Packed = options["packed"]
+    packed: PackedBatch = options["packed"]
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     found = attend(q, k, v, packed, scale=options.get("scaling"), window=options.get("sliding_window"))
     return found[None], None

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rollout.engine.embedded.model import Qwen3
 from sandbox.errors import Invalid
-from trainer.batches.pack import Packed
+from trainer.batches.pack import PackedBatch
 from trainer.models.attention import attend
 from trainer.models.logprobs import logprobs
 
@@ -65,7 +65,7 @@ class Scorer(nn.Module):
                 return list(module)
         raise Invalid(f"no list of layers in {type(self.model).__name__}", remedy="use a decoder-only model")
 
-    def forward(self, packed: Packed) -> Scores:
+    def forward(self, packed: PackedBatch) -> Scores:
         kind = "cuda" if packed.tokens.is_cuda else "cpu"
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             hidden = self.hidden(packed)[packed.predicting]
@@ -78,7 +78,7 @@ class Scorer(nn.Module):
             )
         return Scores(new, entropy, value)
 
-    def hidden(self, packed: Packed) -> Tensor:
+    def hidden(self, packed: PackedBatch) -> Tensor:
         """[N, width], normalised: what the head is applied to."""
         if isinstance(self.model, Qwen3):
             again = checkpoint if self.recompute and torch.is_grad_enabled() else None

@@ -27,11 +27,11 @@ Symbols, the same in every docstring here:
 from __future__ import annotations
 
 from trainer.objectives.advantage import Advantage, Rewards, token_advantages
-from trainer.objectives.aggregate import Aggregate, Counts
+from trainer.objectives.aggregate import Aggregate, BatchCounts
 from trainer.objectives.correction import Correction
 from trainer.objectives.credit import Credit, credit, whole_divisor
 from trainer.objectives.figures import Figures
-from trainer.objectives.losses import KL, Clip, Tokens, Value
+from trainer.objectives.losses import KL, Clip, SampledTokens, Value
 from trainer.objectives.table import OBJECTIVES, Objective, named, with_corrections
 
 __all__ = [
@@ -39,14 +39,14 @@ __all__ = [
     "OBJECTIVES",
     "Advantage",
     "Aggregate",
+    "BatchCounts",
     "Clip",
     "Correction",
-    "Counts",
     "Credit",
     "Figures",
     "Objective",
     "Rewards",
-    "Tokens",
+    "SampledTokens",
     "Value",
     "credit",
     "named",

@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class BatchCounts:
     """Of the whole batch, over all ranks, trajectories without an advantage included."""
 
     sequences: int = 0
     tokens: int = 0  # sampled ones
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.sequences + other.sequences, self.tokens + other.tokens)
+    def __add__(self, other: BatchCounts) -> BatchCounts:
+        return BatchCounts(self.sequences + other.sequences, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Aggregate:
         one = lengths.new_ones(lengths.shape, dtype=lengths.dtype).double()
         return one / lengths.clamp(min=1) if self.kind == "sequence" else one
 
-    def denominator(self, counts: Counts) -> float:
+    def denominator(self, counts: BatchCounts) -> float:
         """The part that the whole batch decides."""
         if self.kind == "token":
             return float(max(1, counts.tokens))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.advantage import Rewards, divisor, silent, token_advantages
-from trainer.objectives.aggregate import Counts
+from trainer.objectives.aggregate import BatchCounts
 from trainer.objectives.table import Objective
 
 
@@ -23,7 +23,7 @@ class Credit:
 
     advantage: Tensor  # [T]
     share: Tensor  # [T]
-    counts: Counts
+    counts: BatchCounts
     needed: Tensor  # [N] bool: a gradient can come of this trajectory
 
 
@@ -37,7 +37,7 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
         advantage = replace(advantage, scale="none")
     found = token_advantages(advantage, batch)
     share = torch.where(counted, objective.aggregate.numerator(batch.lengths), 0.0).to(batch.rewards.dtype)
-    counts = Counts(int(counted.sum()), int(batch.lengths[counted].sum()))
+    counts = BatchCounts(int(counted.sum()), int(batch.lengths[counted].sum()))
     number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
     moved = torch.zeros_like(batch.rewards).index_add(0, number, (found != 0).to(batch.rewards.dtype)) > 0
     always = objective.value is not None or (objective.kl is not None and objective.kl.place == "loss")
@@ -45,7 +45,7 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
     return Credit(found, torch.repeat_interleave(share, batch.lengths), counts, needed)
 
 
-def whole_divisor(objective: Objective, batch: Rewards, counts: Counts) -> float:
+def whole_divisor(objective: Objective, batch: Rewards, counts: BatchCounts) -> float:
     """What the summed losses of a complete batch are divided by, once."""
     late = divisor(objective.advantage, batch) if objective.streams else 1.0
     return objective.aggregate.denominator(counts) * late

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from trainer.objectives.losses import Tokens, divergence
+from trainer.objectives.losses import SampledTokens, divergence
 
 SUMS: tuple[str, ...] = (
     "loss",
@@ -35,7 +35,7 @@ class Figures:
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(SUMS), dtype=torch.float64))
 
     @torch.no_grad()
-    def add(self, tokens: Tokens, loss: Tensor, bit: Tensor, weight: Tensor) -> None:
+    def add(self, tokens: SampledTokens, loss: Tensor, bit: Tensor, weight: Tensor) -> None:
         """loss: ℓ with its share taken; bit: where the clip bit; weight: product of the corrections; all [T]."""
         mismatch = (tokens.before - tokens.engine).double()
         k = mismatch.exp()

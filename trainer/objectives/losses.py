@@ -18,7 +18,7 @@ INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class SampledTokens:
     """Sampled tokens of whole trajectories, flat: every field is [T]. Only `new` and `value` bear gradient."""
 
     new: Tensor  # log π
@@ -83,7 +83,7 @@ class Value:
 Ratio = Literal["none", "token", "sequence"]
 
 
-def log_ratio(ratio: Ratio, tokens: Tokens, old: Tensor) -> Tensor:
+def log_ratio(ratio: Ratio, tokens: SampledTokens, old: Tensor) -> Tensor:
     """log r [T] against `old`.
 
     - `none` and `token`: r_t = π / old, token by token.
@@ -93,7 +93,7 @@ def log_ratio(ratio: Ratio, tokens: Tokens, old: Tensor) -> Tensor:
     return sequence_mean(difference, tokens.sequence) if ratio == "sequence" else difference
 
 
-def surrogate(ratio: Ratio, clip: Clip | None, tokens: Tokens, old: Tensor) -> tuple[Tensor, Tensor]:
+def surrogate(ratio: Ratio, clip: Clip | None, tokens: SampledTokens, old: Tensor) -> tuple[Tensor, Tensor]:
     """ℓ [T], and how the clip bit: -1 at its lower bound, 1 at its upper, 0 where it did not matter.
 
     Without a ratio: ℓ_t = -A_t log π (REINFORCE). With a ratio and no clip: ℓ_t = -r_t A_t.
@@ -123,7 +123,7 @@ def divergence(kind: Literal["k1", "k2", "k3"], new: Tensor, reference: Tensor) 
     return x.square() / 2 if kind == "k2" else x.expm1() - x
 
 
-def value_loss(value: Value, tokens: Tokens) -> Tensor:
+def value_loss(value: Value, tokens: SampledTokens) -> Tensor:
     """[T], as in `Value`."""
     assert tokens.value is not None and tokens.value_before is not None and tokens.returns is not None
     near = tokens.value_before + (tokens.value - tokens.value_before).clamp(-value.range, value.range)

@@ -19,7 +19,7 @@ from trainer.objectives.advantage import Advantage
 from trainer.objectives.aggregate import Aggregate
 from trainer.objectives.correction import Correction
 from trainer.objectives.figures import Figures
-from trainer.objectives.losses import KL, Clip, Ratio, Tokens, Value, divergence, surrogate, value_loss
+from trainer.objectives.losses import KL, Clip, Ratio, SampledTokens, Value, divergence, surrogate, value_loss
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Objective:
         late_divisor = self.advantage.scale in ("batch", "within_groups")
         return not self.advantage.needs_batch and not (late_divisor and self.kl is not None)
 
-    def loss(self, tokens: Tokens, figures: Figures) -> Tensor:
+    def loss(self, tokens: SampledTokens, figures: Figures) -> Tensor:
         """The part of the batch's loss that these tokens make: a scalar. Adds to `figures`."""
         old = tokens.before if self.corrections else tokens.engine
         each, bit = surrogate(self.ratio, self.clip, tokens, old)

@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#define PATIENCE 60000 /* milliseconds for an answer */
+#define TIMEOUT 60000 /* milliseconds for an answer */
 #define QUESTIONS 1000 /* descriptors out of the way of the states' own */
 #define ANSWERS 1001
 
@@ -309,7 +309,7 @@ static void hear(const char *directory, const char *name, int end)
 	size_t got = 0;
 
 	while (!got || text[got - 1] != '\n') {
-		ssize_t more = poll(&ready, 1, PATIENCE) == 1 ? read(from, text + got, sizeof text - got) : 0;
+		ssize_t more = poll(&ready, 1, TIMEOUT) == 1 ? read(from, text + got, sizeof text - got) : 0;
 		if (more <= 0) {
 			printf("%s\tno answer\n", name);
 			close(from);

@@ -22,7 +22,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Rates(msgspec.Struct, frozen=True, array_like=True):
+class ServerRates(msgspec.Struct, frozen=True, array_like=True):
     """Of one server of a class. Seconds."""
 
     hardware: str
@@ -40,14 +40,14 @@ class Crowd(msgspec.Struct, frozen=True, array_like=True):
     reading: int = 0
 
 
-class Need(msgspec.Struct, frozen=True, array_like=True):
+class TokenDemand(msgspec.Struct, frozen=True, array_like=True):
     """Of a turn, as its environment's turns were."""
 
     read: float  # tokens
     sampled: float  # tokens
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that was measured."""
 
     kind: str  # of environment
@@ -62,10 +62,10 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     beside: float  # other answers on the server, in the mean
 
 
-def cost(rates: Rates, crowd: Crowd, need: Need, *, anew: float = 0.0) -> float:
+def cost(rates: ServerRates, crowd: Crowd, need: TokenDemand, *, anew: float = 0.0) -> float:
     """Seconds that a request adds there: to itself and to those beside it. `anew`: tokens that another server holds.
 
-    >>> cost(Rates("a", 0.001, 0.02, 0.001), Crowd(10), Need(100, 50)) == 0.1 + 50 * (0.03 + 0.01)
+    >>> cost(ServerRates("a", 0.001, 0.02, 0.001), Crowd(10), TokenDemand(100, 50)) == 0.1 + 50 * (0.03 + 0.01)
     True
     """
     read = (crowd.reading + (crowd.readers + 1) * (need.read + anew)) * rates.read
@@ -96,7 +96,7 @@ class _Class:
         self.squares, self.products = _Mean(half), _Mean(half)
         self.seen_at = 0
 
-    def see(self, answer: Answered, at: int) -> None:
+    def see(self, answer: MeasuredAnswer, at: int) -> None:
         self.seen_at = at
         self.read.see(answer.read_s)
         self.tokens.see(answer.read + answer.ahead)
@@ -107,7 +107,7 @@ class _Class:
             self.squares.see(answer.beside**2)
             self.products.see(answer.beside * step)
 
-    def rates(self, hardware: str, now: int) -> Rates | None:
+    def rates(self, hardware: str, now: int) -> ServerRates | None:
         """A line through steps by the answers beside them: least squares, neither part below zero."""
         if not self.step.weight:
             return None
@@ -116,7 +116,7 @@ class _Class:
         slope = (self.products.value - beside * step) / variance if variance > 1e-3 else 0.0
         slope = min(max(slope, 0.0), step / beside if beside > 0 else 0.0)
         read = self.read.value / self.tokens.value if self.tokens.value else 0.0
-        return Rates(hardware, read, step - slope * beside, slope, now - self.seen_at)
+        return ServerRates(hardware, read, step - slope * beside, slope, now - self.seen_at)
 
 
 class Profiles:
@@ -129,18 +129,18 @@ class Profiles:
         self._classes: dict[str, _Class] = {}
         self._seen = 0
 
-    def learn(self, answer: Answered) -> None:
+    def learn(self, answer: MeasuredAnswer) -> None:
         self._seen += 1
         read, sampled = self._kinds.setdefault(answer.kind, (_Mean(self._turns), _Mean(self._turns)))
         read.see(answer.new)
         sampled.see(answer.sampled)
         self._classes.setdefault(answer.hardware, _Class(self._answers)).see(answer, self._seen)
 
-    def need(self, kind: str) -> Need | None:
+    def need(self, kind: str) -> TokenDemand | None:
         known = self._kinds.get(kind)
-        return None if known is None else Need(known[0].value, known[1].value)
+        return None if known is None else TokenDemand(known[0].value, known[1].value)
 
-    def rates(self) -> list[Rates]:
+    def rates(self) -> list[ServerRates]:
         """Of the classes of which something is known."""
         found = [known.rates(name, self._seen) for name, known in self._classes.items()]
         return [each for each in found if each is not None]

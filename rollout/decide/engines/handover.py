@@ -11,7 +11,7 @@ of them (RollPacker, arXiv:2509.21009).
 
 from __future__ import annotations
 
-from rollout.decide.view import Rest, View
+from rollout.decide.view import Rest, RolloutView
 
 EARLIEST, LATEST = 0.2, 0.5  # share of answers that have ended
 SLOWER = 1.1  # what is measured of a step beside other work is not known much better
@@ -36,7 +36,7 @@ def staying(engines: int, answers: int, done: float, *, base: float, each: float
     return next(fit, engines)
 
 
-def rest(view: View) -> Rest | None:
+def rest(view: RolloutView) -> Rest | None:
     """The same for a live run: where its trainer waits for a batch, and nobody rests yet."""
     crew = view.crew
     if crew is None or crew.rested or not crew.base + crew.each or not view.asked or view.training:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rollout.decide.engines.slack import Budget, EngineView, Step, StepCost, next_step
+from rollout.decide.engines.slack import Budget, EngineView, SlackStep, StepCost, next_step
 
 FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
@@ -34,12 +34,12 @@ CLOSER = 1 / 16  # weight of the newest step in the usual distance
 FADES = 0.5 ** (1 / 100)  # so does what the worst step took too long, with each step
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LendingDecision(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Before a step."""
 
     now: float
     view: EngineView
-    step: Step
+    step: SlackStep
 
 
 class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -50,7 +50,7 @@ class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
 
 
-Event = Decided | Took
+Event = LendingDecision | Took
 
 
 class Lending:
@@ -83,22 +83,22 @@ class Lending:
         if self._log is not None:
             self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
 
-    def step(self, view: EngineView, now: float) -> Step:
+    def step(self, view: EngineView, now: float) -> SlackStep:
         """What fits beside users. If it says `cut`, the caller ends all rollouts, and refuses others while `frozen`."""
         step = self._fitting(view, now)
         self.frozen = self.frozen or step.cut
         if self._log is not None:
-            self._log(Decided(now=now, view=view, step=step))
+            self._log(LendingDecision(now=now, view=view, step=step))
         return step
 
-    def _fitting(self, view: EngineView, now: float) -> Step:
+    def _fitting(self, view: EngineView, now: float) -> SlackStep:
         nobody = not view.last_tokens and not view.waiting
         self._served = self._served if nobody else now
         margin = max(self.budget.margin, self._worse / self.budget.tpot)
         budget = msgspec.structs.replace(self.budget, margin=margin)
         step = next_step(view, budget, self.cost, now, alone=now - self._served)
         if nobody and not view.frozen and not step.rollouts and not step.rollout_prompt:
-            return Step(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
+            return SlackStep(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
         return step
 
 

@@ -1,7 +1,7 @@
 """What an answer costs the server that gives it, measured where requests are routed. Pure: who routes tells the time.
 
 Owns: the times and tokens of one answer on one server, what the server is busy with meanwhile, and how long its
-decoding steps take by the answers that share them (`Steps`). Does not own: what is learned of whole answers
+decoding steps take by the answers that share them (`StepTimes`). Does not own: what is learned of whole answers
 (rollout.decide.engines.affinity).
 """
 
@@ -11,7 +11,7 @@ from collections import deque
 from statistics import fmean, median
 from typing import Protocol
 
-from rollout.decide.engines.affinity import Answered
+from rollout.decide.engines.affinity import MeasuredAnswer
 
 
 class Busy(Protocol):
@@ -29,7 +29,7 @@ RECENT, FEWEST = 64, 8  # measurements of a number of answers that are kept, tha
 NARROW = 0.25  # of their mean: a deviation of numbers of answers that says half of what each adds
 
 
-class Steps:
+class StepTimes:
     """``steps.see(31, 0.02)``, then ``steps.line()``: through medians, for some steps take longer for other reasons."""
 
     def __init__(self) -> None:
@@ -54,10 +54,11 @@ class Steps:
         return step - slope * mean, slope
 
 
-class Measured:
-    """``each = Measured(server, "calculator", new=9, read=99, now=now)``; `piece` with each piece; `leave` at last."""
+class AnswerTimer:
+    """``each = AnswerTimer(server, "calculator", new=9, read=99, now=now)``; `piece` with each piece; `leave` at
+    last."""
 
-    def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float, steps: Steps | None = None):
+    def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float, steps: StepTimes | None = None):
         """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds. `steps` are told."""
         self.server, self.kind, self.new, self.read, self._steps = server, kind, new, read, steps
         self._asked, self._ahead, self._beside = now, server.reading, server.load - 1
@@ -84,9 +85,9 @@ class Measured:
             self._was_read()
 
     @property
-    def answered(self) -> Answered:
+    def answered(self) -> MeasuredAnswer:
         """Of a whole answer."""
-        return Answered(
+        return MeasuredAnswer(
             kind=self.kind,
             hardware=self.server.hardware,
             new=self.new,

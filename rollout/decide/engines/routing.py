@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout.decide.engines.affinity import Crowd, Need, Rates, cost
+from rollout.decide.engines.affinity import Crowd, ServerRates, TokenDemand, cost
 
 State = Literal["starting", "serving", "updating", "draining", "down", "resting"]
 
@@ -55,7 +55,7 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
     lent: bool = False  # its slots are what its users leave
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class RoutedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that waits. `homes` are the servers that hold most of its prefix: `held` tokens of it. `need`: what
     turns of its environment need."""
 
@@ -64,13 +64,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     homes: list[str] = []
     held: int = 0
     tokens: int = 0
-    need: Need | None = None
+    need: TokenDemand | None = None
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[ServerView]
-    waiting: list[Ask]  # the first ones, in the order in which they are served
-    rates: list[Rates] = []  # of classes of servers, as measured
+    waiting: list[RoutedRequest]  # the first ones, in the order in which they are served
+    rates: list[ServerRates] = []  # of classes of servers, as measured
 
 
 class Send(msgspec.Struct, frozen=True, tag="send"):
@@ -79,7 +79,7 @@ class Send(msgspec.Struct, frozen=True, tag="send"):
     why: Literal["prefix", "lent", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
 
 
-def order(ask: Ask) -> tuple[int, int]:
+def order(ask: RoutedRequest) -> tuple[int, int]:
     """Who goes first."""
     return ask.priority, ask.key
 
@@ -100,7 +100,7 @@ def route(view: RouteView, rules: RoutingRules) -> list[Send]:
     return sent
 
 
-def _by_load(ask: Ask, free: list[ServerView], serving: dict[str, ServerView], rules: RoutingRules) -> Send:
+def _by_load(ask: RoutedRequest, free: list[ServerView], serving: dict[str, ServerView], rules: RoutingRules) -> Send:
     by_load = sorted(free, key=lambda server: (server.load, server.tokens, server.name))
     least, home = by_load[0], next((server for server in by_load if server.name in ask.homes), None)
     if home is not None and home.load <= max(rules.overload * least.load, least.load + rules.slack):
@@ -113,7 +113,7 @@ def _by_load(ask: Ask, free: list[ServerView], serving: dict[str, ServerView], r
 
 
 def _by_cost(
-    ask: Ask, free: list[ServerView], serving: list[ServerView], known: list[Rates], rules: RoutingRules
+    ask: RoutedRequest, free: list[ServerView], serving: list[ServerView], known: list[ServerRates], rules: RoutingRules
 ) -> Send | None:
     """None: too little is known to say."""
     rates = {each.hardware: each for each in known}
@@ -142,7 +142,7 @@ def _by_cost(
     return Send(ask.key, home.name, "prefix") if stays else Send(ask.key, best.name, "dearer")
 
 
-def _with(server: ServerView, ask: Ask) -> ServerView:
+def _with(server: ServerView, ask: RoutedRequest) -> ServerView:
     new = ask.tokens - (ask.held if server.name in ask.homes else 0)
     return msgspec.structs.replace(
         server,

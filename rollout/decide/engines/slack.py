@@ -41,7 +41,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.base + self.per_answer * answers + self.per_prompt_token * prompt_tokens
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class WaitingRequest(msgspec.Struct, frozen=True, array_like=True):
     """A user's request of which no token was answered."""
 
     arrival: float
@@ -51,7 +51,7 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     """One serving engine before a step."""
 
-    waiting: list[Waiting]  # in the order in which they are read
+    waiting: list[WaitingRequest]  # in the order in which they are read
     last_tokens: list[float]  # of each running user's request, when it got its last token
     rollouts: int  # answers of rollouts that could go on
     rollout_prompt: int  # tokens of rollouts' prompts that could be read
@@ -61,7 +61,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     frozen: bool = False  # rollouts stand still until the next version
 
 
-class Step(msgspec.Struct, frozen=True):
+class SlackStep(msgspec.Struct, frozen=True):
     """What the next step does."""
 
     users_prompt: int  # tokens of users' prompts
@@ -92,19 +92,21 @@ def slack(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone
     return left
 
 
-def next_step(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> Step:
+def next_step(
+    view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")
+) -> SlackStep:
     """What fits. Users' prompts go first, then answers of rollouts, then their prompts."""
     users = min(CHUNK, sum(request.left for request in view.waiting))
     if view.wanted > view.free and view.held and not view.frozen:
-        return Step(users, 0, 0, cut=True)
+        return SlackStep(users, 0, 0, cut=True)
     if view.frozen:
-        return Step(users, 0, 0)
+        return SlackStep(users, 0, 0)
     left = slack(view, budget, cost, now, alone=alone)
     if left <= 0:
-        return Step(users, 0, 0)
+        return SlackStep(users, 0, 0)
     answers = _fitting(left, cost.per_answer, view.rollouts)
     left -= answers * cost.per_answer
-    return Step(users, answers, _fitting(left, cost.per_prompt_token, min(view.rollout_prompt, CHUNK - users)))
+    return SlackStep(users, answers, _fitting(left, cost.per_prompt_token, min(view.rollout_prompt, CHUNK - users)))
 
 
 def _fitting(left: float, each: float, most: int) -> int:

@@ -18,7 +18,7 @@ from rollout.weights import adapter
 from sandbox.errors import Invalid
 
 
-class Adapted(nn.Linear):
+class LoraLinear(nn.Linear):
     """A linear layer, and beside it two small matrices: down [r, in], up [out, r]."""
 
     def __init__(self, layer: nn.Linear, rank: int, scaling: float):
@@ -50,7 +50,7 @@ def load_served(
         layer = model.get_submodule(module)
         if not isinstance(layer, nn.Linear):
             raise Invalid(f"an adapter of {module}, which is no matrix", remedy="train adapters of matrices")
-        adapted = Adapted(layer, config.r, config.scaling)
+        adapted = LoraLinear(layer, config.r, config.scaling)
         setattr(model.get_submodule(parent), last, adapted)
         weights |= dict(zip(adapter.names_of(module), (adapted.down.data, adapted.up.data), strict=True))
     for name, tensor in weights.items():

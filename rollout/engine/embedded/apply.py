@@ -1,7 +1,8 @@
 """What was pulled, written into the weights that an engine computes with.
 
 Owns: the conversion from published words to parameters. Does not own: pulling, pausing.
-Guarantee: after `Prepared.apply` the parameters are what a full load of the mirror would give, bit for bit. All that
+Guarantee: after `StagedChanges.apply` the parameters are what a full load of the mirror would give, bit for bit. All
+that
 can be done before is done in `prepare`: the pause is the writing alone.
 """
 
@@ -22,7 +23,7 @@ PUBLISHED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class StagedChanges:
     """Changes on the device of the weights, ready to be written: pairs of (target, positions, values)."""
 
     changes: list[tuple[Tensor, Tensor | None, Tensor]]
@@ -38,7 +39,7 @@ class Prepared:
                     target[positions] = values
 
 
-def prepare(parameters: Mapping[str, Tensor], dtypes: Mapping[str, str], writes: Sequence[Write]) -> Prepared:
+def prepare(parameters: Mapping[str, Tensor], dtypes: Mapping[str, str], writes: Sequence[Write]) -> StagedChanges:
     """`dtypes`: of each published tensor, as safetensors spells it. Raises EngineFailed for a tensor that is not here.
 
     A published bfloat16 that is computed with in float32 is widened, which is exact.
@@ -49,10 +50,12 @@ def prepare(parameters: Mapping[str, Tensor], dtypes: Mapping[str, str], writes:
         target, values = convert(torch.from_numpy(write.values.astype(np.int16, copy=False).view(np.int16).copy()))
         positions = None if write.positions is None else torch.from_numpy(write.positions).to(target.device)
         changes.append((target, positions, values.to(target.device)))
-    return Prepared(changes)
+    return StagedChanges(changes)
 
 
-def everything(parameters: Mapping[str, Tensor], dtypes: Mapping[str, str], tables: Mapping[str, Table]) -> Prepared:
+def everything(
+    parameters: Mapping[str, Tensor], dtypes: Mapping[str, str], tables: Mapping[str, Table]
+) -> StagedChanges:
     """All of a mirror."""
     return prepare(parameters, dtypes, [Write(name, None, table.reshape(-1)) for name, table in tables.items()])
 

@@ -21,19 +21,19 @@ from torch import Tensor
 from rollout.decide.engines.lending import Lending
 from rollout.decide.engines.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
-from rollout.engine.embedded.apply import Prepared
+from rollout.engine.embedded.apply import StagedChanges
 from rollout.engine.embedded.lending import share
 from rollout.engine.embedded.model import Qwen3
-from rollout.engine.embedded.paged import Paged
+from rollout.engine.embedded.paged import PagedModel
 from rollout.engine.embedded.pretrained import facts, layers
 from rollout.engine.embedded.rows import Rows
-from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step, finish_reason
-from rollout.engine.protocol import Statistics, VersionSpan
+from rollout.engine.embedded.scheduler import CacheCopy, EngineStep, Scheduler, Sequence, finish_reason
+from rollout.engine.protocol import EngineStatistics, VersionSpan
 from sandbox.errors import EngineFailed
 
 
 @dataclass(eq=False)
-class Request(Sequence):
+class SamplingSequence(Sequence):
     """A sequence and what sampling adds to it."""
 
     temperature: float = 1.0
@@ -65,7 +65,7 @@ class Request(Sequence):
 
 
 class Core:
-    """`step()` until `idle`. Example: ``core.add(Request("a", [1, 2], 8)); core.step()``."""
+    """`step()` until `idle`. Example: ``core.add(SamplingSequence("a", [1, 2], 8)); core.step()``."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Core:
         self.facts = facts(self.model)
         length = min(length, self.facts.length or length)
         retained = 2 * slots if retained is None else retained
-        self.cache: Rows | Paged
+        self.cache: Rows | PagedModel
         if isinstance(self.model, Qwen3):
             self.cache = Rows(self.model, rows=slots + retained, length=length)
         else:
             room = {"rows": slots + retained, "slots": slots, "length": length, "cache": cache or slots * length}
-            self.cache = Paged(self.model, layers(self.model), **room)
+            self.cache = PagedModel(self.model, layers(self.model), **room)
         self.scheduler = Scheduler(
             slots=slots,
             retained=retained,
@@ -111,10 +111,10 @@ class Core:
         )
         self._planner, self._preempted = Planner(slots), 0
         self.lending, self._clock = lending, clock
-        self.requests: dict[str, Request] = {}
-        self.statistics = Statistics(version=version)
+        self.requests: dict[str, SamplingSequence] = {}
+        self.statistics = EngineStatistics(version=version)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SamplingSequence) -> None:
         if self.broken is not None:
             raise EngineFailed(f"no weights are served: {self.broken}")
         if request.id in self.requests:
@@ -130,7 +130,7 @@ class Core:
         self.statistics.requests += 1
         self.statistics.prompt_tokens += request.prompt
 
-    def abort(self, ids: list[str]) -> list[Request]:
+    def abort(self, ids: list[str]) -> list[SamplingSequence]:
         """End these requests (all, when none is named) with what they have."""
         chosen = [self.requests[name] for name in (ids or list(self.requests)) if name in self.requests]
         for request in chosen:
@@ -140,7 +140,7 @@ class Core:
             self.statistics.aborted += 1
         return chosen
 
-    def step(self) -> list[Request]:
+    def step(self) -> list[SamplingSequence]:
         """Compute one step; the requests that it finished."""
         if self.lending is None:
             return self._compute(self.scheduler.schedule())
@@ -153,7 +153,7 @@ class Core:
         self.lending.took(len(plan.decode), read, self._clock() - began)
         return ended
 
-    def _compute(self, plan: Step) -> list[Request]:
+    def _compute(self, plan: EngineStep) -> list[SamplingSequence]:
         self._copy(plan.copies)
         self.statistics.steps += 1
         self.statistics.preemptions, self.statistics.reused_tokens = self.scheduler.preemptions, self.scheduler.reused
@@ -170,7 +170,7 @@ class Core:
         chosen = [at for at, complete in enumerate(drawn) if complete]
         return self._sample([ended[at] for at in chosen], logits[chosen]) if chosen else []  # type: ignore[misc]
 
-    def adopt(self, prepared: Prepared, version: int, *, recompute: bool) -> None:
+    def adopt(self, prepared: StagedChanges, version: int, *, recompute: bool) -> None:
         """Serve what `prepared` makes of the weights. Not `recompute`: keys and values of older weights stay in use."""
         try:
             prepared.apply()
@@ -214,10 +214,10 @@ class Core:
         self.scheduler.invalidate()
         self.cache.forget()
 
-    def _copy(self, copies: list[Copy]) -> None:
+    def _copy(self, copies: list[CacheCopy]) -> None:
         self.cache.copy(copies, self.scheduler)
 
-    def _sample(self, requests: list[Request], logits: Tensor) -> list[Request]:
+    def _sample(self, requests: list[SamplingSequence], logits: Tensor) -> list[SamplingSequence]:
         """A token of each, from logits [requests, V], on the device where these are."""
         logits, device = logits.float(), logits.device
         temperature = torch.tensor([request.temperature or 1.0 for request in requests], device=device)

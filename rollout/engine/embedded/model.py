@@ -159,7 +159,7 @@ class KVCache:
             layer[target, :, :length] = layer[source, :, :length]
 
 
-class Body(nn.Module):
+class TransformerBody(nn.Module):
     """What Hugging Face calls ``model``: everything but the head."""
 
     def __init__(self, config: ModelConfig):
@@ -179,7 +179,7 @@ class Qwen3(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.model = Body(config)
+        self.model = TransformerBody(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim

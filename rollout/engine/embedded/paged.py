@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rollout.engine.embedded.blocks import SIZE, BlockTables
-from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step
+from rollout.engine.embedded.scheduler import CacheCopy, EngineStep, Scheduler, Sequence
 from sandbox.errors import EngineFailed
 
 NAME = "pagurus_paged"
@@ -42,7 +42,7 @@ class Heads:
 
 
 @dataclass(eq=False)
-class _Part:
+class AttentionRows:
     """Rows that are attended to in one product: several with a token each, or one with a piece of its prompt."""
 
     at: Tensor  # [n or piece]: where their tokens lie among the N
@@ -72,8 +72,8 @@ class _Part:
         return self.known[name]
 
 
-class Paged:
-    """``Paged(model, layers, rows=12, slots=4, length=1024, cache=4096).compute(step, scheduler)``"""
+class PagedModel:
+    """``PagedModel(model, layers, rows=12, slots=4, length=1024, cache=4096).compute(step, scheduler)``"""
 
     def __init__(self, model: nn.Module, layers: Many[Heads], *, rows: int, slots: int, length: int, cache: int):
         """`cache`: tokens of all that run together. Each may have begun a block, and have a copy of one besides."""
@@ -95,14 +95,14 @@ class Paged:
             wanted = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
             raise EngineFailed(f"a cache of {wanted} does not fit: {error}", remedy="give a smaller --cache") from None
         self._gathered = [weights.new_empty(0), weights.new_empty(0)]
-        self._parts: list[_Part] = []
+        self._parts: list[AttentionRows] = []
         self._places: Tensor  # [N] where the step's keys and values are kept
 
     def held(self, rows: int) -> int:
         """Positions of the blocks of so many rows; common ones count once."""
         return self._tables.held(rows)
 
-    def copy(self, copies: Iterable[Copy], scheduler: Scheduler) -> None:
+    def copy(self, copies: Iterable[CacheCopy], scheduler: Scheduler) -> None:
         """Copied rows have their blocks in common; rows in which nothing runs any more release theirs."""
         for copy in copies:
             self._tables.share(copy.source, copy.target, copy.length)
@@ -118,7 +118,7 @@ class Paged:
             kept.view(heads.count, self._blocks, -1)[:, self._tables.own(row)] = 0
 
     @torch.inference_mode()
-    def compute(self, step: Step, scheduler: Scheduler) -> Tensor:
+    def compute(self, step: EngineStep, scheduler: Scheduler) -> Tensor:
         """Logits [., V] after each decoded sequence's newest token, then after the end of each piece. One pass."""
         spans = [(each, each.computed, each.computed + 1) for each in step.decode]
         spans += [(piece.sequence, piece.start, piece.end) for piece in step.prefill]
@@ -173,13 +173,13 @@ class Paged:
             else:
                 where = torch.arange(at, at + end - start, device=self._device)
                 rows = torch.arange(start, end, device=self._device)[None]
-                parts.append(_Part(where, self._tensor([table]), rows, whole=start == 0))
+                parts.append(AttentionRows(where, self._tensor([table]), rows, whole=start == 0))
             at += end - start
         for some in single.values():
             wide = max(len(table) for _, table, _ in some)
             blocks = [[*table, *[table[0]] * (wide - len(table))] for _, table, _ in some]
             where, rows = self._tensor([each[0] for each in some]), self._tensor([each[2] for each in some])
-            parts.append(_Part(where, self._tensor(blocks), rows[:, None], whole=False))
+            parts.append(AttentionRows(where, self._tensor(blocks), rows[:, None], whole=False))
         self._parts, self._places = parts, self._tensor(places)
         return self._tensor(positions)
 
@@ -197,7 +197,9 @@ def _zeros(rows: int, width: int, like: Tensor) -> Tensor:
     return torch.from_numpy(np.zeros((rows, width * like.element_size()), np.uint8)).view(like.dtype)
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, part: _Part, window: int | None, scale: float | None) -> Tensor:
+def _attention(
+    q: Tensor, keys: Tensor, values: Tensor, part: AttentionRows, window: int | None, scale: float | None
+) -> Tensor:
     """q [H, n or piece, D] over keys and values [G, rows, L, D] -> [n or piece, H, D]."""
     groups, rows, length, _ = keys.shape
     if rows > 1 or q.shape[1] == 1:  # a row's heads of one group are its queries

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout.engine.embedded.model import KVCache, Qwen3
-from rollout.engine.embedded.scheduler import Copy, Scheduler, Step
+from rollout.engine.embedded.scheduler import CacheCopy, EngineStep, Scheduler
 
 
 class Rows:
@@ -26,7 +26,7 @@ class Rows:
         self._cache = KVCache(model.config, rows, length)
         self.token_bytes = sum(each[0, :, 0].nbytes for each in (*self._cache.keys, *self._cache.values))
 
-    def copy(self, copies: Iterable[Copy], scheduler: Scheduler) -> None:
+    def copy(self, copies: Iterable[CacheCopy], scheduler: Scheduler) -> None:
         for copy in copies:
             self._cache.copy(copy.source, copy.target, copy.length)
 
@@ -38,7 +38,7 @@ class Rows:
         for layer in (*self._cache.keys, *self._cache.values):
             layer[row] = 0
 
-    def compute(self, step: Step, scheduler: Scheduler) -> Tensor:
+    def compute(self, step: EngineStep, scheduler: Scheduler) -> Tensor:
         """Logits [., V] after each decoded sequence's newest token, then after the end of each piece."""
         found = []
         if step.decode:

@@ -59,14 +59,14 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Copy:
+class CacheCopy:
     source: int
     target: int
     length: int
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillChunk:
     """Run positions start..end of this sequence."""
 
     sequence: Sequence
@@ -80,19 +80,19 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Step:
-    copies: list[Copy]
-    prefill: list[Piece]
+class EngineStep:
+    copies: list[CacheCopy]
+    prefill: list[PrefillChunk]
     decode: list[Sequence]
 
 
 @dataclass
-class _Retained:
+class RetainedSequence:
     tokens: list[int] = field(default_factory=list)  # those whose keys and values the row holds
     used: int = -1  # larger: used later
 
 
-class Share(Protocol):
+class StepBudget(Protocol):
     """How much a step does, where the engine lends (rollout.decide.engines.slack)."""
 
     @property
@@ -125,9 +125,9 @@ def common_prefix(left: Tokens[int], right: Tokens[int]) -> int:
     return low
 
 
-def _pieces(sequences: Tokens[Sequence], budget: int) -> list[Piece]:
+def _pieces(sequences: Tokens[Sequence], budget: int) -> list[PrefillChunk]:
     """What is read of their prompts. Whoever begins as one before it does waits for that one, and has it then."""
-    found = list[Piece]()
+    found = list[PrefillChunk]()
     for sequence in sequences:
         at = sequence.computed
         if (
@@ -136,7 +136,7 @@ def _pieces(sequences: Tokens[Sequence], budget: int) -> list[Piece]:
             or any(piece.start >= at and _gain(piece.sequence, sequence) for piece in found)
         ):
             continue
-        found.append(Piece(sequence, at, min(len(sequence.tokens), at + budget)))
+        found.append(PrefillChunk(sequence, at, min(len(sequence.tokens), at + budget)))
         budget -= found[-1].end - at
     return found
 
@@ -180,7 +180,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.users = 0  # of those that run, the first so many
         self.waiting: deque[Sequence] = deque()
-        self._retained = {slots + index: _Retained() for index in range(retained)}
+        self._retained = {slots + index: RetainedSequence() for index in range(retained)}
         self._clock = 0
 
     @property
@@ -199,7 +199,7 @@ class Scheduler:
             at -= 1
         self.waiting.insert(at, sequence)
 
-    def schedule(self, share: Share | None = None) -> Step:
+    def schedule(self, share: StepBudget | None = None) -> EngineStep:
         """Admit what fits, then plan one step: one token for every ready row, prefill up to the budget.
 
         `share`: how much of that, where the engine lends.
@@ -209,20 +209,20 @@ class Scheduler:
         copies += self._shared()
         users, lent = self.running[: self.users], self.running[self.users :]
         if share is None:
-            return Step(
+            return EngineStep(
                 copies, _pieces(self.running, self.prefill_budget), [each for each in self.running if each.ready]
             )
         prefill = _pieces(users, share.users_prompt) + _pieces(lent, share.rollout_prompt)
         decode = [each for each in users if each.ready] + [each for each in lent if each.ready][: share.rollouts]
-        return Step(copies, prefill, decode)
+        return EngineStep(copies, prefill, decode)
 
-    def finish(self, sequence: Sequence, *, retain: bool = True) -> list[Copy]:
+    def finish(self, sequence: Sequence, *, retain: bool = True) -> list[CacheCopy]:
         """Take a running sequence out; its row is retained for a prefix to come, the last rows fill the hole."""
         copies = []
         if retain and sequence.computed >= MINIMUM_REUSE and self._retained:
             target = self._victim(sequence.tokens)
-            copies.append(Copy(sequence.row, target, sequence.computed))
-            self._retained[target] = _Retained(sequence.tokens[: sequence.computed], self._tick())
+            copies.append(CacheCopy(sequence.row, target, sequence.computed))
+            self._retained[target] = RetainedSequence(sequence.tokens[: sequence.computed], self._tick())
         hole = sequence.row
         if hole < self.users:
             self.users -= 1
@@ -233,7 +233,7 @@ class Scheduler:
         sequence.row = -1
         return copies
 
-    def abort(self, sequence: Sequence) -> list[Copy]:
+    def abort(self, sequence: Sequence) -> list[CacheCopy]:
         """Forget a sequence, running or waiting."""
         if sequence.row >= 0:
             return self.finish(sequence, retain=False)
@@ -245,14 +245,14 @@ class Scheduler:
         for sequence in self.running:
             sequence.computed = 0
         for row in self._retained:
-            self._retained[row] = _Retained()
+            self._retained[row] = RetainedSequence()
 
     def evict(self) -> int | None:
         """The row of the retained prefix that was used least recently, which is forgotten; None: there are none."""
         held = [row for row, entry in self._retained.items() if entry.tokens]
         row = min(held, key=lambda row: self._retained[row].used, default=None)
         if row is not None:
-            self._retained[row] = _Retained()
+            self._retained[row] = RetainedSequence()
         return row
 
     def room(self, waiting: Tokens[Sequence]) -> int:
@@ -276,9 +276,9 @@ class Scheduler:
             return whole
         return whole - sum(sequence.computed for sequence in self.running) + self._in_rows(len(self.running))
 
-    def _fit(self) -> list[Copy]:
+    def _fit(self) -> list[CacheCopy]:
         """Puts back the newest until the others fit."""
-        copies = list[Copy]()
+        copies = list[CacheCopy]()
         while self.cache is not None and len(self.running) > 1 and self._held() > self.cache:
             newest = self.running[-1]
             copies += self.finish(newest, retain=False)
@@ -297,7 +297,7 @@ class Scheduler:
             held += len(self.waiting[0].tokens) + 1
             yield self.waiting.popleft()
 
-    def _admit(self, sequence: Sequence) -> list[Copy]:
+    def _admit(self, sequence: Sequence) -> list[CacheCopy]:
         """Into a row of its own, with what is known of its beginning."""
         copies = []
         self.running.append(sequence)
@@ -316,7 +316,7 @@ class Scheduler:
         self._retained[source].used = self._tick()
         return [*copies, self._reuse(source, sequence, best)]
 
-    def _shared(self) -> list[Copy]:
+    def _shared(self) -> list[CacheCopy]:
         """What one running sequence has computed, no other one that begins like it computes again."""
         copies = []
         for late in self.running:
@@ -330,17 +330,17 @@ class Scheduler:
                 copies.append(self._reuse(early.row, late, late.computed + gain))
         return copies
 
-    def _reuse(self, row: int, sequence: Sequence, length: int) -> Copy:
+    def _reuse(self, row: int, sequence: Sequence, length: int) -> CacheCopy:
         self.reused += length - sequence.computed
         sequence.computed = sequence.reused = length
-        return Copy(row, sequence.row, length)
+        return CacheCopy(row, sequence.row, length)
 
-    def _move(self, source: int, target: int) -> list[Copy]:
+    def _move(self, source: int, target: int) -> list[CacheCopy]:
         if source == target:
             return []
         moved = self.running[target] = self.running[source]
         moved.row = target
-        return [Copy(source, target, moved.computed)] if moved.computed else []
+        return [CacheCopy(source, target, moved.computed)] if moved.computed else []
 
     def _victim(self, tokens: list[int]) -> int:
         """The retained row to overwrite: one that these tokens continue, else the least recently used."""

@@ -30,7 +30,7 @@ from rollout.decide.engines.lending import Lending
 from rollout.decide.engines.slack import Budget
 from rollout.engine import protocol as wire
 from rollout.engine import spare
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
@@ -44,7 +44,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("pagurus.engine")
 
 
-class Server:
+class EngineServer:
     """The routes. Every handler parses, calls one method, encodes."""
 
     def __init__(self, thread: EngineThread, weights: PulledWeights | None = None):
@@ -100,7 +100,7 @@ class Server:
         core = self.thread.core
         ends = core.facts.ends
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else ends)
-        request = Request(
+        request = SamplingSequence(
             id=body.request_id or uuid.uuid4().hex,
             tokens=list(body.token_ids),
             max_tokens=sampling.max_tokens,
@@ -119,7 +119,7 @@ class Server:
             raise EngineFailed(f"weights of version {core.version} gave logits that are not finite")
         return answer(response(request, with_logprobs=sampling.logprobs is not None, ends=ends))
 
-    async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, request: SamplingSequence) -> web.StreamResponse:
         """``data:`` lines. A refused request is refused before the first of them."""
         grown = self.thread.stream(request)
         first = await anext(grown)
@@ -169,14 +169,14 @@ class Server:
         return answer(wire.Checksums(await self.thread.call(lambda core: core.checksums())))
 
     async def pull_weights(self, http: web.Request) -> web.Response:
-        body = msgspec.json.decode(await http.read() or b"{}", type=wire.PullRequest)
+        body = msgspec.json.decode(await http.read() or b"{}", type=wire.WeightPull)
         return answer(await self._weights().pull(self.thread.core, body.version))
 
     async def apply_weights(self, http: web.Request) -> web.Response:
         body = msgspec.json.decode(await http.read(), type=wire.ApplyRequest)
         weights = self._weights()
         paused = await self.thread.call(lambda core: weights.apply(core, body.version, recompute=body.recompute))
-        return answer(wire.Applied(body.version, paused))
+        return answer(wire.ApplyResult(body.version, paused))
 
     def _weights(self) -> PulledWeights:
         if self.weights is None:
@@ -197,7 +197,7 @@ class Server:
         return answer(counts)
 
 
-def response(request: Request, *, with_logprobs: bool, ends: frozenset[int]) -> wire.GenerateResponse:
+def response(request: SamplingSequence, *, with_logprobs: bool, ends: frozenset[int]) -> wire.GenerateResponse:
     last = request.tokens[-1]
     by_token = request.finish == "stop" and last not in ends
     pairs = zip(request.output, request.logprobs, strict=True)
@@ -217,11 +217,11 @@ def response(request: Request, *, with_logprobs: bool, ends: frozenset[int]) -> 
     )
 
 
-def chunk(request: Request, grown: Progress) -> bytes:
+def chunk(request: SamplingSequence, grown: Progress) -> bytes:
     """One line of a streamed answer."""
     body = wire.StreamChunk(request_id=request.id)
     if grown.finish == "error":
-        body.error = wire.Failure("the weights gave logits that are not finite", "InternalServerError", 503)
+        body.error = wire.EngineErrorBody("the weights gave logits that are not finite", "InternalServerError", 503)
     else:
         pairs = zip(grown.token_ids, grown.logprobs, strict=True)
         body.choices = [
@@ -245,9 +245,9 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except (ValueError, Invalid, msgspec.MsgspecError) as error:
-        failure = wire.Failure(str(error), "BadRequestError", 400)
+        failure = wire.EngineErrorBody(str(error), "BadRequestError", 400)
     except (PagurusError, OSError) as error:
-        failure = wire.Failure(str(error), "InternalServerError", 503)
+        failure = wire.EngineErrorBody(str(error), "InternalServerError", 503)
     return web.Response(
         status=failure.code, body=msgspec.json.encode(wire.ErrorResponse(failure)), content_type="application/json"
     )
@@ -267,7 +267,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     thread = EngineThread(core, loop, lambda error: fail(ended, error))  # type: ignore[arg-type]
-    server = Server(thread, weights)
+    server = EngineServer(thread, weights)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, ssl_context=tls).start()

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rollout.engine import protocol as wire
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.core import Core, SamplingSequence
 from sandbox.errors import PagurusError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Progress(msgspec.Struct):
     finish: str | None
 
     @classmethod
-    def of(cls, request: Request) -> Progress:
+    def of(cls, request: SamplingSequence) -> Progress:
         spans = [wire.VersionSpan(span.version, span.start, span.end) for span in request.spans]
         told = request.told
         return cls(request.tokens[request.prompt + told :], request.logprobs[told:], spans, request.finish)
@@ -52,8 +52,8 @@ class EngineThread:
         self._loop = loop
         self._fatal = fatal
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._finished: dict[str, asyncio.Future[Request]] = {}
-        self._streams: dict[Request, asyncio.Queue[Progress]] = {}  # changed by the engine thread alone
+        self._finished: dict[str, asyncio.Future[SamplingSequence]] = {}
+        self._streams: dict[SamplingSequence, asyncio.Queue[Progress]] = {}  # changed by the engine thread alone
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -73,9 +73,9 @@ class EngineThread:
         self._commands.put(command)
         return await future
 
-    async def run(self, request: Request) -> Request:
+    async def run(self, request: SamplingSequence) -> SamplingSequence:
         """The request when it has finished. Cancelling this aborts it."""
-        future: asyncio.Future[Request] = self._loop.create_future()
+        future: asyncio.Future[SamplingSequence] = self._loop.create_future()
         self._finished[request.id] = future
         try:
             await self.call(lambda core: core.add(request))
@@ -85,7 +85,7 @@ class EngineThread:
             if request.finish is None:  # the client went away, or the request was refused
                 self._commands.put(lambda: self._abort_silently(request))
 
-    async def stream(self, request: Request) -> AsyncGenerator[Progress, None]:
+    async def stream(self, request: SamplingSequence) -> AsyncGenerator[Progress, None]:
         """The request as it grows, to its end. Closing this aborts it."""
         progress: asyncio.Queue[Progress] = asyncio.Queue()
 
@@ -133,7 +133,7 @@ class EngineThread:
         else:
             self._idle.append(idle)
 
-    def _abort_silently(self, request: Request) -> None:
+    def _abort_silently(self, request: SamplingSequence) -> None:
         if self.core.requests.get(request.id) is request:
             self.core.abort([request.id])
 
@@ -168,7 +168,7 @@ class EngineThread:
         if any(request.finish is not None for request in self._streams):
             self._progress()  # what a command ended
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: SamplingSequence) -> None:
         self._streams.pop(request, None)
 
     def _progress(self) -> None:
@@ -183,7 +183,7 @@ class EngineThread:
         if news:
             self._loop.call_soon_threadsafe(_tell, news)
 
-    def _deliver(self, requests: list[Request]) -> None:
+    def _deliver(self, requests: list[SamplingSequence]) -> None:
         for request in requests:
             future = self._finished.get(request.id)
             if future is not None:

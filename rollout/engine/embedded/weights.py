@@ -11,7 +11,7 @@ import asyncio
 import time
 
 from rollout.engine import protocol as wire
-from rollout.engine.embedded.apply import Prepared, everything, prepare
+from rollout.engine.embedded.apply import StagedChanges, everything, prepare
 from rollout.engine.embedded.core import Core
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.process import PullerProcess
@@ -25,7 +25,7 @@ class PulledWeights:
         self._puller = puller
         self._mirror: str | None = None  # digest of the version that the mirror was brought to last
         self._writes: list[Write] | None = None  # they lead there from the core's weights; None: all must be written
-        self._ready: tuple[int, Prepared] | None = None
+        self._ready: tuple[int, StagedChanges] | None = None
         self._pulling = asyncio.Lock()
 
     async def first(self, version: int | None) -> int:
@@ -34,7 +34,7 @@ class PulledWeights:
         self._mirror, self._writes = pulled.digest, []
         return pulled.version
 
-    async def pull(self, core: Core, version: int | None) -> wire.Pulled:
+    async def pull(self, core: Core, version: int | None) -> wire.PullTimings:
         """Fetch a version (None: the newest) and have it ready. The engine generates meanwhile."""
         async with self._pulling:
             began = time.monotonic()
@@ -44,7 +44,7 @@ class PulledWeights:
             self._writes = [*(self._writes or []), *(pulled.writes or [])] if goes_on else None
             self._mirror = pulled.digest
             self._ready = (pulled.version, await asyncio.to_thread(self._prepare, core))
-            return wire.Pulled(
+            return wire.PullTimings(
                 version=pulled.version,
                 bytes=pulled.spent.bytes,
                 seconds=time.monotonic() - began,
@@ -69,7 +69,7 @@ class PulledWeights:
     async def close(self) -> None:
         await self._puller.close()
 
-    def _prepare(self, core: Core) -> Prepared:
+    def _prepare(self, core: Core) -> StagedChanges:
         """The mirror stands still: nothing is pulled meanwhile."""
         parameters, mirror = core.weights, Mirror(self._puller.mirror)
         dtypes = mirror.dtypes()

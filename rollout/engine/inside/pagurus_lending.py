@@ -40,7 +40,7 @@ for _name in ("decide.engines.slack", "decide.engines.lending", "engine.step_log
     _load(_name)
 
 from rollout.decide.engines.lending import Lending  # noqa: E402
-from rollout.decide.engines.slack import Budget, EngineView, Step, Waiting  # noqa: E402
+from rollout.decide.engines.slack import Budget, EngineView, SlackStep, WaitingRequest  # noqa: E402
 from rollout.engine.step_log import StepLog  # noqa: E402
 
 PROMISE, STEPS = "pagurus_lending", "pagurus_steps"  # of --additional-config
@@ -60,7 +60,7 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
         self.lent_slots = max(1, self.max_num_active_reqs // 2)
         self._blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ended: list[tuple[int, EngineCoreOutput]] = []  # rollouts, and the clients that have to be told
-        self._left = Step(0, 0, 0)  # of this step
+        self._left = SlackStep(0, 0, 0)  # of this step
         self._lent = self._held = 0  # rollouts that run, blocks that they hold
         self._work = (0.0, 0, 0)  # when the step began, its answers, its tokens of prompts
 
@@ -150,7 +150,7 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
         blocks = self.kv_cache_manager.block_pool.get_num_free_blocks(), wanted, self._held
         free, wanted, held = min(slots, blocks, key=lambda each: each[0] - each[1])
         return EngineView(
-            waiting=[Waiting(each.since, _unread(each)) for each in unread],
+            waiting=[WaitingRequest(each.since, _unread(each)) for each in unread],
             last_tokens=[each.since for each in users if _ready(each)],
             rollouts=sum(map(_ready, rollouts)),
             rollout_prompt=sum(_unread(each) for each in rollouts if not _ready(each)),
@@ -181,7 +181,7 @@ def _ready(request: Any) -> bool:
 
 
 def _statistics(core: EngineCore) -> dict[str, Any]:
-    """What rollout.engine.protocol.Statistics has of it."""
+    """What rollout.engine.protocol.EngineStatistics has of it."""
     scheduler = core.scheduler
     running, waiting = scheduler.get_request_counts()
     return {"version": core.get_weight_version(), "running": running, "waiting": waiting, "lends": scheduler.lends()}

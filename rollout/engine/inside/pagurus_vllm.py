@@ -35,7 +35,7 @@ BACKEND = "pagurus"
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
-class Patch(msgspec.Struct, array_like=True):
+class VllmPatch(msgspec.Struct, array_like=True):
     """supervisor -> worker: changes of one tensor of the checkpoint, in elements of two bytes."""
 
     name: str
@@ -46,12 +46,12 @@ class Patch(msgspec.Struct, array_like=True):
     values: bytes
 
 
-class Patches(msgspec.Struct):
+class VllmPatchFile(msgspec.Struct):
     """supervisor -> worker: the whole file."""
 
     since: int
     version: int
-    patches: list[Patch]
+    patches: list[VllmPatch]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc, type-arg]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Update) -> None:
-        found = msgspec.msgpack.decode(Path(update_info.file).read_bytes(), type=Patches)
+        found = msgspec.msgpack.decode(Path(update_info.file).read_bytes(), type=VllmPatchFile)
         if self.version != found.since:
             raise ValueError(f"changes from version {found.since} do not fit weights of version {self.version}")
         ready = list(self._mine(found.patches))
@@ -107,7 +107,7 @@ class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc, type-arg]
     def shutdown(self) -> None:
         """Nothing is held."""
 
-    def _mine(self, patches: list[Patch]) -> Iterator[CheckpointWeightPatch]:
+    def _mine(self, patches: list[VllmPatch]) -> Iterator[CheckpointWeightPatch]:
         for patch in patches:
             dtype = DTYPES[patch.dtype]
             positions = np.frombuffer(patch.positions, dtype=np.int64)
@@ -130,5 +130,5 @@ class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc, type-arg]
 WeightTransferEngineFactory.register_engine(BACKEND, PagurusTransfer)
 
 
-class Registered:
+class WorkerExtension:
     """For ``--worker-extension-cls``: to name it is to import this module."""

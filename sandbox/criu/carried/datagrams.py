@@ -25,7 +25,7 @@ from sandbox.criu import namespaces
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 
-MOST = 4096  # datagrams kept of one socket
+MAX_DATAGRAMS = 4096  # datagrams kept of one socket
 _MCAST_JOIN_GROUP, _MCAST_MSFILTER = 42, 48
 _FILTER = struct.Struct("=II128sII")  # group_filter: interface, padding, group, mode, number of sources
 _REQUEST = struct.Struct("=II128s")  # group_req
@@ -134,7 +134,7 @@ def peeked(one: socket.socket) -> list[tuple[bytes, Any]]:
     before = one.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
     one.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
     try:
-        while len(found) < MOST:
+        while len(found) < MAX_DATAGRAMS:
             found.append(one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         pass
@@ -147,7 +147,7 @@ def packets(one: socket.socket, datagrams: list[Datagram]) -> list[Packet]:
     """The datagrams as packets for this restored socket."""
     name, port = one.getsockname()[:2]
     made = []
-    for datagram in datagrams[:MOST]:
+    for datagram in datagrams[:MAX_DATAGRAMS]:
         sender, target = ipaddress.ip_address(datagram.sender), ipaddress.ip_address(name)
         sender = getattr(sender, "ipv4_mapped", None) or sender
         if target.version != sender.version or target.is_unspecified:

@@ -38,7 +38,7 @@ _R10, _R9, _R8, _AX, _DX, _SI, _DI, _ORIG_AX, _IP, _SP = 7, 8, 9, 10, 12, 13, 14
 _RED_ZONE = 512  # bytes below the stack pointer that stay as they are
 _RSEQ_CS = 8  # offset in struct rseq: 8 bytes
 _SYSCALL = b"\x0f\x05"
-PATIENCE = 10.0  # seconds for a task to stop
+TIMEOUT = 10.0  # seconds for a task to stop
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 _libc.ptrace.restype = ctypes.c_long
@@ -202,7 +202,7 @@ def _stopped(thread: int) -> int:
 
 
 def _wait(thread: int) -> int:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         found, status = os.waitpid(thread, _WALL | os.WNOHANG)
         if found:

@@ -48,8 +48,8 @@ from sandbox.criu.carried import waits
 from sandbox.errors import RestoreFailed
 
 PAGE = 4096
-LEAST = 16 << 20  # bytes in all; below, parsing and threads cost more than CRIU does
-RUN_LEAST = 32 << 10  # bytes of a run
+MIN_PARALLEL_BYTES = 16 << 20  # bytes in all; below, parsing and threads cost more than CRIU does
+MIN_RUN = 32 << 10  # bytes of a run
 HUGE = 2 << 20
 STEP = 8 << 20  # bytes that a thread takes at a time: what was zeroed is still in the cache when it is written
 THREADS = 4
@@ -62,7 +62,7 @@ READ_WRITE, MAP_GROWSDOWN = 3, 0x100
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """Consecutive pages: `address` in the process, `offset` in its file of pages, `size` in bytes."""
 
     address: int
@@ -71,12 +71,12 @@ class Run:
 
 
 @dataclass
-class Memory:
+class ProcessMemory:
     """What is written into the process with number `pid` inside the sandbox."""
 
     pid: int
     pages: Path
-    runs: list[Run]
+    runs: list[PageRun]
     mapped: mmap.mmap | None = None
 
 
@@ -84,7 +84,7 @@ class Memory:
 class Fill:
     """All memory that was split off a copy of the images."""
 
-    memories: list[Memory] = field(default_factory=list)
+    memories: list[ProcessMemory] = field(default_factory=list)
 
     def close(self) -> None:
         for memory in self.memories:
@@ -99,7 +99,7 @@ class Fill:
 def split(directory: Path, lean: Path) -> Fill | None:
     """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks."""
     found = []
-    if sum(path.stat().st_size for path in directory.glob("pages-*.img")) < LEAST:
+    if sum(path.stat().st_size for path in directory.glob("pages-*.img")) < MIN_PARALLEL_BYTES:
         return None
     for path in directory.glob("mm-*.img"):
         pid = int(path.stem[3:])
@@ -116,7 +116,7 @@ def split(directory: Path, lean: Path) -> Fill | None:
         total += sum(run.size for run in runs)
         if runs:
             chosen.append((pid, pagemap, kept, runs))
-    if total < LEAST:
+    if total < MIN_PARALLEL_BYTES:
         return None
     fill = Fill()
     lean.mkdir()
@@ -125,7 +125,7 @@ def split(directory: Path, lean: Path) -> Fill | None:
         undo.callback(fill.close)
         for pid, pagemap, kept, runs in chosen:
             pages = f"pages-{pagemap.entries[0].pages_id}.img"
-            memory = Memory(pid, directory / pages, runs, _map(directory / pages))
+            memory = ProcessMemory(pid, directory / pages, runs, _map(directory / pages))
             fill.memories.append(memory)
             assert memory.mapped is not None
             _write_rest(lean / pages, memory.mapped, kept)
@@ -196,10 +196,10 @@ def _kernel_written(directory: Path, pid: int) -> set[int]:
 
 def divide(
     entries: Sequence[Record], ranges: Sequence[tuple[int, int]], without: set[int]
-) -> tuple[list[tuple[Record, tuple[int, int]]], list[Run]]:
+) -> tuple[list[tuple[Record, tuple[int, int]]], list[PageRun]]:
     """Divide a pagemap into what CRIU restores, each record with its (offset, size) in the pages, and runs for us."""
     kept: list[tuple[Record, tuple[int, int]]] = []
-    runs: list[Run] = []
+    runs: list[PageRun] = []
     excepted = sorted(without)
     ends = [end for _, end in ranges]
     offset = 0
@@ -208,7 +208,7 @@ def divide(
         if flags & PARENT or entry.in_parent or not (flags & PRESENT or not entry.HasField("flags")):
             kept.append((entry, (offset, 0)))
             continue
-        if size < RUN_LEAST:
+        if size < MIN_RUN:
             kept.append((entry, (offset, size)))
             offset += size
             continue
@@ -218,13 +218,13 @@ def divide(
         # Most records lie in one range, whole: no need to cut them up.
         covered = index < len(ranges) and ranges[index][0] <= first and last <= ends[index]
         if covered and not _one_within(excepted, first, last):
-            _append(runs, Run(first, offset, size))
+            _append(runs, PageRun(first, offset, size))
             offset += size
             continue
         for start, end, ours in _pieces(first, last, ranges[index:], excepted):
             at = offset + start - first
             if ours:
-                _append(runs, Run(start, at, end - start))
+                _append(runs, PageRun(start, at, end - start))
             else:
                 kept.append((_part(entry, start, end), (at, end - start)))
         offset += size
@@ -237,11 +237,11 @@ def _one_within(places: Sequence[int], first: int, last: int) -> bool:
     return index < len(places) and places[index] < last
 
 
-def _append(runs: list[Run], run: Run) -> None:
+def _append(runs: list[PageRun], run: PageRun) -> None:
     """Add a run, joined with the last one where it goes on from there."""
     last = runs[-1] if runs else None
     if last is not None and (last.address + last.size, last.offset + last.size) == (run.address, run.offset):
-        runs[-1] = Run(last.address, last.offset, last.size + run.size)
+        runs[-1] = PageRun(last.address, last.offset, last.size + run.size)
     else:
         runs.append(run)
 
@@ -261,7 +261,7 @@ def _pieces(
         edges = [start, *without[bisect.bisect_left(without, start) : bisect.bisect_left(without, end)], end]
         for number in range(len(edges) - 1):
             low = edges[number] + (PAGE if number else 0)
-            if edges[number + 1] - low < RUN_LEAST:
+            if edges[number + 1] - low < MIN_RUN:
                 continue
             if low > at:
                 yield at, low, False
@@ -304,10 +304,10 @@ class _Vector(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class _Part:
+class WriteTask:
     """What one thread writes at a time: from `source` in our memory to `address` in the process."""
 
-    process: _Process
+    process: StoppedProcess
     source: int
     address: int
     size: int
@@ -319,11 +319,11 @@ def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
         work = []
         for memory in fill.memories:
             assert memory.mapped is not None
-            process = opened.enter_context(_Process(processes[memory.pid]))
+            process = opened.enter_context(StoppedProcess(processes[memory.pid]))
             base = _address(memory.mapped)
             for run in memory.runs:
                 work += [
-                    _Part(process, base + run.offset + start - run.address, start, end - start)
+                    WriteTask(process, base + run.offset + start - run.address, start, end - start)
                     for start, end in steps(run.address, run.address + run.size)
                 ]
         try:
@@ -342,7 +342,7 @@ def steps(first: int, last: int) -> Iterator[tuple[int, int]]:
         first = end
 
 
-def _quick(work: list[_Part]) -> bool:
+def _quick(work: list[WriteTask]) -> bool:
     """Whether huge pages come quickly now; the first one tells."""
     for part in work:
         first = -(-part.address // HUGE) * HUGE
@@ -360,10 +360,10 @@ class _Pipeline:
     they do not keep anybody from writing.
     """
 
-    def __init__(self, work: list[_Part], *, huge: bool):
+    def __init__(self, work: list[WriteTask], *, huge: bool):
         self._work = work
         self._huge = huge
-        self._ready: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[WriteTask | None] = queue.SimpleQueue()
         self._failed: list[OSError] = []
 
     def run(self, threads: int) -> list[OSError]:
@@ -390,7 +390,7 @@ class _Pipeline:
             while (part := self._ready.get()) is not None:
                 self._attempt(part.process.write, part)
 
-    def _attempt(self, step: Callable[[_Part], None], part: _Part) -> None:
+    def _attempt(self, step: Callable[[WriteTask], None], part: WriteTask) -> None:
         """One failure fails the restore: what comes after it need not be done."""
         if not self._failed:
             try:
@@ -413,7 +413,7 @@ def _huge_pages() -> bool:
         return False
 
 
-class _Process:
+class StoppedProcess:
     """The memory of a stopped process of the host."""
 
     def __init__(self, pid: int):
@@ -421,23 +421,23 @@ class _Process:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._pidfd = -1
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> StoppedProcess:
         self._pidfd = os.pidfd_open(self._pid)
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._pidfd)
 
-    def write(self, part: _Part) -> None:
+    def write(self, part: WriteTask) -> None:
         self._copy([(part.source, part.address, part.size)])
 
-    def enlarge(self, part: _Part) -> None:
+    def enlarge(self, part: WriteTask) -> None:
         """Ask for huge pages wherever the part spans whole ones."""
         first, last = -(-part.address // HUGE) * HUGE, (part.address + part.size) // HUGE * HUGE
         if last > first:
             self.enlarge_at(part, first, last)
 
-    def enlarge_at(self, part: _Part, first: int, last: int) -> None:
+    def enlarge_at(self, part: WriteTask, first: int, last: int) -> None:
         """Ask for huge pages at [first, last). The kernel wants one page of each to be there. May do nothing."""
         move = part.source - part.address
         self._copy([(address + move, address, PAGE) for address in range(first, last, HUGE)])

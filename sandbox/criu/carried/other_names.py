@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FILE = "other-names.img"
 LINKED = 0  # remap_type: found by a link
-ENTRIES_MOST = 1 << 20
-PATH_MOST = 4095
+MAX_ENTRIES = 1 << 20
+MAX_PATH = 4095
 
 Names = dict[int, bytes]  # file id of the link in files.img -> another name of the same file, from the root
 
@@ -38,7 +38,7 @@ def decode(content: bytes) -> Names:
         found = msgspec.msgpack.decode(content, type=Names)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    if len(found) > ENTRIES_MOST or any(len(name) > PATH_MOST or b"\0" in name for name in found.values()):
+    if len(found) > MAX_ENTRIES or any(len(name) > MAX_PATH or b"\0" in name for name in found.values()):
         raise ValueError("a name that no file can have")
     return found
 

@@ -76,7 +76,7 @@ class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     mode: int | None = None  # the rights of a pipe or socket, where a fresh one has others
 
 
-class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
+class KernelSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     """dump -> restore, on this host or another: what is set."""
 
     tasks: list[TaskSettings] = []
@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
 # ---------------------------------------------------------------------------- while frozen
 
 
-class Gone(CheckpointFailed):
+class ProcessVanished(CheckpointFailed):
     """A process was killed while it was looked at: what was read may not be all."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Gone(CheckpointFailed):
 
 
 @dataclass
-class Frozen:
+class FrozenProcess:
     """A process of the sandbox that stands still, and what it holds that may matter here."""
 
     pid: int  # on the host
@@ -123,7 +123,7 @@ def first_id(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list[Frozen]]:
+def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list[FrozenProcess]]:
     """The processes with these numbers on the host, each held by a pidfd and among `tasks` after that. Blocks.
 
     Raises Gone when one of them does not live, or did not live to the end.
@@ -135,25 +135,25 @@ def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list
                 held[pid] = os.pidfd_open(pid)
                 opened.callback(os.close, held[pid])
             if not set(pids) <= set(tasks()):  # whose number may be somebody else's
-                raise Gone
+                raise ProcessVanished
             yield sorted((_frozen(pid, pidfd) for pid, pidfd in held.items()), key=lambda one: one.inner)
         except ProcessLookupError as error:
-            raise Gone from error
+            raise ProcessVanished from error
         for pid, pidfd in held.items():
             if is_readable(pidfd) or is_doomed(pid):
-                raise Gone
+                raise ProcessVanished
 
 
-def _frozen(pid: int, pidfd: int) -> Frozen:
+def _frozen(pid: int, pidfd: int) -> FrozenProcess:
     threads = dict(_threads(pid))
     if pid not in threads:
-        raise Gone
-    return Frozen(pid, threads[pid], pidfd, threads, procfs.descriptors(pid))
+        raise ProcessVanished
+    return FrozenProcess(pid, threads[pid], pidfd, threads, procfs.descriptors(pid))
 
 
-def read(processes: Iterable[Frozen]) -> Settings:
+def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
     """What is set in these processes. Blocks; some 10 µs a thread and 50 µs a socket."""
-    found = Settings()
+    found = KernelSettings()
     usual = _Usual()
     seen: set[str] = set()
     groups: list[datagrams.Group] | None = None
@@ -182,12 +182,12 @@ def read(processes: Iterable[Frozen]) -> Settings:
     return found
 
 
-def _is_exclusive(one: Frozen, number: int) -> bool:
+def _is_exclusive(one: FrozenProcess, number: int) -> bool:
     with closing(one.descriptor(number)) as descriptor:
         return _exclusive(descriptor)
 
 
-def _look_at_owner(one: Frozen, number: int, settings: DescriptorSettings) -> None:
+def _look_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings) -> None:
     """Of a pipe or socket, where they differ from those of one that the sandbox's root has just made."""
     status = os.stat(f"/proc/{one.pid}/fd/{number}")
     first = one.first_id
@@ -261,26 +261,26 @@ def _called(*arguments: Any) -> int:
 # ---------------------------------------------------------------------------- beside the images
 
 
-def write(directory: Path, settings: Settings) -> None:
+def write(directory: Path, settings: KernelSettings) -> None:
     """Put them beside the images; nothing where nothing is set."""
     if settings:
         (directory / FILE).write_bytes(msgspec.msgpack.encode(settings))
 
 
-def load(directory: Path) -> Settings:
+def load(directory: Path) -> KernelSettings:
     """What stands beside these images; none in those of an older version."""
     try:
         return decode((directory / FILE).read_bytes())
     except FileNotFoundError:
-        return Settings()
+        return KernelSettings()
     except ValueError as error:
         raise CheckpointFailed(f"{FILE} is damaged: {error}", remedy="the checkpoint is damaged") from error
 
 
-def decode(content: bytes) -> Settings:
+def decode(content: bytes) -> KernelSettings:
     """The settings of an image, from wherever it came. Raises ValueError when no dump has written it."""
     try:
-        found = msgspec.msgpack.decode(content, type=Settings)
+        found = msgspec.msgpack.decode(content, type=KernelSettings)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
     for one in found.descriptors:
@@ -325,7 +325,7 @@ def put_all_back(directory: Path, numbers: dict[int, int]) -> list[str]:
     return failed
 
 
-def _put_back(settings: Settings, numbers: dict[int, int], packets: list[datagrams.Packet]) -> list[str]:
+def _put_back(settings: KernelSettings, numbers: dict[int, int], packets: list[datagrams.Packet]) -> list[str]:
     threads = {inner: pid for process in numbers.values() for pid, inner in _threads(process)} if settings.tasks else {}
     for task in settings.tasks:
         if task.thread in threads:

@@ -18,15 +18,15 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAGIC = 0x31746957
 _HEAD = struct.Struct("<II")
 _ENTRY = struct.Struct("<4i3Qq6Q")
-_PLACE_MOST = 1 << 24  # bytes that one call reads when it is entered
-_ENTRIES_MOST = 1 << 20
+_MAX_PLACE = 1 << 24  # bytes that one call reads when it is entered
+_MAX_ENTRIES = 1 << 20
 _INTERRUPTED = frozenset({-4, -512, -513, -514, -516})  # EINTR, ERESTART...
 _CALLS = 512  # more than there are
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 
 
 @dataclass(frozen=True)
-class Wait:
+class InterruptedWait:
     """A thread in a system call that was interrupted."""
 
     process: int  # numbers in the sandbox
@@ -52,7 +52,7 @@ class Wait:
         return self.places[-1]
 
 
-def read(directory: Path) -> list[Wait]:
+def read(directory: Path) -> list[InterruptedWait]:
     """The waits of an image directory."""
     try:
         return parse((directory / NAME).read_bytes()) or []
@@ -60,19 +60,19 @@ def read(directory: Path) -> list[Wait]:
         return []
 
 
-def parse(content: bytes) -> list[Wait] | None:
+def parse(content: bytes) -> list[InterruptedWait] | None:
     """The waits in a file; None where it has another form."""
     if len(content) < _HEAD.size:
         return None
     magic, count = _HEAD.unpack_from(content)
-    if magic != _MAGIC or count > _ENTRIES_MOST or len(content) != _HEAD.size + count * _ENTRY.size:
+    if magic != _MAGIC or count > _MAX_ENTRIES or len(content) != _HEAD.size + count * _ENTRY.size:
         return None
     found = []
     for process, thread, result, argument, nr, ip, sp, left, *places in _ENTRY.iter_unpack(content[_HEAD.size :]):
         if result not in _INTERRUPTED or nr >= _CALLS or not -1 <= argument < len(_ARGUMENTS) or left < 0:
             return None
-        pairs = tuple((at, min(size, _PLACE_MOST)) for at, size in zip(places[::2], places[1::2], strict=True))
-        found.append(Wait(process, thread, result, argument, nr, ip, sp, left, pairs))
+        pairs = tuple((at, min(size, _MAX_PLACE)) for at, size in zip(places[::2], places[1::2], strict=True))
+        found.append(InterruptedWait(process, thread, result, argument, nr, ip, sp, left, pairs))
     return found
 
 

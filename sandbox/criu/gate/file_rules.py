@@ -18,26 +18,26 @@ from sandbox.criu.gate.images import (
     EXTERNAL_MOUNT,
     FANOTIFY,
     FIFO,
-    FILES_MOST,
     IDS,
-    NAME_MOST,
+    MAX_FILES,
+    MAX_NAME,
     NS,
     OPEN_FLAGS,
     PIDS,
     REG,
     TTY,
-    Images,
-    Named,
-    Refusal,
-    Wanted,
+    CriuImages,
+    GateLookups,
+    ImagePath,
+    ImageRefused,
     below,
     need,
     printable,
     raw,
 )
 
-PATH_MOST = 4095  # bytes; CRIU holds paths in buffers of PATH_MAX
-GHOST_MOST = 1 << 30
+MAX_PATH = 4095  # bytes; CRIU holds paths in buffers of PATH_MAX
+MAX_GHOST = 1 << 30
 O_NOFOLLOW, O_PATH = 0o400000, 0o10000000
 S_IFMT, S_IFDIR, S_IFREG, S_IFIFO, S_IFLNK, S_IFSOCK = 0o170000, 0o40000, 0o100000, 0o10000, 0o120000, 0o140000
 GHOST, LINKED, PROCFS = 1, 0, 2
@@ -76,14 +76,14 @@ MOUNT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048 | (1 << 21)  # ro, nosuid, nodev, noex
 def _path(text: str | bytes, what: str) -> bytes:
     """An absolute path without anything that could lead elsewhere."""
     path = raw(text)
-    need(path[:1] == b"/" and b"\0" not in path and len(path) <= PATH_MOST, f"{what} has no path: {path[:80]!r}")
+    need(path[:1] == b"/" and b"\0" not in path and len(path) <= MAX_PATH, f"{what} has no path: {path[:80]!r}")
     if path != b"/":
         for part in path[1:].split(b"/"):
-            need(part not in (b"", b".", b"..") and len(part) <= NAME_MOST, f"{what} has a crooked path: {path[:80]!r}")
+            need(part not in (b"", b".", b"..") and len(part) <= MAX_NAME, f"{what} has a crooked path: {path[:80]!r}")
     return path
 
 
-def check_mounts(images: Images, wanted: Wanted) -> dict[int, str]:
+def check_mounts(images: CriuImages, wanted: GateLookups) -> dict[int, str]:
     """Mount point of each mount: those that the shim makes, and no other."""
     ((_, name),) = images.of("mountpoints")
     entries = images.table(name, "mnt_entry")
@@ -121,15 +121,15 @@ def check_mounts(images: Images, wanted: Wanted) -> dict[int, str]:
     return points
 
 
-def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> dict[int, Record]:
+def check_files(images: CriuImages, mounts: Mapping[int, str], wanted: GateLookups) -> dict[int, Record]:
     """The table of open files, by id."""
     entries = images.table("files.img", "file_entry")
-    need(len(entries) <= FILES_MOST, f"{len(entries)} open files")
+    need(len(entries) <= MAX_FILES, f"{len(entries)} open files")
     files = {}
     for entry in entries:
         kind = KINDS.get(entry.type)
         if kind is None:
-            raise Refusal(
+            raise ImageRefused(
                 f"an open file of a kind that is not restored ({entry.type})",
                 "close the fanotify group" if entry.type == FANOTIFY else "close it before the checkpoint",
             )
@@ -162,7 +162,7 @@ def _is(files: Mapping[int, Record], number: int, kind: int) -> bool:
 Remap = tuple[int, Record | None, int]
 
 
-def _remaps(images: Images, files: Mapping[int, Record]) -> dict[int, Remap]:
+def _remaps(images: CriuImages, files: Mapping[int, Record]) -> dict[int, Remap]:
     """What comes back in another way than by its path, by the id of the file."""
     found: dict[int, Remap] = {}
     for remap in images.table("remap-fpath.img", "remap_file_path_entry"):
@@ -179,7 +179,7 @@ def _remaps(images: Images, files: Mapping[int, Record]) -> dict[int, Remap]:
     return found
 
 
-def _ghost(images: Images, name: str) -> Record:
+def _ghost(images: CriuImages, name: str) -> Record:
     """A deleted file: its record, whose content is all there."""
     need(name in images, f"{name} is missing")
     content = images.content(name)
@@ -193,7 +193,7 @@ def _ghost(images: Images, name: str) -> Record:
         need(form in (S_IFREG, S_IFDIR, S_IFIFO, S_IFLNK), "a deleted device node is open", "close it")
         need(ghost.uid < IDS and ghost.gid < IDS, f"{name} belongs to nobody here")
         need((form == S_IFLNK) == ghost.HasField("symlnk_target"), f"{name} is no link")
-        need(len(raw(ghost.symlnk_target)) <= PATH_MOST and b"\0" not in raw(ghost.symlnk_target), f"{name}: target")
+        need(len(raw(ghost.symlnk_target)) <= MAX_PATH and b"\0" not in raw(ghost.symlnk_target), f"{name}: target")
         need(not ghost.chunks or (ghost.HasField("size") and ghost.size < 1 << 62), f"{name} has no size")
         filled = 0
         while ghost.chunks and at < len(content):
@@ -202,25 +202,27 @@ def _ghost(images: Images, name: str) -> Record:
             at += 4 + size + chunk.len
             filled += chunk.len
             need(at <= len(content) and chunk.off + chunk.len <= ghost.size, f"{name} is cut short")
-        need(filled <= GHOST_MOST and (form == S_IFREG or at == len(content)), f"{name} is too large")
+        need(filled <= MAX_GHOST and (form == S_IFREG or at == len(content)), f"{name} is too large")
     except (DecodeError, struct.error) as error:
-        raise Refusal(f"{name} cannot be read: {error}") from None
+        raise ImageRefused(f"{name} cannot be read: {error}") from None
     return ghost
 
 
-def _others(images: Images) -> dict[int, bytes]:
+def _others(images: CriuImages) -> dict[int, bytes]:
     """Links that will be made for the restore: file id -> another name of the file, from which each is made."""
     if other_names.FILE not in images:
         return {}
     try:
         names = other_names.decode(images.content(other_names.FILE))
     except ValueError as error:
-        raise Refusal(f"{other_names.FILE} cannot be read: {error}") from None
+        raise ImageRefused(f"{other_names.FILE} cannot be read: {error}") from None
     remaps = images.table("remap-fpath.img", "remap_file_path_entry")
     return {one.remap_id: names[one.remap_id] for one in remaps if one.remap_type == LINKED and one.remap_id in names}
 
 
-def _regular(file: Record, mounts: Mapping[int, str], remap: Remap | None, wanted: Wanted, other: bytes | None) -> None:
+def _regular(
+    file: Record, mounts: Mapping[int, str], remap: Remap | None, wanted: GateLookups, other: bytes | None
+) -> None:
     what = f"file {file.id}"
     path = _path(file.name, what)
     need(not file.ext, f"{what} lies outside the sandbox", "close it")
@@ -230,24 +232,24 @@ def _regular(file: Record, mounts: Mapping[int, str], remap: Remap | None, wante
     above = [point for point in mounts.values() if below(path, point) and len(point) > len(mount)]
     need(not above or path == raw(above[0]) or remap is not None, f"{path[:80]!r} lies below another mount")
     link = bool(file.flags & O_PATH and file.flags & O_NOFOLLOW)
-    named = Named(path, mount, file.id, file.mode, link)
+    named = ImagePath(path, mount, file.id, file.mode, link)
     kind, ghost, number = remap or (None, None, 0)
     if mount == "/proc" or mount in MASKED or mount == "/dev/pts":
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
-        wanted.ghosts.append(Named(path, mount, file.id, ghost.mode, ghost=number))
+        wanted.ghosts.append(ImagePath(path, mount, file.id, ghost.mode, ghost=number))
     elif other is not None:
         need(kind is None and mount == "/", f"{path[:80]!r} is linked to a file elsewhere")
-        wanted.present.append(Named(_path(other, f"another name of {what}"), mount, file.id))
-        wanted.ghosts.append(Named(path, mount, file.id, S_IFREG))
+        wanted.present.append(ImagePath(_path(other, f"another name of {what}"), mount, file.id))
+        wanted.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
     elif kind is None:
         wanted.present.append(named)
     else:
         need(kind == LINKED, f"{path[:80]!r} is no file of /proc")
-        wanted.ghosts.append(Named(path, mount, file.id, S_IFREG))
+        wanted.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
 
 
-def _socket(socket: Record, mounts: Mapping[int, str], wanted: Wanted) -> None:
+def _socket(socket: Record, mounts: Mapping[int, str], wanted: GateLookups) -> None:
     name = bytes(socket.name)
     need(not socket.uflags and len(name) <= 108, f"socket {socket.id} leads outside the sandbox", "close it")
     if not name.rstrip(b"\0") or name[:1] == b"\0":
@@ -260,20 +262,20 @@ def _socket(socket: Record, mounts: Mapping[int, str], wanted: Wanted) -> None:
     need(mount != "/proc" and mount not in MASKED, f"socket {socket.id} lies in /proc")
     if socket.HasField("file_perms"):
         need(max(socket.file_perms.uid, socket.file_perms.gid) < IDS, f"socket {socket.id} belongs to nobody here")
-    wanted.sockets.append(Named(path, mount, socket.id, S_IFSOCK))
+    wanted.sockets.append(ImagePath(path, mount, socket.id, S_IFSOCK))
 
 
-def _watches(group: Record, wanted: Wanted) -> None:
+def _watches(group: Record, wanted: GateLookups) -> None:
     """By handle CRIU would open any file of a file system, also of the host's below a mount."""
     for watch in group.wd:
         handle = watch.f_handle
         need(handle.bytes <= 128 and len(handle.handle) <= 16, "a watch on a file without a name")
         need(handle.path, "a watched file has no path in the sandbox", "close the watch, or watch a copy of the file")
         path = b"/" + raw(handle.path).lstrip(b"/")
-        wanted.watched.append(Named(_path(path, "a watch"), "", group.id))
+        wanted.watched.append(ImagePath(_path(path, "a watch"), "", group.id))
 
 
-def _ghosts_apart(wanted: Wanted) -> None:
+def _ghosts_apart(wanted: GateLookups) -> None:
     """CRIU makes one deleted directory after the other and removes each: none may lie in another."""
     directories = [ghost for ghost in wanted.ghosts if ghost.mode & S_IFMT == S_IFDIR]
     for ghost in directories:

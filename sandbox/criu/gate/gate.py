@@ -27,13 +27,23 @@ from pathlib import Path
 from sandbox import paths
 from sandbox.content import dumpfile
 from sandbox.criu.gate.image_rules import check, deleted
-from sandbox.criu.gate.images import PAGE, Images, Named, Refusal, Wanted, below, printable
+from sandbox.criu.gate.images import PAGE, CriuImages, GateLookups, ImagePath, ImageRefused, below, printable
 from sandbox.criu.gate.processes import confined
 from sandbox.descriptors import closing
 from sandbox.libc import file_system
 from sandbox.tree.safe_path import openat2
 
-__all__ = ["Images", "Refusal", "checked", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
+__all__ = [
+    "CriuImages",
+    "ImageRefused",
+    "checked",
+    "imported",
+    "look_up",
+    "of_directory",
+    "passes",
+    "refuse_lost",
+    "trees",
+]
 
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _REAL = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV
@@ -44,7 +54,7 @@ CHANGED = "restore a checkpoint that captured files and processes together"
 LEAVE = "have the process leave it (cd) or close it, then checkpoint again"
 
 
-def of_directory(directory: Path) -> Images:
+def of_directory(directory: Path) -> CriuImages:
     """The images in a directory. No image is written to once it is complete: copies are links, changed ones new files.
 
     Blocks.
@@ -56,10 +66,10 @@ def of_directory(directory: Path) -> Images:
                 continue
             found = entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
-                raise Refusal(f"{entry.name[:80]!r} is no image")
+                raise ImageRefused(f"{entry.name[:80]!r} is no image")
             sizes[entry.name] = found.st_size
             files.add((entry.name, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size))
-    return Images(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"), frozenset(files))
+    return CriuImages(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"), frozenset(files))
 
 
 @contextlib.contextmanager
@@ -70,10 +80,10 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
         for point, place in {"/": root, **mounts}.items():
             opened[point] = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if file_system(opened["/"]) != _OVERLAY_MAGIC:
-            raise Refusal("the sandbox's file tree is not mounted", "restore it again")
+            raise ImageRefused("the sandbox's file tree is not mounted", "restore it again")
         yield opened
     except OSError as error:
-        raise Refusal(
+        raise ImageRefused(
             f"the sandbox's file tree is gone: {os.strerror(error.errno or 0)}", "restore it again"
         ) from error
     finally:
@@ -81,26 +91,26 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-CHECKED_MOST = 64
-REMEMBERED_MOST = 2048  # files and paths of one of them: a hostile sandbox may have a million
-_checked: dict[frozenset[object], Wanted] = {}  # of images that were let pass, the oldest first
+MAX_CHECKED = 64
+MAX_REMEMBERED = 2048  # files and paths of one of them: a hostile sandbox may have a million
+_checked: dict[frozenset[object], GateLookups] = {}  # of images that were let pass, the oldest first
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
-def passes(images: Images, opened: Mapping[str, int]) -> None:
+def passes(images: CriuImages, opened: Mapping[str, int]) -> None:
     """Whether images may be restored over these trees. Raises Refusal. Blocks."""
     look_up(checked(images), opened)
 
 
-def checked(images: Images) -> Wanted:
+def checked(images: CriuImages) -> GateLookups:
     """:func:`check`, once for the same images: those of a dump that ends, and of each restore and fork from it."""
     if images.identity is None:
         return check(images)
     wanted = _checked.get(images.identity) or check(images)
-    if len(images.identity) + wanted.paths > REMEMBERED_MOST:
+    if len(images.identity) + wanted.paths > MAX_REMEMBERED:
         return wanted
     _checked[images.identity] = wanted
-    while len(_checked) > CHECKED_MOST:
+    while len(_checked) > MAX_CHECKED:
         _checked.pop(next(iter(_checked)), None)
     return wanted
 
@@ -111,7 +121,7 @@ def imported(files: Mapping[str, bytes], pages: Mapping[str, int]) -> None:
     The paths are looked up when they are restored.
     """
     sizes = {name: len(content) for name, content in files.items()}
-    images = Images({**sizes, **{name: count * PAGE for name, count in pages.items()}}, files.__getitem__)
+    images = CriuImages({**sizes, **{name: count * PAGE for name, count in pages.items()}}, files.__getitem__)
     check(images)
     confined(images, _filter(), piped=CORE_PATTERN.read_text().startswith("|"))
 
@@ -122,10 +132,10 @@ def _filter() -> bytes:
     return subprocess.run([paths.shim(), "--filter"], check=True, capture_output=True).stdout
 
 
-def look_up(wanted: Wanted, opened: Mapping[str, int]) -> None:
+def look_up(wanted: GateLookups, opened: Mapping[str, int]) -> None:
     """Look every path up, in the trees that CRIU will see. Raises Refusal. Blocks, some microseconds for each path."""
     if any(point not in opened for point in wanted.mounts) or len(wanted.mounts) != len(opened) - 1:
-        raise Refusal("its mounts are not those of the sandbox", "restore it into a sandbox with the same mounts")
+        raise ImageRefused("its mounts are not those of the sandbox", "restore it into a sandbox with the same mounts")
     seen: set[tuple[str, bytes, int, bool]] = set()
     for named in wanted.present:
         key = (named.mount, named.path, named.mode, named.link)
@@ -138,10 +148,10 @@ def look_up(wanted: Wanted, opened: Mapping[str, int]) -> None:
         _socket(named, opened)
     for named in wanted.watched:
         mount = max((point for point in opened if below(named.path, point)), key=len)
-        _present(Named(named.path, mount, named.id), opened)
+        _present(ImagePath(named.path, mount, named.id), opened)
 
 
-def refuse_lost(images: Images, opened: Mapping[str, int], excluded: Collection[int]) -> None:
+def refuse_lost(images: CriuImages, opened: Mapping[str, int], excluded: Collection[int]) -> None:
     """While a dump is frozen: refuse deleted files and directories that could not come back to where they were.
 
     What only processes of the numbers `excluded` hold will not be restored. Raises Refusal. Blocks.
@@ -149,14 +159,14 @@ def refuse_lost(images: Images, opened: Mapping[str, int], excluded: Collection[
     for ghost in deleted(images):
         try:
             _ghost(ghost, opened)
-        except Refusal as refusal:
+        except ImageRefused as refusal:
             held_by = _holders(images, ghost.id)
             if held_by.keys() - excluded:
                 names = ", ".join(f"pid {pid} in the sandbox ({name})" for pid, name in held_by.items())
-                raise Refusal(f"{refusal.reason}: held by {names}", refusal.remedy) from None
+                raise ImageRefused(f"{refusal.reason}: held by {names}", refusal.remedy) from None
 
 
-def _holders(images: Images, file: int) -> dict[int, str]:
+def _holders(images: CriuImages, file: int) -> dict[int, str]:
     """Numbers and names of the processes that hold a file, work in it, map it or run it."""
     found = {}
     for task in images.table("pstree.img", "pstree_entry"):
@@ -181,28 +191,28 @@ def _holders(images: Images, file: int) -> dict[int, str]:
 # ---------------------------------------------------------------------------- one path
 
 
-def _below(named: Named, opened: Mapping[str, int]) -> tuple[int, bytes]:
+def _below(named: ImagePath, opened: Mapping[str, int]) -> tuple[int, bytes]:
     """The tree in which a path lies, and the path relative to it."""
     fd = opened.get(named.mount)
     if fd is None:
-        raise Refusal(f"{printable(named.path)} lies on no mount of the sandbox")
+        raise ImageRefused(f"{printable(named.path)} lies on no mount of the sandbox")
     prefix = 0 if named.mount == "/" else len(named.mount.encode())
     return fd, named.path[prefix:].lstrip(b"/") or b"."
 
 
-def _present(named: Named, opened: Mapping[str, int]) -> None:
+def _present(named: ImagePath, opened: Mapping[str, int]) -> None:
     fd, path = _below(named, opened)
     try:
         found = _mode(fd, path, _REAL)
     except OSError as error:
         raise _refusal(named, error) from None
     if stat.S_ISLNK(found) and not named.link:
-        raise Refusal(f"a symbolic link stands at {printable(named.path)}, which a process holds", CHANGED)
+        raise ImageRefused(f"a symbolic link stands at {printable(named.path)}, which a process holds", CHANGED)
     if named.mode and stat.S_IFMT(found) != stat.S_IFMT(named.mode):
-        raise Refusal(f"{printable(named.path)}, which a process holds, is another kind of file now", CHANGED)
+        raise ImageRefused(f"{printable(named.path)}, which a process holds, is another kind of file now", CHANGED)
 
 
-def _ghost(named: Named, opened: Mapping[str, int]) -> None:
+def _ghost(named: ImagePath, opened: Mapping[str, int]) -> None:
     """CRIU makes it where it was, or, if directories above are gone, in the next one that is there."""
     fd, path = _below(named, opened)
     parent, _, _ = path.rpartition(b"/")
@@ -214,27 +224,27 @@ def _ghost(named: Named, opened: Mapping[str, int]) -> None:
         except FileNotFoundError as error:
             if directory:
                 reason = f"the directory above {printable(named.path)}, which is deleted and held, is deleted too"
-                raise Refusal(reason, LEAVE) from error
+                raise ImageRefused(reason, LEAVE) from error
             parent, _, _ = parent.rpartition(b"/")
         except OSError as error:
             raise _refusal(named, error) from None
     if not stat.S_ISDIR(found):
-        raise Refusal(f"what is above the deleted {printable(named.path)} is no directory now", LEAVE)
+        raise ImageRefused(f"what is above the deleted {printable(named.path)} is no directory now", LEAVE)
     if directory:
         if _there(fd, path, named):
-            raise Refusal(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
+            raise ImageRefused(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
         return
     # Names that CRIU gives the file for a moment: it ends where somebody else's file has one of them.
     taken = [b".cr.%x.ghost" % named.ghost] if named.ghost else []
     for end in [*taken, b".cr_link"] if _there(fd, path, named) else taken:
         if _there(fd, path + end, named):
             here = printable(named.path + end)
-            raise Refusal(
+            raise ImageRefused(
                 f"{here} is in the way of the deleted {printable(named.path)}", "remove it, or close the file"
             )
 
 
-def _there(fd: int, path: bytes, named: Named) -> bool:
+def _there(fd: int, path: bytes, named: ImagePath) -> bool:
     try:
         _mode(fd, path, _REAL)
     except FileNotFoundError:
@@ -244,7 +254,7 @@ def _there(fd: int, path: bytes, named: Named) -> bool:
     return True
 
 
-def _socket(named: Named, opened: Mapping[str, int]) -> None:
+def _socket(named: ImagePath, opened: Mapping[str, int]) -> None:
     """Bound by a task whose root is the sandbox's: links in the tree lead nowhere else."""
     fd = opened["/"]
     parent, _, _ = named.path.rpartition(b"/")
@@ -259,13 +269,13 @@ def _socket(named: Named, opened: Mapping[str, int]) -> None:
         raise _refusal(named, error) from None
 
 
-def _refusal(named: Named, error: OSError) -> Refusal:
+def _refusal(named: ImagePath, error: OSError) -> ImageRefused:
     where = printable(named.path)
     if error.errno == errno.ENOENT:
-        return Refusal(f"{where}, which a process holds, is not in the file tree", CHANGED)
+        return ImageRefused(f"{where}, which a process holds, is not in the file tree", CHANGED)
     if error.errno in (errno.ELOOP, errno.EXDEV):
-        return Refusal(f"the way to {where} leads through a link, or out of the sandbox", CHANGED)
-    return Refusal(f"{where}: {os.strerror(error.errno or 0)}", CHANGED)
+        return ImageRefused(f"the way to {where} leads through a link, or out of the sandbox", CHANGED)
+    return ImageRefused(f"{where}: {os.strerror(error.errno or 0)}", CHANGED)
 
 
 def _mode(root: int, path: bytes, resolve: int) -> int:

@@ -3,7 +3,8 @@
 Owns: the table of image files that a restore may see, and for each the values that a sandbox of ours can have: names
 of files, identities and references between images, namespaces, mounts, id ranges, capabilities, limits, sizes.
 Does not own: whether a path leads to the right place in a tree (:mod:`sandbox.criu.gate.gate`), what a refusal leads
-to. Guarantee: pure (no I/O, no clock). :func:`check` returns what the gate must look up, or raises :class:`Refusal`; of
+to. Guarantee: pure (no I/O, no clock). :func:`check` returns what the gate must look up, or raises
+:class:`ImageRefused`; of
 an image that it lets pass CRIU makes namespaces, ids and restrictions as our own shim does, never weaker.
 """
 
@@ -13,7 +14,7 @@ import re
 
 from sandbox.criu.carried import settings, waits
 from sandbox.criu.gate.file_rules import check_files, check_mounts
-from sandbox.criu.gate.images import IDS, NAME_MOST, Images, Named, Refusal, Wanted, need, raw
+from sandbox.criu.gate.images import IDS, MAX_NAME, CriuImages, GateLookups, ImagePath, ImageRefused, need, raw
 from sandbox.criu.gate.processes import check_namespaces, check_pagemap, check_task, task_tree
 from sandbox.criu.gate.signal_rules import check_signals
 
@@ -27,7 +28,7 @@ FILES = re.compile(
 )
 
 
-def check(images: Images) -> Wanted:
+def check(images: CriuImages) -> GateLookups:
     """Refuse what no sandbox of ours may have; returns what is to be looked up in the tree."""
     for name in images.sizes:
         need(FILES.fullmatch(name) is not None, f"an image of an unknown kind, {name[:80]!r}")
@@ -35,7 +36,7 @@ def check(images: Images) -> Wanted:
         need(waits.parse(images.content(waits.NAME)) is not None, f"{waits.NAME} cannot be read")
     tasks = task_tree(images)
     check_namespaces(images, tasks)
-    wanted = Wanted()
+    wanted = GateLookups()
     mounts = check_mounts(images, wanted)
     files = check_files(images, mounts, wanted)
     for pid, threads in tasks.items():
@@ -45,25 +46,25 @@ def check(images: Images) -> Wanted:
     return wanted
 
 
-def deleted(images: Images) -> list[Named]:
+def deleted(images: CriuImages) -> list[ImagePath]:
     """The deleted files and directories of a dump that is not complete yet."""
-    wanted = Wanted()
+    wanted = GateLookups()
     check_files(images, check_mounts(images, wanted), wanted)
     return wanted.ghosts
 
 
-def check_rest(images: Images) -> None:
+def check_rest(images: CriuImages) -> None:
     """Images whose records need only be whole."""
     if settings.FILE in images:
         try:
             settings.decode(images.content(settings.FILE))
         except ValueError as error:
-            raise Refusal(f"{settings.FILE} cannot be read: {error}") from None
+            raise ImageRefused(f"{settings.FILE} cannot be read: {error}") from None
     for name in ("pipes-data.img", "fifo-data.img"):
         for data in images.records(name, "pipe_data_entry", lambda one: int(one.bytes)):
             need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")
     for entry in images.table("memfd.img", "memfd_inode_entry"):
-        need(max(entry.uid, entry.gid) < IDS and len(raw(entry.name)) <= NAME_MOST, "a memfd of nobody here")
+        need(max(entry.uid, entry.gid) < IDS and len(raw(entry.name)) <= MAX_NAME, "a memfd of nobody here")
     for data in images.table("tty-data.img", "tty_data_entry"):
         need(len(data.data) <= 1 << 20, "a terminal with more unread than it can hold")
     for entry in images.table("tty-info.img", "tty_info_entry"):

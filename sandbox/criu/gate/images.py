@@ -1,6 +1,7 @@
 """CRIU's images as the gate reads them: each parsed once, and the bounds that the rules of processes and files share.
 
-Owns: :class:`Images`, :class:`Refusal`, what the gate must look up (:class:`Wanted`), the bounds. Does not own: rules.
+Owns: :class:`CriuImages`, :class:`ImageRefused`, what the gate must look up (:class:`GateLookups`), the bounds. Does
+not own: rules.
 Guarantee: pure (no I/O, no clock): `read` is given.
 """
 
@@ -18,15 +19,15 @@ from sandbox.errors import CheckpointFailed
 
 IDS = 65_536  # uids and gids of a sandbox
 PIDS = 1 << 22
-NAME_MOST = 255
-FILES_MOST = 1 << 20
+MAX_NAME = 255
+MAX_FILES = 1 << 20
 PAGE = 4096
 OPEN_FLAGS = 0o37776003  # what stays in the flags of an open file: neither O_CREAT, O_EXCL, O_NOCTTY nor O_TRUNC
 REG, PIPE, FIFO, NS, FANOTIFY, TTY = 1, 2, 3, 14, 12, 11
 EXTERNAL_MOUNT = "pagurus-mount-"  # the key of a directory of the host in the images, before its number
 
 
-class Refusal(Exception):
+class ImageRefused(Exception):
     """An image says what no sandbox of ours may. `remedy` says what the user may do."""
 
     def __init__(self, reason: str, remedy: str = ""):
@@ -36,7 +37,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True)
-class Named:
+class ImagePath:
     """A path of the images: where it lies and what it must be."""
 
     path: bytes  # in the sandbox: absolute, without "." or ".."
@@ -48,13 +49,13 @@ class Named:
 
 
 @dataclass
-class Wanted:
+class GateLookups:
     """What the gate must look up in the tree before these images are restored."""
 
-    present: list[Named] = field(default_factory=list)  # opened by its path
-    ghosts: list[Named] = field(default_factory=list)  # made there for a moment, by its path or a name beside it
-    sockets: list[Named] = field(default_factory=list)  # bound from inside: links are followed, within the tree
-    watched: list[Named] = field(default_factory=list)
+    present: list[ImagePath] = field(default_factory=list)  # opened by its path
+    ghosts: list[ImagePath] = field(default_factory=list)  # made there for a moment, by its path or a name beside it
+    sockets: list[ImagePath] = field(default_factory=list)  # bound from inside: links are followed, within the tree
+    watched: list[ImagePath] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)  # targets of directories of the host, by their number
 
     @property
@@ -62,7 +63,7 @@ class Wanted:
         return len(self.present) + len(self.ghosts) + len(self.sockets) + len(self.watched)
 
 
-class Images:
+class CriuImages:
     """Images by file name, each parsed once. `read(name)` gives the bytes of one, `sizes` the names and sizes.
 
     Images of the same `identity` have the same content; without one nothing is known of that.
@@ -99,7 +100,7 @@ class Images:
             try:
                 found = image_files.parse(self._read(name), *types).entries
             except (DecodeError, struct.error, CheckpointFailed, IndexError) as error:
-                raise Refusal(f"{name} cannot be read: {error}") from None
+                raise ImageRefused(f"{name} cannot be read: {error}") from None
             self._parsed[name] = found
         return found
 
@@ -123,12 +124,12 @@ class Images:
                 need(at <= len(content), f"{name} is cut short")
                 yield record
         except (DecodeError, struct.error) as error:
-            raise Refusal(f"{name} cannot be read: {error}") from None
+            raise ImageRefused(f"{name} cannot be read: {error}") from None
 
 
 def need(truth: object, reason: str, remedy: str = "") -> None:
     if not truth:
-        raise Refusal(reason, remedy)
+        raise ImageRefused(reason, remedy)
 
 
 def printable(path: bytes) -> str:

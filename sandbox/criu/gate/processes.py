@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sandbox.criu import Record
-from sandbox.criu.gate.images import FILES_MOST, IDS, OPEN_FLAGS, PAGE, PIDS, REG, Images, need, raw
+from sandbox.criu.gate.images import IDS, MAX_FILES, OPEN_FLAGS, PAGE, PIDS, REG, CriuImages, need, raw
 
-TASKS_MOST = 1 << 15
-ADDRESS_MOST = (1 << 47) - 4096
+MAX_TASKS = 1 << 15
+MAX_ADDRESS = (1 << 47) - 4096
 CAPABILITIES = 0xA80425FB  # native/confine.c: `kept`
 PERSONALITIES = frozenset({0, 0x8, 0x20000, 0x20008})  # native/confine.c
 POLICIES = frozenset({0, 3, 5})  # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE: what needs no capability
@@ -23,10 +23,10 @@ LIMIT_CORE = 4  # its number; where core_pattern pipes, any other than 1 starts 
 DEAD = frozenset({2, 6})  # states of a task that will not run
 
 
-def task_tree(images: Images) -> dict[int, list[int]]:
+def task_tree(images: CriuImages) -> dict[int, list[int]]:
     """Processes and their threads."""
     entries = images.table("pstree.img", "pstree_entry")
-    need(0 < len(entries) <= TASKS_MOST, f"{len(entries)} processes")
+    need(0 < len(entries) <= MAX_TASKS, f"{len(entries)} processes")
     tasks: dict[int, list[int]] = {}
     seen: set[int] = set()
     for number, entry in enumerate(entries):
@@ -45,7 +45,7 @@ def task_tree(images: Images) -> dict[int, list[int]]:
     return tasks
 
 
-def check_namespaces(images: Images, tasks: Iterable[int]) -> None:
+def check_namespaces(images: CriuImages, tasks: Iterable[int]) -> None:
     """New namespaces of every kind but those of the network and of time, and one id range."""
     inventory = images.one("inventory.img", "inventory_entry")
     need(inventory.img_version == 2, f"images of version {inventory.img_version}")
@@ -81,7 +81,7 @@ def check_namespaces(images: Images, tasks: Iterable[int]) -> None:
         need(all(number == first.ipc_ns_id for number, _ in images.of(stem)), "another IPC namespace")
 
 
-def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int, Record]) -> None:
+def check_task(images: CriuImages, pid: int, threads: list[int], files: Mapping[int, Record]) -> None:
     core = images.one(f"core-{pid}.img", "core_entry")
     need(core.mtype == 1 and core.HasField("tc"), f"process {pid} is of another kind of machine")
     need(core.tc.personality in PERSONALITIES, f"process {pid} has personality {core.tc.personality:#x}")
@@ -100,7 +100,7 @@ def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int,
     memory = images.one(f"mm-{pid}.img", "mm_entry")
     need(memory.exe_file_id in files, f"process {pid} runs no file")
     _memory(pid, memory, files)
-    check_pagemap(images, f"pagemap-{pid}.img", ADDRESS_MOST)
+    check_pagemap(images, f"pagemap-{pid}.img", MAX_ADDRESS)
     place = images.one(f"fs-{pid}.img", "fs_entry")
     for number in (place.cwd_id, place.root_id):
         need(number in files and files[number].type == REG, f"process {pid} is in no directory")
@@ -108,7 +108,7 @@ def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int,
     for entry in images.table(f"fdinfo-{ids.files_id}.img", "fdinfo_entry"):
         file = files.get(entry.id)
         need(file is not None and file.type == entry.type, f"process {pid} holds a file that there is not")
-        need(entry.fd < FILES_MOST, f"descriptor {entry.fd} of process {pid}")
+        need(entry.fd < MAX_FILES, f"descriptor {entry.fd} of process {pid}")
 
 
 def _thread(thread: int, core: Record) -> None:
@@ -134,9 +134,7 @@ def _memory(pid: int, memory: Record, files: Mapping[int, Record]) -> None:
         good = (guard or end <= start) and start < area.end and not start % PAGE and not area.end % PAGE
         end = end if guard else area.end
         # The page of the vsyscall is where no process can have anything.
-        need(
-            good and (area.end <= ADDRESS_MOST or status & 4), f"process {pid} has memory where no process can have it"
-        )
+        need(good and (area.end <= MAX_ADDRESS or status & 4), f"process {pid} has memory where no process can have it")
         need(not status >> 18, f"process {pid} has memory of an unknown kind")
         if status & 0xC0 and not status & (1 << 14):  # of a file that is not a memfd
             file = files.get(area.shmid)
@@ -144,7 +142,7 @@ def _memory(pid: int, memory: Record, files: Mapping[int, Record]) -> None:
             need(not area.fdflags & ~OPEN_FLAGS, f"process {pid} maps a file with flags {area.fdflags:#o}")
 
 
-def check_pagemap(images: Images, name: str, end: int) -> None:
+def check_pagemap(images: CriuImages, name: str, end: int) -> None:
     """The pages that a map says lie in the file of pages, page for page."""
     entries = images.table(name, "pagemap_head", "pagemap_entry")
     need(entries, f"{name} is missing")
@@ -161,7 +159,7 @@ def check_pagemap(images: Images, name: str, end: int) -> None:
     need(images.sizes.get(pages, 0) == total * PAGE, f"{pages} has not the pages of {name}")
 
 
-def confined(images: Images, program: bytes, *, piped: bool) -> None:
+def confined(images: CriuImages, program: bytes, *, piped: bool) -> None:
     """Refuse processes that are not held by the system-call filter `program`, which each sandbox of ours begins with.
 
     `piped`: a program of the host takes core dumps, and only a limit of 1 keeps it from being started.

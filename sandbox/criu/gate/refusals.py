@@ -20,7 +20,7 @@ from pathlib import Path
 from sandbox.container import procfs
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import datagrams
-from sandbox.criu.carried.settings import Frozen
+from sandbox.criu.carried.settings import FrozenProcess
 from sandbox.criu.gate.images import printable
 from sandbox.criu.gate.signal_rules import owner_of, owns
 from sandbox.errors import CheckpointFailed
@@ -31,14 +31,14 @@ _KCMP_FILES, _KCMP_FS = 2, 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check_frozen(processes: Iterable[Frozen], sandbox: str) -> None:
+def check_frozen(processes: Iterable[FrozenProcess], sandbox: str) -> None:
     """Raise CheckpointFailed for the first of these processes that holds what cannot come back. Blocks."""
     for one in processes:
         for what, remedy in _found(one):
             raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", remedy=remedy, sandbox=sandbox)
 
 
-def _found(one: Frozen) -> Iterator[tuple[str, str]]:
+def _found(one: FrozenProcess) -> Iterator[tuple[str, str]]:
     if _exit_signal(one.pid) != signal.SIGCHLD:
         yield "tells its parent of its end by another signal than SIGCHLD", "make it with SIGCHLD, as fork does"
     for pid, inner in one.threads.items():

@@ -15,21 +15,21 @@ from collections.abc import Iterable
 from sandbox.criu.namespaces import Inside
 from sandbox.errors import CheckpointFailed
 
-MOST = 256 << 30  # bytes
+MAX_BYTES = 256 << 30  # bytes
 _MEMFD, _ANONYMOUS = "/memfd:", "/dev/zero (deleted)"
 _CHUNK = 1 << 16
 
 
 def check(pids: Iterable[int], inside: Inside, sandbox: str) -> None:
-    """Raise CheckpointFailed where there is more than MOST. Blocks, some 0.1 ms for each process."""
+    """Raise CheckpointFailed where there is more than MAX_BYTES. Blocks, some 0.1 ms for each process."""
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         _descriptors(pid, sizes)
         _mappings(pid, sizes)
     total = sum(sizes.values()) + sum(_segments(inside))
-    if total > MOST:
+    if total > MAX_BYTES:
         raise CheckpointFailed(
-            f"its processes name {total >> 30} GiB of shared memory, used or not; {MOST >> 30} GiB are the most",
+            f"its processes name {total >> 30} GiB of shared memory, used or not; {MAX_BYTES >> 30} GiB are the most",
             remedy="make memfds, shared mappings and System V segments only as large as they are used",
             sandbox=sandbox,
         )

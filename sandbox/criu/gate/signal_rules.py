@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sandbox.criu import Record
-from sandbox.criu.gate.images import IDS, PIDS, Images, need
+from sandbox.criu.gate.images import IDS, PIDS, CriuImages, need
 
 SIGNALS = 64
 STOPS = frozenset({0, 19, 20, 21, 22})  # SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU; 0: it is not known
@@ -22,7 +22,7 @@ TO_PROCESS, TO_NOBODY, BY_THREAD, TO_THREAD = 0, 1, 2, 4  # sigev_notify
 DEAD_PROCESS = -1  # of a pidfd
 
 
-def check_signals(images: Images, tasks: Mapping[int, list[int]], files: Mapping[int, Record]) -> None:
+def check_signals(images: CriuImages, tasks: Mapping[int, list[int]], files: Mapping[int, Record]) -> None:
     """Refuse numbers that are of no process of these images."""
     groups, sessions = _sessions(images)
     for file in files.values():
@@ -48,7 +48,7 @@ def check_signals(images: Images, tasks: Mapping[int, list[int]], files: Mapping
                 _queue(own.signals_p.signals, f"thread {thread}")
 
 
-def _sessions(images: Images) -> tuple[set[int], set[int]]:
+def _sessions(images: CriuImages) -> tuple[set[int], set[int]]:
     """Groups and sessions. CRIU makes those of which only the number is left, below pid 1, which leads its own."""
     first, *others = images.table("pstree.img", "pstree_entry")
     need(first.sid == first.pgid == first.pid, "pid 1 leads no session: it would come back in one of the host")

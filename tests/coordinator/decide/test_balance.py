@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.decide import balance
-from coordinator.decide.balance import AT_ONCE, Move, Resident
+from coordinator.decide.balance import AT_ONCE, MovableSandbox, Move
 from coordinator.decide.place import HostView
 
 IMAGES = frozenset({"i"})
@@ -23,12 +23,12 @@ def host(name: str, sandboxes: int, **fields: object) -> HostView:
     return HostView(name, **{**known, **fields, "sandboxes": sandboxes})
 
 
-def residents(name: str, count: int, **fields: object) -> list[Resident]:
+def residents(name: str, count: int, **fields: object) -> list[MovableSandbox]:
     known: dict = {"images": IMAGES, "idle": 1.0}
-    return [Resident(f"{name}-{number:02}", name, **{**known, **fields}) for number in range(count)]
+    return [MovableSandbox(f"{name}-{number:02}", name, **{**known, **fields}) for number in range(count)]
 
 
-def moved(hosts: list[HostView], here: list[Resident], steady: dict[str, float] = LONG) -> list[tuple[str, str]]:
+def moved(hosts: list[HostView], here: list[MovableSandbox], steady: dict[str, float] = LONG) -> list[tuple[str, str]]:
     return [(each.source, each.target) for each in balance.decide(hosts, here, [], steady)]
 
 
@@ -114,7 +114,9 @@ def test_moves_make_shares_more_even_until_nothing_moves(
         before = sum(one.sandboxes**2 / one.cpus for one in hosts.values() if not one.draining)
         view = (list(hosts.values()), list(here.values()), [], LONG)
         found = balance.decide(*view)
-        again = msgspec.json.decode(msgspec.json.encode(view), type=tuple[list[HostView], list[Resident], list, dict])
+        again = msgspec.json.decode(
+            msgspec.json.encode(view), type=tuple[list[HostView], list[MovableSandbox], list, dict]
+        )
         assert balance.decide(*again) == found  # as it is logged, it is decided again
         if not found:
             break

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decide.failover import Held, Lost, Revive, decide
+from coordinator.decide.failover import CheckpointCopy, LostSandbox, Revive, decide
 from coordinator.decide.place import HostView
-from coordinator.decide.replicate import STORE, Kept, Subject
+from coordinator.decide.replicate import STORE, ReplicaCopy, Subject
 from coordinator.decide.replicate import decide as copied
 
-NEW, OLD = Held("c-2", "two", 2), Held("c-1", "three", 1)
-STORED, STORED_OLD = Held("c-2", STORE, 3), Held("c-1", STORE, 1)
+NEW, OLD = CheckpointCopy("c-2", "two", 2), CheckpointCopy("c-1", "three", 1)
+STORED, STORED_OLD = CheckpointCopy("c-2", STORE, 3), CheckpointCopy("c-1", STORE, 1)
 
 
 def host(name: str, *, alive: bool = True, sandboxes: int = 0) -> HostView:
@@ -25,7 +25,7 @@ def host(name: str, *, alive: bool = True, sandboxes: int = 0) -> HostView:
     ("copies", "home", "alive", "expected"),
     [
         ([NEW], "", {"two", "three"}, ("c-2", "two", False)),
-        ([NEW, Held("c-2", "three", 1)], "", {"two", "three"}, ("c-2", "three", False)),  # the emptier one
+        ([NEW, CheckpointCopy("c-2", "three", 1)], "", {"two", "three"}, ("c-2", "three", False)),  # the emptier one
         ([OLD, NEW], "", {"three"}, None),  # a newer one is on a host that may come back
         ([NEW, STORED_OLD], "", {"three"}, None),
         ([NEW, STORED], "", {"two", "three"}, ("c-2", "two", False)),
@@ -38,10 +38,10 @@ def host(name: str, *, alive: bool = True, sandboxes: int = 0) -> HostView:
     ],
 )
 def test_a_sandbox_goes_on_from_the_newest_state(
-    copies: Sequence[Held], home: str, alive: set[str], expected: tuple[str, str, bool] | None
+    copies: Sequence[CheckpointCopy], home: str, alive: set[str], expected: tuple[str, str, bool] | None
 ) -> None:
     hosts = [host("one", alive=False), *(host(n, alive=n in alive, sandboxes=n == "two") for n in ("two", "three"))]
-    lost = Lost("s-1", "one", copies, home, frozenset({"i"}))
+    lost = LostSandbox("s-1", "one", copies, home, frozenset({"i"}))
     found = decide([lost], hosts, {"one"})
     wanted = [] if expected is None else [Revive("s-1", expected[0], "one", expected[1], stored=expected[2])]
     assert found == wanted
@@ -51,22 +51,22 @@ def test_a_sandbox_goes_on_from_the_newest_state(
 @pytest.mark.parametrize(
     ("prepared", "home", "copies", "target"),
     [
-        ("two", "", [NEW, Held("c-2", "three", 1)], "two"),  # though the other one is emptier
+        ("two", "", [NEW, CheckpointCopy("c-2", "three", 1)], "two"),  # though the other one is emptier
         ("three", "", [NEW], "two"),  # it has no copy of the newest state
-        ("two", "three", [NEW, Held("c-2", "three", 1)], "three"),  # it may run there already
+        ("two", "three", [NEW, CheckpointCopy("c-2", "three", 1)], "three"),  # it may run there already
     ],
 )
 def test_a_sandbox_goes_on_where_that_was_prepared(
-    prepared: str, home: str, copies: Sequence[Held], target: str
+    prepared: str, home: str, copies: Sequence[CheckpointCopy], target: str
 ) -> None:
     hosts = [host("one", alive=False), host("two", sandboxes=1), host("three")]
-    (found,) = decide([Lost("s-1", "one", copies, home, prepared=prepared)], hosts, {"one"})
+    (found,) = decide([LostSandbox("s-1", "one", copies, home, prepared=prepared)], hosts, {"one"})
     assert found.target == target
 
 
 names = st.sampled_from(["one", "two", "three"])
 copies = st.builds(
-    Held, st.sampled_from(["c-1", "c-2"]), st.sampled_from(["one", "two", "three", STORE]), st.integers(1, 3)
+    CheckpointCopy, st.sampled_from(["c-1", "c-2"]), st.sampled_from(["one", "two", "three", STORE]), st.integers(1, 3)
 )
 some = st.lists(copies, min_size=1, max_size=4)
 
@@ -74,7 +74,7 @@ some = st.lists(copies, min_size=1, max_size=4)
 @given(
     st.lists(
         st.builds(
-            Lost,
+            LostSandbox,
             st.text("st", min_size=1),
             names,
             st.lists(copies, min_size=1, max_size=4),
@@ -87,7 +87,7 @@ some = st.lists(copies, min_size=1, max_size=4)
     st.frozensets(names),
 )
 def test_a_sandbox_goes_on_only_where_its_newest_state_is_and_its_own_host_acts_no_more(
-    lost: list[Lost], alive: frozenset[str], over: frozenset[str]
+    lost: list[LostSandbox], alive: frozenset[str], over: frozenset[str]
 ) -> None:
     hosts = [host(name, alive=name in alive) for name in ("one", "two", "three")]
     found = decide(lost, hosts, over)
@@ -98,7 +98,7 @@ def test_a_sandbox_goes_on_only_where_its_newest_state_is_and_its_own_host_acts_
         assert any(_holds(each, revive) for each in able)
 
 
-def _holds(lost: Lost, revive: Revive) -> bool:
+def _holds(lost: LostSandbox, revive: Revive) -> bool:
     newest = max(lost.copies, key=lambda copy: copy.number).checkpoint
     holder = STORE if revive.stored else revive.target
     return revive.checkpoint == newest and any((c.checkpoint, c.holder) == (newest, holder) for c in lost.copies)
@@ -106,19 +106,19 @@ def _holds(lost: Lost, revive: Revive) -> bool:
 
 def test_those_of_the_store_are_spread() -> None:
     hosts = [host("one", alive=False), host("two"), host("three")]
-    lost = [Lost(f"s-{n}", "one", [STORED], images=frozenset({"i"})) for n in range(6)]
+    lost = [LostSandbox(f"s-{n}", "one", [STORED], images=frozenset({"i"})) for n in range(6)]
     targets = [each.target for each in decide(lost, hosts, {"one"})]
     assert sorted(targets) == ["three"] * 3 + ["two"] * 3
 
 
 def test_those_that_somebody_waits_for_come_first() -> None:
-    lost = [Lost(f"s-{n}", "one", [NEW], images=frozenset({"i"}), waited=n == 3) for n in range(5)]
+    lost = [LostSandbox(f"s-{n}", "one", [NEW], images=frozenset({"i"}), waited=n == 3) for n in range(5)]
     found = decide(lost, [host("one", alive=False), host("two")], {"one"})
     assert [each.sandbox for each in found] == ["s-3", "s-0", "s-1", "s-2", "s-4"]
 
 
 def test_a_state_goes_to_the_store_where_no_host_can_take_it() -> None:
-    subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), (Kept("c-1", STORE),), store=True)]
+    subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), (ReplicaCopy("c-1", STORE),), store=True)]
     subjects.append(Subject("s-1", "one", "c-2", frozenset({"i"})))
     (only,) = copied([host("one")], subjects, {}, 2)
     assert (only.target, only.base) == (STORE, "c-1")

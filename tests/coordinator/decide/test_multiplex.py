@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.harness.cheapest_groups import cheapest
-from coordinator.decide.multiplex import Group, Job, Prices, alone, join, leave, place, total
+from coordinator.decide.multiplex import JobGroup, Prices, SharedJob, alone, join, leave, place, total
 from coordinator.decide.packing import in_order, plan
 
 PRICES = Prices()
 
 
-def job(name: str, rollout: float, train: float, **more: object) -> Job:
-    return Job(name=name, rollout=rollout, train=train, **more)  # type: ignore[arg-type]
+def job(name: str, rollout: float, train: float, **more: object) -> SharedJob:
+    return SharedJob(name=name, rollout=rollout, train=train, **more)  # type: ignore[arg-type]
 
 
 jobs_of = st.lists(
     st.builds(
-        Job,
+        SharedJob,
         name=st.uuids().map(str),
         rollout=st.floats(1, 1000),
         train=st.floats(1, 1000),
@@ -59,7 +59,7 @@ def test_a_job_with_a_long_rollout_brings_its_own_rollout_machine() -> None:
         (job("b", 100, 100, train_gb=1000), "both trainers' states do not fit into one machine"),
     ],
 )
-def test_a_job_that_would_break_a_promise_may_not_join(second: Job, why: str) -> None:
+def test_a_job_that_would_break_a_promise_may_not_join(second: SharedJob, why: str) -> None:
     assert join(alone(job("a", 100, 100, slowdown=1.1, train_gb=100)), second, PRICES) is None, why
 
 
@@ -92,7 +92,7 @@ def test_a_job_that_leaves_takes_its_machines_along() -> None:
 def test_a_job_takes_other_machines_where_turns_on_the_fullest_would_take_too_long() -> None:
     first, second = job("a", 470, 200, rollout_nodes=2, slowdown=3.0), job("b", 400, 200, rollout_nodes=2, slowdown=3.0)
     third = job("c", 210, 180, rollout_nodes=4, train_nodes=1, slowdown=1.79)
-    group: Group | None = alone(third)
+    group: JobGroup | None = alone(third)
     for each in (second, first):
         group = group and join(group, each, PRICES)
     assert group is not None and group.rollout_nodes == 6 and not group.faults(PRICES)
@@ -101,7 +101,7 @@ def test_a_job_takes_other_machines_where_turns_on_the_fullest_would_take_too_lo
 
 @settings(max_examples=40, deadline=None)
 @given(jobs_of)
-def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[Job]) -> None:
+def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[SharedJob]) -> None:
     for groups in (plan(jobs, PRICES), in_order(jobs, PRICES)):
         assert [fault for group in groups for fault in group.faults(PRICES)] == []
         assert sorted(member.job.name for group in groups for member in group.members) == sorted(
@@ -116,8 +116,8 @@ def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[Job]) -
 
 @settings(max_examples=60, deadline=None)
 @given(jobs_of)
-def test_many_at_once_is_the_same_as_one_after_another(jobs: list[Job]) -> None:
-    groups: list[Group] = []
+def test_many_at_once_is_the_same_as_one_after_another(jobs: list[SharedJob]) -> None:
+    groups: list[JobGroup] = []
     for each in jobs:
         placed = place(groups, each, PRICES)
         if placed.index is None:
@@ -129,17 +129,17 @@ def test_many_at_once_is_the_same_as_one_after_another(jobs: list[Job]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(jobs_of)
-def test_a_plan_costs_at_most_what_one_after_another_costs(jobs: list[Job]) -> None:
+def test_a_plan_costs_at_most_what_one_after_another_costs(jobs: list[SharedJob]) -> None:
     assert total(plan(jobs, PRICES), PRICES) <= total(in_order(jobs, PRICES), PRICES) + 1e-9
 
 
-def drawn(seed: int) -> list[Job]:
+def drawn(seed: int) -> list[SharedJob]:
     rng = random.Random(seed)
     jobs = []
     for number in range(rng.randint(2, 8)):
         rollout = rng.uniform(60, 600)
         jobs.append(
-            Job(
+            SharedJob(
                 name=f"j{number}",
                 rollout=rollout,
                 train=rollout * rng.uniform(0.2, 2),

@@ -5,48 +5,48 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decide.queue import Queued, Start, View, Wait, decide, total
+from coordinator.decide.queue import QueuedJob, QueueView, StartJob, WaitJob, decide, total
 
 MACHINES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}]
 
 
-def started(view: View) -> list[str]:
-    return [each.job for each in decide(view) if isinstance(each, Start)]
+def started(view: QueueView) -> list[str]:
+    return [each.job for each in decide(view) if isinstance(each, StartJob)]
 
 
-def reasons(view: View) -> dict[str, str]:
-    return {each.job: each.reason for each in decide(view) if isinstance(each, Wait)}
+def reasons(view: QueueView) -> dict[str, str]:
+    return {each.job: each.reason for each in decide(view) if isinstance(each, WaitJob)}
 
 
 def test_the_higher_priority_comes_first_then_the_older() -> None:
     waiting = [
-        Queued("new", [{"GPU": 1}], number=3),
-        Queued("old", [{"GPU": 1}], number=1),
-        Queued("low", [{"GPU": 1}], "", -1),
+        QueuedJob("new", [{"GPU": 1}], number=3),
+        QueuedJob("old", [{"GPU": 1}], number=1),
+        QueuedJob("low", [{"GPU": 1}], "", -1),
     ]
-    assert started(View(waiting, machines=MACHINES)) == ["old", "new"]
-    assert reasons(View(waiting, machines=MACHINES)) == {"low": "GPU=1 are in use"}
+    assert started(QueueView(waiting, machines=MACHINES)) == ["old", "new"]
+    assert reasons(QueueView(waiting, machines=MACHINES)) == {"low": "GPU=1 are in use"}
 
 
 def test_a_large_job_is_not_overtaken_by_small_ones() -> None:
-    view = View(
-        waiting=[Queued("large", [{"GPU": 2}], number=2), Queued("small", [{"CPU": 1}], number=3)],
-        begun=[Queued("first", [{"GPU": 1}], number=1)],
+    view = QueueView(
+        waiting=[QueuedJob("large", [{"GPU": 2}], number=2), QueuedJob("small", [{"CPU": 1}], number=3)],
+        begun=[QueuedJob("first", [{"GPU": 1}], number=1)],
         machines=MACHINES,
     )
     assert reasons(view) == {"large": "GPU=2 are in use", "small": "large comes first"}
 
 
 def test_who_can_never_run_or_has_used_his_quota_holds_back_nobody() -> None:
-    view = View(
+    view = QueueView(
         waiting=[
-            Queued("huge", [{"CPU": 12}], number=1),  # as much as all machines have, but no single one
-            Queued("odd", [{"tpu": 1}], number=2),
-            Queued("wide", [{"CPU": 8}, {"CPU": 4}, {"CPU": 4}], number=2),  # each part alone finds a machine
-            Queued("second", [{"GPU": 1}], "alice", number=3),
-            Queued("other", [{"GPU": 1}], "bob", number=4),
+            QueuedJob("huge", [{"CPU": 12}], number=1),  # as much as all machines have, but no single one
+            QueuedJob("odd", [{"tpu": 1}], number=2),
+            QueuedJob("wide", [{"CPU": 8}, {"CPU": 4}, {"CPU": 4}], number=2),  # each part alone finds a machine
+            QueuedJob("second", [{"GPU": 1}], "alice", number=3),
+            QueuedJob("other", [{"GPU": 1}], "bob", number=4),
         ],
-        begun=[Queued("hers", [{"GPU": 1}], "alice")],
+        begun=[QueuedJob("hers", [{"GPU": 1}], "alice")],
         machines=MACHINES,
         quotas={"alice": {"GPU": 1}, "": {"GPU": 8}},
     )
@@ -61,19 +61,19 @@ def test_who_can_never_run_or_has_used_his_quota_holds_back_nobody() -> None:
 
 def test_of_jobs_of_several_parts_one_at_a_time_looks_for_room() -> None:
     large, other, small = (
-        Queued(name, [{"CPU": 1}] * parts, number=parts) for name, parts in (("l", 2), ("o", 3), ("s", 1))
+        QueuedJob(name, [{"CPU": 1}] * parts, number=parts) for name, parts in (("l", 2), ("o", 3), ("s", 1))
     )
-    assert started(View([large, other, small], machines=MACHINES)) == ["s", "l"]
-    assert reasons(View([large, other, small], machines=MACHINES)) == {"o": "l comes first"}
-    looking = Queued("looking", [{"CPU": 1}, {"GPU": 1}], placed=False)
-    assert started(View([small], [looking], MACHINES)) == []
-    assert started(View([small], [Queued("looking", [{"CPU": 1}], placed=False)], MACHINES)) == ["s"]
+    assert started(QueueView([large, other, small], machines=MACHINES)) == ["s", "l"]
+    assert reasons(QueueView([large, other, small], machines=MACHINES)) == {"o": "l comes first"}
+    looking = QueuedJob("looking", [{"CPU": 1}, {"GPU": 1}], placed=False)
+    assert started(QueueView([small], [looking], MACHINES)) == []
+    assert started(QueueView([small], [QueuedJob("looking", [{"CPU": 1}], placed=False)], MACHINES)) == ["s"]
 
 
 needs = st.dictionaries(st.sampled_from(["CPU", "GPU", "slot"]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1)
 jobs = st.lists(
     st.builds(
-        Queued,
+        QueuedJob,
         job=st.uuids().map(str),
         parts=st.lists(needs, min_size=1, max_size=3),
         owner=st.sampled_from(["a", "b"]),
@@ -87,9 +87,12 @@ jobs = st.lists(
 
 @given(jobs, jobs, st.lists(needs, max_size=3), st.dictionaries(st.sampled_from(["a", ""]), needs))
 def test_never_more_is_given_than_there_is_and_every_job_is_told_something(
-    waiting: list[Queued], begun: list[Queued], machines: list[dict[str, float]], quotas: dict[str, dict[str, float]]
+    waiting: list[QueuedJob],
+    begun: list[QueuedJob],
+    machines: list[dict[str, float]],
+    quotas: dict[str, dict[str, float]],
 ) -> None:
-    view = View(waiting, begun, machines, quotas)
+    view = QueueView(waiting, begun, machines, quotas)
     actions = decide(view)
     assert sorted(each.job for each in actions) == sorted(each.job for each in waiting)
     named = {each.job: each for each in waiting}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinator.decide import replicate
 from coordinator.decide.place import HostView
-from coordinator.decide.replicate import Kept, Subject
+from coordinator.decide.replicate import ReplicaCopy, Subject
 
 
 def _host(name: str) -> HostView:
@@ -14,7 +14,7 @@ def _host(name: str) -> HostView:
 
 
 def _copied(
-    durable: str, *kept: Kept, hosts: str = "abc", busy: dict[str, int] | None = None, new: bool = False
+    durable: str, *kept: ReplicaCopy, hosts: str = "abc", busy: dict[str, int] | None = None, new: bool = False
 ) -> list[tuple[str, str]]:
     subject = Subject("s-1", "a", durable, frozenset({"i"}), kept, new=new)
     found = replicate.decide([_host(name) for name in hosts], [subject], busy or {}, 2)
@@ -23,19 +23,19 @@ def _copied(
 
 def test_two_hosts_have_copies_and_take_the_newest_in_turn() -> None:
     assert _copied("c-1") == [("b", "")]
-    assert _copied("c-1", Kept("c-1", "b")) == [("c", "")]  # a second one
-    assert _copied("c-1", Kept("c-1", "b"), new=True) == []
-    assert _copied("c-1", Kept("c-1", "b"), busy={"a": 1}) == []  # when there is nothing else to copy
-    assert _copied("c-2", Kept("c-1", "b"), busy={"a": 1}) == [("b", "c-1")]
-    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b")) == [("b", "c-1")]
-    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), busy={"b": 2}) == [("c", "c-2")]
-    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="abcd") == [("b", "c-1")]
-    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="acd") == [("c", "c-2")]
-    assert _copied("c-3", Kept("c-3", "c"), Kept("c-1", "b"), hosts="abc") == []
+    assert _copied("c-1", ReplicaCopy("c-1", "b")) == [("c", "")]  # a second one
+    assert _copied("c-1", ReplicaCopy("c-1", "b"), new=True) == []
+    assert _copied("c-1", ReplicaCopy("c-1", "b"), busy={"a": 1}) == []  # when there is nothing else to copy
+    assert _copied("c-2", ReplicaCopy("c-1", "b"), busy={"a": 1}) == [("b", "c-1")]
+    assert _copied("c-3", ReplicaCopy("c-2", "c"), ReplicaCopy("c-1", "b")) == [("b", "c-1")]
+    assert _copied("c-3", ReplicaCopy("c-2", "c"), ReplicaCopy("c-1", "b"), busy={"b": 2}) == [("c", "c-2")]
+    assert _copied("c-3", ReplicaCopy("c-2", "c"), ReplicaCopy("c-1", "b"), hosts="abcd") == [("b", "c-1")]
+    assert _copied("c-3", ReplicaCopy("c-2", "c"), ReplicaCopy("c-1", "b"), hosts="acd") == [("c", "c-2")]
+    assert _copied("c-3", ReplicaCopy("c-3", "c"), ReplicaCopy("c-1", "b"), hosts="abc") == []
 
 
 def test_the_copy_of_a_host_that_is_away_is_waited_for_a_while() -> None:
-    subject = Subject("s-1", "a", "c-1", frozenset({"i"}), (Kept("c-1", "b"), Kept("c-0", "c")))
+    subject = Subject("s-1", "a", "c-1", frozenset({"i"}), (ReplicaCopy("c-1", "b"), ReplicaCopy("c-0", "c")))
     for silent, copies in ((1.0, 0), (replicate.AWAY, 1)):
         hosts = [_host("a"), _host("b"), replace(_host("c"), alive=False, silent=silent), _host("d")]
         assert len(replicate.decide(hosts, [subject], {}, 2)) == copies
@@ -46,18 +46,18 @@ def test_the_copy_of_a_host_that_is_away_is_waited_for_a_while() -> None:
 def test_a_host_that_may_be_lost_gets_no_copy_until_that_is_known() -> None:
     hosts = [_host("a"), _host("b"), replace(_host("c"), doubted=True), _host("d")]
     for kept, target in (
-        ((Kept("c-1", "b"), Kept("c-0", "c")), ["b"]),  # the other one has the older copy
-        ((Kept("c-1", "c"),), []),  # another one would need all of it
+        ((ReplicaCopy("c-1", "b"), ReplicaCopy("c-0", "c")), ["b"]),  # the other one has the older copy
+        ((ReplicaCopy("c-1", "c"),), []),  # another one would need all of it
         ((), ["b"]),
     ):
         subject = Subject("s-1", "a", "c-2", frozenset({"i"}), kept, waited=True)
         assert [copy.target for copy in replicate.decide(hosts, [subject], {}, 2)] == target
-    second = Subject("s-1", "a", "c-2", frozenset({"i"}), (Kept("c-2", "b"),))
+    second = Subject("s-1", "a", "c-2", frozenset({"i"}), (ReplicaCopy("c-2", "b"),))
     assert [copy.target for copy in replicate.decide(hosts, [second], {}, 2)] == ["d"]
 
 
 def test_the_state_that_a_sandbox_came_with_is_copied_a_little_later() -> None:
-    came = Subject("s-1", "a", "c-1", frozenset({"i"}), (Kept("c-0", "b", old=True),), fresh=True)
+    came = Subject("s-1", "a", "c-1", frozenset({"i"}), (ReplicaCopy("c-0", "b", old=True),), fresh=True)
     hosts = [_host(name) for name in "ab"]
     assert replicate.decide(hosts, [came], {}, 2) == []
     for due in (replace(came, waited=True), replace(came, fresh=False)):
@@ -67,8 +67,8 @@ def test_the_state_that_a_sandbox_came_with_is_copied_a_little_later() -> None:
 
 
 def test_where_it_went_on_the_next_copy_builds_upon_an_older_one_of_another_host() -> None:
-    assert _copied("c-3", Kept("c-1", "b", old=True), hosts="abcd") == [("b", "")]
-    assert _copied("c-1", Kept("c-1", "b", old=True)) == [("b", "")]
+    assert _copied("c-3", ReplicaCopy("c-1", "b", old=True), hosts="abcd") == [("b", "")]
+    assert _copied("c-1", ReplicaCopy("c-1", "b", old=True)) == [("b", "")]
 
 
 def test_copies_are_spread_as_the_sandboxes_that_they_may_become() -> None:

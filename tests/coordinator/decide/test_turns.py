@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.decide.turns import Turn, due
+from coordinator.decide.turns import MachineSlot, due
 
 BOTH, FIRST, SECOND = (0, 1), (0,), (1,)
 
@@ -14,16 +14,20 @@ BOTH, FIRST, SECOND = (0, 1), (0,), (1,)
 @pytest.mark.parametrize(
     ("turns", "busy", "begin"),
     [
-        ([Turn("a", 0, 0, FIRST, True), Turn("b", 0, 1, FIRST, True)], [], ["a"]),
-        ([Turn("a", 1, 0, FIRST, True), Turn("b", 0, 1, FIRST, True)], [], ["b"]),
-        ([Turn("a", 1, 0, FIRST, True), Turn("b", 0, 1, FIRST, False)], [], []),  # it is kept for b
-        ([Turn("a", 0, 0, FIRST, True)], [0], []),
-        ([Turn("a", 0, 0, FIRST, True), Turn("b", 0, 1, SECOND, True)], [], ["a", "b"]),
-        ([Turn("a", 0, 0, BOTH, True), Turn("b", 0, 1, SECOND, True)], [0], []),  # b would make a wait longer
+        ([MachineSlot("a", 0, 0, FIRST, True), MachineSlot("b", 0, 1, FIRST, True)], [], ["a"]),
+        ([MachineSlot("a", 1, 0, FIRST, True), MachineSlot("b", 0, 1, FIRST, True)], [], ["b"]),
+        ([MachineSlot("a", 1, 0, FIRST, True), MachineSlot("b", 0, 1, FIRST, False)], [], []),  # it is kept for b
+        ([MachineSlot("a", 0, 0, FIRST, True)], [0], []),
+        ([MachineSlot("a", 0, 0, FIRST, True), MachineSlot("b", 0, 1, SECOND, True)], [], ["a", "b"]),
+        (
+            [MachineSlot("a", 0, 0, BOTH, True), MachineSlot("b", 0, 1, SECOND, True)],
+            [0],
+            [],
+        ),  # b would make a wait longer
         ([], [], []),
     ],
 )
-def test_who_begins(turns: list[Turn], busy: list[int], begin: list[str]) -> None:
+def test_who_begins(turns: list[MachineSlot], busy: list[int], begin: list[str]) -> None:
     assert due(turns, busy) == begin
 
 
@@ -43,7 +47,7 @@ def test_all_of_any_group_take_all_their_turns(seed: int) -> None:
             asks.add(job)
         busy = {machine for each in works for machine in uses[each]}
         assert len(busy) == sum(len(uses[each]) for each in works), "a machine works for two"
-        turns = [Turn(name, rounds[name], n, uses[name], name in asks - works) for n, name in enumerate(uses)]
+        turns = [MachineSlot(name, rounds[name], n, uses[name], name in asks - works) for n, name in enumerate(uses)]
         for name in due([turn for turn in turns if turn.round < 10], busy):
             works.add(name)
             asks.discard(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.simulate.plot import Plot, Span
+from coordinator.simulate.plot import Plot, PlotSpan
 from coordinator.simulate.report import flat, page
 from coordinator.simulate.scenarios import SCENARIOS
 from pagurus.training.simulate import verbs
@@ -59,7 +59,7 @@ def test_the_verb_writes_the_report_beside_the_same_figures(tmp_path: Path) -> N
 
 def test_what_is_written_into_a_page_is_text() -> None:
     bad = "<b>&$x_$"
-    plot = Plot(title=bad, x=bad, y=bad, lines={bad: ([0, 1], [1, 2])}, spans=[Span(bad, 0, 1, bad)])
+    plot = Plot(title=bad, x=bad, y=bad, lines={bad: ([0, 1], [1, 2])}, spans=[PlotSpan(bad, 0, 1, bad)])
     text = page(bad, bad, 0, {bad: {bad: bad}, "inputs": bad}, plot)
     assert "<b>" not in text and text.count(escape(bad)) >= 10
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.decide.multiplex import Job, Prices, alone, join
+from coordinator.decide.multiplex import Prices, SharedJob, alone, join
 from coordinator.decide.packing import plan
 from coordinator.simulate import balancing, handover, jobs, scenarios, shared
-from coordinator.simulate.clock import Clock
-from coordinator.simulate.engines import Engine, Rates
-from coordinator.simulate.rollouts import Plan, Simulated, Turn
-from rollout.decide.view import Rules
+from coordinator.simulate.clock import VirtualClock
+from coordinator.simulate.engines import SimulatedEngine, StepCosts
+from coordinator.simulate.rollouts import Plan, RolloutSimulation, SimulatedTurn
+from rollout.decide.view import SchedulingRules
 
 
-def ends(rates: Rates, *requests: tuple[float, float, float]) -> list[float]:
+def ends(rates: StepCosts, *requests: tuple[float, float, float]) -> list[float]:
     """When requests of (asked at, prompt, tokens) are answered."""
-    clock, found = Clock(), [0.0] * len(requests)
-    engine = Engine(clock, rates)
+    clock, found = VirtualClock(), [0.0] * len(requests)
+    engine = SimulatedEngine(clock, rates)
     for number, (at, prompt, tokens) in enumerate(requests):
 
         def ask(number: int = number, prompt: float = prompt, tokens: float = tokens) -> None:
@@ -35,7 +35,7 @@ def ends(rates: Rates, *requests: tuple[float, float, float]) -> list[float]:
 
 
 def test_things_of_one_time_happen_in_the_order_in_which_they_were_asked_for() -> None:
-    clock, seen = Clock(), list[tuple[str, float]]()
+    clock, seen = VirtualClock(), list[tuple[str, float]]()
     for name, seconds in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
         clock.after(seconds, lambda name=name: seen.append((name, clock.now)))  # type: ignore[misc]
     clock.run()
@@ -45,22 +45,22 @@ def test_things_of_one_time_happen_in_the_order_in_which_they_were_asked_for() -
 
 
 def test_one_answer_takes_its_steps_and_its_prompt_before() -> None:
-    assert ends(Rates(base=0.01, prefill=1000), (0, 500, 100)) == pytest.approx([1.5])
+    assert ends(StepCosts(base=0.01, prefill=1000), (0, 500, 100)) == pytest.approx([1.5])
 
 
 def test_answers_share_the_step_and_slow_each_other_by_their_own_part() -> None:
     # 100 steps of 0.01 + 2 * 0.005 for both, then 100 of 0.015 for the longer one alone
-    assert ends(Rates(base=0.01, per_sequence=0.005), (0, 0, 100), (0, 0, 200)) == pytest.approx([2.0, 3.5])
+    assert ends(StepCosts(base=0.01, per_sequence=0.005), (0, 0, 100), (0, 0, 200)) == pytest.approx([2.0, 3.5])
 
 
 def test_who_finds_no_slot_waits_and_prompts_are_read_in_their_order() -> None:
-    assert ends(Rates(base=0.01, slots=1), (0, 0, 100), (0, 0, 100)) == pytest.approx([1.0, 2.0])
-    assert ends(Rates(base=0.01, prefill=100), (0, 100, 100), (0, 100, 100)) == pytest.approx([2.0, 3.0])
+    assert ends(StepCosts(base=0.01, slots=1), (0, 0, 100), (0, 0, 100)) == pytest.approx([1.0, 2.0])
+    assert ends(StepCosts(base=0.01, prefill=100), (0, 100, 100), (0, 100, 100)) == pytest.approx([2.0, 3.0])
 
 
 def test_a_cancelled_answer_frees_its_slot_and_is_never_done() -> None:
-    clock, seen = Clock(), list[str]()
-    engine = Engine(clock, Rates(base=0.01, slots=1))
+    clock, seen = VirtualClock(), list[str]()
+    engine = SimulatedEngine(clock, StepCosts(base=0.01, slots=1))
     first = engine.ask(prompt=0, tokens=100, done=lambda: seen.append("first"))
     engine.ask(prompt=0, tokens=100, done=lambda: seen.append("second"))
     clock.after(0.5, lambda: engine.cancel(first))
@@ -74,7 +74,7 @@ def test_a_cancelled_answer_frees_its_slot_and_is_never_done() -> None:
     slots=st.integers(1, 12),
 )
 def test_no_answer_is_lost_or_faster_than_alone(requests: list[tuple[float, float, float]], slots: int) -> None:
-    rates = Rates(base=0.01, per_sequence=0.001, prefill=1000, slots=slots)
+    rates = StepCosts(base=0.01, per_sequence=0.001, prefill=1000, slots=slots)
     for (at, prompt, tokens), end in zip(requests, ends(rates, *requests), strict=True):
         assert end >= at + prompt / 1000 + tokens * 0.011 - 1e-6
 
@@ -96,12 +96,12 @@ def test_no_answer_is_lost_or_faster_than_alone(requests: list[tuple[float, floa
 def test_every_prompt_is_trained_once(
     prompts: int, groups: int, size: int, tail: float, resumes: bool, staleness: int, barrier: str, seed: int
 ) -> None:
-    came = Simulated(
+    came = RolloutSimulation(
         Plan(
-            rules=Rules(
+            rules=SchedulingRules(
                 groups=groups, size=size, tail=tail, tail_resumes=resumes, staleness=staleness, concurrency=1000
             ),
-            engines=[Rates(base=0.01, slots=16)] * 2,
+            engines=[StepCosts(base=0.01, slots=16)] * 2,
             workload=scenarios.delays(seed, variation=1.0, turns=3),
             prompts=prompts,
             trainer=5.0,
@@ -113,11 +113,11 @@ def test_every_prompt_is_trained_once(
 
 
 def test_a_run_takes_what_its_turns_and_steps_take() -> None:
-    came = Simulated(
+    came = RolloutSimulation(
         Plan(
-            rules=Rules(groups=1, size=2, staleness=0),
-            engines=[Rates(base=0.01)],
-            workload=lambda prompt, member: [Turn(0, 100, 3.0), Turn(0, 100, 3.0)],
+            rules=SchedulingRules(groups=1, size=2, staleness=0),
+            engines=[StepCosts(base=0.01)],
+            workload=lambda prompt, member: [SimulatedTurn(0, 100, 3.0), SimulatedTurn(0, 100, 3.0)],
             prompts=3,
             trainer=2.0,
         )
@@ -128,13 +128,13 @@ def test_a_run_takes_what_its_turns_and_steps_take() -> None:
 def test_staleness_hides_the_trainer_behind_the_next_rollouts() -> None:
     def took(staleness: int) -> float:
         plan = Plan(
-            rules=Rules(groups=2, size=2, staleness=staleness, concurrency=4),
-            engines=[Rates(base=0.01)],
-            workload=lambda prompt, member: [Turn(0, 100, 1.0)],
+            rules=SchedulingRules(groups=2, size=2, staleness=staleness, concurrency=4),
+            engines=[StepCosts(base=0.01)],
+            workload=lambda prompt, member: [SimulatedTurn(0, 100, 1.0)],
             prompts=40,
             trainer=2.0,
         )
-        return Simulated(plan).run().seconds
+        return RolloutSimulation(plan).run().seconds
 
     assert took(1) < 0.6 * took(0)
 
@@ -146,10 +146,10 @@ def test_answers_never_wait_longer_than_the_bound_of_list_scheduling() -> None:
 
 # --------------------------------------------------------------------------- jobs
 
-EVEN = [Job(name=name, rollout=100.0, train=100.0) for name in "ab"]
+EVEN = [SharedJob(name=name, rollout=100.0, train=100.0) for name in "ab"]
 
 
-def worst(job: Job, step: int) -> tuple[float, float]:
+def worst(job: SharedJob, step: int) -> tuple[float, float]:
     return job.rollout, job.train
 
 
@@ -164,7 +164,7 @@ def test_two_even_jobs_take_turns_without_waiting() -> None:
 def shortened(seed: int, least: float) -> jobs.Durations:
     draw = np.random.default_rng(seed)
 
-    def durations(job: Job, step: int) -> tuple[float, float]:
+    def durations(job: SharedJob, step: int) -> tuple[float, float]:
         return job.rollout * float(draw.uniform(least, 1)), job.train * float(draw.uniform(least, 1))
 
     return durations
@@ -181,7 +181,7 @@ def test_no_job_waits_longer_than_it_may_and_no_machine_works_for_two(seed: int)
             for member in group.members:
                 # a step in the mean; the first ones, before all have begun, may be a cycle off in 23
                 assert course.slowdown[member.job.name] <= member.job.slowdown * 24 / 23
-            by_machine: dict[tuple[str, int], list[jobs.Phase]] = {}
+            by_machine: dict[tuple[str, int], list[jobs.WorkInterval]] = {}
             for phase in course.phases:
                 by_machine.setdefault((phase.kind, phase.machine), []).append(phase)
             for phases in by_machine.values():
@@ -196,10 +196,10 @@ def test_jobs_in_groups_cost_less_and_none_waits_longer_than_it_may() -> None:
 
 
 def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
-    rates = Rates(base=0.01, slots=64)
+    rates = StepCosts(base=0.01, slots=64)
     lengths = np.full((8, 8), 100.0)
     lengths[:4, :] = 1000.0
-    machines = handover.Machines(prompt=800.0)
+    machines = handover.SharedMachinePool(prompt=800.0)
     plain, moved = (
         handover.Rollout(lengths, rates, 6.0, moves=moves, machines=machines).run() for moves in (False, True)
     )
@@ -208,14 +208,16 @@ def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
     assert (plain.rollout, plain.whole, plain.gone) == pytest.approx((10.0, 16.0, 0.0))
     assert (moved.gone, moved.rollout, moved.hidden) == pytest.approx((1.0, 10.0, 1 / 3))
     assert moved.whole == pytest.approx(10 + 4 + handover.SWITCH)
-    one = handover.Machines(trained_on=1, switch=0.5, prompt=800.0)  # of which one trains: at its full pace, at once
+    one = handover.SharedMachinePool(
+        trained_on=1, switch=0.5, prompt=800.0
+    )  # of which one trains: at its full pace, at once
     moved = handover.Rollout(lengths, rates, 12.0, moves=True, machines=one).run()
     assert (moved.hidden, moved.whole) == pytest.approx((1 / 3, 10 + 8 + 0.5))
 
 
 def test_answers_that_move_to_another_engine_go_on_where_they_were() -> None:
-    clock = Clock()
-    engine = Engine(clock, Rates(base=0.01))
+    clock = VirtualClock()
+    engine = SimulatedEngine(clock, StepCosts(base=0.01))
     request = engine.ask(prompt=0, tokens=100, done=lambda: None)
     clock.after(0.3, lambda: seen.append(engine.progress(request)))
     seen = list[tuple[float, float]]()

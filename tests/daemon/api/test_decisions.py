@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from daemon import config
 from daemon.api import idempotency, routes
-from daemon.api.idempotency import Kept
+from daemon.api.idempotency import CallRecord
 from daemon.auth import access, quota
 from daemon.auth.access import Caller, Grant
-from daemon.auth.quota import Quota, Usage
-from daemon.auth.tokens import Tokens
-from daemon.config import Config
+from daemon.auth.quota import Quota, QuotaUsage
+from daemon.auth.tokens import TokenStore
+from daemon.config import DaemonConfig
 from sandbox.errors import Conflict, Forbidden, Interrupted, Invalid, Unauthorized
 from sandbox.messages import ExecRequest, Limits
 
@@ -120,14 +120,14 @@ def test_tokens_that_change_at_the_same_time_are_all_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", slowly)
     file = tmp_path / "tokens.json"
-    tokens = Tokens(file, clock=lambda: 1.0)
+    tokens = TokenStore(file, clock=lambda: 1.0)
     made = [tokens.create(name="n", scope="exec") for _ in range(4)]
     with ThreadPoolExecutor(8) as pool:
         new = [pool.submit(tokens.create, name="m", scope="read") for _ in range(8)]
         gone = [pool.submit(tokens.revoke, grant.id) for grant, _ in made]
         made += [each.result() for each in new]
         assert all(each.result().revoked_at == 1.0 for each in gone)
-    after = Tokens(file, clock=lambda: 2.0)
+    after = TokenStore(file, clock=lambda: 2.0)
     assert after.list() == tokens.list() and len(made) == len(after.list())
     for number, (_, text) in enumerate(made):
         if number >= 4:
@@ -141,7 +141,7 @@ def test_a_revocation_that_was_not_written_is_written_when_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tokens.json"
-    tokens = Tokens(file, clock=lambda: 1.0)
+    tokens = TokenStore(file, clock=lambda: 1.0)
     grant, text = tokens.create(name="n", scope="exec")
     with monkeypatch.context() as full, pytest.raises(OSError, match="full"):
         full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
@@ -150,7 +150,7 @@ def test_a_revocation_that_was_not_written_is_written_when_asked_again(
         tokens.identify(text)
     tokens.revoke(grant.id)
     with pytest.raises(Unauthorized):
-        Tokens(file, clock=lambda: 2.0).identify(text)
+        TokenStore(file, clock=lambda: 2.0).identify(text)
 
 
 def test_only_the_hash_of_a_secret_is_kept() -> None:
@@ -229,8 +229,8 @@ def test_what_is_admitted_is_within_the_quota(most: Quota, limits: list[Limits])
 
 
 def test_a_quota_names_what_is_exceeded() -> None:
-    assert quota.excess(Quota(cpus=2), Usage(cpus=math.inf)) == "cpus: no limit of 2"
-    assert quota.excess(Quota(sandboxes=1), Usage(sandboxes=2)) == "sandboxes: 2 of 1"
+    assert quota.excess(Quota(cpus=2), QuotaUsage(cpus=math.inf)) == "cpus: no limit of 2"
+    assert quota.excess(Quota(sandboxes=1), QuotaUsage(sandboxes=2)) == "sandboxes: 2 of 1"
 
 
 @given(
@@ -265,17 +265,17 @@ ASKED, OTHER = b"asked", b"other"
         (None, "once", "carry out"),
         (None, "again", "carry out"),
         (None, "anew", "carry out"),
-        (Kept(ASKED, 200, "k", b"a"), "once", "replay"),
-        (Kept(ASKED, 404, "k", b"a"), "again", "replay"),
-        (Kept(ASKED, 0), "once", Conflict),
-        (Kept(ASKED), "once", Interrupted),
-        (Kept(ASKED), "again", "carry out"),
-        (Kept(ASKED), "anew", "undo first"),
-        (Kept(OTHER, 200, "k", b"a"), "once", Conflict),
-        (Kept(OTHER), "anew", Conflict),
+        (CallRecord(ASKED, 200, "k", b"a"), "once", "replay"),
+        (CallRecord(ASKED, 404, "k", b"a"), "again", "replay"),
+        (CallRecord(ASKED, 0), "once", Conflict),
+        (CallRecord(ASKED), "once", Interrupted),
+        (CallRecord(ASKED), "again", "carry out"),
+        (CallRecord(ASKED), "anew", "undo first"),
+        (CallRecord(OTHER, 200, "k", b"a"), "once", Conflict),
+        (CallRecord(OTHER), "anew", Conflict),
     ],
 )
-def test_what_a_repeated_call_gets(kept: Kept | None, repeat: str, decision: object) -> None:
+def test_what_a_repeated_call_gets(kept: CallRecord | None, repeat: str, decision: object) -> None:
     if isinstance(decision, str):
         assert idempotency.decide(kept, ASKED, repeat) == decision  # type: ignore[arg-type]
     else:
@@ -323,10 +323,10 @@ def test_a_key_has_a_sane_form(key: str) -> None:
 )
 def test_what_fits_together(fields: dict, refused: str) -> None:
     if not refused:
-        assert config.check(Config(**fields)) == Config(**fields)
+        assert config.check(DaemonConfig(**fields)) == DaemonConfig(**fields)
     else:
         with pytest.raises(Invalid, match=refused):
-            config.check(Config(**fields))
+            config.check(DaemonConfig(**fields))
 
 
 def test_the_command_line_lies_over_the_file(tmp_path: Path) -> None:

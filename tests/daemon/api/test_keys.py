@@ -119,7 +119,7 @@ async def test_what_a_killed_daemon_had_begun(tmp_path: Path) -> None:
 async def test_what_is_too_much_is_forgotten_but_never_what_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "BYTES_MOST", 2000)
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 2000)
     answers = Answers(tmp_path / "answers")
     await answers.claim("first", b"asked", "once")
     for number in range(600):
@@ -140,8 +140,8 @@ async def test_what_is_too_much_is_forgotten_but_never_what_is_under_way(
 
 
 async def test_nobodys_calls_make_the_daemon_forget_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "BYTES_MOST", 10_000)
-    monkeypatch.setattr(idempotency, "COUNT_MOST", 500)
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(idempotency, "MAX_COUNT", 500)
     answers = Answers(tmp_path / "answers")
     await answers.claim("mine", b"asked", "once", "me")
     answers.settle("mine", 200, "k", b"done")

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from daemon.checkpoints.queue import CheckpointQueue
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import CheckpointStage
 
-LIMITS = dict.fromkeys(Stage, 1)
+LIMITS = dict.fromkeys(CheckpointStage, 1)
 
 
 async def test_a_waiter_promotes_its_job() -> None:
@@ -24,7 +24,8 @@ async def test_a_waiter_promotes_its_job() -> None:
         return run
 
     tickets = {
-        n: queue.submit(Stage.DUMP, sandbox=n, deadline=d, work=work(n)) for n, d in [("a", 1), ("b", 2), ("c", 3)]
+        n: queue.submit(CheckpointStage.DUMP, sandbox=n, deadline=d, work=work(n))
+        for n, d in [("a", 1), ("b", 2), ("c", 3)]
     }
     tickets["c"].promote()
     await asyncio.sleep(0)
@@ -44,8 +45,8 @@ async def test_a_failure_belongs_to_the_ticket_and_frees_the_slot() -> None:
     async def fine() -> int:
         return 7
 
-    first = queue.submit(Stage.COMPRESS, sandbox="a", deadline=1, work=broken)
-    second = queue.submit(Stage.COMPRESS, sandbox="b", deadline=2, work=fine)
+    first = queue.submit(CheckpointStage.COMPRESS, sandbox="a", deadline=1, work=broken)
+    second = queue.submit(CheckpointStage.COMPRESS, sandbox="b", deadline=2, work=fine)
     with pytest.raises(OSError, match="disk"):
         await first.done
     assert await second.done == 7
@@ -53,24 +54,24 @@ async def test_a_failure_belongs_to_the_ticket_and_frees_the_slot() -> None:
 
 async def test_close_cancels_what_runs_and_what_waits() -> None:
     queue, forever = CheckpointQueue(LIMITS), asyncio.Event()
-    tickets = [queue.submit(Stage.DUMP, sandbox=str(n), deadline=n, work=forever.wait) for n in range(3)]
+    tickets = [queue.submit(CheckpointStage.DUMP, sandbox=str(n), deadline=n, work=forever.wait) for n in range(3)]
     await queue.close()
     for ticket in tickets:
         with pytest.raises(asyncio.CancelledError):
             await ticket.done
     with pytest.raises(RuntimeError, match="closed"):
-        queue.submit(Stage.DUMP, sandbox="x", deadline=1, work=forever.wait)
+        queue.submit(CheckpointStage.DUMP, sandbox="x", deadline=1, work=forever.wait)
 
 
 async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
-    queue, started = CheckpointQueue(LIMITS, {Stage.COMPRESS: 1000.0}), []
+    queue, started = CheckpointQueue(LIMITS, {CheckpointStage.COMPRESS: 1000.0}), []
 
     async def work() -> None:
         started.append(queue.now())
 
     began = queue.now()
     tickets = [
-        queue.submit(Stage.COMPRESS, sandbox=str(number), deadline=began + 60, work=work, cost=1050.0)
+        queue.submit(CheckpointStage.COMPRESS, sandbox=str(number), deadline=began + 60, work=work, cost=1050.0)
         for number in range(3)
     ]
     await asyncio.gather(*(ticket.done for ticket in tickets))

@@ -29,7 +29,7 @@ from tests.support.programs import Program
 AGENTS = paths.prefix() / "agents"
 DOCKER = Path(__file__).resolve().parents[3] / "examples" / "unmodified_agent" / "docker"
 IMAGE = "agents"
-PATIENCE = 500.0  # seconds; importing the agent takes many on a busy machine
+TIMEOUT = 500.0  # seconds; importing the agent takes many on a busy machine
 
 COMMANDS = [
     "cat calc.py; echo looked >> log",
@@ -123,7 +123,7 @@ async def end_inside(sandbox: Sandbox) -> list[tuple[str, Any]]:
             return bool(await sandbox.files.read("/done"))
         return False
 
-    await until(ended, "mini-swe-agent ends", PATIENCE)
+    await until(ended, "mini-swe-agent ends", TIMEOUT)
     said = (await sandbox.files.read("/said")).decode()
     assert await sandbox.files.read("/done") == b"0\n", said[-3000:]
     return conversation(await sandbox.files.read("/out.json"))
@@ -150,7 +150,7 @@ async def test_mini_swe_agent_inside_is_killed_restored_and_ends_the_same(host: 
         already = len(upstream.asked)
         upstream.holds = already + 3
         await start_inside(sandbox)
-        await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", PATIENCE)
+        await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", TIMEOUT)
         turn = await until(lambda: _turn(sandbox, 3), "that ended a turn")
         await sandbox.captured(turn)
         kill_everything(sandbox.id)
@@ -185,7 +185,7 @@ class Mini:
             "PAGURUS_HOST": str(daemon.socket),
             "PAGURUS_SANDBOX": sandbox.id,
         }
-        settings = {"image": "any", "executable": DOCKER, "cwd": "/srv", "timeout": int(PATIENCE)}
+        settings = {"image": "any", "executable": DOCKER, "cwd": "/srv", "timeout": int(TIMEOUT)}
         options = [word for name, value in settings.items() for word in ("-c", f"environment.{name}={value}")]
         program = [str(agents / "venv/bin/mini"), *MINI, str(self.out), "--environment-class", "docker"]
         with self.said.open("wb") as said:
@@ -198,7 +198,7 @@ class Mini:
             )
 
     async def end(self) -> list[tuple[str, Any]]:
-        await until(lambda: self.process.poll() is not None, "mini-swe-agent ends", PATIENCE)
+        await until(lambda: self.process.poll() is not None, "mini-swe-agent ends", TIMEOUT)
         assert self.process.returncode == 0, self.said.read_text()[-3000:]
         return conversation(self.out.read_bytes())
 
@@ -227,7 +227,7 @@ async def test_mini_swe_agent_outside_is_killed_restored_and_ends_the_same(
         already = len(upstream.asked)
         upstream.holds = already + 3
         async with mini(agents, daemon, sandbox, tmp_path / "first") as agent:
-            await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", PATIENCE)
+            await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", TIMEOUT)
             agent.kill()
         kill_everything(sandbox.id)
         upstream.gate.set()
@@ -265,7 +265,7 @@ async def test_the_clients_of_openai_and_anthropic_stream_through_the_gateway(ho
         result = await sandbox.exec(
             ["python3", "-c", CLIENTS],
             env={"PYTHONPATH": "/opt/agents", "PYTHONDONTWRITEBYTECODE": "1"},
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             ends_turn=False,
         )
         assert result.exit_code == 0, result.stderr.decode()[-3000:]

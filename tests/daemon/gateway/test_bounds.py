@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 from daemon.gateway import conversation
-from daemon.gateway.conversation import Book, Line
-from daemon.gateway.journal import Place
-from daemon.gateway.replay import Step
+from daemon.gateway.conversation import Book, LiveConversation
+from daemon.gateway.journal import JournalCursor
+from daemon.gateway.replay import ReplayExchange
 from sandbox.errors import NoSpace
 from sandbox.messages import Gateway
 
 
-def line(book: Book, folder: Path) -> Line:
+def line(book: Book, folder: Path) -> LiveConversation:
     desk: Any = SimpleNamespace(book=book, journal=SimpleNamespace(path=folder / "gateway.sqlite"))
     live: Any = SimpleNamespace(row=SimpleNamespace(id="s-1"))
-    return Line(Gateway(upstream="model"), Place(tree=""), desk, lambda: live)
+    return LiveConversation(Gateway(upstream="model"), JournalCursor(tree=""), desk, lambda: live)
 
 
 def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "EXCHANGES_MOST", 2)
+    monkeypatch.setattr(conversation, "MAX_EXCHANGES", 2)
     book = Book()
     mine = line(book, tmp_path)
     for number, (sandbox, main) in enumerate([("s-1", True), ("s-2", True), ("s-2", False), ("s-1", False)]):
         mine.need_space()
-        book.add(sandbox, Step(number, b"key"), main=main)
+        book.add(sandbox, ReplayExchange(number, b"key"), main=main)
     with pytest.raises(NoSpace, match="asked its model 2 times"):
         mine.need_space()
     book.drop({0, 3})

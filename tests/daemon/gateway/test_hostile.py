@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.gateway.listener import CONNECTIONS_MOST
-from daemon.gateway.wire import ANSWER_MOST, BODY_MOST
+from daemon.gateway.listener import MAX_CONNECTIONS
+from daemon.gateway.wire import MAX_ANSWER, MAX_BODY
 from sandbox import Client, Sandbox
 from sandbox.messages import Gateway
 from tests.daemon.gateway.test_inside import _ask
@@ -58,7 +58,7 @@ def post(body: bytes, *headers: str, path: str = "/v1/chat/completions") -> byte
         (post(b"{"), b"400"),
         (post(b"[]"), b"400"),
         (post(b'{"a":' * 50_000), b"400"),
-        (post(b"", f"Content-Length: {BODY_MOST + 1}"), b"400"),
+        (post(b"", f"Content-Length: {MAX_BODY + 1}"), b"400"),
         (post(b"\x1f\x8b", "Content-Encoding: gzip"), b"400"),
         (post(b"zz\r\n", "Transfer-Encoding: chunked"), b"400"),
         (post(b"{}", path="/v1/sandboxes"), b"404"),
@@ -115,7 +115,7 @@ except OSError:
 print(sent)
 """
     result = await inside.exec(["python3", "-c", script], ends_turn=False, timeout=240)
-    assert BODY_MOST <= int(result.text) < 64 << 30
+    assert MAX_BODY <= int(result.text) < 64 << 30
     assert upstream.asked == []
 
 
@@ -124,7 +124,7 @@ async def test_an_answer_without_end_is_cut_off(inside: Sandbox, upstream: Upstr
     heard = await say(inside, post(b'{"messages": [], "stream": true}'))
     assert b"HTTP/1.1 200" in heard[:40]
     assert not heard.endswith(b"0\r\n\r\n")  # it never looks whole
-    assert ANSWER_MOST - (2 << 20) < upstream.sent < ANSWER_MOST + (64 << 20)
+    assert MAX_ANSWER - (2 << 20) < upstream.sent < MAX_ANSWER + (64 << 20)
     await until(lambda: _failed(inside), "it is recorded")
 
 
@@ -212,7 +212,7 @@ async def test_a_flood_slows_only_itself_down(
             assert status == 200, answer
             await host.health()
             worst = max(worst, len(os.listdir(descriptors)))
-        assert worst - before <= CONNECTIONS_MOST + 40
+        assert worst - before <= MAX_CONNECTIONS + 40
         await flood
 
     async def served() -> bool:  # what it had sent before is worked off first

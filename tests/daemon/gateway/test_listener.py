@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from daemon.gateway import listener as gateway_listener
-from daemon.gateway.listener import Listener, _Reading
+from daemon.gateway.listener import GatewayListener, _Reading
 from sandbox.container.paced import BURST, RATE, Allowance
 from tests.support.daemon_host import until
 
@@ -82,7 +82,7 @@ async def test_a_body_in_single_bytes_arrives_and_wakes_nobody_for_each(
             answers.append(peer.recv(1 << 16))
 
     monkeypatch.setattr(_Reading, "data_received", counted)
-    listener, began = Listener(listening, handler), time.monotonic()
+    listener, began = GatewayListener(listening, handler), time.monotonic()
     thread = threading.Thread(target=dribble)
     thread.start()
     try:
@@ -121,7 +121,7 @@ async def test_silent_connections_of_strangers_give_way(
         return web.Response(text="served")
 
     monkeypatch.setattr(gateway_listener, "FIRST", 1.0)
-    listener = Listener(listening, handler, most=4, paced=False)
+    listener = GatewayListener(listening, handler, most=4, paced=False)
     loop, silent = asyncio.get_running_loop(), []
     try:
         for _ in range(3):  # two are one address's part

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.gateway.replay import Act, Do, Step, act, inside, outside, path_to, scripted, tip_of, undone
+from daemon.gateway.replay import Act, Do, ReplayExchange, act, inside, outside, path_to, scripted, tip_of, undone
 
 A, B, C = b"a", b"b", b"c"
 NOW, BEFORE = "now", "before"
 
 
-def step(number: int, key: bytes, **fields: object) -> Step:
-    return Step(id=number, key=key, **{"answered": True, "parent": number - 1 or None, **fields})  # type: ignore[arg-type]
+def step(number: int, key: bytes, **fields: object) -> ReplayExchange:
+    return ReplayExchange(id=number, key=key, **{"answered": True, "parent": number - 1 or None, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def step(number: int, key: bytes, **fields: object) -> Step:
         ([step(1, A)], C, True, Do.FRESH, None),
     ],
 )
-def test_an_agent_inside(path: list[Step], key: bytes, retry: bool, do: Do, which: int | None) -> None:
+def test_an_agent_inside(path: list[ReplayExchange], key: bytes, retry: bool, do: Do, which: int | None) -> None:
     choice = inside(path, key, life=NOW, retry=retry)
     assert (choice.do, choice.step and choice.step.id) == (do, which)
 

@@ -14,39 +14,41 @@ import pytest
 import zstandard
 
 from daemon.gateway import travel, wire
-from daemon.gateway.journal import Journal, Place, Recorded
+from daemon.gateway.journal import ConversationJournal, JournalCursor, RecordedAnswer
 from sandbox.errors import Invalid
-from sandbox.messages.cluster import Conversation
+from sandbox.messages.cluster import ConversationExport
 
 CHAT = wire.find("POST", "/v1/chat/completions")
 
 
 @pytest.fixture
-async def journals(tmp_path: Path) -> AsyncIterator[tuple[Journal, Journal]]:
-    made = Journal(tmp_path / "here"), Journal(tmp_path / "there")
+async def journals(tmp_path: Path) -> AsyncIterator[tuple[ConversationJournal, ConversationJournal]]:
+    made = ConversationJournal(tmp_path / "here"), ConversationJournal(tmp_path / "there")
     yield made
     for each in made:
         await each.close()
 
 
-async def talk(journal: Journal, turns: int, size: int) -> list[int]:
+async def talk(journal: ConversationJournal, turns: int, size: int) -> list[int]:
     """A conversation that grows by messages of that size; the last answer is not there yet. Its path."""
-    place, said, path = Place(tree="t"), list[dict[str, str]](), list[int]()
+    place, said, path = JournalCursor(tree="t"), list[dict[str, str]](), list[int]()
     for turn in range(turns):
         said += [{"role": "user", "content": f"{turn} {secrets.token_hex(size)}"}]
         asked = wire.understand(CHAT, json.dumps({"messages": said}).encode())
         options = {"sandbox": "s", "parent": place.tip, "checkpoint": f"c-{turn}", "turn": turn, "place": place}
         number, _ = await journal.begin(asked, open_=(), **options)  # type: ignore[arg-type]
         if turn < turns - 1:
-            await journal.answered(number, Recorded(200, {}, f"answer {turn}".encode()), durable=False)
+            await journal.answered(number, RecordedAnswer(200, {}, f"answer {turn}".encode()), durable=False)
         path.append(number)
     return path
 
 
-async def test_a_conversation_is_taken_as_it_was_told(journals: tuple[Journal, Journal]) -> None:
+async def test_a_conversation_is_taken_as_it_was_told(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
     here, there = journals
     await talk(there, 2, 10)  # other numbers are taken there
-    path, told = await talk(here, 5, 10), Conversation()
+    path, told = await talk(here, 5, 10), ConversationExport()
     await here.put_token("s", "secret")
     await here.told("s", path, told)
     _, taken = await there.taken("s-1", "tree", told)
@@ -58,57 +60,61 @@ async def test_a_conversation_is_taken_as_it_was_told(journals: tuple[Journal, J
         assert (before.request, before.response, before.key) == (after.request, after.response, after.key)
 
 
-async def test_the_newest_travel_as_far_as_they_fit(journals: tuple[Journal, Journal]) -> None:
+async def test_the_newest_travel_as_far_as_they_fit(journals: tuple[ConversationJournal, ConversationJournal]) -> None:
     here, there = journals
-    path, told = await talk(here, 6, travel.MOST // 5), Conversation()
+    path, told = await talk(here, 6, travel.MAX_BYTES // 5), ConversationExport()
     await here.told("s", path, told)
-    assert 0 < len(told.exchanges) < 6 and sum(map(len, told.texts.values())) <= travel.MOST
+    assert 0 < len(told.exchanges) < 6 and sum(map(len, told.texts.values())) <= travel.MAX_BYTES
     assert [each.checkpoint for each in told.exchanges][:1] == ["c-5"]
     _, taken = await there.taken("s-1", "tree", told)
     assert taken[-1].checkpoint == "c-5" and await there.read("s-1", taken[-1].id)
 
 
 async def test_a_daemon_that_dies_after_an_arrival_knows_how_far_the_sandbox_has_come(
-    journals: tuple[Journal, Journal],
+    journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 3, 10), Conversation()
+    path, told = await talk(here, 3, 10), ConversationExport()
     await here.told("s", path, told)
     _, taken = await there.taken("s-1", "tree", told)
     places, _ = await there.load()  # as the next daemon does, before the agent has asked for anything
-    assert places == {"s-1": Place(tree="tree", tip=taken[-1].id, cursor=2)}
+    assert places == {"s-1": JournalCursor(tree="tree", tip=taken[-1].id, cursor=2)}
 
 
-async def test_what_travels_is_bounded_whatever_was_said(journals: tuple[Journal, Journal]) -> None:
+async def test_what_travels_is_bounded_whatever_was_said(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
     """A long conversation mentions its texts in each exchange; one answer may be as large as all that may travel."""
     here, there = journals
-    place, same = Place(tree="t"), [{"role": "user", "content": "a"}] * 5000
+    place, same = JournalCursor(tree="t"), [{"role": "user", "content": "a"}] * 5000
     for turn in range(20):  # each is small, and mentions thousands of texts
         asked = wire.understand(CHAT, json.dumps({"messages": same, "user": str(turn)}).encode())
         number, _ = await here.begin(
             asked, sandbox="s", parent=place.tip, checkpoint=None, turn=turn, open_=(), place=place
         )
-    path, told = [step.id for _, _, step in (await here.load())[1]], Conversation()
+    path, told = [step.id for _, _, step in (await here.load())[1]], ConversationExport()
     await here.told("s", path, told)
-    assert len(told.exchanges) == 3 and len(msgspec.json.encode(told)) < 2 * travel.MOST + 64 * travel.MENTIONS_MOST
-    await here.answered(number, Recorded(200, {}, secrets.token_bytes(5 << 20)), durable=False)
-    await here.told("s", path, told := Conversation())
+    assert len(told.exchanges) == 3 and len(msgspec.json.encode(told)) < 2 * travel.MAX_BYTES + 64 * travel.MAX_MENTIONS
+    await here.answered(number, RecordedAnswer(200, {}, secrets.token_bytes(5 << 20)), durable=False)
+    await here.told("s", path, told := ConversationExport())
     assert len(msgspec.json.encode(told)) < 10_000 and told.exchanges[0].state == "asked"
     _, taken = await there.taken("s-1", "tree", told)
     assert not taken[0].answered and (await there.read("s-1", taken[0].id)).request
 
 
-async def test_an_answer_that_is_larger_than_all_else_travels_alone(journals: tuple[Journal, Journal]) -> None:
+async def test_an_answer_that_is_larger_than_all_else_travels_alone(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
     here, there = journals
-    path, told, answer = await talk(here, 2, 10), Conversation(), secrets.token_bytes(travel.MOST + 1)
-    await here.answered(path[-1], Recorded(200, {"content-type": "x"}, answer), durable=False)
+    path, told, answer = await talk(here, 2, 10), ConversationExport(), secrets.token_bytes(travel.MAX_BYTES + 1)
+    await here.answered(path[-1], RecordedAnswer(200, {"content-type": "x"}, answer), durable=False)
     await here.told("s", path, told)
     _, taken = await there.taken("s-1", "tree", told)
     assert [step.answered for step in taken] == [True]
-    assert await there.answer(taken[0].id) == Recorded(200, {"content-type": "x"}, answer)
+    assert await there.answer(taken[0].id) == RecordedAnswer(200, {"content-type": "x"}, answer)
 
 
-BOMB = zstandard.ZstdCompressor().compress(bytes(travel.UNPACKED_MOST + 1))
+BOMB = zstandard.ZstdCompressor().compress(bytes(travel.MAX_UNPACKED + 1))
 EMPTY = zstandard.ZstdCompressor().compress(b"")
 
 
@@ -127,10 +133,10 @@ EMPTY = zstandard.ZstdCompressor().compress(b"")
     ],
 )
 async def test_an_exchange_that_could_not_be_read_later_is_not_taken(
-    journals: tuple[Journal, Journal], field: dict[str, Any]
+    journals: tuple[ConversationJournal, ConversationJournal], field: dict[str, Any]
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 2, 10), Conversation()
+    path, told = await talk(here, 2, 10), ConversationExport()
     await here.told("s", path, told)
     assert told.exchanges[1].state == "answered"
     told.exchanges[1] = msgspec.structs.replace(told.exchanges[1], **field)
@@ -139,28 +145,34 @@ async def test_an_exchange_that_could_not_be_read_later_is_not_taken(
     assert (await there.load())[1] == []
 
 
-async def test_only_headers_that_an_agent_may_see_are_taken(journals: tuple[Journal, Journal]) -> None:
+async def test_only_headers_that_an_agent_may_see_are_taken(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
     here, there = journals
-    path, told = await talk(here, 1, 10), Conversation()
+    path, told = await talk(here, 1, 10), ConversationExport()
     hostile = {"content-type": "text/plain", "transfer-encoding": "chunked", "retry-after": "1\r\nx: y"}
-    await here.answered(path[0], Recorded(200, hostile, b"hi"), durable=False)
+    await here.answered(path[0], RecordedAnswer(200, hostile, b"hi"), durable=False)
     await here.told("s", path, told)
     _, taken = await there.taken("s-1", "tree", told)
     assert (await there.answer(taken[0].id)).headers == {"content-type": "text/plain"}
 
 
-async def test_texts_that_unpack_to_too_much_together_are_refused(journals: tuple[Journal, Journal]) -> None:
-    told = Conversation()
-    for number in range(travel.UNPACKED_MOST // wire.BODY_MOST + 1):
-        text = b'"' + str(number).ljust(wire.BODY_MOST - 2).encode() + b'"'
+async def test_texts_that_unpack_to_too_much_together_are_refused(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
+    told = ConversationExport()
+    for number in range(travel.MAX_UNPACKED // wire.MAX_BODY + 1):
+        text = b'"' + str(number).ljust(wire.MAX_BODY - 2).encode() + b'"'
         told.texts[blake3.blake3(text).digest()] = zstandard.ZstdCompressor().compress(text)
     with pytest.raises(Invalid, match="unpacks"):
         await journals[0].taken("s-1", "tree", told)
 
 
-async def test_nothing_is_taken_whose_hash_is_not_its_own(journals: tuple[Journal, Journal]) -> None:
+async def test_nothing_is_taken_whose_hash_is_not_its_own(
+    journals: tuple[ConversationJournal, ConversationJournal],
+) -> None:
     here, there = journals
-    path, told = await talk(here, 2, 10), Conversation()
+    path, told = await talk(here, 2, 10), ConversationExport()
     await here.told("s", path, told)
     for text in (zstandard.ZstdCompressor().compress(b'{"role": "user", "content": "other"}'), b"no zstd"):
         told.texts[next(iter(told.texts))] = text

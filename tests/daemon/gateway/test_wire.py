@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from daemon.auth import tls
 from daemon.gateway import listener, wire
-from daemon.gateway.journal import Journal, Place, Recorded
-from daemon.gateway.upstream import Config
+from daemon.gateway.journal import ConversationJournal, JournalCursor, RecordedAnswer
+from daemon.gateway.upstream import GatewayConfig
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
 from sandbox.messages import ExecResult, SideRule
 
@@ -65,7 +65,7 @@ TITLES = SideRule(model="*-mini", max_tokens=512)
     ],
 )  # fmt: skip
 def test_which_requests_end_a_turn(
-    route: wire.Route, body: dict[str, Any], side: tuple[SideRule, ...], main: bool
+    route: wire.ModelRoute, body: dict[str, Any], side: tuple[SideRule, ...], main: bool
 ) -> None:
     assert wire.is_main_loop(route, body, side) is main
     assert wire.understand(route, json.dumps(body).encode(), side=side).main is main
@@ -89,7 +89,7 @@ TOPIC = "Analyze if this message indicates a new conversation topic. If it does,
         (RESPONSES, {"instructions": wire.KNOWN_SIDE[-1], "input": "x"}, False),
     ],
 )  # fmt: skip
-def test_known_requests_beside_the_main_loop(route: wire.Route, body: dict[str, Any], main: bool) -> None:
+def test_known_requests_beside_the_main_loop(route: wire.ModelRoute, body: dict[str, Any], main: bool) -> None:
     raw = json.dumps(body).encode()
     assert wire.understand(route, raw).main is main
     assert wire.understand(route, raw, known_side=False).main
@@ -129,20 +129,20 @@ def test_hostile_bodies_are_refused(raw: bytes) -> None:
 
 
 def test_the_number_of_values_is_bounded_before_they_are_made() -> None:
-    many = b'{"messages": [' + b"{}," * wire.VALUES_MOST + b"{}]}"
+    many = b'{"messages": [' + b"{}," * wire.MAX_VALUES + b"{}]}"
     with pytest.raises(Invalid, match="values"):
         wire.understand(COUNT, many)
-    parts = [{"role": "user", "content": "x"}] * (wire.PARTS_MOST + 1)
+    parts = [{"role": "user", "content": "x"}] * (wire.MAX_PARTS + 1)
     with pytest.raises(Invalid, match="10001 parts"):
         wire.understand(CHAT, json.dumps({"messages": parts}).encode())
-    assert len(wire.understand(CHAT, json.dumps({"messages": parts[1:]}).encode()).conversation) == wire.PARTS_MOST
+    assert len(wire.understand(CHAT, json.dumps({"messages": parts[1:]}).encode()).conversation) == wire.MAX_PARTS
     tokens = wire.understand(COMPLETIONS, json.dumps({"prompt": [*range(100_000)]}).encode())
     assert tokens.conversation == [] and len(tokens.envelope["prompt"]) == 100_000
 
 
 async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
-    place, size, said = Place(tree="t"), 0, []
+    journal = ConversationJournal(tmp_path / "journal")
+    place, size, said = JournalCursor(tree="t"), 0, []
     try:
         for turn in range(6):
             said += [{"role": "user", "content": secrets.token_hex(5000)} for _ in range(8)]
@@ -158,7 +158,7 @@ async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
                 await journal.failed(number, 500)
             else:
                 size += await journal.answered(
-                    number, Recorded(200, {"a": "b"}, secrets.token_bytes(20_000)), durable=False
+                    number, RecordedAnswer(200, {"a": "b"}, secrets.token_bytes(20_000)), durable=False
                 )
         number, grown = await journal.begin(
             asked, sandbox="s", parent=number, checkpoint=None, turn=9, open_=(), place=place, copied=1
@@ -201,9 +201,9 @@ def test_agents_outside_are_not_served_in_the_clear(
     file.write_text(text)
     if refused:
         with pytest.raises(Invalid, match=refused):
-            Config.load(file)
+            GatewayConfig.load(file)
     else:
-        assert Config.load(file).base_url() == base_url
+        assert GatewayConfig.load(file).base_url() == base_url
 
 
 async def test_a_listener_speaks_tls_and_waits_for_no_handshake(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_listener_speaks_tls_and_waits_for_no_handshake(tmp_path: Path) 
     certificate, key = tls.self_signed(tmp_path, "127.0.0.1")
     sock = listener.socket_outside("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    serving = listener.Listener(sock, handler, paced=False, tls=tls.context(certificate, key))
+    serving = listener.GatewayListener(sock, handler, paced=False, tls=tls.context(certificate, key))
     silent, talker = socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
     try:
         talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -230,7 +230,7 @@ async def test_a_listener_speaks_tls_and_waits_for_no_handshake(tmp_path: Path) 
 
 
 def test_the_key_is_of_the_question_not_of_its_form() -> None:
-    def key(route: wire.Route = CHAT, **fields: Any) -> bytes:
+    def key(route: wire.ModelRoute = CHAT, **fields: Any) -> bytes:
         return wire.understand(route, json.dumps({"model": "m", "messages": HELLO, **fields}).encode()).key
 
     same = key()
@@ -284,8 +284,8 @@ def test_secrets_of_the_sandbox_do_not_travel() -> None:
         "request-id": "1",
     }
     assert wire.told(answer) == {"content-type": "application/json", "retry-after": "3", "request-id": "1"}
-    assert wire.credential(wire.Family.OPENAI, "k") == {"authorization": "Bearer k"}
-    assert wire.credential(wire.Family.ANTHROPIC, "k") == {"x-api-key": "k"}
+    assert wire.credential(wire.ApiFamily.OPENAI, "k") == {"authorization": "Bearer k"}
+    assert wire.credential(wire.ApiFamily.ANTHROPIC, "k") == {"x-api-key": "k"}
 
 
 def test_our_errors_have_the_form_of_the_protocol() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.config import Config
+from daemon.config import DaemonConfig
 from daemon.startup import close_host, open_host
 from sandbox.messages import CreateRequest
 from tests.support.daemon_host import IMAGE, Daemon, missing
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     place = Daemon(tmp_path / "host")  # its directories; the host runs in this process
     place.run.mkdir(parents=True)
-    options = Config(state=place.state, run=place.run)
+    options = DaemonConfig(state=place.state, run=place.run)
     try:
         host = await open_host(options)
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.host.expiry import SOON, Judgement, Life, judge
+from daemon.host.expiry import SOON, ExpiryCheck, Life, judge
 from sandbox import Client
 from sandbox.errors import Invalid, NotFound
 from sandbox.messages import AtEnd, SandboxState
@@ -59,7 +59,7 @@ def test_it_is_never_over_while_used_and_never_missed(life: Life, now: float) ->
         assert early.over is None or early == judge(life, now)
         assert judge(life, (now + found.again) * (1 + 1e-9) + 1e-6).over is not None
     if life.lifetime is None and life.idle_timeout is None:
-        assert found == Judgement(None, None)
+        assert found == ExpiryCheck(None, None)
 
 
 async def until(host: Client, sandbox: str, state: SandboxState | None) -> None:

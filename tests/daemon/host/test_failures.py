@@ -14,7 +14,7 @@ import pytest
 
 from sandbox import CheckpointFailed, Client, Limits, NoSpace, SandboxDead, Verdict
 from sandbox.messages import CheckpointState, SandboxState
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, missing, tasks_of, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -37,7 +37,7 @@ def small(tmp_path_factory: pytest.TempPathFactory):
     """A daemon whose pool holds half a GiB."""
     daemon = Daemon(tmp_path_factory.mktemp("host"))
     try:
-        Pool(daemon.state, size=512 << 20).ensure()
+        BtrfsPool(daemon.state, size=512 << 20).ensure()
         yield daemon.start()
     finally:
         daemon.clean()
@@ -46,7 +46,7 @@ def small(tmp_path_factory: pytest.TempPathFactory):
 async def test_a_full_disk_is_said_and_costs_nothing(small: Daemon) -> None:
     async with small.client() as host, host.create(IMAGE, limits=Limits(disk=None)) as sandbox:
         before = await sandbox.durable(await sandbox.exec("echo kept > /kept"))
-        most = Pool(small.state).usage().free - (32 << 20)  # less is left than a checkpoint may leave
+        most = BtrfsPool(small.state).usage().free - (32 << 20)  # less is left than a checkpoint may leave
         flood = await sandbox.exec(f"head -c {most} /dev/zero > /flood && sync")
         assert (flood.exit_code, flood.verdict) == (0, Verdict.FILES)
         with pytest.raises(CheckpointFailed, match=r"MiB more are needed"):

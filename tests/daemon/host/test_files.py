@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sandbox import Client, names
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.tree import archive, safe_path
-from tests.support.daemon_host import PATIENCE
+from tests.support.daemon_host import TIMEOUT
 
 
 async def test_parts_of_files(sb) -> None:
@@ -407,7 +407,7 @@ async def test_a_watch_tells_what_happens_below_it(sb) -> None:
         await asyncio.sleep(0.05)
     before = await sb.checkpoint()
     await sb.restore(before)  # the tree that was watched is gone
-    await asyncio.wait_for(watching, PATIENCE)
+    await asyncio.wait_for(watching, TIMEOUT)
     for wanted in [
         ("created", "a"),
         ("created", "a/b"),

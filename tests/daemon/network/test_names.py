@@ -68,7 +68,7 @@ def test_what_is_no_question() -> None:
     response = dns.message.make_response(good)
     update = dns.message.make_query("a.test.", "A")
     update.set_opcode(dns.opcode.Opcode(5))
-    for bad in (b"", b"x", response.to_wire(), update.to_wire(), good.to_wire() + bytes(names.QUESTION_MOST)):
+    for bad in (b"", b"x", response.to_wire(), update.to_wire(), good.to_wire() + bytes(names.MAX_QUESTION)):
         assert names.read_question(bad) is None
     chaos = dns.message.make_query("version.bind.", "TXT", "CH")
     assert names.read_question(chaos.to_wire()) is None
@@ -99,9 +99,9 @@ def test_long_answers_send_the_asker_to_tcp() -> None:
 
 
 def test_open_for_as_long_as_the_answer_is_good_within_bounds() -> None:
-    assert names.open_seconds(0) == names.TTL_LEAST + 10
+    assert names.open_seconds(0) == names.MIN_TTL + 10
     assert names.open_seconds(600) == 610
-    assert names.open_seconds(10**6) == names.TTL_MOST + 10
+    assert names.open_seconds(10**6) == names.MAX_TTL + 10
 
 
 class _Upstream:
@@ -191,7 +191,7 @@ def test_refused_packets_are_read_and_remembered_within_bounds() -> None:
     for damaged in (message[:25], message[:40], b"", bytes(100)):
         list(refusals.parse(damaged))
 
-    memory = refusals.Memory()
+    memory = refusals.RefusalLog()
     for number in range(1000):
         memory.add(f"tcp 10.0.0.1:{number // 2}", "why", at=float(number))
     assert len(memory.list()) == refusals.KEPT and memory.list()[-1].count == 2
@@ -216,7 +216,7 @@ async def test_no_owner_takes_all_questions_to_the_hosts_resolvers(monkeypatch: 
         silent.bind(("127.0.0.1", 0))
         monkeypatch.setenv("PAGURUS_RESOLVERS", f"127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(resolver, "UPSTREAM_TIMEOUT", 3600.0)
-        upstream, loop = resolver.Upstream(), asyncio.get_running_loop()
+        upstream, loop = resolver.UpstreamResolver(), asyncio.get_running_loop()
         greedy = [asyncio.create_task(upstream.ask("never.test", "greedy")) for _ in range(UPSTREAM_AT_ONCE + 1)]
         other = asyncio.create_task(upstream.ask("fine.test", "modest"))
         asked = 0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from daemon.network.policy import (
     METADATA,
     NEVER,
+    AllowedRange,
     Policy,
-    Ports,
-    Segment,
+    PortRange,
     canonical,
     compile_policy,
     disjoint,
@@ -123,15 +123,15 @@ NETWORKS = st.builds(
     st.integers(16, 32),
 )
 PORTS = st.builds(
-    lambda protocol, first, width: Ports(protocol, first, min(first + width, 40)),
+    lambda protocol, first, width: PortRange(protocol, first, min(first + width, 40)),
     st.sampled_from([6, 17]),
     st.integers(1, 40),
     st.integers(0, 20),
 )
-RULES = st.lists(st.builds(Segment, NETWORKS, st.none() | PORTS), max_size=12)
+RULES = st.lists(st.builds(AllowedRange, NETWORKS, st.none() | PORTS), max_size=12)
 
 
-def _means(rules: list[Segment], address: IPv4Address, protocol: int, port: int) -> bool:
+def _means(rules: list[AllowedRange], address: IPv4Address, protocol: int, port: int) -> bool:
     return any(
         address in rule.network
         and (rule.ports is None or (rule.ports.protocol == protocol and rule.ports.first <= port <= rule.ports.last))
@@ -140,14 +140,14 @@ def _means(rules: list[Segment], address: IPv4Address, protocol: int, port: int)
 
 
 @given(RULES, st.integers(0x0A000000, 0x0A00FFFF), st.sampled_from([6, 17]), st.integers(1, 41))
-def test_segments_mean_what_the_rules_mean(rules: list[Segment], number: int, protocol: int, port: int) -> None:
+def test_segments_mean_what_the_rules_mean(rules: list[AllowedRange], number: int, protocol: int, port: int) -> None:
     found = disjoint(rules)
     for address in (IPv4Address(number), *(rule.network[0] for rule in rules)):
         assert _means(found, address, protocol, port) == _means(rules, address, protocol, port)
 
 
 @given(RULES)
-def test_segments_do_not_overlap(rules: list[Segment]) -> None:
+def test_segments_do_not_overlap(rules: list[AllowedRange]) -> None:
     found = disjoint(rules)
     for index, one in enumerate(found):
         for other in found[index + 1 :]:
@@ -169,6 +169,6 @@ def test_any_text_is_a_policy_or_refused(texts: list[str]) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_no_policy_lets_a_name_point_to_what_nobody_may_reach(number: int) -> None:
     address = IPv4Address(number)
-    everything = Policy("allow", (Segment(IPv4Network("0.0.0.0/0"), None),), ())
+    everything = Policy("allow", (AllowedRange(IPv4Network("0.0.0.0/0"), None),), ())
     forbidden = any(address in each for each in (*NEVER, *METADATA))
     assert (judge_answer(everything, address) != "") is forbidden

@@ -16,7 +16,7 @@ import pytest
 
 from daemon.network.namespace import within
 from daemon.network.probe import fresh_namespace
-from daemon.network.resolver import ADDRESS, STREAMS, Resolver, Upstream
+from daemon.network.resolver import ADDRESS, STREAMS, Resolver, UpstreamResolver
 from sandbox.container.paced import BURST, RATE
 from tests.support.daemon_host import until
 
@@ -68,7 +68,7 @@ async def inside() -> AsyncIterator[Inside]:
     async def opened(*_: object) -> None:
         return
 
-    resolver = Counting(Upstream(), opened, lambda name, why: None)
+    resolver = Counting(UpstreamResolver(), opened, lambda name, why: None)
     with fresh_namespace() as namespace:
         await resolver.listen(namespace)
         try:

@@ -23,13 +23,13 @@ from bench.harness import own_internet
 from daemon.catalogue import SandboxRow
 from daemon.network import links, present, watch
 from daemon.network import table as tables
-from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service, statements
+from daemon.network.elements import Element, ElementChange, addressed, generation, named, permitted, service, statements
 from daemon.network.namespace import within
 from daemon.network.networks import Networks, _addresses, _still_named
 from daemon.network.policy import POOL, compile_policy
 from daemon.network.present import Chain
 from daemon.network.probe import _others, _strict, fresh_namespace
-from daemon.network.table import DELSETELEM, NEWSETELEM, Table, nft
+from daemon.network.table import DELSETELEM, NEWSETELEM, NftTable, nft
 from sandbox.criu import tcp
 from sandbox.errors import Unsupported
 from sandbox.messages import Network, SandboxState
@@ -158,11 +158,11 @@ def test_garbage_announces_nothing(data: bytes) -> None:
 NAME, PREFIX, GROUP = f"pagurus_test_{os.getpid()}", f"pgt{os.getpid() % 0xFFFF:x}-", 64_000
 
 
-def a_table(group: int = GROUP, *, owned: bool) -> Table:
+def a_table(group: int = GROUP, *, owned: bool) -> NftTable:
     """`owned`: its own while it lives, as from Linux 6.9 on; or as on kernels before."""
     if reason := own_internet.missing():
         pytest.skip(reason)
-    made = Table(NAME, PREFIX, group)
+    made = NftTable(NAME, PREFIX, group)
     if owned and not made.ownable:
         pytest.skip("before Linux 6.9 no table outlives its owner")
     made.ownable = owned
@@ -170,7 +170,7 @@ def a_table(group: int = GROUP, *, owned: bool) -> Table:
 
 
 @pytest.fixture(params=[True, False], ids=["owned", "as before Linux 6.9"])
-def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+def table(request: pytest.FixtureRequest) -> Iterator[NftTable]:
     made = a_table(owned=request.param)
     try:
         assert made.ensure()
@@ -181,7 +181,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
         assert not made.present()
 
 
-def test_elements_are_what_was_written(table: Table) -> None:
+def test_elements_are_what_was_written(table: NftTable) -> None:
     policy = compile_policy(Network.allow(cidrs=["10.0.0.0/8", "203.0.113.0/24:80-90", "203.0.113.4:85,udp/53"]))
     elements = [
         *addressed(SOURCE, f"{table.prefix}14"),
@@ -190,12 +190,12 @@ def test_elements_are_what_was_written(table: Table) -> None:
         *named(SOURCE, IPv4Address("203.0.113.9"), (), 60),
         *named(SOURCE, IPv4Address("203.0.113.9"), ((6, 443), (17, 443)), 60),
     ]
-    table.apply([Change(element) for element in elements])
+    table.apply([ElementChange(element) for element in elements])
     assert set(table.stored()) == set(elements)
     left = {element.set: element.seconds for element in table.stored()}
     assert left["cidrs"] == 0 and 1 <= left["names"] <= 61 and 1 <= left["name_ports"] <= 61
     assert table.refusals() == {SOURCE: 0}
-    table.apply([Change(element, add=False) for element in elements])
+    table.apply([ElementChange(element, add=False) for element in elements])
     assert table.stored() == []
 
 
@@ -219,7 +219,7 @@ def test_elements_in_the_language_of_the_rules() -> None:
     assert "198.18.0.20 : 0x7fffffff" in said and "198.18.0.20 . 0x7fffffff" in said
 
 
-def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Table) -> None:
+def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: NftTable) -> None:
     table.remove()
     with Announcements() as announced:
         assert table.ensure(ELEMENTS)
@@ -229,9 +229,9 @@ def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Tab
     left = {element.set: element.seconds for element in table.stored()}
     assert left["cidrs"] == 0 and 1 <= left["names"] <= 61
     # What was written as text is taken away and renewed as messages.
-    table.apply([Change(each, add=False) for each in ELEMENTS])
+    table.apply([ElementChange(each, add=False) for each in ELEMENTS])
     assert table.stored() == []
-    table.apply([Change(each) for each in ELEMENTS])
+    table.apply([ElementChange(each) for each in ELEMENTS])
     assert not table.ensure(ELEMENTS[:1]), "it is there: nothing is added"
     assert set(table.stored()) == set(ELEMENTS)
 
@@ -286,11 +286,11 @@ def _kept() -> None:
         with pytest.raises(Unsupported, match="not permitted"):
             nft(refused.format(NAME))
     with pytest.raises(OSError):
-        table.apply([Change(Element("nonsense", b"1234"))])  # a batch that is refused: it stays the owner
+        table.apply([ElementChange(Element("nonsense", b"1234"))])  # a batch that is refused: it stays the owner
     nft("flush ruleset")
     assert set(table.stored()) == set(ELEMENTS)
     table.close()
-    table.apply([Change(ELEMENTS[0], add=False), Change(ELEMENTS[0])])  # on a new socket: ours again
+    table.apply([ElementChange(ELEMENTS[0], add=False), ElementChange(ELEMENTS[0])])  # on a new socket: ours again
     nft("flush ruleset")
     assert set(table.stored()) == set(ELEMENTS)
     table.close()  # its owner is gone: it stays, for the next one
@@ -302,13 +302,13 @@ def _kept() -> None:
     nft("flush ruleset")
     assert not other.present()
     with pytest.raises(FileNotFoundError):
-        other.apply([Change(ELEMENTS[0])])
+        other.apply([ElementChange(ELEMENTS[0])])
     assert not other.present(), "no empty table is made of a lost one"
     other.close()
 
 
 @pytest.mark.alone
-def test_no_packet_passes_while_rules_are_made_anew(table: Table) -> None:
+def test_no_packet_passes_while_rules_are_made_anew(table: NftTable) -> None:
     table.remove()
     former = a_table(GROUP + 1, owned=table.ownable)  # other rules
     former.ensure(ELEMENTS)
@@ -349,7 +349,7 @@ def test_who_dies_while_rules_are_made_anew_loses_nothing(monkeypatch: pytest.Mo
     try:
         with monkeypatch.context() as patch:
             patch.setattr(tables, "nft", until_it_dies(nft))
-            patch.setattr(Table, "_exchange", until_it_dies(Table._exchange))
+            patch.setattr(NftTable, "_exchange", until_it_dies(NftTable._exchange))
             dying = a_table(owned=True)
             with pytest.raises(Died):
                 dying.ensure(ELEMENTS)
@@ -382,7 +382,7 @@ async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
     networks.table.ownable = False
     await networks._ensure()
     try:
-        attached = networks._new(links.Link("pgt0-14", 0, SOURCE, "s-1"))
+        attached = networks._new(links.SandboxLink("pgt0-14", 0, SOURCE, "s-1"))
         attached.elements = {each for each in ELEMENTS if not each.set.startswith("name")}
         until_then = asyncio.get_running_loop().time() + 60
         attached.named = {each: ("web.test", until_then) for each in ELEMENTS if each.set.startswith("name")}
@@ -395,23 +395,23 @@ async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
         await networks.close()
 
 
-def test_a_batch_comes_into_force_as_a_whole_or_not_at_all(table: Table) -> None:
+def test_a_batch_comes_into_force_as_a_whole_or_not_at_all(table: NftTable) -> None:
     good = permitted(SOURCE, compile_policy(Network.open()))
     with pytest.raises(OSError):
-        table.apply([*(Change(each) for each in good), Change(Element("nonsense", b"1234"))])
+        table.apply([*(ElementChange(each) for each in good), ElementChange(Element("nonsense", b"1234"))])
     assert table.stored() == []
     many = compile_policy(Network.allow(cidrs=[f"10.{n // 128}.{2 * (n % 128)}.0/24:{n + 1}" for n in range(500)]))
-    table.apply([Change(each) for each in permitted(SOURCE, many)])  # several messages, one batch
+    table.apply([ElementChange(each) for each in permitted(SOURCE, many)])  # several messages, one batch
     assert len(table.stored(["cidr_ports"])) == 500
 
 
 @pytest.mark.parametrize("new_kernel", [True, False])
-def test_what_is_gone_already_can_be_taken_away(table: Table, new_kernel: bool) -> None:
+def test_what_is_gone_already_can_be_taken_away(table: NftTable, new_kernel: bool) -> None:
     if not new_kernel:
         table._remover = DELSETELEM
     (gone,), (here,) = (list(named(SOURCE, IPv4Address(f"203.0.113.{n}"), (), 60)) for n in (1, 2))
-    table.apply([Change(here)])
-    table.apply([Change(gone, add=False), Change(here, add=False), Change(here)])  # renewed
+    table.apply([ElementChange(here)])
+    table.apply([ElementChange(gone, add=False), ElementChange(here, add=False), ElementChange(here)])  # renewed
     assert table.stored() == [here]
 
 

@@ -46,6 +46,6 @@ def test_what_cannot_be_had_is_not_made(tmp_path: Path, numbers: list[int]) -> N
 
 
 def test_no_more_are_used_up_than_may_be(tmp_path: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered, "SPENT_MOST", 50)
+    monkeypatch.setattr(numbered, "MAX_SPENT", 50)
     assert made(tmp_path, {1: 262, 2: 1 << 40}) == ["there"]
     assert numbers[0] < 320

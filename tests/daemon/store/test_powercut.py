@@ -17,7 +17,7 @@ from daemon.catalogue import CheckpointRow
 from sandbox import Verdict
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 from tests.support.daemon_host import image_tree, missing
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -149,7 +149,7 @@ def test_a_daemon_that_loses_its_power_keeps_what_it_called_durable() -> None:
 def test_files_that_nobody_hashed_yet_are_compared_with_what_they_held(tmp_path: Path) -> None:
     """The examination itself can fail: a durable row whose snapshot lacks a byte, and one that nothing is known of."""
     state = tmp_path / "state"
-    pool = Pool(state, size=256 << 20).ensure()
+    pool = BtrfsPool(state, size=256 << 20).ensure()
     try:
         (state / "checkpoints").mkdir(exist_ok=True)
         tree = pool.sandboxes / "s-1"

@@ -13,7 +13,7 @@ import pytest
 from sandbox import CheckpointFailed, Client, Limits, NoSpace, Verdict
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs
-from sandbox.tree.pool import RESERVE, Pool
+from sandbox.tree.pool import RESERVE, BtrfsPool
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, asleep, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -22,8 +22,8 @@ SIZE = 1200 << 20  # too large for mixed block groups: data can take every chunk
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    pool = Pool(tmp_path, size=SIZE).ensure()
+def pool(tmp_path: Path) -> Iterator[BtrfsPool]:
+    pool = BtrfsPool(tmp_path, size=SIZE).ensure()
     try:
         yield pool
     finally:
@@ -48,7 +48,7 @@ def fill(directory: Path) -> None:
                 os.close(fd)
 
 
-def test_a_pool_without_a_chunk_left_refuses_and_can_still_go_back(pool: Pool) -> None:
+def test_a_pool_without_a_chunk_left_refuses_and_can_still_go_back(pool: BtrfsPool) -> None:
     pool.need()
     tree = pool.sandboxes / "a"
     pool.create_tree(tree)
@@ -81,7 +81,7 @@ def test_a_pool_without_a_chunk_left_refuses_and_can_still_go_back(pool: Pool) -
 async def test_a_sandbox_that_fills_the_pool_harms_no_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
     daemon = Daemon(tmp_path_factory.mktemp("host"))
     try:
-        pool = await asyncio.to_thread(Pool(daemon.state, size=SIZE).ensure)
+        pool = await asyncio.to_thread(BtrfsPool(daemon.state, size=SIZE).ensure)
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as host, host.create(IMAGE, limits=Limits(disk=None)) as sandbox:
             await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")

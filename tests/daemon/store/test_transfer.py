@@ -14,14 +14,24 @@ from hypothesis import strategies as st
 
 from sandbox import Client, Conflict, NotFound, PagurusError
 from sandbox.content.pages import PAGE
-from sandbox.content.transfer import Entry, Have, Head, ImageFile, Reader, Tree, Writer, read_have, write_have
+from sandbox.content.transfer import (
+    Entry,
+    Have,
+    ImageFile,
+    Reader,
+    TransferHeader,
+    TransferWriter,
+    Tree,
+    read_have,
+    write_have,
+)
 from sandbox.criu import equality
 from sandbox.errors import Protocol
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.tree import facts
 from tests.support.daemon_host import IMAGE, Daemon, image_tree, missing
 
-HEAD = Head(
+HEAD = TransferHeader(
     id="c-00112233aabb",
     sandbox="s-0011223344",
     verdict=Verdict.BOTH,
@@ -33,8 +43,8 @@ HEAD = Head(
 ROOT = Entry(parent=0, name=b"", kind="d", mode=0o755)
 
 
-def stream(entries: list[Entry], head: Head = HEAD) -> bytes:
-    writer = Writer()
+def stream(entries: list[Entry], head: TransferHeader = HEAD) -> bytes:
+    writer = TransferWriter()
     return writer.start(head) + writer.entries(entries) + writer.end()
 
 
@@ -57,7 +67,7 @@ def read(data: bytes, step: int = 1 << 20) -> list[tuple[object, object]]:
 
 @given(st.binary(max_size=3000), st.integers(1, 700))
 def test_what_is_written_is_read_however_it_arrives(data: bytes, step: int) -> None:
-    writer = Writer()
+    writer = TransferWriter()
     content = blake3(data).digest()
     parts = [
         writer.start(HEAD),
@@ -138,7 +148,7 @@ def test_nothing_lies_below_a_symlink_or_is_there_twice() -> None:
 
 @pytest.mark.parametrize("name", ["../c-1", "c-00/../..", "c-", "C-0011223344", "c-0011223344\n", "s-0011223344"])
 def test_an_id_that_could_be_a_path_is_refused(name: str) -> None:
-    head = Head(**{field: getattr(HEAD, field) for field in Head.__struct_fields__})
+    head = TransferHeader(**{field: getattr(HEAD, field) for field in TransferHeader.__struct_fields__})
     head.id = name
     with pytest.raises(Protocol):
         read(stream([ROOT], head))
@@ -146,13 +156,13 @@ def test_an_id_that_could_be_a_path_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["../x.img", "a/b.img", "x", ".img/", "pages-1.img"])
 def test_a_process_image_has_a_plain_name(name: str) -> None:
-    writer = Writer()
+    writer = TransferWriter()
     with pytest.raises(Protocol):
         read(writer.start(HEAD) + writer.images([ImageFile(name, 1, bytes(32))]) + writer.end())
 
 
 def test_compressed_data_cannot_swell_beyond_what_is_announced() -> None:
-    writer = Writer()
+    writer = TransferWriter()
     bomb = writer.start(HEAD) + writer.entries([ROOT]) + writer.pages(bytes(512 << 20)) + writer.end()
     assert len(bomb) < 1 << 20
     with pytest.raises(Protocol, match="more than"):

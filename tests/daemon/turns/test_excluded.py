@@ -11,9 +11,9 @@ import pytest
 from daemon.catalogue import ProgramRow
 from daemon.turns import excluded
 from sandbox import Client, Sandbox
-from sandbox.container.excluded import Excluded
+from sandbox.container.excluded import ExclusionGroup
 from sandbox.container.procfs import task_of
-from sandbox.container.supervisor import Started
+from sandbox.container.supervisor import StartedSupervisor
 from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict
 from sandbox.sdk.processes import Process
@@ -133,7 +133,7 @@ class Scene:
 
     def __init__(self, *pids: int) -> None:
         self.noted: list[int] = []
-        self.excluded = Excluded()
+        self.excluded = ExclusionGroup()
         self.spec = SimpleNamespace(id="s-1")
         self.cgroup = SimpleNamespace(id=7)
         self.pids = [*pids]
@@ -151,9 +151,9 @@ def test_a_program_must_be_the_child_of_its_attendant() -> None:
         scene = Scene(me, other.pid)
         try:
             with pytest.raises(Conflict):  # what claims to be the attendant of a process is that process' child
-                excluded.first(scene, scene, Started(host_pid=other.pid, supervisor=other.pid, program=me))
+                excluded.first(scene, scene, StartedSupervisor(host_pid=other.pid, supervisor=other.pid, program=me))
             assert scene.noted == []
-            found = excluded.first(scene, scene, Started(host_pid=me, supervisor=me, program=other.pid))
+            found = excluded.first(scene, scene, StartedSupervisor(host_pid=me, supervisor=me, program=other.pid))
             assert scene.noted == [me, other.pid]
             assert scene.excluded.pids() == {me, other.pid}
             row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="sleep", started_at=0.0, excluded=found)

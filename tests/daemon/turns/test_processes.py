@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from daemon.turns.terminals import Seat
+from daemon.turns.terminals import TerminalVisitor
 from sandbox import Client, Sandbox
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound
 from sandbox.messages import ProgramState, Verdict
 from sandbox.sdk.processes import Process, Terminal
-from tests.support.daemon_host import PATIENCE, Daemon, until
+from tests.support.daemon_host import TIMEOUT, Daemon, until
 
 COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $n $line; done"
 
@@ -22,7 +22,7 @@ COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $n $line; done"
 async def printed(process: Process, wanted: bytes) -> bytes:
     """What its stdout kept, once `wanted` is in it."""
     found = b""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         async for chunk in process.stream():
             found += chunk.data if chunk.stream == "stdout" else b""
             if wanted in found:
@@ -63,7 +63,7 @@ async def test_a_handle_from_before_a_restore_says_what_is_wrong(sb: Sandbox) ->
     await old.refresh()
     await old.write("kept\n")
     await old.close_stdin()
-    assert await old.wait(timeout=PATIENCE) == 0
+    assert await old.wait(timeout=TIMEOUT) == 0
     assert (await sb.exec("cat /tmp/got")).stdout == b"taken back\nkept\n"
 
 
@@ -179,7 +179,7 @@ async def test_labels(host: Client, sb: Sandbox) -> None:
 
 async def shows(terminal: Terminal, wanted: bytes) -> bytes:
     found = b""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while wanted not in found:
             data = await terminal.read()
             assert data is not None, found
@@ -266,11 +266,11 @@ async def test_two_who_come_at_once_and_one_who_comes_as_another_leaves() -> Non
     leave = asyncio.Event()
 
     async def visit() -> None:
-        async with Seat(loop, "t", since=None).taken():
+        async with TerminalVisitor(loop, "t", since=None).taken():
             await leave.wait()
 
     first, second = asyncio.ensure_future(visit()), asyncio.ensure_future(visit())
-    await asyncio.wait({second}, timeout=PATIENCE)
+    await asyncio.wait({second}, timeout=TIMEOUT)
     assert second.done() and isinstance(second.exception(), Conflict)
     loop.answers.set()
     await until(lambda: loop.held == [True])

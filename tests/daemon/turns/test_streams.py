@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from daemon.turns.watches import WATCHES_MOST
+from daemon.turns.watches import MAX_WATCHES
 from sandbox import Client, Sandbox, SandboxState, sync
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
 from sandbox.messages import ExecRequest, ExecResult
@@ -150,7 +150,7 @@ async def test_watches_that_were_left_leave_their_places(sb: Sandbox) -> None:
         except TooMany:  # the last ones are not gone yet
             return False
 
-    for _ in range(WATCHES_MOST + 10):
+    for _ in range(MAX_WATCHES + 10):
         await until(watched, "a watch finds a place")
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from daemon.turns import watches
-from daemon.turns.watches import BACKLOG, WATCHES_EACH, WATCHES_MOST, events, keep, place
+from daemon.turns.watches import BACKLOG, MAX_WATCHES, WATCHES_EACH, events, keep, place
 from sandbox.errors import Invalid, TooMany
 from sandbox.messages import FileEvent
 from sandbox.tree import watch
-from tests.support.daemon_host import PATIENCE
+from tests.support.daemon_host import TIMEOUT
 
 
 class Tree:
@@ -41,7 +41,7 @@ class Tree:
 
 
 async def told(found: asyncio.Queue[FileEvent], count: int) -> list[tuple[str, str]]:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return [(event.kind, event.path) for event in [await found.get() for _ in range(count)]]
 
 
@@ -55,7 +55,7 @@ async def test_a_tree_is_looked_through_beside_the_event_loop_and_in_order(tmp_p
         tree.asked.clear()
         (tmp_path / "new").rename(tmp_path / "w/new")
         (tmp_path / "w/later").touch()
-        await asyncio.to_thread(tree.asked.wait, PATIENCE)  # it is being looked through, and we run
+        await asyncio.to_thread(tree.asked.wait, TIMEOUT)  # it is being looked through, and we run
         assert found.empty()
         tree.gate.set()
         assert await told(found, 4) == [
@@ -79,12 +79,12 @@ async def test_whoever_leaves_does_not_wait_for_a_large_tree(tmp_path: Path) -> 
         tree.gate.clear()
         tree.asked.clear()
         (tmp_path / "new").rename(tmp_path / "w/new")
-        await asyncio.to_thread(tree.asked.wait, PATIENCE)
+        await asyncio.to_thread(tree.asked.wait, TIMEOUT)
         asyncio.get_running_loop().call_later(0.1, tree.gate.set)
     leaving = asyncio.ensure_future(_enter(tree))
     tree.gate.clear()
     tree.asked.clear()
-    await asyncio.to_thread(tree.asked.wait, PATIENCE)
+    await asyncio.to_thread(tree.asked.wait, TIMEOUT)
     leaving.cancel()  # while it is being opened
     asyncio.get_running_loop().call_later(0.1, tree.gate.set)
     with pytest.raises(asyncio.CancelledError):
@@ -109,7 +109,7 @@ async def _enter(tree: Tree) -> None:
 async def test_what_is_too_much_to_tell_is_an_overflow_and_the_rest_is_covered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "EVENTS_MOST", 3)
+    monkeypatch.setattr(watch, "MAX_EVENTS", 3)
     tree = Tree(tmp_path)
     (tmp_path / "w").mkdir()
     for name in "abcdef":
@@ -125,7 +125,7 @@ async def test_what_is_too_much_to_tell_is_an_overflow_and_the_rest_is_covered(
 
 
 async def test_more_directories_than_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "DIRECTORIES_MOST", 3)
+    monkeypatch.setattr(watch, "MAX_DIRECTORIES", 3)
     tree = Tree(tmp_path)
     for name in ("w/a", "w/b", "new/c"):
         (tmp_path / name).mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_places_are_shared() -> None:
             stack.enter_context(place("a"))
         with pytest.raises(TooMany), place("a"):
             pass
-        for _ in range(WATCHES_MOST - WATCHES_EACH):
+        for _ in range(MAX_WATCHES - WATCHES_EACH):
             stack.enter_context(place(""))  # the host's own user
         for owner in ("", "b"):
             with pytest.raises(TooMany), place(owner):

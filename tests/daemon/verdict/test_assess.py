@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from daemon.verdict import compare
-from daemon.verdict.assess import RESTS, Assessor, Trees, look
+from daemon.verdict.assess import RESTS, Assessor, FileTrees, look
 from daemon.verdict.ignore import checked
 from ebpf.inspector import SurvivorSeen
 from sandbox import paths
-from sandbox.criu.open_files import Held
+from sandbox.criu.open_files import OpenFiles
 from sandbox.errors import SandboxDead
 from sandbox.messages import Effects, IgnoreRules, Verdict
 from sandbox.tree.safe_path import SandboxRoot
@@ -53,20 +53,20 @@ class Nobody(SimpleNamespace):
 
 CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer(), spec=SimpleNamespace(binds=()))
 WITH_SCRATCH = Nobody(**{**vars(CONTAINER), "spec": SimpleNamespace(binds=(SimpleNamespace(read_only=False),))})
-HELD = Held({"/srv/log": ((7, 0o100644, 1, 2, 1), None)})
+HELD = OpenFiles({"/srv/log": ((7, 0o100644, 1, 2, 1), None)})
 
 
 @pytest.fixture
-def equal(tmp_path: Path) -> Trees:
+def equal(tmp_path: Path) -> FileTrees:
     """Two trees without a difference but for what `RULES` ignore."""
     for name in ("before", "now", "lower"):
         (tmp_path / name).mkdir(mode=0o755)
     (tmp_path / "now/ignored").write_text("")
-    return Trees(before=tmp_path / "before", now=tmp_path / "now", lower=tmp_path / "lower", taken_at=0.0)
+    return FileTrees(before=tmp_path / "before", now=tmp_path / "now", lower=tmp_path / "lower", taken_at=0.0)
 
 
 async def assessed(
-    trees: Trees | None,
+    trees: FileTrees | None,
     *answers: Effects,
     paths: Sequence[str] = RULES,
     busy: bool = False,
@@ -78,14 +78,14 @@ async def assessed(
     return judgement.verdict
 
 
-async def test_files_that_are_as_they_were_but_for_what_is_ignored_need_nothing(equal: Trees) -> None:
+async def test_files_that_are_as_they_were_but_for_what_is_ignored_need_nothing(equal: FileTrees) -> None:
     assert await assessed(equal, WRITTEN) is NONE
     (equal.now / "new").write_text("")
     assert await assessed(equal, WRITTEN) is FILES
     assert await assessed(equal, WRITTEN, paths=[*RULES, "/new"]) is NONE
 
 
-async def test_without_rules_for_paths_or_scratch_nothing_is_compared(equal: Trees) -> None:
+async def test_without_rules_for_paths_or_scratch_nothing_is_compared(equal: FileTrees) -> None:
     (equal.now / "ignored").unlink()
     assert await assessed(equal, WRITTEN, paths=()) is FILES
     _, judgement = await Assessor(UNHURRIED).assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal)
@@ -114,20 +114,20 @@ async def test_without_rules_for_paths_or_scratch_nothing_is_compared(equal: Tre
     ],
 )
 async def test_only_changes_of_files_that_nobody_else_could_make_are_compared(
-    equal: Trees, effects: Effects, expected: Verdict
+    equal: FileTrees, effects: Effects, expected: Verdict
 ) -> None:
     assert await assessed(equal, effects) is expected
 
 
-async def test_a_survivor_must_hold_what_it_held(equal: Trees) -> None:
+async def test_a_survivor_must_hold_what_it_held(equal: FileTrees) -> None:
     beside = Effects(data_writes=1, survivors=1)
-    assert await assessed(replace(equal, held=Held()), beside) is NONE
+    assert await assessed(replace(equal, held=OpenFiles()), beside) is NONE
     assert await assessed(replace(equal, held=HELD), beside) is BOTH
     assert await assessed(replace(equal, held=HELD), WRITTEN) is NONE
     assert await assessed(replace(equal, held=HELD), beside, busy=True) is BOTH
 
 
-async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: Trees) -> None:
+async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: FileTrees) -> None:
     assert await assessed(equal, WRITTEN, busy=True) is FILES
     assert await assessed(None, WRITTEN) is FILES
 
@@ -142,11 +142,11 @@ async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_sna
         (Effects(data_writes=1, reasons=["more is told"], lost_events=1), NONE),
     ],
 )
-async def test_what_happens_during_the_comparison_counts(equal: Trees, later: Effects, expected: Verdict) -> None:
+async def test_what_happens_during_the_comparison_counts(equal: FileTrees, later: Effects, expected: Verdict) -> None:
     assert await assessed(equal, WRITTEN, later) is expected
 
 
-async def test_a_tree_that_is_too_large_is_left_in_peace_for_some_turns(equal: Trees) -> None:
+async def test_a_tree_that_is_too_large_is_left_in_peace_for_some_turns(equal: FileTrees) -> None:
     assessor = Assessor(compare.Bounds(entries=1, seconds=60))
     (equal.now / "one").mkdir()
     assert await assessed(equal, WRITTEN, assessor=assessor) is FILES
@@ -173,7 +173,7 @@ def test_a_process_that_changed_while_it_was_looked_at_counts() -> None:
     assert look(FakeInspector([before, after], [SERVER]), CONTAINER, TMUX)[1].verdict is PROCESSES
 
 
-async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: Trees) -> None:
+async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: FileTrees) -> None:
     both = Effects(data_writes=1, survivors=1, survivors_new=1)
     inspector = FakeInspector([both], [SERVER])
     _, judgement = await Assessor(UNHURRIED).assess(inspector, CONTAINER, lambda: equal, rules=TMUX)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from daemon.verdict.compare import Bounds, Case, Outcome, trees
+from daemon.verdict.compare import Bounds, Case, FileComparison, trees
 from daemon.verdict.ignore import NOTHING, checked
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.tree import btrfs
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 PATIENT = Bounds(seconds=60)
 NOBODY = 0xFFFFFFFF
 
 
 @pytest.fixture
-def place(pool: Pool, tmp_path: Path) -> Iterator[Path]:
+def place(pool: BtrfsPool, tmp_path: Path) -> Iterator[Path]:
     """Links to three trees: `lower`, `before`, and `now`, a snapshot of `before` as the daemon makes them."""
     name = f"netting-{secrets.token_hex(4)}"
     lower, before, now = tmp_path / "lower", pool.sandboxes / name, pool.sandboxes / f"{name}.now"
@@ -199,7 +199,7 @@ def test_without_a_snapshot_everything_new_counts(place: Path) -> None:
     empty, lower = place / "empty", [place / "lower"]
     empty.mkdir(mode=0o755)
 
-    def found() -> Outcome:
+    def found() -> FileComparison:
         return trees(None, empty, lower, Case(), rules=NOTHING, bounds=PATIENT)
 
     assert found().equal

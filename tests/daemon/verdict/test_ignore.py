@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.verdict.ignore import NOTHING, Task, checked, without
+from daemon.verdict.ignore import NOTHING, RunningTask, checked, without
 from daemon.verdict.judge import judge
 from sandbox.errors import Invalid
 from sandbox.messages import Effects, Verdict
@@ -67,44 +67,52 @@ TMUX = checked(IgnoreRules(processes=["tmux: server", "/usr/bin/watcher"]))
 @pytest.mark.parametrize(
     ("tasks", "effects", "expected"),
     [
-        ([Task("tmux: server", True, False)], Effects(survivors=1, survivors_new=1), Verdict.NONE),
-        ([Task("tmux: server", False, True)], Effects(survivors=1, survivors_ran=1), Verdict.NONE),
-        ([Task("tmux: serve", True, False)], Effects(survivors=1, survivors_new=1), Verdict.PROCESSES),
-        ([Task("x", True, False, "/usr/bin/watcher")], Effects(survivors=1, survivors_new=1), Verdict.NONE),
-        ([Task("watcher", True, False, "/tmp/watcher")], Effects(survivors=1, survivors_new=1), Verdict.PROCESSES),
+        ([RunningTask("tmux: server", True, False)], Effects(survivors=1, survivors_new=1), Verdict.NONE),
+        ([RunningTask("tmux: server", False, True)], Effects(survivors=1, survivors_ran=1), Verdict.NONE),
+        ([RunningTask("tmux: serve", True, False)], Effects(survivors=1, survivors_new=1), Verdict.PROCESSES),
+        ([RunningTask("x", True, False, "/usr/bin/watcher")], Effects(survivors=1, survivors_new=1), Verdict.NONE),
         (
-            [Task("tmux: server", False, True), Task("bash", False, True)],
+            [RunningTask("watcher", True, False, "/tmp/watcher")],
+            Effects(survivors=1, survivors_new=1),
+            Verdict.PROCESSES,
+        ),
+        (
+            [RunningTask("tmux: server", False, True), RunningTask("bash", False, True)],
             Effects(survivors=2, survivors_ran=2),
             Verdict.PROCESSES,
         ),
         (
-            [Task("tmux: server", False, True), Task("bash", False, False)],
+            [RunningTask("tmux: server", False, True), RunningTask("bash", False, False)],
             Effects(survivors=2, survivors_ran=1),
             Verdict.NONE,
         ),
         # Somebody was born or ended while they were counted.
-        ([Task("tmux: server", True, False)], Effects(survivors=2, survivors_new=2), Verdict.PROCESSES),
+        ([RunningTask("tmux: server", True, False)], Effects(survivors=2, survivors_new=2), Verdict.PROCESSES),
         # What it did, and that it ended, counts.
-        ([Task("tmux: server", True, False)], Effects(survivors=1, survivors_new=1, data_writes=1), Verdict.FILES),
+        (
+            [RunningTask("tmux: server", True, False)],
+            Effects(survivors=1, survivors_new=1, data_writes=1),
+            Verdict.FILES,
+        ),
         ([], Effects(survivors_gone=1), Verdict.PROCESSES),
-        ([Task("tmux: server", True, False)], Effects(survivors=1, survivors_new=1, unknown=True), Verdict.BOTH),
+        ([RunningTask("tmux: server", True, False)], Effects(survivors=1, survivors_new=1, unknown=True), Verdict.BOTH),
         # What an ignored one says to another.
         (
-            [Task("tmux: server", False, True, spoke=True), Task("bash", False, False)],
+            [RunningTask("tmux: server", False, True, spoke=True), RunningTask("bash", False, False)],
             Effects(survivors=2, survivors_ran=1),
             Verdict.PROCESSES,
         ),
         (
-            [Task("tmux: server", False, True), Task("bash", False, False, spoke=True)],
+            [RunningTask("tmux: server", False, True), RunningTask("bash", False, False, spoke=True)],
             Effects(survivors=2, survivors_ran=1),
             Verdict.NONE,
         ),
-        ([Task("tmux: server", False, True, spoke=True)], Effects(survivors=1, survivors_ran=1), Verdict.NONE),
+        ([RunningTask("tmux: server", False, True, spoke=True)], Effects(survivors=1, survivors_ran=1), Verdict.NONE),
         # A channel to nobody but ignored ones.
-        ([Task("tmux: server", False, False)], Effects(survivors=1, channels=1), Verdict.NONE),
+        ([RunningTask("tmux: server", False, False)], Effects(survivors=1, channels=1), Verdict.NONE),
     ],
 )
-def test_processes(tasks: list[Task], effects: Effects, expected: Verdict) -> None:
+def test_processes(tasks: list[RunningTask], effects: Effects, expected: Verdict) -> None:
     assert judge(without(effects, tasks, TMUX)).verdict is expected
 
 
@@ -122,10 +130,12 @@ def test_what_ignores_a_directory_ignores_what_lies_in_it(path: list[str], patte
 
 
 @given(
-    st.lists(st.builds(Task, st.sampled_from(["tmux: server", "bash"]), st.booleans(), st.booleans()), max_size=5),
+    st.lists(
+        st.builds(RunningTask, st.sampled_from(["tmux: server", "bash"]), st.booleans(), st.booleans()), max_size=5
+    ),
     st.builds(Effects, data_writes=st.integers(0, 2), signals=st.integers(0, 2), unknown=st.booleans()),
 )
-def test_ignoring_never_touches_what_is_not_a_living_process(tasks: list[Task], effects: Effects) -> None:
+def test_ignoring_never_touches_what_is_not_a_living_process(tasks: list[RunningTask], effects: Effects) -> None:
     before = type(effects)(
         data_writes=effects.data_writes,
         signals=effects.signals,

@@ -20,7 +20,7 @@ from sandbox.errors import CommandNotFound, Invalid
 from tests.support.daemon_host import Daemon
 from tests.support.programs import Program
 
-PATIENCE = 240.0  # seconds
+TIMEOUT = 240.0  # seconds
 
 
 def begun(daemon: Daemon, *arguments: str) -> Program:
@@ -39,9 +39,7 @@ def done(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     reader, writer = os.pipe()
     command, environment = [sys.executable, "-m", "pagurus", *arguments], {**os.environ, "PAGURUS_RUN": str(daemon.run)}
     try:
-        return subprocess.run(
-            command, env=environment, stdin=reader, capture_output=True, timeout=PATIENCE, check=False
-        )
+        return subprocess.run(command, env=environment, stdin=reader, capture_output=True, timeout=TIMEOUT, check=False)
     finally:
         os.close(reader)
         os.close(writer)
@@ -49,7 +47,7 @@ def done(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 def closed(process: Program) -> int:
     try:
-        return process.wait(PATIENCE)
+        return process.wait(TIMEOUT)
     finally:
         process.end()
 
@@ -146,9 +144,9 @@ async def test_a_reader_that_goes_away_ends_the_command(daemon: Daemon, sb: Sand
     with begun(daemon, "exec", sb.id, "yes") as process:
         assert process.stdout is not None and process.stdout.read(4) == b"y\ny\n"
         process.stdout.close()
-        assert process.wait(PATIENCE) == 141
+        assert process.wait(TIMEOUT) == 141
         closed(process)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while run_in(sb, daemon, "yes"):  # the daemon sees it at its own time
             assert time.monotonic() < deadline
 

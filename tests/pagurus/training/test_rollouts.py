@@ -14,7 +14,7 @@ from pagurus.cli import application
 from pagurus.training.rollouts import parse, rescored
 from rollout import RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
-from rollout.rewards.anew import Rescored
+from rollout.rewards.anew import RescoredTrajectory
 from sandbox.errors import Invalid
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
@@ -65,7 +65,7 @@ async def test_a_trajectory_is_read_as_a_person_would(run: Path) -> None:
 
 
 def test_all_that_a_scorer_printed_is_one_line_of_the_table() -> None:
-    failed = Rescored(
+    failed = RescoredTrajectory(
         trajectory="p000000/1", before=1.0, after=None, reason="Traceback:\n\n  line 1\r\n\tNameError: x\n"
     )
     assert rescored(failed) == ("p000000/1", 1.0, "-", "Traceback: line 1 NameError: x")

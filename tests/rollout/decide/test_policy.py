@@ -10,61 +10,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.decide import admission, breaker, redundancy, staleness
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of, part
+from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of, part
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
     Abort,
     Action,
-    Buffered,
+    BufferedGroup,
     Decision,
-    Exhausted,
-    Finish,
+    FinishGroup,
     GiveUp,
     GroupView,
     HandOut,
-    Lease,
-    Member,
+    LeasePrompts,
+    NoMoreBatches,
     PartView,
-    Reopen,
-    Rules,
-    Start,
+    ReopenGroup,
+    RolloutView,
+    SchedulingRules,
+    StartTrajectory,
     Stop,
-    View,
-    Wait,
+    TrajectoryView,
+    WaitReason,
 )
 from sandbox.errors import TABLE
 
-RULES = Rules(groups=2, size=2, concurrency=4, staleness=1, attempts=3, starts=3, patience=60.0)
+RULES = SchedulingRules(groups=2, size=2, concurrency=4, staleness=1, attempts=3, starts=3, patience=60.0)
 
 
-def view(**changes: object) -> View:
+def view(**changes: object) -> RolloutView:
     plain: dict[str, object] = {
         "version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
     }  # fmt: skip
-    return View(**(plain | changes))  # type: ignore[arg-type]
+    return RolloutView(**(plain | changes))  # type: ignore[arg-type]
 
 
-def group(number: int, *members: Member, failures: int = 0) -> GroupView:
+def group(number: int, *members: TrajectoryView, failures: int = 0) -> GroupView:
     return GroupView(f"p{number:06d}", number, list(members), failures, "why" if failures else "")
 
 
 def test_every_failure_has_one_blame_and_one_part() -> None:
-    for phase, cause in itertools.product(Phase, Cause):
-        failure = Failure(phase=phase, cause=cause)
+    for phase, cause in itertools.product(EpisodePhase, Cause):
+        failure = TrajectoryFailure(phase=phase, cause=cause)
         assert blame(failure) in Blame and part(failure) in ("create", "engine", "scorer", "host")
-        if phase is Phase.CREATE and cause is not Cause.RAISED and cause not in (Cause.CUT, Cause.LENGTH, Cause.TURNS):
+        if (
+            phase is EpisodePhase.CREATE
+            and cause is not Cause.RAISED
+            and cause not in (Cause.CUT, Cause.LENGTH, Cause.TURNS)
+        ):
             assert blame(failure) is Blame.PLATFORM
-        if phase is Phase.SCORE and cause in (Cause.SCORER, Cause.LATE, Cause.HOST):
+        if phase is EpisodePhase.SCORE and cause in (Cause.SCORER, Cause.LATE, Cause.HOST):
             assert blame(failure) is Blame.PLATFORM
-        if phase in (Phase.CHECKPOINT, Phase.RECOVER) and cause in (Cause.HOST, Cause.DIED, Cause.DIVERGED):
+        if phase in (EpisodePhase.CHECKPOINT, EpisodePhase.RECOVER) and cause in (
+            Cause.HOST,
+            Cause.DIED,
+            Cause.DIVERGED,
+        ):
             assert blame(failure) is Blame.PLATFORM
 
 
 @pytest.mark.parametrize("code", sorted(TABLE))
 def test_no_refusal_of_the_host_or_the_engine_is_the_policys(code: str) -> None:
-    for phase in (Phase.CREATE, Phase.GENERATE, Phase.CHECKPOINT, Phase.RECOVER):
+    for phase in (EpisodePhase.CREATE, EpisodePhase.GENERATE, EpisodePhase.CHECKPOINT, EpisodePhase.RECOVER):
         for own in (True, False):
-            assert blame(Failure(phase=phase, cause=cause_of(code, phase, own=own))) is not Blame.POLICY
+            assert blame(TrajectoryFailure(phase=phase, cause=cause_of(code, phase, own=own))) is not Blame.POLICY
 
 
 @pytest.mark.parametrize(
@@ -82,14 +90,14 @@ def test_no_refusal_of_the_host_or_the_engine_is_the_policys(code: str) -> None:
     ],
 )
 def test_whose_doing_an_error_in_a_step_is(code: str, own: bool, whose: Blame) -> None:
-    assert blame(Failure(phase=Phase.STEP, cause=cause_of(code, Phase.STEP, own=own))) is whose
+    assert blame(TrajectoryFailure(phase=EpisodePhase.STEP, cause=cause_of(code, EpisodePhase.STEP, own=own))) is whose
 
 
 def test_admission_keeps_the_bound() -> None:
-    assert admission.admit(view(), batch=2, bound=1) == [Lease(4)]
-    assert admission.admit(view(training=True), batch=2, bound=1) == [Lease(2)]
-    assert admission.admit(view(more=False, queued=3), batch=2, bound=1) == [Lease(3)]
-    full = view(running=[group(n) for n in range(3)], buffered=[Buffered("p9", 9, [])])
+    assert admission.admit(view(), batch=2, bound=1) == [LeasePrompts(4)]
+    assert admission.admit(view(training=True), batch=2, bound=1) == [LeasePrompts(2)]
+    assert admission.admit(view(more=False, queued=3), batch=2, bound=1) == [LeasePrompts(3)]
+    full = view(running=[group(n) for n in range(3)], buffered=[BufferedGroup("p9", 9, [])])
     assert admission.admit(full, batch=2, bound=1) == []
 
 
@@ -107,12 +115,16 @@ def test_what_admission_starts_is_consumed_within_the_bound(batch: int, bound: i
 
 
 def test_a_group_ends_whole_given_up_or_not_at_all() -> None:
-    ended, running, waiting = Member(0, "ended", 3), Member(1, "running", 3), Member(1, "waiting", None, 3)
+    ended, running, waiting = (
+        TrajectoryView(0, "ended", 3),
+        TrajectoryView(1, "running", 3),
+        TrajectoryView(1, "waiting", None, 3),
+    )
     assert redundancy.settle(group(1, ended, running), RULES) == []
-    assert redundancy.settle(group(1, ended, Member(1, "ended", 3)), RULES) == [Finish("p000001")]
-    assert redundancy.settle(group(1, ended, Member(1, "ended"), Member(2, "running")), RULES) == [
+    assert redundancy.settle(group(1, ended, TrajectoryView(1, "ended", 3)), RULES) == [FinishGroup("p000001")]
+    assert redundancy.settle(group(1, ended, TrajectoryView(1, "ended"), TrajectoryView(2, "running")), RULES) == [
         Abort("p000001", 2, "redundant", again=False),
-        Finish("p000001"),
+        FinishGroup("p000001"),
     ]
     assert redundancy.settle(group(1, ended, waiting), RULES) == [
         GiveUp("p000001", "3 starts of one trajectory: over-stale")
@@ -122,31 +134,36 @@ def test_a_group_ends_whole_given_up_or_not_at_all() -> None:
 
 def test_what_is_over_stale_is_dropped_one_by_one() -> None:
     seen = view(
-        running=[group(1, Member(0, "ended", 1), Member(1, "running", 2))],
-        buffered=[Buffered("p000002", 2, [1, 3, None], [0, 0, 0])],
+        running=[group(1, TrajectoryView(0, "ended", 1), TrajectoryView(1, "running", 2))],
+        buffered=[BufferedGroup("p000002", 2, [1, 3, None], [0, 0, 0])],
     )
-    assert staleness.drop(seen, 1) == [Abort("p000001", 0, "over-stale"), Reopen("p000002", [0], "over-stale")]
+    assert staleness.drop(seen, 1) == [Abort("p000001", 0, "over-stale"), ReopenGroup("p000002", [0], "over-stale")]
 
 
 def test_the_choices_come_in_order() -> None:
     policy = RolloutPolicy(RULES)
-    old, new = Buffered("p000001", 1, [2]), Buffered("p000000", 0, [3])
-    more = [Lease(2)]
+    old, new = BufferedGroup("p000001", 1, [2]), BufferedGroup("p000000", 0, [3])
+    more = [LeasePrompts(2)]
     assert policy.decide(view(asked=True, buffered=[new, old]), 0.0) == [HandOut(["p000001", "p000000"], 2), *more]
-    late = group(5, Member(0, "running", 2), Member(1, "waiting"))
+    late = group(5, TrajectoryView(0, "running", 2), TrajectoryView(1, "waiting"))
     (wait, *_) = [a for a in policy.decide(view(asked=True, buffered=[new, old], running=[late]), 0.0)]
     assert wait != HandOut(["p000001", "p000000"], 2)
-    for member in (Member(0, "waiting", None, 0, 2), Member(0, "running", 3, 0, 2)):  # it will have tokens of 2
+    for member in (
+        TrajectoryView(0, "waiting", None, 0, 2),
+        TrajectoryView(0, "running", 3, 0, 2),
+    ):  # it will have tokens of 2
         actions = policy.decide(view(asked=True, buffered=[new, old], running=[group(5, member)]), 0.0)
         assert not any(isinstance(action, HandOut) for action in actions)
     refusing = [PartView("create", 5, 10.0, 50.0, "full")]
-    assert policy.decide(view(parts=refusing, running=[group(5, Member(0, "waiting"))]), 51.0) == [
-        Wait("rollout", "create refuses: full", 10.0, 54.0)
+    assert policy.decide(view(parts=refusing, running=[group(5, TrajectoryView(0, "waiting"))]), 51.0) == [
+        WaitReason("rollout", "create refuses: full", 10.0, 54.0)
     ]
-    assert policy.decide(view(parts=refusing, running=[group(5, Member(0, "waiting"))]), 54.0) == [Start("p000005", 0)]
+    assert policy.decide(view(parts=refusing, running=[group(5, TrajectoryView(0, "waiting"))]), 54.0) == [
+        StartTrajectory("p000005", 0)
+    ]
     (stop,) = policy.decide(view(parts=refusing), 71.0)
     assert isinstance(stop, Stop) and "61 s: full" in stop.reason
-    assert policy.decide(view(asked=True, more=False), 0.0) == [Exhausted()]
+    assert policy.decide(view(asked=True, more=False), 0.0) == [NoMoreBatches()]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 8])
@@ -161,17 +178,17 @@ def test_a_part_that_refused_is_tried_again_though_no_trajectory_waits(rounds: i
         view(parts=[refusing], more=False, queued=1),
     ):
         before = policy.decide(seen, until - 0.01)
-        assert all(isinstance(action, Wait) for action in before), before
-        assert policy.decide(seen, until) == [Lease(1)]
-    leased = view(parts=[refusing], running=[group(7, Member(0, "waiting"), Member(1, "waiting"))])
+        assert all(isinstance(action, WaitReason) for action in before), before
+        assert policy.decide(seen, until) == [LeasePrompts(1)]
+    leased = view(parts=[refusing], running=[group(7, TrajectoryView(0, "waiting"), TrajectoryView(1, "waiting"))])
     started = policy.decide(leased, until)
-    assert started[0] == Start("p000007", 0) and len(started) == (1 if breaker.is_open(refusing) else 2)
-    trying = view(parts=[refusing], running=[group(7, Member(0, "running"), Member(1, "ended", 3))])
-    assert Lease(1) not in policy.decide(trying, until)
+    assert started[0] == StartTrajectory("p000007", 0) and len(started) == (1 if breaker.is_open(refusing) else 2)
+    trying = view(parts=[refusing], running=[group(7, TrajectoryView(0, "running"), TrajectoryView(1, "ended", 3))])
+    assert LeasePrompts(1) not in policy.decide(trying, until)
 
 
 members = st.builds(
-    Member,
+    TrajectoryView,
     st.integers(0, 3),
     st.sampled_from(["waiting", "running", "ended"]),
     st.none() | st.integers(0, 5),
@@ -179,13 +196,13 @@ members = st.builds(
     st.none() | st.integers(0, 5),
 )
 views = st.builds(
-    View,
+    RolloutView,
     version=st.integers(0, 5),
     asked=st.booleans(),
     training=st.booleans(),
     running=st.lists(st.builds(group, st.integers(0, 9), members, members, failures=st.integers(0, 4)), max_size=4),
     buffered=st.lists(
-        st.builds(Buffered, st.just("p000020"), st.integers(20, 29), st.lists(st.integers(0, 5)), st.just([])),
+        st.builds(BufferedGroup, st.just("p000020"), st.integers(20, 29), st.lists(st.integers(0, 5)), st.just([])),
         max_size=4,
     ),
     queued=st.integers(0, 3),
@@ -198,49 +215,51 @@ views = st.builds(
 
 
 @given(view=views, now=st.floats(0, 200), mode=st.sampled_from(["wait", "mask", "drop"]))
-def test_a_decision_survives_the_log_and_is_made_again(view: View, now: float, mode: str) -> None:
+def test_a_decision_survives_the_log_and_is_made_again(view: RolloutView, now: float, mode: str) -> None:
     rules = msgspec.structs.replace(RULES, over_stale=mode)
     actions: list[Action] = RolloutPolicy(rules).decide(view, now)
     line = msgspec.json.encode(Decision(now=now, view=view, actions=actions))
     again = msgspec.json.decode(line, type=Decision)
     assert RolloutPolicy(rules).decide(again.view, again.now) == again.actions == actions
-    starts = [action for action in actions if isinstance(action, Start)]
+    starts = [action for action in actions if isinstance(action, StartTrajectory)]
     active = sum(member.state == "running" for each in view.running for member in each.members)
     assert len(starts) <= max(0, rules.concurrency - active)
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[View, float]:
+def stories(draw: st.DrawFn) -> tuple[RolloutView, float]:
     """Views as a controller has them: every prompt once, members numbered."""
     numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=7))
     cut = draw(st.integers(0, len(numbers)))
     states = st.sampled_from(["waiting", "running", "ended"])
     age = st.none() | st.integers(0, 5)
-    one = [st.builds(Member, st.just(n), states, age, st.integers(0, 4), age) for n in (0, 1)]
+    one = [st.builds(TrajectoryView, st.just(n), states, age, st.integers(0, 4), age) for n in (0, 1)]
     pair = st.tuples(*one)
     running = [group(number, *draw(pair), failures=draw(st.integers(0, 4))) for number in numbers[:cut]]
-    buffered = [Buffered(f"p{number:06d}", number, [draw(st.integers(0, 5))] * 2, [0, 0]) for number in numbers[cut:]]
+    buffered = [
+        BufferedGroup(f"p{number:06d}", number, [draw(st.integers(0, 5))] * 2, [0, 0]) for number in numbers[cut:]
+    ]
     changes = draw(views)
     return msgspec.structs.replace(changes, running=running, buffered=buffered), draw(st.floats(0, 200))
 
 
 @given(story=stories(), mode=st.sampled_from(["wait", "mask", "drop"]), draining=st.booleans())
 def test_only_what_is_leased_and_waits_is_started_and_only_once(
-    story: tuple[View, float], mode: str, draining: bool
+    story: tuple[RolloutView, float], mode: str, draining: bool
 ) -> None:
     seen, now = msgspec.structs.replace(story[0], draining=draining), story[1]
     actions = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode)).decide(seen, now)
-    starts = [(action.prompt, action.member) for action in actions if isinstance(action, Start)]
+    starts = [(action.prompt, action.member) for action in actions if isinstance(action, StartTrajectory)]
     waiting = {(each.prompt, m.index) for each in seen.running for m in each.members if m.state == "waiting"}
     assert set(starts) <= waiting and len(set(starts)) == len(starts)
     handed = [prompt for action in actions if isinstance(action, HandOut) for prompt in action.prompts]
     assert set(handed) <= {each.prompt for each in seen.buffered} and len(set(handed)) == len(handed)
-    assert not (draining and (starts or any(isinstance(action, Lease) for action in actions)))
+    assert not (draining and (starts or any(isinstance(action, LeasePrompts) for action in actions)))
 
 
 @given(story=stories(), mode=st.sampled_from(["wait", "mask", "drop"]))
 def test_where_nothing_runs_somebody_starts_or_it_is_said_until_when_all_wait(
-    story: tuple[View, float], mode: str
+    story: tuple[RolloutView, float], mode: str
 ) -> None:
     """No decision leaves a run to itself: with nobody at work and prompts left, the next look does something, or has a
     time, or it is the trainer who is waited for."""
@@ -250,9 +269,9 @@ def test_where_nothing_runs_somebody_starts_or_it_is_said_until_when_all_wait(
     policy = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode))
     actions = policy.decide(seen, story[1])
     for _ in range(3):
-        if any(not isinstance(action, Wait) for action in actions):
+        if any(not isinstance(action, WaitReason) for action in actions):
             return
-        due = [action.until for action in actions if isinstance(action, Wait) and action.until is not None]
+        due = [action.until for action in actions if isinstance(action, WaitReason) and action.until is not None]
         if not due:
             break
         actions = policy.decide(seen, min(due))

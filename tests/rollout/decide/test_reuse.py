@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.reuse import State, remembered, to_forget
+from rollout.decide.reuse import PreparedStateUse, remembered, to_forget
 
 
 class Book:
@@ -15,17 +15,17 @@ class Book:
 
     def __init__(self, most: int):
         self.most, self.clock = most, itertools.count(1)
-        self.states: dict[str, State] = {}
+        self.states: dict[str, PreparedStateUse] = {}
         self.gone: dict[str, int] = {}
         self.made: list[str] = []
 
     def use(self, name: str) -> None:
         now, known = next(self.clock), self.states.get(name)
         if known is not None:
-            self.states[name] = State(name, known.made, now, known.again)
+            self.states[name] = PreparedStateUse(name, known.made, now, known.again)
             return
         self.made.append(name)
-        self.states[name] = State(name, now, now, self.gone.pop(name, None) is not None)
+        self.states[name] = PreparedStateUse(name, now, now, self.gone.pop(name, None) is not None)
         for each in to_forget(list(self.states.values()), self.most):
             del self.states[each]
             self.gone[each] = now

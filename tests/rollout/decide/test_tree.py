@@ -9,7 +9,16 @@ import pytest
 from rollout.decide import branching, keeping
 from rollout.decide.keeping import KeepPlan, KeptRow
 from rollout.decide.tree import Forest, Leaf, counted
-from rollout.decide.view import At, Branching, GroupView, Member, Played, Rules, Start, State
+from rollout.decide.view import (
+    At,
+    Branching,
+    EndedTrajectory,
+    ForkableState,
+    GroupView,
+    SchedulingRules,
+    StartTrajectory,
+    TrajectoryView,
+)
 
 # Member 0 has 6 turns; 1 leaves it at turn 4, 2 at turn 2, 3 leaves 2 at turn 3; 4 is alone.
 GROUP = [
@@ -103,24 +112,26 @@ def test_what_is_known_of_the_beginning_is_unbiased_though_trees_grow_where_rewa
     assert sum(means) / len(means) > 0.32
 
 
-def member(index: int, *, turns: int = 8, reward: float = 0.0, surprise: dict[int, float] | None = None) -> Member:
-    states = [State(turn, (surprise or {}).get(turn, 0.5)) for turn in range(turns)]
-    return Member(index, "ended", 0, 0, None, None, Played(0, turns, reward, [], states))
+def member(
+    index: int, *, turns: int = 8, reward: float = 0.0, surprise: dict[int, float] | None = None
+) -> TrajectoryView:
+    states = [ForkableState(turn, (surprise or {}).get(turn, 0.5)) for turn in range(turns)]
+    return TrajectoryView(index, "ended", 0, 0, None, None, EndedTrajectory(0, turns, reward, [], states))
 
 
-def waiting(*indices: int) -> list[Member]:
-    return [Member(index, "waiting") for index in indices]
+def waiting(*indices: int) -> list[TrajectoryView]:
+    return [TrajectoryView(index, "waiting") for index in indices]
 
 
-def starts(members: list[Member], **plan: object) -> list[At | None]:
-    rules = Rules(size=len(members), branching=Branching(**plan))  # type: ignore[arg-type]
+def starts(members: list[TrajectoryView], **plan: object) -> list[At | None]:
+    rules = SchedulingRules(size=len(members), branching=Branching(**plan))  # type: ignore[arg-type]
     return [start.at for start in branching.starts(GroupView("p", 0, members), rules)]
 
 
 def test_branches_wait_for_the_first_trajectory_of_their_tree() -> None:
-    assert starts([member(0), Member(1, "running"), *waiting(2, 3)], roots=2) == [At(0, 0, 4)]
-    plain = branching.starts(GroupView("p", 0, waiting(0, 1)), Rules(size=2))
-    assert plain == [Start("p", 0), Start("p", 1)]
+    assert starts([member(0), TrajectoryView(1, "running"), *waiting(2, 3)], roots=2) == [At(0, 0, 4)]
+    plain = branching.starts(GroupView("p", 0, waiting(0, 1)), SchedulingRules(size=2))
+    assert plain == [StartTrajectory("p", 0), StartTrajectory("p", 1)]
 
 
 def test_branches_lie_evenly_over_turns_or_where_the_policy_was_least_sure() -> None:
@@ -131,19 +142,25 @@ def test_branches_lie_evenly_over_turns_or_where_the_policy_was_least_sure() -> 
 
 def test_a_member_without_a_state_or_that_was_lost_begins_at_the_beginning() -> None:
     assert starts([member(0, turns=1), *waiting(1)], roots=1) == [None]
-    again = Member(1, "waiting", None, 1)
+    again = TrajectoryView(1, "waiting", None, 1)
     assert starts([member(0), again], roots=1) == [None]
-    assert starts([Member(0, "running"), again], roots=1) == [None]
+    assert starts([TrajectoryView(0, "running"), again], roots=1) == [None]
 
 
 def test_spread_asks_where_one_more_continuation_tells_most_and_one_at_a_time() -> None:
     assert starts([member(0), *waiting(1, 2)], roots=1, by="spread") == [At(0, 0, 4)]
-    branch = Member(
-        1, "ended", 0, 0, None, At(0, 0, 4), Played(0, 8, 1.0, [At(0, 0, 4)], [State(n, 0.5) for n in (5, 6)])
+    branch = TrajectoryView(
+        1,
+        "ended",
+        0,
+        0,
+        None,
+        At(0, 0, 4),
+        EndedTrajectory(0, 8, 1.0, [At(0, 0, 4)], [ForkableState(n, 0.5) for n in (5, 6)]),
     )
     (at,) = starts([member(0), branch, *waiting(2, 3)], roots=1, by="spread")
     assert at is not None and at.turn not in (4,) and (at.member, at.turn) == (0, 2)
-    running = Member(1, "running", 0, 0, None, At(0, 0, 4))
+    running = TrajectoryView(1, "running", 0, 0, None, At(0, 0, 4))
     assert starts([member(0), running, *waiting(2)], roots=1, by="spread") == []
 
 

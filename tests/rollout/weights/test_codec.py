@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.weights.codec import Chunk, changed, decode, encode_changes, encode_whole, pays
+from rollout.weights.codec import EncodedSegment, changed, decode, encode_changes, encode_whole, pays
 from sandbox.errors import Invalid
 
 
@@ -67,7 +67,7 @@ def test_few_changes_pay_and_many_do_not() -> None:
 
 
 def bad(**fields: object) -> bytes:
-    good = msgspec.msgpack.decode(encode_changes(np.array([1, 5]), words(0, 2), 10), type=Chunk)
+    good = msgspec.msgpack.decode(encode_changes(np.array([1, 5]), words(0, 2), 10), type=EncodedSegment)
     return msgspec.msgpack.encode(msgspec.structs.replace(good, **fields))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rollout.engine.client import EngineClient
 from rollout.engine.launch import vllm
 from rollout.engine.patches import INSIDE, write_patches
-from rollout.engine.weights import Patched
+from rollout.engine.weights import InPlaceWeights
 from rollout.weights.mirror import Write
 from rollout.weights.store import VersionStore
 from tests.rollout.test_engine import PYTHON
@@ -117,7 +117,7 @@ async def test_what_is_pulled_beside_a_server_reaches_its_workers(tmp_path: Path
     publisher, versions = Publisher(store, whole_every=100, keep=100), [{}]  # type: ignore[var-annotated]
     versions[0] = {name: torch.randn(shape, generator=random).bfloat16() for name, shape in SHAPES.items()}
     publisher.publish(0, versions[0], FILES)
-    client, weights = Told(tmp_path), Patched(str(store.folder), tmp_path / "mirror")
+    client, weights = Told(tmp_path), InPlaceWeights(str(store.folder), tmp_path / "mirror")
     await weights.ready(0)
     await weights.begin(client, 0)
     for version in (1, 2, 3, 4):

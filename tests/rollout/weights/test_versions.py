@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from rollout.weights.mirror import Mirror
-from rollout.weights.puller import Pulled, Puller
+from rollout.weights.puller import PulledVersion, Puller
 from rollout.weights.source import FolderSource
-from rollout.weights.store import Lease, VersionStore
+from rollout.weights.store import ReaderLease, VersionStore
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 from tests.support.weights import FILES, Walk, same
 from trainer.weights import Publisher
@@ -158,7 +158,7 @@ async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path
     first = (await puller.pull()).digest
     for version in range(1, 12):
         publisher.publish(version, walk.step(1e-7), FILES)
-    pulled: Pulled = await puller.pull()
+    pulled: PulledVersion = await puller.pull()
     assert pulled.since == first and pulled.hops == 11 and pulled.writes is not None  # every step was still there
     assert same(tmp_path / "m", walk.tensors)
     publisher.publish(12, walk.step(1e-7), FILES)
@@ -174,7 +174,7 @@ async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path
 
 
 def test_a_reader_that_lets_go_while_readers_are_listed_is_passed_over(store: VersionStore) -> None:
-    store.lease("stays", Lease())
+    store.lease("stays", ReaderLease())
     (store.folder / "readers" / "went").symlink_to("nowhere")  # listed, and no longer there when it is read
     assert set(store.readers()) == {"stays"}
 
@@ -208,4 +208,4 @@ def test_content_is_checked_and_names_are_digests(store: VersionStore) -> None:
         with pytest.raises(Invalid, match="is no digest"):
             store.path(name)
     with pytest.raises(Invalid, match="is no name of a reader"):
-        store.lease("../x", Lease())
+        store.lease("../x", ReaderLease())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.container import procfs
-from sandbox.container.process import Command, pidfd_tells_exit, readers_first, signal_started
-from sandbox.container.procfs import Task
+from sandbox.container.process import RunningCommand, pidfd_tells_exit, readers_first, signal_started
+from sandbox.container.procfs import ProcessIdentity
 from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
 from tests.support.container_support import Maker, settled, shell
@@ -156,7 +156,7 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
 
 async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Maker) -> None:
     sb = await maker.create()
-    started: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    started: asyncio.Future[RunningCommand] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(sb.exec(["sleep", "1000"], on_start=started.set_result))
     command = await started
     send = command._handles.signal
@@ -182,7 +182,7 @@ def name_of(task: int) -> str:
 async def test_a_signal_reaches_a_child_that_is_being_forked(maker: Maker) -> None:
     """Whoever looks for processes one by one misses what was forked since; here none of them was seen."""
     sb = await maker.create()
-    started: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    started: asyncio.Future[RunningCommand] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(sb.exec(["sh", "-c", "sleep 1000; echo after"], on_start=started.set_result))
     await started
     # Before it executes `sleep`, the child of dash shares its memory, and dash may lose the signal.
@@ -229,8 +229,8 @@ async def test_who_stops_new_processes_keeps_nobody_waiting_and_leaves_no_half_o
 
 
 def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() -> None:
-    def task(pid: int, parent: int, started: int = 5) -> Task:
-        return Task(pid, parent, group=10, session=10, started=started)
+    def task(pid: int, parent: int, started: int = 5) -> ProcessIdentity:
+        return ProcessIdentity(pid, parent, group=10, session=10, started=started)
 
     shell, writer, reader, inner = task(10, 1), task(11, 10), task(12, 10), task(13, 12)
     wrapped = task(9, 10, started=6)  # numbers begin anew

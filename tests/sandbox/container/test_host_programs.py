@@ -10,7 +10,7 @@ import pytest
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.container import Container
-from sandbox.container.shim import Refused
+from sandbox.container.shim import ShimError
 from tests.support.container_support import Maker, shell
 
 
@@ -67,7 +67,7 @@ async def test_host_program_gets_its_descriptors(maker: Maker, tmp_path: Path) -
             os.close(fd)
     assert out.startswith("firstsecond")
     assert set(out.removeprefix("firstsecond").split()) == {"0", "1", "2", "3", "4", "5"}  # 5: ls itself
-    with pytest.raises(Refused, match="exec"):
+    with pytest.raises(ShimError, match="exec"):
         await sb.outside.start(["/no/such/program"], in_cgroup=False)
 
 

@@ -20,7 +20,7 @@ from bench.hostile.api import ApiAct, try_api_act
 from sandbox import Client, paths
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.messages import ExecResult, Limits
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 from tests.support.container_support import base_image
 from tests.support.daemon_host import IMAGE, Daemon
 
@@ -36,7 +36,7 @@ def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[own_internet.
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name.replace(" ", "-"))
-async def test_contained(act: Act, pool: Pool, tmp_path: Path, internet: own_internet.Internet | None) -> None:
+async def test_contained(act: Act, pool: BtrfsPool, tmp_path: Path, internet: own_internet.Internet | None) -> None:
     if act.network is not None and internet is None:
         pytest.skip(own_internet.missing())
     world = isolation.World(pool, base_image(), tmp_path)
@@ -76,7 +76,7 @@ FROM_A_RESTORED_ONE = (
 
 @pytest.mark.parametrize("name", FROM_A_RESTORED_ONE, ids=lambda name: name.replace(" ", "-"))
 async def test_contained_after_a_restore(
-    name: str, pool: Pool, tmp_path: Path, internet: own_internet.Internet | None
+    name: str, pool: BtrfsPool, tmp_path: Path, internet: own_internet.Internet | None
 ) -> None:
     if not paths.criu().exists():
         pytest.skip(f"{paths.criu()} is missing: run `make setup`")

@@ -18,7 +18,7 @@ from tests.support.checkpoint_programs import CHECK, LISTENER
 from tests.support.checkpoint_support import Bench, Saved, shell
 from tests.support.container_support import Maker
 
-PATIENCE = 20.0  # seconds for the kernel to let go of what nobody uses
+TIMEOUT = 20.0  # seconds for the kernel to let go of what nobody uses
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_the_host_can_unmount_a_disk_beside_sandboxes(
     for pid in (sb.shim_pid, sb.init_pid, waiting.pid, bench.checkpointer._warm[name].worker.pid):
         assert pid is not None and not sees(pid, place)
     await asyncio.to_thread(subprocess.run, ["umount", str(place)], check=True)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while await asyncio.to_thread(subprocess.check_output, ["losetup", "-j", str(image)]):
         assert time.monotonic() < deadline, "the loop device is still in use"
         await asyncio.sleep(0.05)
@@ -105,7 +105,7 @@ async def test_outputs_of_more_programs_than_a_waiting_process_has_pipes_for(ben
 
 async def test_a_sandbox_without_checkpoints_lets_go_too(maker: Maker, disk: tuple[Path, Path]) -> None:
     sb = await maker.create()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while sees(sb.shim_pid, disk[1]):  # not at once: nobody should wait for that
         assert time.monotonic() < deadline, "the shim still holds the disk"
         await asyncio.sleep(0.05)

@@ -38,7 +38,7 @@ async def test_what_is_held_is_the_sandboxs_own_whoever_gets_the_number_of_its_s
     with pytest.raises((SandboxDead, ShimGone)):
         await sb.outside.hold()
     assert sb.netns.stat().st_ino == held
-    with pytest.raises(gate.Refusal, match="not mounted"), gate.trees(*sb.trees()):
+    with pytest.raises(gate.ImageRefused, match="not mounted"), gate.trees(*sb.trees()):
         pass
     sb.shim_pid = shim
     await sb.destroy()

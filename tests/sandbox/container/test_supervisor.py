@@ -10,7 +10,7 @@ import pytest
 from sandbox.container import supervisor
 from sandbox.container.container import Container
 from sandbox.container.spawn import PATH
-from sandbox.container.supervisor import Gone, Mode, Program, Supervisor, Until
+from sandbox.container.supervisor import Mode, Program, Supervisor, SupervisorGone, Until
 from sandbox.errors import CommandNotFound
 from tests.support.checkpoint_support import Bench
 from tests.support.container_support import Maker
@@ -69,7 +69,7 @@ async def test_outputs_and_exit_of_a_process(maker: Maker) -> None:
     assert await everything(a) == b"a\0bhello!"
     assert await everything(a, 1) == b"oops\n"
     await a.finish()
-    with pytest.raises(Gone):
+    with pytest.raises(SupervisorGone):
         await connected(container, "p1")
 
 

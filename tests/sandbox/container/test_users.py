@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.turns.sessions import _script
-from sandbox.container.users import GROUPS_MOST, Table, User, parse, parse_groups, resolve
+from sandbox.container.users import MAX_GROUPS, User, UserTable, parse, parse_groups, resolve
 from sandbox.errors import Invalid
 
 PASSWD = """root:x:0:0:root:/root:/bin/bash
@@ -50,7 +50,7 @@ staff:x:51:again
     ],
 )
 def test_who_somebody_is(who: int | str, user: User) -> None:
-    assert resolve(who, Table(PASSWD), Table(GROUP)) == user
+    assert resolve(who, UserTable(PASSWD), UserTable(GROUP)) == user
 
 
 @pytest.mark.parametrize(
@@ -60,26 +60,26 @@ def test_who_somebody_is(who: int | str, user: User) -> None:
 )  # fmt: skip
 def test_who_nobody_is(who: int | str) -> None:
     with pytest.raises(Invalid):
-        resolve(who, Table(PASSWD), Table(GROUP))
+        resolve(who, UserTable(PASSWD), UserTable(GROUP))
 
 
 def test_a_refusal_says_which_file_does_not_know_it_and_why() -> None:
     with pytest.raises(Invalid, match=r"no user 'ghost' in the sandbox's /etc/passwd \(use"):
-        resolve("ghost", Table(PASSWD), Table(GROUP))
+        resolve("ghost", UserTable(PASSWD), UserTable(GROUP))
     with pytest.raises(Invalid, match="/etc/passwd: it has no such file"):
-        resolve("ghost", Table(trouble="it has no such file"), Table())
+        resolve("ghost", UserTable(trouble="it has no such file"), UserTable())
     with pytest.raises(Invalid, match="no group 'ghosts' in the sandbox's /etc/group: not a regular file"):
-        resolve("crab:ghosts", Table(PASSWD), Table(trouble="not a regular file"))
-    assert resolve(1000, Table(trouble="it has no such file"), Table()) == User(1000, 1000, "/")
+        resolve("crab:ghosts", UserTable(PASSWD), UserTable(trouble="not a regular file"))
+    assert resolve(1000, UserTable(trouble="it has no such file"), UserTable()) == User(1000, 1000, "/")
 
 
 def test_a_user_of_too_many_groups_must_say_which() -> None:
-    many = "".join(f"g{n}:x:{2000 + n}:crab\n" for n in range(GROUPS_MOST + 1))
+    many = "".join(f"g{n}:x:{2000 + n}:crab\n" for n in range(MAX_GROUPS + 1))
     with pytest.raises(Invalid, match="257 groups"):
-        resolve("crab", Table(PASSWD), Table(many))
-    assert resolve("crab:g3", Table(PASSWD), Table(many)) == User(1000, 2003, "/home/crab")
+        resolve("crab", UserTable(PASSWD), UserTable(many))
+    assert resolve("crab:g3", UserTable(PASSWD), UserTable(many)) == User(1000, 2003, "/home/crab")
     few = many[: many.rindex("g256")]
-    assert len(resolve("crab", Table(PASSWD), Table(few)).groups) == GROUPS_MOST
+    assert len(resolve("crab", UserTable(PASSWD), UserTable(few)).groups) == MAX_GROUPS
 
 
 _LINES = st.lists(st.text(st.sampled_from("ab0179:,x/\0"), max_size=30), max_size=8).map("\n".join)
@@ -92,11 +92,11 @@ def test_any_files_give_users_of_the_sandbox(passwd: str, group: str, who: int |
     assert all(0 <= each.gid < 65_536 for each in parse_groups(group).values())
     for asked in (who, *parse(passwd), *(f"{name}:{which}" for name in parse(passwd) for which in parse_groups(group))):
         try:
-            found = resolve(asked, Table(passwd), Table(group))
+            found = resolve(asked, UserTable(passwd), UserTable(group))
         except Invalid:
             continue
         assert all(0 <= number < 65_536 for number in (found.uid, found.gid, *found.groups))
-        assert found.home.startswith("/") and len(found.groups) <= GROUPS_MOST
+        assert found.home.startswith("/") and len(found.groups) <= MAX_GROUPS
 
 
 @settings(max_examples=40, deadline=None)

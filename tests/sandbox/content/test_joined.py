@@ -8,9 +8,9 @@ import pytest
 from blake3 import blake3
 
 from sandbox.content import transfer
-from sandbox.content.joined import Checked, joined
+from sandbox.content.joined import StreamChecker, joined
 from sandbox.content.pages import PAGE
-from sandbox.content.transfer import Entry, Head, ImageFile, Kind
+from sandbox.content.transfer import Entry, FrameKind, ImageFile, TransferHeader
 from sandbox.errors import Protocol
 from sandbox.messages import Verdict
 
@@ -25,8 +25,8 @@ def stream(number: int, since: int | None = None) -> bytes:
     """A stream of that state, as an export makes it."""
     files, pages = state(number)
     had_files, had_pages = ({}, []) if since is None else state(since)
-    writer = transfer.Writer()
-    head = Head(
+    writer = transfer.TransferWriter()
+    head = TransferHeader(
         id=f"c-{number:06}", sandbox="s-000001", verdict=Verdict.BOTH, image="i", image_digest="0" * 64, template={}
     )
     entries = [Entry(parent=0, name=b"", kind="d")]
@@ -49,13 +49,18 @@ def pieces(data: bytes) -> Iterator[bytes]:
         yield data[at : at + 1000]
 
 
-def content(data: bytes) -> tuple[list[tuple[Kind, object]], dict[bytes, bytes], set[bytes]]:
+def content(data: bytes) -> tuple[list[tuple[FrameKind, object]], dict[bytes, bytes], set[bytes]]:
     """(what it announces, its contents, its pages)."""
-    reader, told, contents, pages = transfer.Reader(), list[tuple[Kind, object]](), dict[bytes, bytes](), set[bytes]()
+    reader, told, contents, pages = (
+        transfer.Reader(),
+        list[tuple[FrameKind, object]](),
+        dict[bytes, bytes](),
+        set[bytes](),
+    )
     for kind, value in reader.feed(data):
-        if kind is Kind.PART:
+        if kind is FrameKind.PART:
             contents[value.content] = contents.get(value.content, b"") + transfer.unpack(value.packed, value.size)
-        elif kind is Kind.PAGES:
+        elif kind is FrameKind.PAGES:
             pages |= {value[at : at + PAGE] for at in range(0, len(value), PAGE)}
         else:
             told.append((kind, value))
@@ -82,7 +87,7 @@ def test_what_is_not_whole_has_no_end(streams: list[bytes]) -> None:
 def test_a_stream_that_passes_by_is_known_to_be_whole() -> None:
     whole = stream(0)
     for data, expected in ((whole, True), (whole[:-1], False), (whole + b"x", False), (b"", False)):
-        checked = Checked()
+        checked = StreamChecker()
         for piece in pieces(data):
             checked.feed(piece)
         if expected:

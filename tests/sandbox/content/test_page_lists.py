@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.content.page_lists import Changes, changed, digest
+from sandbox.content.page_lists import PageListDelta, changed, digest
 from sandbox.content.pages import HASH
-from sandbox.content.transfer import Kind, PageList, Reader, Writer
+from sandbox.content.transfer import FrameKind, PageList, Reader, TransferWriter
 from sandbox.errors import Conflict, Protocol
 from tests.daemon.store.test_transfer import HEAD
 
@@ -23,18 +23,18 @@ def hashes(numbers: list[int]) -> np.ndarray:
 
 def frames(before: np.ndarray, now: np.ndarray) -> list[PageList]:
     """As they arrive at the other side."""
-    writer, reader = Writer(), Reader()
+    writer, reader = TransferWriter(), Reader()
     places = changed(before, now)
     at = places.astype("<u4").tobytes()
     told = writer.changed_pages_of("pages-1.img", len(now), digest(before), at, now[places].tobytes())
     found = reader.feed(b"".join([writer.start(HEAD), *told, writer.end()]))
-    return [value for kind, value in found if kind is Kind.LIST]
+    return [value for kind, value in found if kind is FrameKind.LIST]
 
 
 @given(FEW, FEW)
 def test_what_changed_makes_the_new_list_of_the_old_one(before: list[int], now: list[int]) -> None:
     one, other = hashes(before), hashes(now)
-    told = Changes.told(frames(one, other))
+    told = PageListDelta.told(frames(one, other))
     told.need(one)
     assert (told.over(one, told.hashes) == other).all()
     assert len(told.places) == len(now) - sum(a == b for a, b in zip(before, now, strict=False))
@@ -42,7 +42,7 @@ def test_what_changed_makes_the_new_list_of_the_old_one(before: list[int], now: 
 
 
 def test_changes_of_another_list_are_refused() -> None:
-    told = Changes.told(frames(hashes([1, 2, 3]), hashes([1, 2, 1])))
+    told = PageListDelta.told(frames(hashes([1, 2, 3]), hashes([1, 2, 1])))
     with pytest.raises(Conflict):
         told.need(hashes([1, 1, 3]))
 
@@ -51,7 +51,7 @@ def test_a_long_list_of_changes_comes_in_many_frames() -> None:
     before, now = np.zeros((70_000, HASH), np.uint8), np.ones((70_000, HASH), np.uint8)
     came = frames(before, now)
     assert len(came) == 3
-    assert (Changes.told(came).over(before, now) == now).all()
+    assert (PageListDelta.told(came).over(before, now) == now).all()
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_a_long_list_of_changes_comes_in_many_frames() -> None:
 def test_places_that_lead_nowhere_or_leave_gaps_are_refused(places: list[int], count: int) -> None:
     """Also a length that nothing stands for, before any memory is spent on it."""
     at = np.array(places, "<u4").tobytes()
-    told = Changes.told([PageList("pages-1.img", bytes(HASH * len(places)), at, count)])
+    told = PageListDelta.told([PageList("pages-1.img", bytes(HASH * len(places)), at, count)])
     with pytest.raises(Protocol):
         told.over(hashes([1, 2, 3]), told.hashes)
 
 
 def test_frames_of_one_list_agree_and_have_as_many_places_as_hashes() -> None:
     with pytest.raises(Protocol, match="two lengths"):
-        Changes.told([PageList("pages-1.img", b"", b"", 1), PageList("pages-1.img", b"", b"", 2)])
+        PageListDelta.told([PageList("pages-1.img", b"", b"", 1), PageList("pages-1.img", b"", b"", 2)])
     for wrong in (PageList("pages-1.img", bytes(HASH), b"", 1), PageList("pages-1.img", bytes(HASH), bytes(4), -1)):
-        writer, reader = Writer(), Reader()
-        data = writer.start(HEAD) + writer.frame(Kind.LIST, msgspec.msgpack.encode(wrong))
+        writer, reader = TransferWriter(), Reader()
+        data = writer.start(HEAD) + writer.frame(FrameKind.LIST, msgspec.msgpack.encode(wrong))
         with pytest.raises(Protocol):
             list(reader.feed(data))

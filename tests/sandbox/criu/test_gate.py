@@ -20,7 +20,7 @@ from tests.support.daemon_host import ASLEEP
 SYS_ADMIN = 1 << 21
 
 
-def first(images: Path, stem: str, kind: str) -> tuple[Path, image_files.Image]:
+def first(images: Path, stem: str, kind: str) -> tuple[Path, image_files.CriuImageFile]:
     path = sorted(images.glob(f"{stem}.img"))[0]
     found = image_files.read(path, getattr(image_files.messages(), kind))
     assert found is not None
@@ -204,11 +204,11 @@ async def test_what_is_no_image_is_refused(bench: Bench) -> None:
     saved = await bench.save(sb)
     for name, place in (("netns-2.img", b""), ("tmpfs-dev-9.tar.gz.img", b""), ("parent", b"")):
         (saved.capture.dir / name).write_bytes(place)
-        with pytest.raises(gate.Refusal, match="unknown kind"):
+        with pytest.raises(gate.ImageRefused, match="unknown kind"):
             gate.checked(gate.of_directory(saved.capture.dir))
         (saved.capture.dir / name).unlink()
     os.symlink("/", saved.capture.dir / "parent")
-    with pytest.raises(gate.Refusal, match="is no image"):
+    with pytest.raises(gate.ImageRefused, match="is no image"):
         gate.of_directory(saved.capture.dir)
 
 
@@ -222,7 +222,7 @@ async def test_images_are_checked_once_until_one_changes(bench: Bench) -> None:
     core = next(linked.glob("core-*.img"))
     core.write_bytes(core.read_bytes()[:-1])  # cut short
     for directory in (linked, saved.capture.dir):
-        with pytest.raises(gate.Refusal, match="cannot be read"):
+        with pytest.raises(gate.ImageRefused, match="cannot be read"):
             gate.checked(gate.of_directory(directory))
 
 
@@ -253,7 +253,7 @@ async def test_images_from_elsewhere_must_be_confined_as_ours_are(
 
     import_it()
     for change_of in (("seccomp", "seccomp_entry", other_filter), ("core-1", "core_entry", none)):
-        with pytest.raises(gate.Refusal, match="is not held by the filter of system calls"):
+        with pytest.raises(gate.ImageRefused, match="is not held by the filter of system calls"):
             import_it(*change_of)
 
     def no_core(entries: Any) -> None:
@@ -265,7 +265,7 @@ async def test_images_from_elsewhere_must_be_confined_as_ours_are(
     import_it("core-1", "core_entry", no_core)
     gate.CORE_PATTERN.write_text("|/usr/bin/taker %P")
     import_it()
-    with pytest.raises(gate.Refusal, match="dump core to a program of the host"):
+    with pytest.raises(gate.ImageRefused, match="dump core to a program of the host"):
         import_it("core-1", "core_entry", no_core)
-    with pytest.raises(gate.Refusal, match="has capabilities"):
+    with pytest.raises(gate.ImageRefused, match="has capabilities"):
         import_it("core-1", "core_entry", capability)

@@ -127,7 +127,7 @@ def test_each_page_goes_one_way(
         for page in range(size // PAGE):
             found[record.vaddr // PAGE + page] = place // PAGE + page
     for run in runs:
-        assert run.size >= memory.RUN_LEAST
+        assert run.size >= memory.MIN_RUN
         for page in range(run.size // PAGE):
             number = run.address // PAGE + page
             assert number not in found

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.criu import dump, image_files, namespaces
-from sandbox.criu.dump import Dumped
+from sandbox.criu.dump import Dump
 from tests.support.checkpoint_support import Bench, shell
 
 NS_GET_USERNS = 0xB701
@@ -26,7 +26,7 @@ START = {
 }
 
 
-async def _capture(bench: Bench, container: object, name: str) -> Dumped:
+async def _capture(bench: Bench, container: object, name: str) -> Dump:
     return await bench.checkpointer.capture(container, bench.checkpointer.captures / name)
 
 
@@ -44,11 +44,11 @@ async def test_images_from_inside_are_those_from_outside(bench: Bench, monkeypat
     inside = await _capture(bench, sb, "inside")
     kinds = image_files.messages()
 
-    def content(capture: Dumped, pattern: str) -> tuple[int, bytes]:
+    def content(capture: Dump, pattern: str) -> tuple[int, bytes]:
         (path,) = capture.dir.glob(pattern)
         return int(path.stem.rpartition("-")[2]), path.read_bytes()
 
-    def ids(capture: Dumped) -> tuple[object, object]:
+    def ids(capture: Dump) -> tuple[object, object]:
         inventory = image_files.read(capture.dir / "inventory.img", kinds.inventory_entry)
         own = image_files.read(capture.dir / "ids-1.img", kinds.task_kobj_ids_entry)
         assert inventory is not None and own is not None

@@ -186,7 +186,7 @@ async def test_a_capture_cancelled_while_it_is_completed_leaves_nothing(
     sb = await bench.maker.create()
     real, begun, go, done = dump._finish, threading.Event(), threading.Event(), threading.Event()
 
-    def finish(*arguments: Any) -> dump.Dumped:
+    def finish(*arguments: Any) -> dump.Dump:
         begun.set()
         assert go.wait(60)
         found = real(*arguments)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.criu.recent import Recent, remove
+from sandbox.criu.recent import RecentImages, remove
 
 
 @pytest.fixture
-def recent(tmp_path: Path) -> Recent:
-    made = Recent(tmp_path / "recent", limit=250)
+def recent(tmp_path: Path) -> RecentImages:
+    made = RecentImages(tmp_path / "recent", limit=250)
     made.prepare()
     return made
 
@@ -27,7 +27,7 @@ def nobody(_name: str) -> bool:
     return False
 
 
-def test_the_least_recently_used_goes_first(recent: Recent, tmp_path: Path) -> None:
+def test_the_least_recently_used_goes_first(recent: RecentImages, tmp_path: Path) -> None:
     for name in "abc":
         remove(recent.keep(name, images(tmp_path, name), busy=nobody))
         assert recent.find("b") or name == "a"
@@ -41,7 +41,7 @@ def test_the_least_recently_used_goes_first(recent: Recent, tmp_path: Path) -> N
     assert len(list((tmp_path / "recent").iterdir())) == 2
 
 
-def test_what_is_being_read_stays(recent: Recent, tmp_path: Path) -> None:
+def test_what_is_being_read_stays(recent: RecentImages, tmp_path: Path) -> None:
     for name in "ab":
         recent.keep(name, images(tmp_path, name), busy=nobody)
     gone = recent.keep("c", images(tmp_path, "c"), busy="a".__eq__)
@@ -53,7 +53,7 @@ def test_what_is_being_read_stays(recent: Recent, tmp_path: Path) -> None:
     assert len(recent._sizes) == 1
 
 
-def test_too_large_and_gone_ones(recent: Recent, tmp_path: Path) -> None:
+def test_too_large_and_gone_ones(recent: RecentImages, tmp_path: Path) -> None:
     remove(recent.keep("huge", images(tmp_path, "huge", 1000), busy=nobody))
     assert recent.find("huge") is None
     assert recent.keep("gone", tmp_path / "missing", busy=nobody) == []
@@ -62,7 +62,7 @@ def test_too_large_and_gone_ones(recent: Recent, tmp_path: Path) -> None:
     recent.drop("a")
     assert recent.find("a") is None
     recent.keep("b", images(tmp_path, "b"), busy=nobody)
-    again = Recent(tmp_path / "recent")
+    again = RecentImages(tmp_path / "recent")
     again.prepare()  # of the next daemon
     assert again.find("b") is None
     assert list((tmp_path / "recent").iterdir()) == []

@@ -125,7 +125,7 @@ def test_settings_that_no_dump_wrote(content: bytes) -> None:
 
 def test_settings_pass_through_their_image(tmp_path: Path) -> None:
     assert not settings.load(tmp_path)
-    found = settings.Settings(tasks=[settings.TaskSettings(thread=3, slack=7, processors=[0])])
+    found = settings.KernelSettings(tasks=[settings.TaskSettings(thread=3, slack=7, processors=[0])])
     settings.write(tmp_path, found)
     assert settings.load(tmp_path) == found
     assert settings.facts(tmp_path) == {"thread 3 settings": {"thread": 3, "slack": 7, "processors": [0]}}
@@ -137,7 +137,7 @@ def test_a_process_that_died_is_told() -> None:
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
-        with pytest.raises(settings.Gone), settings.looking_at([pid], lambda: [pid]):
+        with pytest.raises(settings.ProcessVanished), settings.looking_at([pid], lambda: [pid]):
             pass
     finally:
         os.waitpid(pid, 0)

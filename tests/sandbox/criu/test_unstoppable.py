@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.container import unstoppable
 from sandbox.container.container import Container
-from sandbox.container.unstoppable import Unstoppable, Watch, awaited, need_stoppable, stuck
+from sandbox.container.unstoppable import StallDetector, Unstoppable, awaited, need_stoppable, stuck
 from tests.support.checkpoint_support import Bench, shell
 from tests.support.programs import END_TIMEOUT, Program
 
@@ -73,7 +73,7 @@ def test_whom_a_process_waits_for() -> None:
 
 def test_a_watch_tells_only_what_lasts_and_is_waited_for(parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     container = SimpleNamespace(tasks=lambda: [parent])
-    watch = Watch(container, 0)
+    watch = StallDetector(container, 0)
     monkeypatch.setattr(unstoppable, "awaited", lambda _: None)
     assert watch.look() is None
     monkeypatch.setattr(unstoppable, "awaited", lambda _: parent)

@@ -29,7 +29,7 @@ from tests.support.container_support import Maker
 
 SECONDS = 2  # that each call is to last
 EARLY = 1500  # microseconds: some time-outs are in milliseconds
-PATIENCE = 60.0
+TIMEOUT = 60.0
 GROUPS = {
     "sleeps": "nanosleep nanosleep_rest nanosleep_same clock_nanosleep clock_nanosleep_absolute sleep",
     "polls": "poll_pipe poll_forever poll_woken ppoll ppoll_mask ppoll_signal select pselect_mask",
@@ -81,7 +81,7 @@ async def enter(container: Container, calls: str, seconds: float = SECONDS) -> N
 
 
 async def until(container: Container, path: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (await container.exec(["test", "-e", path])).exit_code:
         assert time.monotonic() < deadline, await shell(container, "cat /tmp/said")
         await asyncio.sleep(0.05)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.errors import Invalid
-from sandbox.image.dockerfile import Mount, parse, substitute
+from sandbox.image.dockerfile import BuildMount, parse, substitute
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ RUN --mount=type=secret,id=plain true
     first, second, third = stage.instructions
     assert first.words == ("make",) and first.shell
     assert first.mounts == (
-        Mount("cache", "/root/.cache", "/root/.cache", mode=0o755),
-        Mount("secret", "token", variable="TOKEN"),
+        BuildMount("cache", "/root/.cache", "/root/.cache", mode=0o755),
+        BuildMount("secret", "token", variable="TOKEN"),
     )
     assert second.words == ("cat", "/etc/key") and not second.shell
-    assert second.mounts == (Mount("secret", "key", "/etc/key", required=True, mode=0o440, owner="0:7"),)
+    assert second.mounts == (BuildMount("secret", "key", "/etc/key", required=True, mode=0o440, owner="0:7"),)
     assert third.mounts[0].target == "/run/secrets/plain"
 
 

@@ -15,16 +15,16 @@ from daemon.store.build_cache import surplus
 from sandbox.image.dockerfile import Instruction, parse
 from sandbox.messages import ImageConfig, Limits, Network
 from sandbox.sdk import context
-from sandbox.sdk.plan import State, Step, step_key
+from sandbox.sdk.plan import BuildStep, StageState, step_key
 
-STATE = State(env={"A": "1"}, workdir=PurePosixPath("/w"))
+STATE = StageState(env={"A": "1"}, workdir=PurePosixPath("/w"))
 RUN = Instruction("RUN", 3, ("make",), shell=True)
 COPY = Instruction("COPY", 4, ("a", "b", "/to/"))
 
 
 def key(
     instruction: Instruction = RUN,
-    state: State = STATE,
+    state: StageState = STATE,
     *,
     parent: str = "p",
     content: str = "",
@@ -71,7 +71,7 @@ def test_what_is_copied_and_how_is_in_the_key_of_a_copy() -> None:
 
 def test_instructions_set_what_follows_them() -> None:
     text = 'FROM x\nARG V=1\nENV A=2\nWORKDIR d\nWORKDIR e\nUSER me\nSHELL ["/bin/bash", "-c"]\nLABEL l=3\nCMD go\n'
-    state = State.of(ImageConfig(env={"P": "0"}, workdir="/srv", cmd=["old"]))
+    state = StageState.of(ImageConfig(env={"P": "0"}, workdir="/srv", cmd=["old"]))
     for instruction in parse(text + "RUN it")[0].instructions:
         state = state.after(instruction)
     assert state.variables == {"V": "1", "P": "0", "A": "2"}
@@ -83,7 +83,7 @@ def test_instructions_set_what_follows_them() -> None:
         {"l": "3"},
     )
     assert state.after(Instruction("ENTRYPOINT", 1, ("e",))).config().cmd == []
-    assert Step(Instruction("ENV", 1, pairs={"A": "2"}), state, None).title == "ENV A=2"
+    assert BuildStep(Instruction("ENV", 1, pairs={"A": "2"}), state, None).title == "ENV A=2"
 
 
 def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def objects() -> list[object]:
         id="p-1", pid=7, kind=ProgramKind.PROCESS, state=ProgramState.RUNNING, command="top", started_at=0.0
     )
     one = handle.Sandbox(host, info)
-    running = handle.Running(host, "/v1/sandboxes/s-1", ExecRequest(command="yes " * 1000))
+    running = handle.CommandStream(host, "/v1/sandboxes/s-1", ExecRequest(command="yes " * 1000))
     made = [handle.Creation(host, CreateRequest(image="debian")), handle.Fork(one, None), handle.Fork(None, "no room")]
     facets = [one.files, one.gateway, one.network, one.processes, one.sessions, one.terminals, one.ports, one.turn()]
     programs = [kind(host, "/v1/sandboxes/s-1", program) for kind in (processes.Process, processes.Terminal)]

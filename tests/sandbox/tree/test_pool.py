@@ -14,17 +14,17 @@ import pytest
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 from sandbox.tree import btrfs
 from sandbox.tree.extents import NODE, added_bytes
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 from tests.support.programs import Program
 
 
 def test_ensure_twice_and_close_leave_what_they_should(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    made = Pool(tmp_path / "state", size=256 << 20)
+    made = BtrfsPool(tmp_path / "state", size=256 << 20)
     made.ensure()
     made.create_tree(made.sandboxes / "a")
-    Pool(tmp_path / "state").ensure()
+    BtrfsPool(tmp_path / "state").ensure()
     assert (made.sandboxes / "a/upper").is_dir()
     assert made.file.stat().st_blocks * 512 < 64 << 20  # sparse
     options = next(
@@ -46,7 +46,7 @@ def test_no_space_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     with pytest.raises(NoSpace, match="the pool needs 640 MiB"):
-        Pool(tmp_path, size=1 << 20).ensure()
+        BtrfsPool(tmp_path, size=1 << 20).ensure()
     assert not (tmp_path / "pool.btrfs").exists()
 
 
@@ -66,7 +66,7 @@ thread.join()
 """
 
 
-def test_other_threads_run_while_the_kernel_makes_a_snapshot(pool: Pool) -> None:
+def test_other_threads_run_while_the_kernel_makes_a_snapshot(pool: BtrfsPool) -> None:
     btrfs.create_subvolume(pool.sandboxes / "a")
     held = os.open(pool.sandboxes, os.O_RDONLY)
     program = [sys.executable, "-c", WAITING % FREEZE, str(pool.sandboxes)]
@@ -83,7 +83,7 @@ def test_other_threads_run_while_the_kernel_makes_a_snapshot(pool: Pool) -> None
     assert process.returncode == 0
 
 
-def test_a_subvolume_goes_with_all_that_lie_in_it(pool: Pool) -> None:
+def test_a_subvolume_goes_with_all_that_lie_in_it(pool: BtrfsPool) -> None:
     top = pool.sandboxes / "top"
     for path in (top, top / "inner", top / "inner/innermost", top / "other"):
         btrfs.create_subvolume(path)
@@ -96,7 +96,7 @@ def test_a_subvolume_goes_with_all_that_lie_in_it(pool: Pool) -> None:
         btrfs.delete_subvolume(pool.sandboxes / "beside")
 
 
-def test_subvolumes_and_snapshots(pool: Pool) -> None:
+def test_subvolumes_and_snapshots(pool: BtrfsPool) -> None:
     source, copy = pool.sandboxes / "source", pool.checkpoints / "copy"
     btrfs.create_subvolume(source)
     try:
@@ -128,7 +128,7 @@ def test_not_btrfs_is_said(tmp_path: Path) -> None:
         raise btrfs._translate(FileNotFoundError(2, "no"), "snapshot", tmp_path)
 
 
-def test_generation_tells_changed(pool: Pool) -> None:
+def test_generation_tells_changed(pool: BtrfsPool) -> None:
     tree = pool.sandboxes / "generation"
     btrfs.create_subvolume(tree)
     try:
@@ -145,7 +145,7 @@ def test_generation_tells_changed(pool: Pool) -> None:
         (pool.sandboxes / "elsewhere").unlink()
 
 
-def test_added_bytes_count_what_is_new(pool: Pool) -> None:
+def test_added_bytes_count_what_is_new(pool: BtrfsPool) -> None:
     blocks = 30 * NODE  # of the trees: 300 inline files, directory entries, inodes
     tree, first, second = pool.sandboxes / "grow", pool.checkpoints / "grow-1", pool.checkpoints / "grow-2"
     btrfs.create_subvolume(tree)

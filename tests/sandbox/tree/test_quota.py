@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.tree import btrfs, quota
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 MIB = 1 << 20
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """A pool of this test alone."""
-    pool = Pool(tmp_path, size=512 * MIB).ensure()
+    pool = BtrfsPool(tmp_path, size=512 * MIB).ensure()
     yield pool.sandboxes
     pool.close()
 

@@ -25,8 +25,8 @@ from sandbox.errors import Invalid
 from sandbox.tree import btrfs, diff, facts, hashing, safe_path, sparse
 from sandbox.tree import copy as copytree
 from sandbox.tree.extents import shared_once
-from sandbox.tree.pool import Pool
-from sandbox.tree.walk import OPEN_MOST, remove_path, walk
+from sandbox.tree.pool import BtrfsPool
+from sandbox.tree.walk import MAX_OPEN, remove_path, walk
 
 DEPTH = 1200  # directories within one another: beyond PATH_MAX, beyond Python's recursion limit
 MIB = 1 << 20
@@ -153,12 +153,12 @@ def test_a_walk_is_as_deep_as_the_tree_with_few_descriptors(top: Path) -> None:
                 most = max(most, len(os.listdir("/proc/self/fd")))
     assert steps == 2 * DEPTH + 1
     assert sorted(set(left), reverse=True) == list(range(DEPTH, 0, -1))
-    assert most - before <= OPEN_MOST + 4
+    assert most - before <= MAX_OPEN + 4
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_walk_of_what_is_moved_meanwhile_ends_and_leads_nowhere_else(top: Path, tmp_path: Path) -> None:
-    deepen(top, OPEN_MOST + 20)
+    deepen(top, MAX_OPEN + 20)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").touch()
     seen = []
@@ -236,8 +236,8 @@ def test_a_copy_leaves_sockets_and_devices_out(top: Path, tmp_path: Path) -> Non
 def test_a_difference_that_is_too_long_to_tell_is_refused(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diff, "TOLD_MOST", 10_000)
-    monkeypatch.setattr(facts, "PATHS_MOST", 10_000)
+    monkeypatch.setattr(diff, "MAX_TOLD", 10_000)
+    monkeypatch.setattr(facts, "MAX_PATHS", 10_000)
     deepen(top, 100)
     (tmp_path / "empty").mkdir()
     with pytest.raises(Invalid, match="more differs"):
@@ -249,7 +249,7 @@ def test_a_difference_that_is_too_long_to_tell_is_refused(
 # --------------------------------------------------------------------------- snapshots
 
 
-def test_a_deep_and_sparse_snapshot_is_hashed_and_verified(pool: Pool) -> None:
+def test_a_deep_and_sparse_snapshot_is_hashed_and_verified(pool: BtrfsPool) -> None:
     name = f"deep-{secrets.token_hex(4)}"
     tree, first, second = (pool.sandboxes / f"{name}{end}" for end in ("", ".1", ".2"))
     pool.create_tree(tree)
@@ -271,7 +271,7 @@ def test_a_deep_and_sparse_snapshot_is_hashed_and_verified(pool: Pool) -> None:
             btrfs.delete_subvolume(path)
 
 
-def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: Pool) -> None:
+def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: BtrfsPool) -> None:
     most = (1 << 63) - 1
     tree = pool.sandboxes / f"last-{secrets.token_hex(4)}"
     pool.create_tree(tree)
@@ -289,7 +289,7 @@ def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: Pool) -> 
         btrfs.delete_subvolume(tree)
 
 
-def test_what_files_share_is_read_once_and_everything_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_files_share_is_read_once_and_everything_is(pool: BtrfsPool, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, shot = (pool.sandboxes / f"shared-{secrets.token_hex(4)}{end}" for end in ("", ".1"))
     pool.create_tree(tree)
     try:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.decide.engines.handover import EARLIEST, LATEST, SLOWER, rest, staying
-from rollout.decide.engines.measuring import Steps
+from rollout.decide.engines.measuring import StepTimes
 from rollout.decide.policy import RolloutPolicy
-from rollout.decide.view import Buffered, CrewView, GroupView, Member, Rest, Rules, View
+from rollout.decide.view import BufferedGroup, CrewView, GroupView, Rest, RolloutView, SchedulingRules, TrajectoryView
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,17 @@ def test_who_stays_has_room_and_is_hardly_slower(
 CREW = CrewView(engines=4, slots=8, base=0.02)
 
 
-def seen(crew: CrewView | None, *, ended: int, asked: bool = True, training: bool = False) -> View:
+def seen(crew: CrewView | None, *, ended: int, asked: bool = True, training: bool = False) -> RolloutView:
     """Ten groups of two: so many of their answers are there, two of each buffered group."""
     whole, odd = divmod(ended, 2)
     running = [
-        GroupView(str(n), n, [Member(0, "ended" if n == whole and odd else "running"), Member(1, "running")])
+        GroupView(
+            str(n), n, [TrajectoryView(0, "ended" if n == whole and odd else "running"), TrajectoryView(1, "running")]
+        )
         for n in range(whole, 10)
     ]
-    buffered = [Buffered(str(n), n, [0, 0]) for n in range(whole)]
-    return View(
+    buffered = [BufferedGroup(str(n), n, [0, 0]) for n in range(whole)]
+    return RolloutView(
         version=0, asked=asked, training=training, running=running, buffered=buffered, queued=0, more=False, crew=crew
     )
 
@@ -75,14 +77,14 @@ def seen(crew: CrewView | None, *, ended: int, asked: bool = True, training: boo
         (seen(CREW, ended=6, training=True), None),
     ],
 )
-def test_engines_rest_once_while_their_trainer_waits(view: View, stay: int | None) -> None:
+def test_engines_rest_once_while_their_trainer_waits(view: RolloutView, stay: int | None) -> None:
     assert rest(view) == (None if stay is None else Rest(stay))
-    decided = RolloutPolicy(Rules(groups=10, size=2, staleness=0)).decide(view, 0.0)
+    decided = RolloutPolicy(SchedulingRules(groups=10, size=2, staleness=0)).decide(view, 0.0)
     assert [action for action in decided if isinstance(action, Rest)] == ([] if stay is None else [Rest(stay)])
 
 
 def test_steps_are_medians_by_the_answers_that_share_them() -> None:
-    steps = Steps()
+    steps = StepTimes()
     assert steps.line() == (0.0, 0.0)
     for answers in (1, 11, 31):
         for number in range(20):
@@ -94,7 +96,7 @@ def test_steps_are_medians_by_the_answers_that_share_them() -> None:
 
 
 def test_what_each_answer_adds_is_not_guessed_from_numbers_that_hardly_differ() -> None:
-    steps = Steps()
+    steps = StepTimes()
     for number in range(20):
         steps.see(31, 0.04)
         steps.see(32, 0.042 + 0.0001 * number)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.simulate import parallel
 from rollout.decide.engines.parallel import Planner, degree
-from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.core import Core, SamplingSequence
 from sandbox.paths import CHECKOUT
 
 MODEL = CHECKOUT / "examples" / "frozen_lake" / "start"
@@ -50,7 +50,7 @@ def test_the_embedded_engine_puts_back_what_its_cache_has_no_room_for_and_then_t
         for version in range(3):
             for n in range(8):
                 tokens = [draw.randrange(3, 300) for _ in range(10)]
-                core.add(Request(f"{version}/{n}", tokens, 40, temperature=0, stops=frozenset()))
+                core.add(SamplingSequence(f"{version}/{n}", tokens, 40, temperature=0, stops=frozenset()))
             for _ in range(2000):
                 if core.scheduler.idle:
                     break

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout.decide.engines.prefixes import BLOCK, Prefixes, chain
 from rollout.decide.engines.routing import (
-    Ask,
+    RoutedRequest,
     RouteView,
     RoutingRules,
     Send,
@@ -29,23 +29,28 @@ def server(name: str, load: int = 0, *, slots: int = 8, state: str = "serving", 
     return ServerView(name, state, slots, load, tokens)  # type: ignore[arg-type]
 
 
-TABLE: list[tuple[str, list[ServerView], list[Ask], list[Send]]] = [
-    ("least loaded", [server("a", 3), server("b", 1)], [Ask(1)], [Send(1, "b", "least")]),
-    ("tokens break a tie", [server("a", 1, tokens=900), server("b", 1, tokens=9)], [Ask(1)], [Send(1, "b", "least")]),
-    ("where its prefix is", [server("a", 3), server("b", 1)], [Ask(1, 0, ["a"])], [Send(1, "a", "prefix")]),
-    ("unless overloaded", [server("a", 7), server("b", 1)], [Ask(1, 0, ["a"])], [Send(1, "b", "overloaded")]),
-    ("the emptier of two homes", [server("a", 3), server("b", 1)], [Ask(1, 0, ["a", "b"])], [Send(1, "b", "prefix")]),
-    ("its server is down", [server("a", state="down"), server("b")], [Ask(1, 0, ["a"])], [Send(1, "b", "moved")]),
-    ("nobody serves", [server("a", state="updating"), server("b", state="draining")], [Ask(1)], []),
-    ("all are full: who is urgent, then who is older", [server("a", 7)], [Ask(1), Ask(2, -1), Ask(0)],
+TABLE: list[tuple[str, list[ServerView], list[RoutedRequest], list[Send]]] = [
+    ("least loaded", [server("a", 3), server("b", 1)], [RoutedRequest(1)], [Send(1, "b", "least")]),
+    ("tokens break a tie", [server("a", 1, tokens=900), server("b", 1, tokens=9)], [RoutedRequest(1)], [Send(1, "b",
+    "least")]),
+    ("where its prefix is", [server("a", 3), server("b", 1)], [RoutedRequest(1, 0, ["a"])], [Send(1, "a", "prefix")]),
+    ("unless overloaded", [server("a", 7), server("b", 1)], [RoutedRequest(1, 0, ["a"])], [Send(1, "b", "overloaded")]),
+    ("the emptier of two homes", [server("a", 3), server("b", 1)], [RoutedRequest(1, 0, ["a", "b"])], [Send(1, "b",
+    "prefix")]),
+    ("its server is down", [server("a", state="down"), server("b")], [RoutedRequest(1, 0, ["a"])], [Send(1, "b",
+    "moved")]),
+    ("nobody serves", [server("a", state="updating"), server("b", state="draining")], [RoutedRequest(1)], []),
+    ("all are full: who is urgent, then who is older", [server("a", 7)], [RoutedRequest(1), RoutedRequest(2, -1),
+    RoutedRequest(0)],
      [Send(2, "a", "least")]),
-    ("each takes what it has slots for", [server("a", slots=1), server("b", slots=1)], [Ask(1), Ask(2), Ask(3)],
+    ("each takes what it has slots for", [server("a", slots=1), server("b", slots=1)], [RoutedRequest(1),
+    RoutedRequest(2), RoutedRequest(3)],
      [Send(1, "a", "least"), Send(2, "b", "least")]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("servers", "waiting", "wanted"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_the_table(servers: list[ServerView], waiting: list[Ask], wanted: list[Send]) -> None:
+def test_the_table(servers: list[ServerView], waiting: list[RoutedRequest], wanted: list[Send]) -> None:
     assert route(RouteView(servers=servers, waiting=waiting), RULES) == wanted
 
 
@@ -56,7 +61,7 @@ SERVERS = st.lists(
     max_size=6,
 )
 ASKS = st.lists(
-    st.builds(Ask, st.integers(0, 99), st.integers(-2, 2), st.lists(st.sampled_from("abcdefg"), max_size=2)),
+    st.builds(RoutedRequest, st.integers(0, 99), st.integers(-2, 2), st.lists(st.sampled_from("abcdefg"), max_size=2)),
     unique_by=lambda each: each.key,
     max_size=12,
 )
@@ -76,12 +81,12 @@ def test_where_a_turn_goes_while_a_serving_engine_is_lent(
     own: int, lent: int, homes: list[str], wanted: tuple[str, str] | None
 ) -> None:
     servers = [ServerView("own", "serving", 4, own), ServerView("lent", "serving", 4, lent, lent=True)]
-    sends = route(RouteView(servers=servers, waiting=[Ask(0, homes=homes)]), RULES)
+    sends = route(RouteView(servers=servers, waiting=[RoutedRequest(0, homes=homes)]), RULES)
     assert [(send.server, send.why) for send in sends] == ([] if wanted is None else [wanted])
 
 
 @given(SERVERS, ASKS)
-def test_no_server_is_overfilled_and_nobody_is_passed_by(servers: list[ServerView], asks: list[Ask]) -> None:
+def test_no_server_is_overfilled_and_nobody_is_passed_by(servers: list[ServerView], asks: list[RoutedRequest]) -> None:
     view = RouteView(servers=servers, waiting=asks)
     sends = route(view, RULES)
     free = {each.name: max(0, each.slots - each.load) for each in servers if each.state == "serving"}
@@ -94,7 +99,7 @@ def test_no_server_is_overfilled_and_nobody_is_passed_by(servers: list[ServerVie
 
 
 @given(SERVERS, ASKS)
-def test_a_logged_view_decides_again_the_same(servers: list[ServerView], asks: list[Ask]) -> None:
+def test_a_logged_view_decides_again_the_same(servers: list[ServerView], asks: list[RoutedRequest]) -> None:
     view = RouteView(servers=servers, waiting=asks)
     again = msgspec.json.decode(msgspec.json.encode(view), type=RouteView)
     assert route(again, RULES) == route(view, RULES)

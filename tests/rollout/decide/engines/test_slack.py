@@ -11,9 +11,9 @@ from rollout.decide.engines.slack import (
     CHUNK,
     Budget,
     EngineView,
-    Step,
+    SlackStep,
     StepCost,
-    Waiting,
+    WaitingRequest,
     next_step,
     slack,
 )
@@ -30,33 +30,35 @@ def view(**changes: object) -> EngineView:
 
 
 def test_without_users_rollouts_have_it_all() -> None:
-    assert next_step(view(rollout_prompt=9999), BUDGET, COST, 0.0) == Step(0, 100, CHUNK)
+    assert next_step(view(rollout_prompt=9999), BUDGET, COST, 0.0) == SlackStep(0, 100, CHUNK)
 
 
 def test_a_running_user_leaves_the_rest_of_the_time_to_the_next_token() -> None:
     # 50 ms less 10 for the step and 1 for the user: 39 rollouts
-    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.0) == Step(0, 39, 0)
-    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.030) == Step(0, 9, 0)
-    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.045) == Step(0, 0, 0)
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.0) == SlackStep(0, 39, 0)
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.030) == SlackStep(0, 9, 0)
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.045) == SlackStep(0, 0, 0)
 
 
 def test_a_waiting_user_leaves_what_its_prompt_does_not_need() -> None:
     # of a step of 50 ms 10 ms and 100 tokens of 0.1 ms
-    assert slack(view(waiting=[Waiting(0.0, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.03)
+    assert slack(view(waiting=[WaitingRequest(0.0, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.03)
     # when it has waited for 0.97 s, 30 ms are left, of which it needs 20
-    assert slack(view(waiting=[Waiting(-0.97, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.01)
+    assert slack(view(waiting=[WaitingRequest(-0.97, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.01)
     # a prompt of three chunks shares among three steps what it does not need
     cheap = StepCost(base=0.010, per_answer=0.001, per_prompt_token=0.00001)
     needed = 0.03 + 3 * CHUNK * 0.00001
-    assert slack(view(waiting=[Waiting(-0.95, 3 * CHUNK)]), BUDGET, cheap, 0.0) == pytest.approx((0.05 - needed) / 3)
+    assert slack(view(waiting=[WaitingRequest(-0.95, 3 * CHUNK)]), BUDGET, cheap, 0.0) == pytest.approx(
+        (0.05 - needed) / 3
+    )
 
 
 def test_a_burst_takes_the_cache_of_rollouts_once() -> None:
-    waiting = [Waiting(0.0, 600)]
+    waiting = [WaitingRequest(0.0, 600)]
     pressed = view(waiting=waiting, wanted=1200, free=1000, held=500)
-    assert next_step(pressed, BUDGET, COST, 0.0) == Step(CHUNK, 0, 0, cut=True)
+    assert next_step(pressed, BUDGET, COST, 0.0) == SlackStep(CHUNK, 0, 0, cut=True)
     frozen = view(waiting=waiting, wanted=1200, free=1500, held=0, frozen=True)
-    assert next_step(frozen, BUDGET, COST, 0.0) == Step(CHUNK, 0, 0)
+    assert next_step(frozen, BUDGET, COST, 0.0) == SlackStep(CHUNK, 0, 0)
 
 
 @given(
@@ -70,7 +72,7 @@ def test_nobody_who_could_be_in_time_is_made_late(
 ) -> None:
     now = 1.0
     seen = view(
-        waiting=[Waiting(*each) for each in waiting], last_tokens=last, rollouts=rollouts, rollout_prompt=prompt
+        waiting=[WaitingRequest(*each) for each in waiting], last_tokens=last, rollouts=rollouts, rollout_prompt=prompt
     )
     step = next_step(seen, BUDGET, COST, now)
     users = COST.step(len(last), step.users_prompt)
