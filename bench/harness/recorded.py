@@ -37,7 +37,7 @@ class Recorded:
         """A trainer has begun, and so many steps are done."""
         return self.opened and self.done >= step
 
-    async def open(self, ask: wire.OpenTrainer) -> Fence:
+    async def open_trainer(self, ask: wire.OpenTrainer) -> Fence:
         fence = self.store.acquire(TRAINER)
         self.store.recover(ask.step, fence)
         self.opened = True
@@ -60,7 +60,7 @@ class Recorded:
     async def whole(self, ask: wire.Whole) -> wire.BatchReference:
         return wire.BatchReference(step=0, version=0, oldest=0, groups=[])
 
-    async def named(self, ask: wire.GroupReference) -> wire.Payloads:
+    async def group_reference(self, ask: wire.GroupReference) -> wire.Payloads:
         return wire.Payloads([self.store.payload(ask.prompt, member) for member in ask.members])
 
     async def ack(self, ask: wire.Ack) -> wire.Done:
@@ -73,7 +73,7 @@ class Recorded:
         prompt, member, *_ = next(self.store.samples())
         return wire.EvaluationResult([self.store.sample(prompt, member)])
 
-    async def finish(self, ask: wire.FinishRun) -> wire.RolloutCounters:
+    async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters:
         return await self.count(wire.Count())
 
     async def count(self, ask: wire.Count) -> wire.RolloutCounters:

@@ -132,7 +132,7 @@ class RolloutClient(Transport):
         return Batch(version=taken.version, groups=groups, step=taken.step, oldest=taken.oldest)
 
     async def _ask(self, body: msgspec.Struct, answer: type[T]) -> T:
-        return await self.call("POST", f"/{type(body).__name__.lower()}", answer, body, keyed=True)
+        return await self.call("POST", f"/{wire.method(type(body))}", answer, body, keyed=True)
 
     def _unreached(self, error: OSError) -> NoDaemon:
         why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)

@@ -60,10 +60,10 @@ class Keeper:
         await self.engine.fetch(ask.version)
         return wire.Done()
 
-    async def change(self, ask: wire.ServeVersion) -> PublishResult:
+    async def serve_version(self, ask: wire.ServeVersion) -> PublishResult:
         return await self.engine.publish(ask.folder, ask.version)
 
-    async def end(self, ask: wire.RestartEngine) -> wire.Done:
+    async def restart_engine(self, ask: wire.RestartEngine) -> wire.Done:
         self.engine.kill()
         return wire.Done()
 

@@ -88,7 +88,7 @@ class PlacedServer:
         """EngineFailed where nobody answers, or not the keeper."""
         try:
             keeper = await self._reached()
-            return await keeper.call("POST", f"/{type(body).__name__.lower()}", answer, body)
+            return await keeper.call("POST", f"/{wire.method(type(body))}", answer, body)
         except (EngineFailed, Timeout, NotFound, Invalid):  # its own words
             raise
         except (OSError, PagurusError) as error:

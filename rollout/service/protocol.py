@@ -7,6 +7,9 @@ Each call may be sent again: one that was carried out already is answered as bef
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 
 from rollout.messages import Trajectory
@@ -15,6 +18,11 @@ from rollout.store.samples import Fence
 SOCKET = "rollout.sock"  # in the folder of roles
 TOKEN = "rollout.token"  # beside it, where TCP is served
 ADDRESS = "rollout.at"  # beside it, where roles on other machines ask: its URL
+
+
+def method(request: type[Any]) -> str:
+    """The handler's method, and the path, of a request. Example: ``method(OpenTrainer) == "open_trainer"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", request.__name__).lower()
 
 
 class PublishedVersion(msgspec.Struct, frozen=True, kw_only=True):

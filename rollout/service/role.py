@@ -108,7 +108,7 @@ class RolloutRole:
 
     # ----------------------------------------------------------------- asked by the trainer
 
-    async def open(self, ask: wire.OpenTrainer) -> Fence:
+    async def open_trainer(self, ask: wire.OpenTrainer) -> Fence:
         fence = await asyncio.to_thread(self.store.acquire, TRAINER)
         await asyncio.to_thread(self.store.recover, ask.step, fence)
         if self.controller is not None:
@@ -143,7 +143,7 @@ class RolloutRole:
     async def whole(self, ask: wire.Whole) -> wire.BatchReference:
         return by_reference(await (await self._serving(ask.fence)).whole(ask.without))
 
-    async def named(self, ask: wire.GroupReference) -> wire.Payloads:
+    async def group_reference(self, ask: wire.GroupReference) -> wire.Payloads:
         store = self.store
         return wire.Payloads(
             await asyncio.to_thread(lambda: [store.payload(ask.prompt, member) for member in ask.members])
@@ -162,7 +162,7 @@ class RolloutRole:
             await controller.stop()
         return wire.EvaluationResult(await controller.evaluate(ask.seeds))
 
-    async def finish(self, ask: wire.FinishRun) -> wire.RolloutCounters:
+    async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters:
         controller = await self._serving(ask.fence)
         await controller.stop()
         counts = await self.counts()

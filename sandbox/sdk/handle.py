@@ -250,7 +250,7 @@ class CommandStream:
         self._chunks = _chunks(client, f"{path}/stream", request)
 
     def __repr__(self) -> str:
-        return f"<Running {self._command!r:.80}: iterate for its output>"
+        return f"<CommandStream {self._command!r:.80}: iterate for its output>"
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
