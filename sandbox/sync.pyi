@@ -151,7 +151,13 @@ class Files:
     def append(self, path: str, data: bytes | str) -> None:
         """Write at the end of a regular file, which is made when it is missing."""
     def download(
-        self, path: str, local: str | Path, *, limit: int = ..., progress: Callable[[int], Any] | None = None
+        self,
+        path: str,
+        local: str | Path,
+        *,
+        below: str = "",
+        limit: int = ...,
+        progress: Callable[[int], Any] | None = None,
     ) -> int:
         """Copy a file, or the content of a directory, into the local directory `local`, made when need be."""
     def exists(self, path: str) -> bool:

@@ -369,17 +369,24 @@ async def _escapes(scene: ApiScene) -> str:
     return said or ("" if needed <= set(told.split()) else f"was not tried: only {told}told of it")
 
 
-async def _pagurus(scene: ApiScene, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PAGURUS_RUN": str(scene.run), "TERM": "xterm-256color", "FORCE_COLOR": "1"}
+async def run_program(
+    argv: list[str], scene: ApiScene, timeout: float = 60, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """A program of the host's root, which finds the daemon of the scene."""
     return await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "pagurus", *arguments],
+        argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=environment,
-        timeout=60,
+        env={**os.environ, "PAGURUS_RUN": str(scene.run), **environment},
+        timeout=timeout,
         check=False,
     )
+
+
+async def _pagurus(scene: ApiScene, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    argv = [sys.executable, "-m", "pagurus", *arguments]
+    return await run_program(argv, scene, TERM="xterm-256color", FORCE_COLOR="1")
 
 
 # ------------------------------------------------------------------ gateway

@@ -37,6 +37,7 @@ from sandbox.descriptors import closing
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree import hashing, safe_path, sparse
 from sandbox.tree.extents import added_bytes
+from sandbox.tree.holes import data_ranges
 from sandbox.tree.walk import WalkEntry, walk
 
 WHITEOUT = (stat.S_IFCHR, 0)
@@ -348,7 +349,7 @@ def _files(writer: transfer.TransferWriter, tree: _Tree, have: set[bytes]) -> It
 def _pieces_of(fd: int) -> Iterator[tuple[int, bytes]]:
     """The data of a file, as aligned pieces: (offset, bytes)."""
     done, size = 0, os.fstat(fd).st_size
-    for start, end in sparse.data_ranges(fd):
+    for start, end in data_ranges(fd):
         first = start // transfer.PART_SIZE * transfer.PART_SIZE
         for offset in range(max(first, done), end, transfer.PART_SIZE):
             yield offset, os.pread(fd, min(transfer.PART_SIZE, size - offset), offset)

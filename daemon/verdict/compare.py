@@ -28,8 +28,8 @@ from typing import NoReturn
 
 from daemon.verdict.ignore import IgnoreRuleSet
 from sandbox.errors import Invalid
+from sandbox.tree.holes import pieces, same_ranges
 from sandbox.tree.safe_path import directory, named, open_deep, open_kind
-from sandbox.tree.sparse import pieces, same_ranges
 from sandbox.tree.walk import WalkEntry, walk
 
 SETTLED = 0.1  # seconds by which a change time must precede the snapshot to prove that nothing followed it

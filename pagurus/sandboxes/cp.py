@@ -30,10 +30,11 @@ Place = Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")]
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """Where a copy goes: a directory that is filled, or one file of this name in a directory."""
+    """Where a copy goes: one file of this name in a directory, or the content of a directory into a directory."""
 
     directory: str
-    name: str | None = None  # of the file; None: the content of a directory fills `directory`
+    name: str | None = None  # of the file; None: a directory's content is copied
+    below: str = ""  # of that content: the directory in `directory` that it fills, which may be there already
 
 
 def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTarget:
@@ -52,7 +53,7 @@ def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTa
         if found == "file":
             raise Invalid(f"{target} is a file and {source} a directory", remedy="name a directory")
         content = source.endswith("/.") or name in ("", ".", "..")
-        return CopyTarget(target if found is None or content else posixpath.join(target, name))
+        return CopyTarget(target, below="" if found is None or content else name)
     if found == "directory":
         return CopyTarget(target, name)
     if target.endswith("/"):
@@ -87,7 +88,7 @@ def copy(source: Place, target: Place) -> None:
 async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
     where = placed(source, target, tree=_local_kind(source) == "directory", found=await _kind(sandbox, target))
     if where.name is None:
-        return await sandbox.files.upload(source, where.directory, progress=advanced)
+        return await sandbox.files.upload(source, posixpath.join(where.directory, where.below), progress=advanced)
     if await _kind(sandbox, where.directory) != "directory":
         raise Invalid(f"there is no directory {where.directory} in the sandbox", remedy="make it first")
     beside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
@@ -101,19 +102,21 @@ async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable
 
 
 async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
-    import tempfile
+    from sandbox.tree import host_files
 
     kind = await _kind(sandbox, source)
     if kind is None:
         raise NotFound(f"there is no {source} in the sandbox")
     where = placed(source, target, tree=kind == "directory", found=_local_kind(target))
     if where.name is None:
-        return await sandbox.files.download(source, where.directory, progress=advanced)
+        return await sandbox.files.download(source, where.directory, below=where.below, progress=advanced)
     if _local_kind(where.directory) != "directory":
         raise Invalid(f"there is no directory {where.directory} here", remedy="make it first")
-    with tempfile.TemporaryDirectory(dir=where.directory, prefix=".pagurus-cp-") as beside:
-        copied = await sandbox.files.download(source, beside, progress=advanced)
-        os.replace(os.path.join(beside, posixpath.basename(source)), os.path.join(where.directory, where.name))
+    # TARGET itself may be a link that an earlier copy has brought; what stands before its last name is the user's word.
+    into = target if where.directory == target else f"{where.directory}/"
+    with host_files.target(into) as directory, host_files.fresh_name(directory) as fresh:
+        copied = await sandbox.files.download(source, into, below=fresh, progress=advanced)
+        host_files.move_up(directory, fresh, posixpath.basename(source), where.name)
     return copied
 
 

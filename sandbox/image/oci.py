@@ -82,7 +82,7 @@ def unpack(layout: Path, tree: Path) -> ImageConfig:
     try:
         for layer in layers:
             with _opened(layer) as stream:
-                left -= archive.unpack(stream, directory, limit=left, layer=True)
+                left -= archive.unpack(stream, directory, limit=left, rules=archive.LAYER)
     finally:
         os.close(directory)
     return _config(config)

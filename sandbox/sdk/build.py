@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import posixpath
 import re
 import secrets
 import shlex
@@ -39,6 +40,7 @@ from sandbox.sdk import build_mounts, context, fetch, plan
 from sandbox.sdk.context import Ignored
 from sandbox.sdk.handle import Sandbox
 from sandbox.sdk.plan import BuildStep, StageState
+from sandbox.tree import host_files
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -210,7 +212,7 @@ class Builder:
         return (await self._file_of(address, instruction))[1]
 
     async def _file_of(self, address: str, instruction: Instruction) -> tuple[Path, str]:
-        folder = Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
+        folder = self._undo.enter_context(host_files.fresh_directory())
         try:
             file, seen = await fetch.fetch(address, folder, checksum=instruction.flags.get("checksum"))
         except Invalid as error:
@@ -403,9 +405,10 @@ class Builder:
             file = self._fetched.get((instruction.line, address)) or (await self._file_of(address, instruction))[0]
             await asyncio.to_thread(file.chmod, 0o600)
             copied += await self._copy_file(sandbox, file, place, into)
-        async with self._source(instruction) as (root, ignored):
-            for path in await asyncio.to_thread(context.matching, root, sources, ignored, instruction):
-                copied += await self._copy_one(sandbox, path, root, ignored, place, into, instruction)
+        async with self._sources(instruction, sources) as found:
+            for root, ignored, named in found:
+                for path in await asyncio.to_thread(context.matching, root, named, ignored, instruction):
+                    copied += await self._copy_one(sandbox, path, root, ignored, place, into, instruction)
         for flag, program in (("chown", "chown"), ("chmod", "chmod")):
             if (wanted := instruction.flags.get(flag)) and copied:
                 options = ["-h"] if program == "chown" else []
@@ -432,8 +435,8 @@ class Builder:
             await sandbox.files.remove(aside, recursive=True)
             return []
         if kind == "directory":
-            with tempfile.TemporaryDirectory() as chosen:
-                kept = await asyncio.to_thread(context.gather, path, root, ignored, Path(chosen))
+            with host_files.fresh_directory() as chosen:
+                kept = await asyncio.to_thread(context.gather, path, root, ignored, chosen)
                 await sandbox.files.upload(chosen, str(place))
             return [str(place / name) for name in kept]
         return await self._copy_file(sandbox, path, place, into)
@@ -449,20 +452,29 @@ class Builder:
         return [str(place)]
 
     @contextlib.asynccontextmanager
-    async def _source(self, instruction: Instruction) -> AsyncIterator[tuple[Path, Ignored]]:
-        """The directory that sources are relative to: the context, or what the sources name of another stage."""
+    async def _sources(
+        self, instruction: Instruction, sources: list[str]
+    ) -> AsyncIterator[list[tuple[Path, Ignored, list[str]]]]:
+        """Directories with the sources that are relative to each: the context, or one for each source elsewhere.
+
+        What comes from another stage is a stranger's: each source gets a fresh directory, where nothing that another
+        one has brought is in its way.
+        """
         origin = instruction.flags.get("from")
         if origin is None:
-            yield self._context, await asyncio.to_thread(context.ignored, self._context)
+            yield [(self._context, await asyncio.to_thread(context.ignored, self._context), sources)]
             return
         known = self._origins[instruction.line]
         sandbox = await (self._create(origin) if known is None else self._sandbox(known))
-        with tempfile.TemporaryDirectory() as folder:
+        found: list[tuple[Path, Ignored, list[str]]] = []
+        with contextlib.ExitStack() as undo:
             for source in instruction.words[:-1]:
                 if any(char in source for char in "*?["):
                     raise Invalid(f"line {instruction.line}: patterns with --from are not supported")
-                pure = PurePosixPath("/", source)
-                inside = Path(folder, *pure.parts[1:])
-                kind = (await sandbox.files.stat(str(pure))).kind if pure.name else "directory"
-                await sandbox.files.download(str(pure), inside if kind == "directory" else inside.parent)
-            yield Path(folder), lambda path: False
+                inside = PurePosixPath(posixpath.normpath(f"/{source}"))  # ".." does not lead above the root
+                fresh = undo.enter_context(host_files.fresh_directory())
+                kind = (await sandbox.files.stat(str(inside))).kind if inside.name else "directory"
+                below = inside.name if kind == "directory" else ""
+                await sandbox.files.download(str(inside), fresh, below=below)
+                found.append((fresh, lambda path: False, [inside.name]))
+            yield found

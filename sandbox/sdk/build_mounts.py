@@ -8,11 +8,11 @@ archive below the user's cache directory, and of two builds at the same time the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import shlex
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from sandbox import paths
 from sandbox.errors import Invalid, NotFound
 from sandbox.image.dockerfile import BuildMount, Instruction
 from sandbox.sdk.handle import Sandbox
+from sandbox.tree import host_files
 
 Execute = Callable[[Sequence[str]], Awaitable[None]]  # a command as root; raises Invalid when it fails
 MAX_SECRET = 1 << 20  # bytes
@@ -84,9 +85,11 @@ async def _cache(sandbox: Sandbox, mount: BuildMount, execute: Execute) -> Async
         pack = f"mkdir {inside} && tar -cf {inside}/{kept.name} -C {target} --numeric-owner ."
         await execute(["/bin/sh", "-c", pack])
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-            await sandbox.files.download(f"{inside}/{kept.name}", folder)
-            os.replace(Path(folder) / kept.name, kept)
+        with host_files.fresh_directory(kept.parent) as fresh:
+            with host_files.new_file(fresh, kept.name) as file:  # its content: the command may have put a link there
+                async for part in sandbox.files.stream(f"{inside}/{kept.name}"):
+                    await asyncio.to_thread(file.write, part)
+            os.replace(fresh / kept.name, kept)
         await sandbox.files.remove(inside, recursive=True)
 
 

@@ -20,11 +20,14 @@ import msgspec
 from blake3 import blake3
 
 from sandbox import paths
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, NotFound
 from sandbox.image.dockerfile import Instruction
+from sandbox.tree import host_files
 
 Ignored = Callable[[Path], bool]
 Seen = tuple[int, int, int, int, int, bytes]  # device, inode, size, mtime and ctime in ns, hash of the content
+DOCKERFILE = "Dockerfile"
+MAX_TEXT = 4 << 20  # bytes of a Dockerfile, and of a .dockerignore
 _READ = 1 << 20
 _YOUNG = 2_000_000_000  # ns: a file changed so lately could change again without another time
 
@@ -79,10 +82,19 @@ def _load(file: Path) -> dict[str, Seen]:
         return {}
 
 
+def dockerfile(context: Path, file: Path | None) -> str:
+    """The text of the Dockerfile: `file`, or that of the context. A link in it is followed in its directory only."""
+    place, name = (context, DOCKERFILE) if file is None else (file.parent, file.name)
+    return host_files.read(place, name, MAX_TEXT).decode()
+
+
 def ignored(context: Path) -> Ignored:
     """Whether a path below the context is left out by its .dockerignore."""
-    file = context / ".dockerignore"
-    lines = file.read_text().splitlines() if file.is_file() else []
+    try:
+        text = host_files.read(context, ".dockerignore", MAX_TEXT).decode()
+    except NotFound:
+        text = ""
+    lines = text.splitlines()
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not patterns:
         return lambda path: False
@@ -114,6 +126,8 @@ def kind(path: Path) -> str:
     """``"directory"``, ``"archive"`` or ``"file"``."""
     if path.is_dir():
         return "directory"
+    if not path.is_file():
+        raise Invalid(f"{path.name} is not a regular file")
     return "archive" if tarfile.is_tarfile(path) else "file"
 
 

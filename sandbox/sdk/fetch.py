@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 
 from sandbox.errors import Invalid
+from sandbox.tree import host_files
 
 MAX_SIZE = 16 << 30  # bytes
 MAX_SILENCE = 60.0  # seconds without a byte
@@ -23,7 +24,7 @@ _CHUNK = 1 << 20
 async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> tuple[Path, str]:
     """The file that an address names, below `folder`, and the SHA-256 of its content. Raises Invalid."""
     name = PurePosixPath(unquote(urlsplit(address).path)).name or "index.html"
-    target, seen, size = folder / name.replace("\0", ""), hashlib.sha256(), 0
+    seen, size = hashlib.sha256(), 0
     kind, _, wanted = (checksum or "").partition(":")
     checked = hashlib.new(kind) if kind else None
     limits = aiohttp.ClientTimeout(total=None, sock_connect=MAX_SILENCE, sock_read=MAX_SILENCE)
@@ -34,7 +35,7 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
         ):
             if answer.status != 200:
                 raise Invalid(f"{address} answers {answer.status} {answer.reason or ''}".rstrip())
-            with await asyncio.to_thread(target.open, "wb") as file:
+            with host_files.new_file(folder, name) as file:
                 async for part in answer.content.iter_chunked(_CHUNK):
                     size += len(part)
                     if size > MAX_SIZE:
@@ -49,4 +50,4 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
         ) from error
     if checked is not None and checked.hexdigest() != wanted:
         raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
-    return target, seen.hexdigest()
+    return folder / name, seen.hexdigest()

@@ -25,7 +25,7 @@ BYTES = "application/octet-stream"
 TAR = "application/x-tar"
 CHUNK = 1 << 18
 MAX_READ = 1 << 30  # bytes of a file read into memory, when the caller sets no limit
-MAX_TREE = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
+MAX_TREE = 64 << 30  # bytes of the data of a downloaded tree, when the caller sets no limit
 
 
 class Files(Facet):
@@ -129,18 +129,25 @@ class Files(Facet):
         path: str,
         local: str | Path,
         *,
+        below: str = "",
         limit: int = MAX_TREE,
         progress: Callable[[int], Any] | None = None,
     ) -> int:
         """Copy a file, or the content of a directory, into the local directory `local`, made when need be.
 
-        Nothing outside `local` is touched, whatever the sandbox put into the tree; devices are left out.
-        Raises Invalid beyond `limit` bytes. Returns the bytes of the files.
+        Nothing outside `local` is touched, whatever the sandbox put into the tree: links are copied as links, and
+        nothing is written through one, not even through one that came with an earlier download. What is needed for
+        that is that `local` itself is a path of yours; a part of it that a sandbox may have filled, or has chosen,
+        belongs into `below`, a path in `local`. If `local` is a symbolic link it is followed only where it ends with a
+        slash. Modes are kept but for set-id and sticky bits, holes stay holes; devices, FIFOs and owners are left out.
+        Raises Invalid beyond `limit` bytes of data, NoSpace before the disk is full. Returns the bytes of the files.
         """
-        target = Path(local)
-        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+        from sandbox.tree import host_files  # only trees need it: tarfile and its kin
+
+        opening = contextlib.ExitStack()
+        directory = await asyncio.to_thread(opening.enter_context, host_files.target(local, below))
         reader, writer = os.pipe()
-        unpacking = in_thread(_unpack, target, reader, limit)
+        unpacking = in_thread(_unpack, opening, directory, reader, limit)
         sent = 0
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
@@ -198,7 +205,7 @@ async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIt
 
 
 def _pack(source: Path, writer: int) -> None:
-    from sandbox.tree import archive  # only trees need it: tarfile and its kin
+    from sandbox.tree import archive
 
     folder = source if source.is_dir() else source.absolute().parent
     with (
@@ -209,11 +216,8 @@ def _pack(source: Path, writer: int) -> None:
         archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out)
 
 
-def _unpack(target: Path, reader: int, limit: int) -> int:
-    from sandbox.tree import archive
+def _unpack(opening: contextlib.ExitStack, directory: int, reader: int, limit: int) -> int:
+    from sandbox.tree import host_files
 
-    with (
-        closing(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
-        os.fdopen(reader, "rb", buffering=CHUNK) as stream,
-    ):
-        return archive.unpack(stream, directory, limit=limit)
+    with opening, os.fdopen(reader, "rb", buffering=CHUNK) as stream:
+        return host_files.unpack(stream, directory, limit=limit)

@@ -122,8 +122,9 @@ class Images(Facet):
         """
         from sandbox.image import dockerfile
         from sandbox.sdk.build import Builder
+        from sandbox.sdk.context import dockerfile as dockerfile_of
 
-        text = await asyncio.to_thread(Path(file or Path(context, "Dockerfile")).read_text)
+        text = await asyncio.to_thread(dockerfile_of, Path(context), None if file is None else Path(file))
         builder = Builder(
             self._client,
             Path(context),

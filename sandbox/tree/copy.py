@@ -15,13 +15,12 @@ import sys
 from pathlib import Path
 
 from sandbox.descriptors import closing
-from sandbox.tree import sparse
+from sandbox.tree.holes import pieces
 from sandbox.tree.safe_path import directory, named, open_deep, regular
+from sandbox.tree.space import Reserve
 from sandbox.tree.walk import WalkEntry, walk
 
 SOURCE, TARGET = 0, 1
-KEPT = 256 << 20  # bytes of the target's disk that a copy leaves free, and as many files as this would be of 16 KiB
-LOOKED = 64 << 20  # bytes after which it looks again how much is free
 _OTHER_WAYS = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -29,7 +28,7 @@ def copy(source: Path, target: Path) -> None:
     """Fill the empty directory `target` with what is in `source`. Raises OSError, Invalid."""
     linked: dict[int, str] = {}  # inode of a file with several names -> the first of them
     with directory(source) as before, directory(target) as after:
-        room = DiskBudget(after)
+        reserve = Reserve(after)
         for step in walk(before, after, naming=TARGET, leave=_finish):
             found = step.found[SOURCE]
             assert found is not None  # nobody changes it
@@ -39,39 +38,22 @@ def copy(source: Path, target: Path) -> None:
                 step.enter[TARGET] = True
             elif found.st_nlink > 1 and linked.setdefault(found.st_ino, step.path) != step.path:
                 _link(after, linked[found.st_ino], step)
-            elif _make(step, found, room):
+            elif _make(step, found, reserve):
                 _finish(step)
         _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
 
 
-class DiskBudget:
-    """What is left on the target's disk."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._left = 0
-
-    def take(self, size: int) -> None:
-        """Before so many bytes, or a file, are made. Raises OSError (ENOSPC)."""
-        self._left -= max(size, KEPT >> 14)
-        if self._left < 0:
-            found = os.fstatvfs(self._target)
-            if found.f_bavail * found.f_frsize < KEPT + LOOKED or 0 < found.f_favail < KEPT >> 14:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {KEPT >> 20} MiB of the disk stay free")
-            self._left = LOOKED
-
-
-def _make(step: WalkEntry, found: os.stat_result, room: DiskBudget) -> bool:
+def _make(step: WalkEntry, found: os.stat_result, reserve: Reserve) -> bool:
     """Anything but a directory; False: it is left out."""
     name, holder, into = step.name, *step.parents
-    room.take(0)
+    reserve.take(0)
     if stat.S_ISREG(found.st_mode):
         with regular(holder, name) as one:
             other = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=into)
             try:
                 os.ftruncate(other, found.st_size)
-                for offset, size in sparse.pieces(one):
-                    room.take(size)
+                for offset, size in pieces(one):
+                    reserve.take(size)
                     _copy_piece(one, other, offset, size)
             except OSError as error:
                 if error.errno != errno.EFBIG:

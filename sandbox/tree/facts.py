@@ -16,6 +16,7 @@ from pathlib import Path
 from sandbox.criu.equality import SHOWN, Facts, differences
 from sandbox.errors import Invalid
 from sandbox.tree import safe_path, sparse
+from sandbox.tree.holes import data_ranges
 from sandbox.tree.walk import walk
 
 MAX_PATHS = 256 << 20  # bytes of all paths of a tree whose canonical form is made
@@ -85,7 +86,7 @@ def _entry(holder: int, name: str, found: os.stat_result | None, linked: dict[in
     fact["xattrs"] = _xattrs(safe_path.named(holder, name))
     if stat.S_ISREG(found.st_mode):
         with safe_path.regular(holder, name) as file:
-            data = list(sparse.data_ranges(file))
+            data = list(data_ranges(file))
             fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=sparse.of_file(file).hex(), data=data)
         if found.st_nlink > 1:
             fact["same file as"] = linked.setdefault(found.st_ino, label)

@@ -30,10 +30,13 @@ _SYS_OPENAT2 = 437
 _RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
 _RESOLVE_IN_ROOT = 0x10
 IN_ROOT = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS  # as the sandbox sees it, links followed
 ACROSS_MOUNTS = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS  # likewise, also what is mounted below
 NO_LINKS = IN_ROOT | _RESOLVE_NO_SYMLINKS  # real directories only
+BENEATH = _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS  # of the host's own: no link and no ".." may leave the directory
+ON_HOST = BENEATH | _RESOLVE_NO_SYMLINKS  # likewise, and no link is followed at all
 UPWARDS = _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS  # "..": for who knows what must be there
 _STEP = 4000  # bytes of a path that the kernel takes at once; it refuses more than 4095
 _PR_SET_SECUREBITS = 28
@@ -146,10 +149,10 @@ def directory(path: Path) -> closing:
 
 
 @contextlib.contextmanager
-def opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
+def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> Iterator[int]:
     """`path` below `root`, opened if it is a regular file or a directory; raises as :func:`refused` says."""
     try:
-        file = _open(root, path, flags, mode)
+        file = _open(root, path, flags, mode, resolve)
     except OSError as error:
         raise refused(error, path) from error
     try:
@@ -158,23 +161,30 @@ def opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
         os.close(file)
 
 
-def _open(root: int, path: str, flags: int, mode: int) -> int:
+def _open(root: int, path: str, flags: int, mode: int, resolve: int) -> int:
     if flags & os.O_PATH:
-        return openat2(root, path, flags)
+        return openat2(root, path, flags, resolve=resolve)
     try:
-        return open_kind(root, path, flags & ~os.O_CREAT)
+        return open_kind(root, path, flags & ~os.O_CREAT, resolve=resolve)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    return openat2(root, path, flags, mode)
+    return openat2(root, path, flags, mode, resolve=resolve)
 
 
-def open_kind(root: int, path: str, flags: int, kinds: tuple[int, ...] = (stat.S_IFREG, stat.S_IFDIR)) -> int:
+def open_kind(
+    root: int,
+    path: str,
+    flags: int,
+    kinds: tuple[int, ...] = (stat.S_IFREG, stat.S_IFDIR),
+    *,
+    resolve: int = IN_ROOT,
+) -> int:
     """A descriptor of `path` if it is of one of these `kinds` (stat.S_IFMT). Raises OSError, and Invalid for others.
 
     What lies there is looked at first: to open a FIFO or a device is an act already.
     """
-    with closing(openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY))) as found:
+    with closing(openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY), resolve=resolve)) as found:
         if stat.S_IFMT(os.fstat(found).st_mode) not in kinds:
             raise not_regular(path)
         again = flags & ~os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -232,12 +242,12 @@ def need_path(path: str) -> None:
         raise Invalid(f"a path holds no NUL byte: {path!r}")
 
 
-def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755) -> None:
+def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755, *, resolve: int = IN_ROOT) -> None:
     """Make `directory`, with `mode`, and whatever is missing above it."""
     missing = []
     while directory != directory.parent:
         try:
-            os.close(openat2(root, str(directory), os.O_PATH | os.O_DIRECTORY))
+            os.close(openat2(root, str(directory), os.O_PATH | os.O_DIRECTORY, resolve=resolve))
             break
         except FileNotFoundError:
             missing.append(directory)
@@ -245,7 +255,7 @@ def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755) -> None
         except OSError as error:
             raise refused(error, str(directory)) from error
     for path in reversed(missing):
-        with opened(root, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
+        with opened(root, str(path.parent), os.O_RDONLY | os.O_DIRECTORY, resolve=resolve) as parent:
             try:
                 os.mkdir(path.name, mode if path == missing[0] else 0o755, dir_fd=parent)
             except FileExistsError:

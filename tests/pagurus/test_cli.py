@@ -202,15 +202,16 @@ def test_the_version() -> None:
         ("x/a", "/d/b", False, "file", "/d", "b"),
         ("a", "b", False, None, ".", "b"),
         ("dir", "/new", True, None, "/new", None),
-        ("dir", "/d", True, "directory", "/d/dir", None),
-        ("dir/", "/d", True, "directory", "/d/dir", None),
+        ("dir", "/d", True, "directory", "/d", "dir/"),
+        ("dir/", "/d", True, "directory", "/d", "dir/"),
         ("dir/.", "/d", True, "directory", "/d", None),
         (".", "/d", True, "directory", "/d", None),
         ("/", "out", True, "directory", "out", None),
     ],
 )
 def test_a_copy_means_what_cp_means(source, target, tree, found, directory, name) -> None:
-    assert placed(source, target, tree=tree, found=found) == CopyTarget(directory, name)
+    where = CopyTarget(directory, below=(name or "").rstrip("/")) if tree else CopyTarget(directory, name)
+    assert placed(source, target, tree=tree, found=found) == where
 
 
 @pytest.mark.parametrize(("tree", "found", "target"), [(True, "file", "/f"), (False, None, "/d/")])

@@ -1,4 +1,6 @@
-"""Nothing but sandbox/tree/safe_path.py opens what a sandbox may change, and nobody walks a tree by path strings.
+"""Nothing but sandbox/tree/safe_path.py opens what a sandbox may change, nobody walks a tree by path strings.
+
+Nothing but sandbox/tree/host_files.py writes to the host what a sandbox or an image has chosen.
 
 Read from the source by syntax.
 """
@@ -14,6 +16,7 @@ from scripts.rooms import Module, modules
 
 PRODUCT = [each for each in modules() if each.name.split(".")[0] in ("sandbox", "daemon", "ebpf", "pagurus")]
 OWNER = "sandbox.tree.safe_path"
+EVERYWHERE = [each for each in modules() if each.name.split(".")[0] not in ("tests", "bench", "scripts")]
 
 #: Roots of the host's own programs, of which nothing below a sandbox's root is resolved, by who names them.
 MOUNTS = {
@@ -93,3 +96,108 @@ def test_the_exceptions_are_still_needed() -> None:
     named = {module.name: module for module in PRODUCT}
     assert all(walks(named[name]) for name in OWN_TREES), "take those out that walk no tree any more"
     assert all(any("/root" in text for text in strings(named[name])) for name in MOUNTS)
+
+
+# ------------------------------------------------------------------ strangers' files on the host
+
+#: What unpacks an archive by path strings, whatever is in it.
+UNPACKING = {"extract", "extractall", "unpack_archive", "extract_layout"}
+#: Who reads or writes tar otherwise than by sandbox/tree/tar.py, and why.
+TAR = {
+    "sandbox.tree.tar": "it is the one",
+    "sandbox.tree.archive": "writes them",
+    "sandbox.image.oci": "looks for a layout, and copies single files of it",
+    "sandbox.image.sources": "opens an archive for oci",
+    "sandbox.sdk.build": "writes an empty one",
+    "sandbox.sdk.context": "only asks whether a file is one",
+}
+#: Who unpacks into what, by sandbox.tree.archive itself.
+UNPACKS = {
+    "sandbox.tree.host_files": "the host, by its rules",
+    "sandbox.image.oci": "the tree of an image, as a layer",
+    "daemon.api.files": "the tree of a sandbox",
+    "sandbox.testing.file_routes": "the tree of a fake sandbox",
+}
+#: Who downloads from a sandbox, and into which path.
+DOWNLOADS = {
+    "pagurus.sandboxes.cp": "what the user typed, and below it what the sandbox has chosen",
+    "sandbox.sdk.build": "a fresh directory for each source",
+}
+#: Who makes a directory or file of a fresh name, which nothing of a stranger's is unpacked into or named after.
+FRESH = {
+    "daemon.api.files": "a file without a name",
+    "daemon.api.images": "the archive as it came",
+    "daemon.doctor": "its own attempts",
+    "examples.fit": "weights",
+    "pagurus.training.serve": "the state of an engine",
+    "pagurus.training.weights": "weights",
+    "rollout.played": "the state of a daemon",
+    "rollout.weights.export": "weights",
+    "sandbox.image.registry": "what skopeo writes",
+    "sandbox.image.sources": "blobs of a layout, and an archive of the Docker Engine",
+    "sandbox.sdk.build": "an empty archive",
+    "sandbox.testing.host": "the tree of a fake sandbox",
+    "sandbox.tree.host_files": "it is the one",
+}
+
+
+def methods(module: Module) -> list[tuple[str, str]]:
+    """(of what, which attribute) for all that are named, called or not: ``a.b.c`` is ("a.b", "c")."""
+    return [(ast.unparse(node.value), node.attr) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+
+
+def imported(module: Module) -> set[str]:
+    names = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def strangers(module: Module) -> set[str]:
+    """By which means a module could write a stranger's files or names to the host: keys of `REASONS`."""
+    called, found = methods(module), set()
+    names = imported(module)
+    if any(method in UNPACKING for _, method in called) or "zipfile" in names:
+        found.add("unpacking")
+    if "tarfile" in names:
+        found.add("tar")
+    if ("archive", "unpack") in called:
+        found.add("unpacks")
+    if any(method == "download" for _, method in called):
+        found.add("downloads")
+    if "tempfile" in names:
+        found.add("fresh")
+    return found
+
+
+REASONS: dict[str, dict[str, str]] = {
+    "unpacking": {"sandbox.image.sources": "blobs of a layout"},
+    "tar": TAR,
+    "unpacks": UNPACKS,
+    "downloads": DOWNLOADS,
+    "fresh": FRESH,
+}
+
+
+@pytest.mark.parametrize("module", EVERYWHERE, ids=lambda module: module.name)
+def test_one_module_writes_strangers_files_to_the_host(module: Module) -> None:
+    unreasoned = {each for each in strangers(module) if module.name not in REASONS[each]}
+    assert not unreasoned, "go by sandbox/tree/host_files.py; where no name and no byte is a stranger's, say why above"
+
+
+def test_strangers_files_would_be_seen() -> None:
+    code = """
+import tarfile, tempfile, zipfile
+with tempfile.TemporaryDirectory() as folder:
+    await sandbox.files.download("/a", folder); archive.unpack(stream, fd, limit=1); tarfile.open(x).extractall(folder)
+"""
+    assert strangers(Module("x", "x.py", code, False)) == set(REASONS)
+
+
+def test_the_reasons_are_still_needed() -> None:
+    named = {module.name: module for module in EVERYWHERE}
+    for which, reasons in REASONS.items():
+        assert [name for name in reasons if which not in strangers(named[name])] == [], which

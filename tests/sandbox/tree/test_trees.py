@@ -22,9 +22,10 @@ from daemon.verdict.compare import Bounds, Case, trees
 from daemon.verdict.ignore import NOTHING
 from sandbox.criu import equality
 from sandbox.errors import Invalid
-from sandbox.tree import btrfs, diff, facts, hashing, safe_path, sparse
+from sandbox.tree import btrfs, diff, facts, hashing, safe_path, space, sparse
 from sandbox.tree import copy as copytree
 from sandbox.tree.extents import shared_once
+from sandbox.tree.holes import data_ranges
 from sandbox.tree.pool import BtrfsPool
 from sandbox.tree.walk import MAX_OPEN, remove_path, walk
 
@@ -215,12 +216,12 @@ def test_a_copy_does_not_fill_the_disk(top: Path, tmp_path: Path) -> None:
         (top / f"shared-{number}").write_bytes(bytes([1]) * (32 << 20))
     into = tmp_path / "small"
     into.mkdir()
-    size = copytree.KEPT + copytree.LOOKED + (16 << 20)
+    size = space.KEPT + space.CHECK_INTERVAL + (16 << 20)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", into], check=True)
     try:
         with pytest.raises(OSError, match="No space left on device: 256 MiB of the disk stay free"):
             copytree.copy(top, into)
-        assert shutil.disk_usage(into).free >= copytree.KEPT
+        assert shutil.disk_usage(into).free >= space.KEPT
     finally:
         subprocess.run(["umount", into], check=True)
 
@@ -280,7 +281,7 @@ def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: BtrfsPool
             file.truncate(most - 1)
             os.pwrite(file.fileno(), b"x", most - 1)
             os.fsync(file.fileno())
-            assert list(sparse.data_ranges(file.fileno())) == [(most // 4096 * 4096, most)]
+            assert list(data_ranges(file.fileno())) == [(most // 4096 * 4096, most)]
             assert sparse.same(file.fileno(), file.fileno())
             first = sparse.of_file(file.fileno())
             os.pwrite(file.fileno(), b"y", most - 1)
