@@ -47,8 +47,11 @@ _REFUSED = {
     "keyring: read the session's": "syscall('keyctl', 250, 0, -3, 0, 0)",
     "keyring: request a key": "syscall('request_key', 249, b'user', b'k', 0, 0)",
     "open by file handle (shocker)": "syscall('open_by_handle_at', 304, 3, struct.pack('IIQ', 8, 1, 2), 0)",
-    "trace pid 1": "syscall('ptrace', 101, 16, 1, 0, 0)",
-    "be traced": "syscall('ptrace', 101, 0, 0, 0, 0)",
+    "suspend the filter of a traced process": "child = waiting(); syscall('suspend', 101, 0x4206, child, 0, 1 << 21)",
+    "read the filter of a traced process": (
+        "child = waiting(); libc.ptrace(0x4206, child, None, None); libc.ptrace(0x4207, child, None, None)\n"
+        "os.waitpid(child, 0x40000000); syscall('get filter', 101, 0x420c, child, 0, bytes(8192))"
+    ),
     "steal a descriptor (pidfd_getfd)": "p = os.pidfd_open(1); syscall('pidfd_getfd', 438, p, 0, 0)",
     "compare kernel objects (kcmp)": "syscall('kcmp', 312, 1, 1, 0, 0, 0)",
     "fanotify": "syscall('fanotify_init', 300, 0, 0)",
@@ -79,8 +82,51 @@ _REFUSED = {
     "gain ambient capabilities": "syscall('ambient', 157, 47, 2, 21, 0, 0)",
 }
 
+_WAITING = """
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+def waiting():
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        while True: signal.pause()
+    return child
+"""
+
 for _name, _code in _REFUSED.items():
-    program(_name, _code)
+    program(_name, _WAITING + _code if "waiting()" in _code else _code)
+
+# A tracer gives the call of its child another number and other arguments, after the child has entered it.
+program(
+    "change a call for a forbidden one by tracing",
+    _WAITING
+    + """
+R = ctypes.c_ulonglong * 27  # struct user_regs_struct: rax is word 10, rdx 12, rsi 13, rdi 14, orig_rax 15
+def forced(number, *args):
+    child = os.fork()
+    if not child:
+        libc.ptrace(0, 0, None, None); os.kill(os.getpid(), signal.SIGSTOP); os.getppid(); os._exit(0)
+    os.waitpid(child, 0)
+    libc.ptrace(0x4200, child, None, ctypes.c_void_p(1 | 1 << 20))  # PTRACE_O_TRACESYSGOOD, PTRACE_O_EXITKILL
+    regs, entry = R(), True
+    while True:
+        libc.ptrace(24, child, None, None)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSTOPPED(status): return None
+        if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80: continue
+        libc.ptrace(12, child, None, ctypes.addressof(regs))
+        if entry and regs[15] == 110:
+            regs[15] = number; regs[14], regs[13], regs[12] = args
+            libc.ptrace(13, child, None, ctypes.addressof(regs)); changed = True
+        elif not entry and regs[15] == number:
+            result = ctypes.c_longlong(regs[10]).value; os.kill(child, 9); return result
+        entry = not entry
+for name, number, args in (('unshare', 272, (0x10000000, 0, 0)), ('bpf', 321, (0, 0, 0)), ('setns', 308, (0, 0, 0)),
+                           ('keyctl', 250, (0, 0, 0)), ('io_uring_setup', 425, (8, 0, 0)), ('future', 600, (0, 0, 0))):
+    got = forced(number, *args)
+    print('tried', name, got, flush=True)
+    if got not in (-1, -38): print('BREACH', name, got, flush=True)
+""",
+)
 
 program(
     "32-bit system calls",

@@ -134,3 +134,48 @@ async def _uevents(scene: Scene) -> str:
         return judge(await run(scene, code, timeout=10))
     finally:
         changing.cancel()
+
+
+_TRACE = """
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+"""
+
+
+@act("trace a helper of the host on its way to a command")
+async def _trace_helpers(scene: Scene) -> str:
+    code = _TRACE + (
+        "seen, end, looks = set(), time.time() + 2, 0\n"
+        "while time.time() < end:\n"
+        " for p in os.listdir('/proc'):\n"
+        "  if not p.isdigit() or p in seen or int(p) in (1, os.getpid()): continue\n"
+        "  looks += 1\n"
+        "  if libc.ptrace(0x4206, int(p), None, None) < 0: continue\n"
+        "  seen.add(p)\n"
+        "  try: exe = os.readlink(f'/proc/{p}/exe')\n"
+        "  except OSError: continue\n"
+        "  if 'shim' in exe or not os.path.exists(exe): print('BREACH traced', exe, flush=True)\n"
+        "print('tried' if looks else 'saw nobody', len(seen))"
+    )
+    tracing = asyncio.create_task(run(scene, code, timeout=20))
+    for _ in range(500):
+        await scene.attacker.exec(["/bin/true"], timeout=5, uid=1000)
+        await scene.attacker.exec(["/bin/true"], timeout=5)
+        if tracing.done():
+            break
+    return judge(await tracing) or await unharmed(scene)
+
+
+@act("hold pid 1 and a command as their tracer, and never let go")
+async def _trace_for_ever(scene: Scene) -> str:
+    code = _TRACE + (
+        "who = (1, os.getppid()) if os.fork() else (1,)\n"
+        "for p in who:\n"
+        " print('tried', p, libc.ptrace(0x4206, p, None, None), libc.ptrace(0x4207, p, None, None), flush=True)\n"
+        "time.sleep(1 if len(who) == 2 else 1000)"
+    )
+    said = judge(await run(scene, code, timeout=5), tried=2)
+    for user in (0, 1000):
+        done = await scene.attacker.exec(["/bin/sh", "-c", "exit 3"], timeout=10, uid=user)
+        if done.exit_code != 3:
+            return f"a command ends with {done.exit_code}"
+    return said or await unharmed(scene)

@@ -50,6 +50,7 @@ _REFUSED = _each(
     netlink_member="bind it",
     unix_sender="read the message",
     unix_waiting="accept",
+    traced_child="detach the debugger",
     tcp_waiting="accept",
     unix_urgent__tcp_urgent__unix_senders__unix_sender_gone="read it first",
 )
@@ -101,7 +102,7 @@ _IMPOSSIBLE = _each(
     filter_listener__filter_logs__own_namespace__keyring__memory_policy__policy_deadline=_CONFINED,
     policy_round_robin__policy_fifo__user_faults__ipv6_transparent__ip_router_alert__ip_nodefrag=_CONFINED,
     ip_hdrincl__ip_transparent__so_debug__so_prefer_busy_poll__so_mark__machine_socket=_CONFINED,
-    kernel_cipher__packet_socket__raw_socket__traced_child__namespace_limits__io_ports__io_flusher=_CONFINED,
+    kernel_cipher__packet_socket__raw_socket__namespace_limits__io_ports__io_flusher=_CONFINED,
     landlock__landlock_rules__thread_landlock__sealed__protection_key=_UNSEEN,
     multipath_tcp="not allowed in a sandbox, since CRIU does not know it; programs fall back to TCP",
     local_descriptor_table__tile_permission__tagged_addresses__cpuid_fault__user_dispatch=_UNSEEN,

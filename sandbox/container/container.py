@@ -46,6 +46,7 @@ from sandbox.container.process import (
     kill_started,
     readable,
     signal_started,
+    unreaped_status,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.container.procfs import is_doomed
@@ -385,11 +386,13 @@ class Container:
         """What a running command needs of its sandbox."""
 
         async def end() -> int:
-            if parented:
-                return await self.outside.exited(pid)
             if self._reaped is None:
                 self._reaped = ReapWaiter()
             await self._reaped.wait(pidfd)
+            if (status := unreaped_status(pid, pidfd)) is not None:
+                return status
+            if parented:
+                return await self.outside.exited(pid)
             status = exit_status(pidfd)
             assert status is not None
             return status

@@ -37,6 +37,8 @@ _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
 _GRACE = 1.0  # seconds that a command has to end by itself after its deadline
 _KILL_TIMEOUT = 10.0  # seconds for a killed command to be gone
+_REAP_TIMEOUT = 1.0  # seconds for a dead command's parent to take its exit code
+_EXIT_CODE = 49  # of the fields of `stat`
 
 
 def exit_code(status: int) -> int:
@@ -54,6 +56,16 @@ def exit_status(pidfd: int) -> int | None:
             return None
         raise
     return struct.unpack_from("=i", info, 60)[0] if struct.unpack_from("=Q", info)[0] & _INFO_EXIT else None
+
+
+def unreaped_status(pid: int, pidfd: int) -> int | None:
+    """Wait status of a dead process that nobody has reaped; None when somebody has, or it lives."""
+    with contextlib.suppress(OSError):
+        fields = procfs.stat(pid)
+        signal.pidfd_send_signal(pidfd, 0)  # nobody else has its number, then
+        if fields[procfs.STATE] in procfs.ENDED:
+            return int(fields[_EXIT_CODE])
+    return None
 
 
 @functools.cache
@@ -74,7 +86,9 @@ def pidfd_tells_exit() -> bool:
 class ReapWaiter:
     """Waits for processes to be reaped by their own parent: the moment from which a pidfd tells the exit code.
 
-    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart.
+    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart. A
+    process of the sandbox may keep a dead one from being reaped (its tracer, or the tracer of pid 1): waiting ends
+    some time after the death then.
     """
 
     def __init__(self) -> None:
@@ -87,7 +101,7 @@ class ReapWaiter:
         if not self._waiting:
             self._loop.add_reader(self._epoll.fileno(), self._ready)
         self._waiting[pidfd] = future
-        self._epoll.register(pidfd, 0)  # a hang-up is always reported
+        self._epoll.register(pidfd, select.EPOLLIN)  # a hang-up is always reported
         try:
             await future
         finally:
@@ -99,11 +113,21 @@ class ReapWaiter:
     def _ready(self) -> None:
         for pidfd, events in self._epoll.poll(0):
             future = self._waiting.get(pidfd)
-            if events & select.EPOLLHUP and future is not None and not future.done():
+            if future is None or future.done():
+                continue
+            if events & select.EPOLLHUP:
                 future.set_result(None)
+            else:
+                self._epoll.modify(pidfd, 0)
+                self._loop.call_later(_REAP_TIMEOUT, _settle, future)
 
     def close(self) -> None:
         self._epoll.close()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def readable(fd: int) -> None:

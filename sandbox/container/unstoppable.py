@@ -1,4 +1,4 @@
-"""Tasks that will not stop when they are told to, found before anybody waits for them.
+"""Tasks that will not stop when they are told to, or that a debugger holds, found before anybody waits for them.
 
 Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.criu.dump`,
 :mod:`daemon.checkpoints.capture`). Guarantee: what is told of a process was read through one open directory of
@@ -8,6 +8,9 @@ for it.
 The kernel stops a task on its way out of a system call. A task in an uninterruptible wait (state D) does not come to
 that. Most such waits end by themselves, since they wait for a disk. One that may last for ever is at everybody's
 command: the parent of a ``vfork`` waits until its child executes a program or ends, and the child need not.
+
+A task that another one of the sandbox traces cannot be dumped, since the kernel lets nobody else trace it. While it is
+stopped by its tracer (state t) it is waited for: LeakSanitizer traces a program for the moment of its last look.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ WAIT4 = 61
 STEP = 0.02  # seconds between two looks
 CHILD_TIMEOUT = 1.0  # seconds that a vfork child has to execute, while nobody else waits
 DISK_TIMEOUT = 10.0  # seconds for any other wait
+TRACED_TIMEOUT = 1.0  # seconds for a tracer to let go
 HELD_TIMEOUT = 0.1  # seconds for a vfork child, while a slot is held
 
 
@@ -43,7 +47,9 @@ class Unstoppable(CheckpointFailed):
 
 @dataclass(frozen=True)
 class Stuck:
-    """A task in an uninterruptible wait. Equal only while it is the same wait of the same task."""
+    """A task in an uninterruptible wait, or stopped by its tracer. Equal only while it is the same wait of the same
+    task.
+    """
 
     pid: int
     tid: int
@@ -52,19 +58,20 @@ class Stuck:
     call: str  # number of the system call and its arguments; "" when it is not known
     switches: str  # how often it has given up the processor
     place: str  # function of the kernel in which it waits; "0" when it is not told
+    tracer: int = 0  # pid of the process that has stopped it
 
     @property
     def vforked(self) -> bool:
         """Whether it waits for a vfork child, and not for a lock on the way to make one."""
         words = self.call.split()
-        if self.place not in (WAITS_FOR_CHILD, "0", "") or not words or not words[0].isdigit():
+        if self.tracer or self.place not in (WAITS_FOR_CHILD, "0", "") or not words or not words[0].isdigit():
             return False
         number = int(words[0])
         return number in (VFORK, CLONE3) or (number == CLONE and bool(int(words[1], 16) & CLONE_VFORK))
 
 
 def stuck(pids: Iterable[int]) -> set[Stuck]:
-    """Those tasks of these processes that are in an uninterruptible wait now. Blocks, for some microseconds a task."""
+    """Those tasks of these processes that cannot be stopped now. Blocks, for some microseconds a task."""
     found: set[Stuck] = set()
     for pid in pids:
         with contextlib.suppress(OSError), _threads_of(pid) as directory:  # it has ended
@@ -75,7 +82,7 @@ def stuck(pids: Iterable[int]) -> set[Stuck]:
 
 
 def stuck_task(tid: int) -> set[Stuck]:
-    """This task alone, if it is in an uninterruptible wait now. Blocks, for some microseconds."""
+    """This task alone, if it cannot be stopped now. Blocks, for some microseconds."""
     with contextlib.suppress(OSError), _threads_of(tid) as directory:  # it has ended
         return _looked(directory, str(tid))
     return set()
@@ -87,7 +94,7 @@ def _threads_of(pid: int) -> closing:
 
 def _looked(directory: int, tid: str) -> set[Stuck]:
     fields = procfs.stat(f"{tid}/stat", directory)
-    if fields[procfs.STATE] != b"D":
+    if fields[procfs.STATE] not in (b"D", b"t"):
         return set()
     call = place = ""
     with contextlib.suppress(PermissionError):
@@ -105,8 +112,19 @@ def _looked(directory: int, tid: str) -> set[Stuck]:
             call,
             switches,
             place,
+            int(status["TracerPid"]) if fields[procfs.STATE] == b"t" else 0,
         )
     }
+
+
+def traced(pids: Iterable[int]) -> tuple[int, int] | None:
+    """(task, tracer) of the first task of these processes that is traced; None when none is. Blocks."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in procfs.threads(pid):
+                if tracer := int(procfs.status(f"{pid}/task/{thread}", "TracerPid") or 0):
+                    return thread, tracer
+    return None
 
 
 def awaited(waiter: int) -> int | None:
@@ -130,6 +148,8 @@ async def need_stoppable(container: Container) -> None:
         passed = time.monotonic() - began
         if passed > CHILD_TIMEOUT and (parents := [each for each in seen if each.vforked]):
             raise refusal(container, parents[0])
+        if passed > TRACED_TIMEOUT and (held := [each for each in seen if each.tracer]):
+            raise refused_traced(container, held[0].tid, held[0].tracer)
         if passed > DISK_TIMEOUT:
             raise refusal(container, next(iter(seen)))
         await asyncio.sleep(STEP)
@@ -155,6 +175,19 @@ def refusal(container: Container, task: Stuck) -> Unstoppable:
     return Unstoppable(
         f"process {who} cannot be stopped: it is in an uninterruptible wait, probably for a disk",
         remedy="try again when that has ended",
+        sandbox=container.spec.id,
+    )
+
+
+def refused_traced(container: Container, task: int, tracer: int) -> CheckpointFailed:
+    """Why a checkpoint is not possible while one process traces another, and what to do."""
+    who, by = (
+        f"{procfs.inner_pid(one)} [{procfs.status(one, 'Name')}]" if procfs.inner_pid(one) else "one that has ended"
+        for one in (task, tracer)
+    )
+    return CheckpointFailed(
+        f"process {who} of the sandbox is traced by {by}",
+        remedy="detach the debugger, or end the command that traces (gdb, strace)",
         sandbox=container.spec.id,
     )
 

@@ -30,7 +30,7 @@ from sandbox.container.binds import need_in_place
 from sandbox.container.procfs import descriptors, inner_pid, status
 from sandbox.container.shim import ShimError, going_first
 from sandbox.container.spawn import no_process_left
-from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal
+from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, refused_traced, traced
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals, shared_memory
@@ -414,6 +414,8 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
             remedy="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
             sandbox=container.spec.id,
         )
+    if re.search("[Uu]n?seiz", text) and (found := traced(container.tasks())) is not None:
+        return refused_traced(container, *found)
     remedy = remedy_for(text)
     words = _with_names(str(error), container.tasks())
     kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)

@@ -1,7 +1,7 @@
 /* What a process of a sandbox may do: resource limits, capabilities, system calls.
  *
  * The system-call filter allows what Docker's default profile allows to a container with Docker's
- * default capabilities, on x86-64 only, less what makes a sandbox impossible to dump (ptrace) and
+ * default capabilities, on x86-64 only, less what no dump could see and no restore bring back, and
  * socket families that it has no use for. It is a binary search over the call numbers, built once
  * per shim; the kernel's own cache answers for calls whose arguments do not matter.
  */

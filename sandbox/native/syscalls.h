@@ -52,6 +52,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {89, ALLOW} /* readlink */, {90, ALLOW} /* chmod */, {91, ALLOW} /* fchmod */, {92, ALLOW} /* chown */,
     {93, ALLOW} /* fchown */, {94, ALLOW} /* lchown */, {95, ALLOW} /* umask */, {96, ALLOW} /* gettimeofday */,
     {97, ALLOW} /* getrlimit */, {98, ALLOW} /* getrusage */, {99, ALLOW} /* sysinfo */, {100, ALLOW} /* times */,
+    {101, ALLOW} /* ptrace */,
     {102, ALLOW} /* getuid */, {104, ALLOW} /* getgid */, {105, ALLOW} /* setuid */, {106, ALLOW} /* setgid */,
     {107, ALLOW} /* geteuid */, {108, ALLOW} /* getegid */, {109, ALLOW} /* setpgid */, {110, ALLOW} /* getppid */,
     {111, ALLOW} /* getpgrp */, {112, ALLOW} /* setsid */, {113, ALLOW} /* setreuid */, {114, ALLOW} /* setregid */,

@@ -240,3 +240,32 @@ def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() 
     assert readers_first(10, tasks[::-1]) == readers_first(10, tasks)
     assert readers_first(10, []) == []
     assert readers_first(10, [lost]) == [lost]
+
+
+TRACE = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def trace(pid):
+    if libc.ptrace(0x4206, pid, None, None) < 0: sys.exit(os.strerror(ctypes.get_errno()))
+    open('/tmp/traced', 'w').close()
+    while True: time.sleep(1)  # and never waits for it
+"""
+
+
+async def test_a_command_ends_although_its_tracer_does_not_reap_it(maker: Maker) -> None:
+    container = await maker.create()
+    tracer = f"import os; pid = os.getppid()\n{TRACE}\ntrace(pid)"
+    script = 'setsid python3 -c "$0" </dev/null >/dev/null 2>&1 & until [ -e /tmp/traced ]; do :; done; exit 7'
+    done = await container.exec(["/bin/sh", "-c", script, tracer], timeout=60)
+    assert done.exit_code == 7 and not done.timed_out
+
+
+async def test_commands_run_while_somebody_traces_pid_1(maker: Maker) -> None:
+    container = await maker.create()
+    stop = TRACE.replace("    open(", "    libc.ptrace(0x4207, pid, None, None)\n    open(")
+    script = 'setsid python3 -c "$0" </dev/null >/dev/null 2>&1 & until [ -e /tmp/traced ]; do :; done; exit 7'
+    assert (await container.exec(["/bin/sh", "-c", script, f"{stop}\ntrace(1)"])).exit_code == 7
+    done = await container.exec(["/bin/sh", "-c", "sleep 1000"], timeout=0.1)
+    assert done.timed_out and done.exit_code == 143
+    await container.kill()
+    assert await container.start()

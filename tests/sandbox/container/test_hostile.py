@@ -52,7 +52,7 @@ FROM_A_RESTORED_ONE = (
     "mount a tmpfs",
     "set the host name",
     "io_uring",
-    "be traced",
+    "change a call for a forbidden one by tracing",
     "gain CAP_SYS_ADMIN by capset",
     "raise the limit of open files",
     "write kernel settings",
