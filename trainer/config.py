@@ -65,6 +65,7 @@ class TrainConfig:
     tail_resumes: bool = False  # they then go on where they were, instead of anew
     max_tokens: int = 16  # of an answer
     max_length: int = 1024  # tokens of a trajectory
+    max_observation: int | None = None  # tokens of one observation, cut in the middle beyond; None: half of max_length
     temperature: float = 1.0
     branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
     effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
@@ -165,6 +166,11 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
 
 def _agreeing(config: TrainConfig) -> TrainConfig:
     """The same. Refuses keys that do not go together, and names that nobody knows."""
+    if config.max_observation is not None and not 16 <= config.max_observation <= config.max_length:
+        raise Invalid(
+            f"max_observation is {config.max_observation}, max_length {config.max_length}",
+            remedy="set it from 16 to max_length, or leave it out",
+        )
     if config.engine not in ENGINES:
         raise Invalid(f"no engine {config.engine!r}", remedy=" or ".join(ENGINES))
     for tracker in config.trackers:
@@ -325,7 +331,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             sampling=Sampling(
                 max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
             ),
-            limits=EpisodeLimits(max_length=config.max_length),
+            limits=EpisodeLimits(max_length=config.max_length, max_observation=config.max_observation),
             seed=config.seed,
             branching=config.branching,
             visit=config.visit,

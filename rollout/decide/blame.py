@@ -76,6 +76,8 @@ _POLICY = (Cause.CUT, Cause.LENGTH, Cause.TURNS, Cause.KILLED_ITSELF, Cause.QUOT
 def blame(failure: TrajectoryFailure) -> Blame:
     """The table. Example: ``blame(TrajectoryFailure(phase=Phase.CREATE, cause=Cause.LATE)) is Blame.PLATFORM``."""
     phase, cause = failure.phase, failure.cause
+    if phase is EpisodePhase.RESET and cause is Cause.LENGTH:
+        return Blame.ENVIRONMENT  # its prompt leaves no room for an answer
     if cause in (Cause.CUT, Cause.LENGTH, Cause.TURNS):
         return Blame.POLICY
     if phase is EpisodePhase.STEP and (cause in _POLICY or cause is Cause.LATE):

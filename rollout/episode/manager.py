@@ -29,8 +29,9 @@ from rollout.episode import nowhere
 from rollout.episode.kept import KeptStates
 from rollout.episode.origin import Origin
 from rollout.episode.prepared import PreparedState, PreparedStates
+from rollout.episode.records import fail, label
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
-from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn, fail, label
+from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn
 from rollout.messages import Trajectory
 from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService, apply

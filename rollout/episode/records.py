@@ -7,10 +7,14 @@ Guarantee: it may be called again with more known; nothing is counted twice.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 
+from rollout.decide.blame import Blame, TrajectoryFailure, blame
+from rollout.engine.client import Sampling
 from rollout.episode.guard import ExecutedCommand
-from rollout.messages import TurnRecord
+from rollout.episode.spec import EpisodeSpec
+from rollout.messages import Trajectory, TurnRecord
 from sandbox.messages import CheckpointInfo, Effects, Verdict
 
 EFFECTS_SHOWN = 4
@@ -59,3 +63,14 @@ def _note_effects(record: TurnRecord, seen: Effects) -> None:
 
 def _stronger(left: Verdict, right: Verdict) -> str:
     return Verdict.of(files=left.files or right.files, processes=left.processes or right.processes).value
+
+
+def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
+    trajectory.prompt = trajectory.group = spec.prompt
+    trajectory.index, trajectory.seed, trajectory.start = spec.index, spec.seed, spec.start
+    trajectory.temperature, trajectory.whole, trajectory.started_at = sampling.temperature, sampling.whole, time.time()
+
+
+def fail(trajectory: Trajectory, failure: TrajectoryFailure) -> None:
+    trajectory.status = "truncated" if blame(failure) is Blame.POLICY else "failed"
+    trajectory.failure, trajectory.reason = failure, str(failure)

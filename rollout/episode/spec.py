@@ -21,6 +21,12 @@ class EpisodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 300.0  # of all turns together, as far as its own commands and `step` take them
     score_s: float = 60.0
     max_length: int = 1024  # tokens of a trajectory
+    max_observation: int | None = None  # tokens of one observation; longer ones are cut. None: half of `max_length`
+
+    @property
+    def observed(self) -> int:
+        """Tokens of an observation, at most."""
+        return self.max_observation or max(16, self.max_length // 2)
 
 
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):

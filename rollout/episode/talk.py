@@ -10,7 +10,7 @@ a new sample begins there, with its whole prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollout.engine.chat import Characters
 from rollout.environments.base import Environment, Observation, Tokenizer
@@ -19,12 +19,22 @@ from rollout.episode.renderer import Message, Renderer
 from rollout.messages import Trajectory
 
 
+class Heard(NamedTuple):
+    """Tokens that an observation becomes. `anew`: they are the whole prompt of a new sample."""
+
+    ids: list[int]
+    anew: bool = False
+
+
 class Talk(Protocol):
+    def count(self, text: str) -> int:
+        """Tokens of a text in an observation."""
+
     def open(self, trajectory: Trajectory, first: Observation) -> None:
         """Puts the prompt."""
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
-        """Puts what follows the last answer."""
+    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
+        """What follows the last answer. Nothing is put."""
 
     def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
         """The action in sampled tokens, of which the last one is the end if they are `whole`."""
@@ -48,8 +58,11 @@ class PlainTranscript:
     def open(self, trajectory: Trajectory, first: Observation) -> None:
         trajectory.put(self.env.encode_observation(self.tokenizer, first, True))
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
-        trajectory.put(self.env.encode_observation(self.tokenizer, observation, False))
+    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
+        return Heard(self.env.encode_observation(self.tokenizer, observation, False))
+
+    def count(self, text: str) -> int:
+        return len(self.env.encode_observation(self.tokenizer, Observation(text), False))
 
     def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
         return self.env.decode_action(self.tokenizer, ids[:-1] if whole else ids)
@@ -101,15 +114,16 @@ class Chat:
         self.history.append(action.message([f"call_{number}_{n}" for n in range(len(action.calls))]))
         return self.env.read_action(action.content, [(call.name, call.arguments) for call in action.calls])
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
+    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
         ids, new = trajectory.sample, self._answer(observation.text)
         longer = self.renderer.bridge(ids, self.history, new, self.env.tools)
         self.history += new
         if longer is None:
-            trajectory.breaks.append(len(trajectory.tokens))
-            trajectory.put(self.renderer.open(self.history, self.env.tools))
-        else:
-            trajectory.put(longer[len(ids) :])
+            return Heard(self.renderer.open(self.history, self.env.tools), anew=True)
+        return Heard(longer[len(ids) :])
+
+    def count(self, text: str) -> int:
+        return len(self.renderer.encode(text))
 
     def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
         self._begin(trajectory.opening)

@@ -29,6 +29,7 @@ import msgspec
 from rollout.chaos import Strike
 from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of
 from rollout.decide.effects import EffectRules, watched
+from rollout.decide.observed import middle_cut
 from rollout.engine.client import Generation, Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import origin, records, takeover
@@ -178,11 +179,17 @@ class Episode:
             self._branch_off(start)
         else:
             first = await self._reset() if start is None else self._start_in(start)
+            first = self._shortened(first)
             trajectory.opening = first.text
             self.talk.open(trajectory, first)
+            if len(trajectory.sample) + 1 >= self.limits.max_length:
+                used, most = len(trajectory.sample), self.limits.max_length
+                raise _ended(
+                    EpisodePhase.RESET, Cause.LENGTH, f"the prompt has {used} tokens, a trajectory {most} at most"
+                )
         while observation is None or not observation.done:
             if observation is not None:
-                self.talk.hear(trajectory, observation)
+                self._hear(observation)
             if len(trajectory.turns) >= env.max_turns:
                 raise _ended(EpisodePhase.STEP, Cause.TURNS, f"{env.max_turns} were not enough")
             if len(trajectory.sample) + 1 >= self.limits.max_length:
@@ -191,6 +198,22 @@ class Episode:
         await self._outlive()
         if self.parts.visitable:
             await self._note_end()
+
+    def _hear(self, observation: Observation) -> None:
+        """Puts what the agent reads; what has no room any more ends the episode and is not put."""
+        trajectory = self.trajectory
+        heard = self.talk.hear(trajectory, observation)
+        before = 0 if heard.anew else len(trajectory.sample)
+        if before + len(heard.ids) + 1 >= self.limits.max_length:
+            raise self._full(before + len(heard.ids))
+        if heard.anew:
+            trajectory.breaks.append(len(trajectory.tokens))
+        trajectory.put(heard.ids)
+
+    def _shortened(self, observation: Observation) -> Observation:
+        """As much of it as an observation may have; the model reads that something is missing."""
+        text = middle_cut(observation.text, self.limits.observed, self.talk.count)
+        return observation if text is observation.text else replace(observation, text=text)
 
     def _start_in(self, ready: PreparedState) -> Observation:
         self.env.load(ready.state)
@@ -250,6 +273,7 @@ class Episode:
             raise _ended(
                 EpisodePhase.STEP, Cause.CUT, f"the action of turn {record.index} reached {record.tokens} tokens"
             )
+        observation = self._shortened(observation)
         self._observed(record, observation)
         return observation
 
@@ -279,6 +303,7 @@ class Episode:
             self._turn_of += [(record, done) for done in self.guarded.executed[executed:]]
         if observation.back_to is not None:
             observation = await self._roll_back(record, observation)
+        observation = self._shortened(observation)
         self._observed(record, observation)
         if not observation.done and self.clock.left <= 0:
             raise _ended(EpisodePhase.STEP, Cause.LATE, f"its {self.clock.budget:g} s are used up")
@@ -406,9 +431,9 @@ class Episode:
         try:
             await work
         except EpisodeEnd as end:
-            fail(self.trajectory, end.failure)
+            records.fail(self.trajectory, end.failure)
         except Exception as error:  # noqa: BLE001 - the environment is a user's code
-            fail(self.trajectory, self._failure(error))
+            records.fail(self.trajectory, self._failure(error))
 
     async def _leave_final(self, scoring: Scoring) -> None:
         """The state that is scored: captured; then nothing runs in the sandbox any more."""
@@ -469,21 +494,10 @@ class Episode:
             changes = await self.guarded.sandbox.diff(base)
             self.trajectory.changed = watched([change.path for change in changes], rules, MAX_CHANGED)
 
-    def _full(self) -> EpisodeEnd:
-        used, most = len(self.trajectory.sample), self.limits.max_length
+    def _full(self, used: int | None = None) -> EpisodeEnd:
+        used, most = used or len(self.trajectory.sample), self.limits.max_length
         return _ended(EpisodePhase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
 
 
 def _ended(phase: EpisodePhase, cause: Cause, message: str) -> EpisodeEnd:
     return EpisodeEnd(TrajectoryFailure(phase=phase, cause=cause, message=message))
-
-
-def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
-    trajectory.prompt = trajectory.group = spec.prompt
-    trajectory.index, trajectory.seed, trajectory.start = spec.index, spec.seed, spec.start
-    trajectory.temperature, trajectory.whole, trajectory.started_at = sampling.temperature, sampling.whole, time.time()
-
-
-def fail(trajectory: Trajectory, failure: TrajectoryFailure) -> None:
-    trajectory.status = "truncated" if blame(failure) is Blame.POLICY else "failed"
-    trajectory.failure, trajectory.reason = failure, str(failure)

@@ -47,7 +47,8 @@ class Silent:
 
 
 async def play(engine: Speaker, env: Counting) -> Trajectory:
-    from rollout.episode.turns import Episode, label
+    from rollout.episode.records import label
+    from rollout.episode.turns import Episode
 
     manager = EpisodeManager(
         environment=lambda: env,

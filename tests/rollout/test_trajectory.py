@@ -236,3 +236,31 @@ def test_every_answer_has_a_seed_of_its_own() -> None:
     }
     assert len(seeds) == 2 * 8 * 2 * 4
     assert sampling_seed(None, EpisodeSpec(prompt="p0", seed=0), 0) is None
+
+
+class Flood(Notebook):
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        return Observation("x" * 100_000 + "end\n$ ")
+
+
+async def test_an_observation_is_cut_in_the_middle_and_the_agent_reads_so() -> None:
+    trajectory = await play(env=Flood(), limits=EpisodeLimits(max_length=400, max_observation=100))
+    assert len(trajectory.tokens) < 400 and trajectory.failure is not None
+    assert trajectory.failure.cause is Cause.LENGTH and blame(trajectory.failure) is Blame.POLICY
+    read = trajectory.turns[0].observation
+    assert 90 <= len(read) <= 100 and read.startswith("xxx") and read.endswith("end\n$ ")
+    assert "characters left out" in read
+    assert len(trajectory.turns) > 1  # and it went on
+
+
+async def test_what_has_no_room_is_not_put_and_a_prompt_without_room_is_the_environments() -> None:
+    trajectory = await play(env=Flood(), limits=EpisodeLimits(max_length=60))
+    assert len(trajectory.tokens) <= 60 and trajectory.failure is not None
+
+    class Long(Notebook):
+        async def reset(self, sandbox: Any, seed: int) -> Observation:
+            return Observation("x" * 100_000)
+
+    trajectory = await play(env=Long(), limits=EpisodeLimits(max_length=60, max_observation=60))
+    assert trajectory.failure is not None and blame(trajectory.failure) is Blame.ENVIRONMENT
+    assert "the prompt has" in trajectory.failure.message
