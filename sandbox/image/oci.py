@@ -16,6 +16,7 @@ import platform
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -59,7 +60,10 @@ def extract_layout(layout: tarfile.TarFile, folder: Path) -> None:
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
         elif member.isreg() or member.islnk() or member.issym():  # docker save links layers that images share
-            source = layout.extractfile(member)
+            try:
+                source = layout.extractfile(member)
+            except (KeyError, RecursionError):  # what it names is not in the archive, or is itself
+                source = None
             if source is None:
                 raise Invalid(f"{member.name!r} of the image archive points nowhere")
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +124,8 @@ def _from_docker(layout: Path) -> tuple[dict[str, Any], list[Path]]:
     if len(manifests) != 1:
         raise Invalid(f"the archive holds {len(manifests)} images", remedy="save one")
     manifest = manifests[0]
+    if not isinstance(manifest, dict):
+        raise Invalid("the manifest of the image archive is not what it should be")
     layers = [_inside(layout, name) for name in _list(manifest.get("Layers"))]
     return _document(_inside(layout, manifest.get("Config"))), layers
 
@@ -138,7 +144,7 @@ def _config(document: dict[str, Any]) -> ImageConfig:
             },
             ImageConfig,
         )
-    except (msgspec.ValidationError, AttributeError) as error:
+    except (msgspec.ValidationError, AttributeError, TypeError, ValueError) as error:
         raise Invalid(f"the image's configuration cannot be read: {error}") from None
 
 
@@ -150,7 +156,7 @@ def _document(path: Path, kind: type = dict) -> Any:
         raise Invalid(f"{path.name} of the image is missing or larger than {MAX_DOCUMENT} bytes")
     try:
         found = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"{path.name} of the image is no JSON: {error}") from None
     if not isinstance(found, kind):
         raise Invalid(f"{path.name} of the image is not what it should be")
@@ -202,5 +208,5 @@ def _opened(layer: Path) -> Iterator[IO[bytes]]:
                     yield cast("IO[bytes]", stream)
             else:
                 yield file
-        except (gzip.BadGzipFile, zstandard.ZstdError, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
             raise Invalid(f"a layer of the image is damaged: {error}", remedy="fetch the image again") from error
