@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from trainer.batches.pack import EMPTY, pack
 from trainer.batches.plan import plan
-from trainer.batches.sample import Sample, accepted
+from trainer.batches.sample import Sample, accepted, episodes
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
@@ -162,10 +162,12 @@ class Learner:
         else:
             self._whole(samples)
         rewards = rewards_of(samples)
-        stats.trajectories = len(samples)
+        stats.trajectories = len(rewards.rewards)
         stats.silent = int(silent(rewards).sum())
         stats.lengths = by_outcome(
-            rewards.rewards.tolist(), [len(each.tokens) for each in samples], [each.truncated for each in samples]
+            [each.reward for each in samples],
+            [len(each.tokens) for each in samples],
+            [each.truncated for each in samples],
         )
         stats.summary = self._summary()
         stats.seconds += time.perf_counter() - began
@@ -179,7 +181,7 @@ class Learner:
         rewards = self._with_before(rewards_of(samples), before)
         earned = credit(self.objective, rewards)
         for part in _parts(samples, self.settings.updates):
-            chosen = _select(earned, rewards.lengths, part)
+            chosen = _select(earned, samples, part)
             self.optimiser.zero_grad(set_to_none=True)
             self._learn([samples[i] for i in part], chosen, _pick(before, part))
             self._update(whole_divisor(self.objective, rewards, chosen.counts))
@@ -190,7 +192,8 @@ class Learner:
         sampled = [sample.sampled for sample in samples]
         advantages, shares = earned.advantage.split(sampled), earned.share.split(sampled)
         returns = self._returns(samples, before)
-        needed = [i for i, wanted in enumerate(earned.needed.tolist()) if wanted]
+        wanted = earned.needed.tolist()
+        needed = [i for i, episode in enumerate(episodes(samples)) if wanted[episode] and sampled[i]]
         self._stats.computed += len(needed)
         for mine in self._micro_batches([samples[i] for i in needed]):
             rows = [needed[i] for i in mine]
@@ -305,7 +308,7 @@ class Learner:
         rewards = self._with_before(rewards_of(samples), before)
         assert rewards.values is not None
         found = gae(self.objective.advantage, rewards) + rewards.values
-        return list(found.split(rewards.lengths.tolist()))
+        return list(found.split([sample.sampled for sample in samples]))
 
 
 def streams(objective: Objective, settings: OptimiserSettings) -> bool:
@@ -319,23 +322,30 @@ def learning_rate(rate: float, step: int, steps: int, final_share: float = 0.05)
 
 
 def rewards_of(samples: Sequence[Sample]) -> Rewards:
-    """As objectives see samples."""
+    """As objectives see samples: one entry for each episode, however many pieces it is in."""
     numbers: dict[str, int] = {}
-    groups = [numbers.setdefault(sample.group, len(numbers)) for sample in samples]
+    firsts: list[Sample] = []
+    lengths: list[int] = []
+    for sample, number in zip(samples, episodes(samples), strict=True):
+        if number == len(firsts):
+            firsts.append(sample)
+            lengths.append(0)
+        lengths[number] += sample.sampled
+    groups = [numbers.setdefault(sample.group, len(numbers)) for sample in firsts]
     return Rewards(
-        torch.tensor([sample.reward for sample in samples], dtype=torch.float64),
+        torch.tensor([sample.reward for sample in firsts], dtype=torch.float64),
         torch.tensor(groups),
-        torch.tensor([sample.sampled for sample in samples]),
-        earned=_earned(samples),
+        torch.tensor(lengths),
+        earned=_earned(samples, firsts),
     )
 
 
-def _earned(samples: Sequence[Sample]) -> Tensor | None:
+def _earned(samples: Sequence[Sample], firsts: Sequence[Sample]) -> Tensor | None:
     """Advantages of tokens, where some group is a tree. Groups that are none keep the baseline of their mean."""
     if not any(sample.advantages for sample in samples):
         return None
     rewards: dict[str, list[float]] = {}
-    for sample in samples:
+    for sample in firsts:
         rewards.setdefault(sample.group, []).append(sample.reward)
     found: list[float] = []
     for sample in samples:
@@ -356,16 +366,16 @@ def _parts(samples: Sequence[Sample], count: int) -> list[list[int]]:
     return parts
 
 
-def _select(earned: Credit, lengths: Tensor, part: list[int]) -> Credit:
+def _select(earned: Credit, samples: Sequence[Sample], part: list[int]) -> Credit:
     """What a part of the batch has earned; its mean is over itself."""
-    sizes = lengths.tolist()
+    sizes, numbers = [sample.sampled for sample in samples], episodes(samples)
     advantages, shares = earned.advantage.split(sizes), earned.share.split(sizes)
     counted = [i for i in part if sizes[i] and shares[i].sum() > 0]
     return Credit(
         torch.cat([advantages[i] for i in part]),
         torch.cat([shares[i] for i in part]),
-        BatchCounts(len(counted), sum(sizes[i] for i in counted)),
-        earned.needed[part],
+        BatchCounts(len({numbers[i] for i in counted}), sum(sizes[i] for i in counted)),
+        earned.needed[list(dict.fromkeys(numbers[i] for i in part))],
     )
 
 

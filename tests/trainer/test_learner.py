@@ -19,12 +19,12 @@ from rollout.messages import Batch, Group
 from sandbox.errors import NotFound
 from trainer.batches.pack import pack
 from trainer.batches.plan import cost, plan
-from trainer.batches.sample import Sample, SampleLog, accepted, refusal
+from trainer.batches.sample import Sample, SampleLog, accepted, episodes, refusal
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, OptimiserSettings
+from trainer.learner import Learner, OptimiserSettings, rewards_of
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
-from trainer.objectives import OBJECTIVES, Figures, Objective, named, with_corrections
+from trainer.objectives import OBJECTIVES, Figures, Objective, credit, named, with_corrections
 from trainer.stream import BatchStream
 
 CONFIG = ModelConfig(
@@ -423,3 +423,33 @@ def test_batches_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert log.steps() == [4]
     with pytest.raises(NotFound, match="step 5"):
         log.read(5)
+
+
+# ------------------------------------------------------------------ episodes in pieces
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_an_episode_counts_once_however_many_pieces_it_is_in(name: str) -> None:
+    """Two of four earn 1: pieces of one must not move the mean, the deviation or anybody's weight."""
+    whole = [replaced(each, group="p", reward=float(n % 2)) for n, each in enumerate(samples(3, groups=1, size=4))]
+    nothing = Sample(tokens=[4, 5], mask=[0, 0], logprobs=[0.0, 0.0])
+    pieces = [
+        replaced(piece, group="p", reward=each.reward, episode=f"p/{n}")
+        for n, each in enumerate(whole)
+        for piece in ([each, nothing, nothing] if n == 1 else [each])
+    ]
+    assert episodes(pieces) == [0, 1, 1, 1, 2, 3]
+    found = gradient(pieces, named(name, length=LENGTH))
+    assert torch.allclose(found, gradient(whole, named(name, length=LENGTH)), rtol=1e-4, atol=1e-7)
+
+
+def test_pieces_share_the_weight_of_their_episode() -> None:
+    long, other = samples(3, groups=1, size=2)
+    first, second = (replaced(each, group="p", reward=1.0, episode="p/0") for each in samples(5, groups=1, size=2))
+    batch = [first, second, *(replaced(each, group="p", reward=0.0) for each in (long, other))]
+    rewards = rewards_of(batch)
+    assert rewards.rewards.tolist() == [1.0, 0.0, 0.0]
+    assert rewards.lengths.tolist() == [first.sampled + second.sampled, long.sampled, other.sampled]
+    earned = credit(named("grpo"), rewards)
+    of_first = earned.share[: first.sampled + second.sampled].sum()
+    assert float(of_first) == pytest.approx(1.0) and earned.counts.sequences == 3

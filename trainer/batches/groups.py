@@ -42,6 +42,7 @@ def _of_group(group: Group, oldest: int) -> list[Sample]:
             whole=trajectory.whole,
             truncated=trajectory.status == "truncated",
             version=trajectory.oldest or 0,
+            episode=f"{trajectory.prompt}/{trajectory.index}" if trajectory.breaks else "",
             name=f"{trajectory.prompt}/{trajectory.index}" + (f"+{part}" if part else ""),
         )
         for trajectory, (own, advantages) in zip(group.trajectories, shares, strict=True)

@@ -31,11 +31,25 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     version: int = 0  # of the oldest weights in it
     name: str = ""
     whole: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
+    episode: str = ""  # pieces of one episode have its name and come one after the other; "": it is one piece
     advantages: list[float] = []  # per token, where the group is a tree: its segments' own; else none
 
     @property
     def sampled(self) -> int:
         return sum(self.mask)
+
+
+def episodes(samples: Sequence[Sample]) -> list[int]:
+    """Number of each sample's episode, counted from 0. Example: episodes "a", "a", "", "" are [0, 0, 1, 2]."""
+    found: list[int] = []
+    for at, sample in enumerate(samples):
+        goes_on = at > 0 and bool(sample.episode) and _same(samples[at - 1], sample)
+        found.append((found[-1] if found else -1) + (not goes_on))
+    return found
+
+
+def _same(one: Sample, other: Sample) -> bool:
+    return (one.episode, one.group) == (other.episode, other.group)
 
 
 def refusal(sample: Sample, vocabulary: int) -> str | None:
