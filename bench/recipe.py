@@ -50,7 +50,7 @@ from trainer.config import TrainConfig
 from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
-from trainer.objectives import named, with_corrections
+from trainer.objectives import bounded, named, with_corrections
 
 LONGEST = 256  # tokens of an episode
 SANDBOXES = 16  # at once
@@ -176,7 +176,7 @@ def learn(
     start = example.start
     model, tokenizer = fresh_policy(example, seed) if fitted else (load_model(start), policy.load_tokenizer(start))
     fit_s = time.process_time() - began
-    objective = with_corrections(named(config.objective), corrections)
+    objective = with_corrections(bounded(named(config.objective), config.clip_dual), corrections)
     learner = Learner(Scorer(model), objective, OptimiserSettings(rate=config.rate))
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(example, model, tokenizer, held_out)}

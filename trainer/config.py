@@ -56,6 +56,7 @@ class TrainConfig:
     evaluate_every: int = 0  # steps between evaluations while it learns; 0: before and after only
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     objective: str = "pooled"  # a row of trainer.objectives
+    clip_dual: float = 3.0  # bound of the ratio where the advantage is negative; 0: none
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
@@ -153,6 +154,8 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
     for name in POSITIVE:
         if getattr(made, name) <= 0:
             raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
+    if made.clip_dual and not 1.0 < made.clip_dual < 1e6:
+        raise Invalid(f"configuration: clip_dual is {made.clip_dual}", remedy="set 3, or 0 for none")
     if made.versions < 0:
         raise Invalid(f"configuration: versions is {made.versions}", remedy="set how many stay, or 0 for all")
     if made.tail and not 1.0 < made.tail <= 4.0:

@@ -208,6 +208,8 @@ class Learner:
             assert advantage is not None and share is not None
             packed = pack([samples[i] for i in rows] or [EMPTY], device=self.ranks.device)
             scores = self.scorer(packed)
+            if scores.new.requires_grad:
+                scores.new.register_hook(self._figures.note_slope)
             tokens = SampledTokens(
                 scores.new, packed.engine, packed.sequence, advantage, share, scores.entropy,
                 gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
@@ -252,7 +254,9 @@ class Learner:
         return None
 
     def _summary(self) -> Summary:
-        return Figures(self.ranks.sum(self._done.sums)).result()
+        largest = torch.zeros(self.ranks.size, dtype=torch.float64)
+        largest[self.ranks.rank] = self._done.largest
+        return Figures(self.ranks.sum(self._done.sums), float(self.ranks.sum(largest).max())).result()
 
     # ------------------------------------------------------------------ looks without gradients
 

@@ -46,6 +46,7 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         seed=config.seed,
         objective=config.objective,
         corrections=list(config.corrections),
+        clip_dual=config.clip_dual,
         length=config.max_length,
         settings=OptimiserSettings(rate=config.rate, budget=config.budget, updates=config.updates),
         bf16=config.bf16,

@@ -195,5 +195,5 @@ FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "tis_sequence": lambda k: np.full(len(k), min(np.prod(k), 2.0)),
     "icepop": lambda k: np.array([value if 0.5 <= value <= 5.0 else 0.0 for value in k]),
     "sequence_mask": lambda k: np.full(len(k), 1.0 if 0.99 <= np.prod(k) ** (1 / len(k)) <= 1.01 else 0.0),
-    "decoupled": lambda k: k,
+    "decoupled": lambda k: np.minimum(k, 5.0),
 }

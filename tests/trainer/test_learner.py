@@ -24,7 +24,7 @@ from trainer.errors import TrainerFailed
 from trainer.learner import Learner, OptimiserSettings, rewards_of
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
-from trainer.objectives import OBJECTIVES, Figures, Objective, credit, named, with_corrections
+from trainer.objectives import OBJECTIVES, Figures, Objective, bounded, credit, named, with_corrections
 from trainer.stream import BatchStream
 
 CONFIG = ModelConfig(
@@ -453,3 +453,48 @@ def test_pieces_share_the_weight_of_their_episode() -> None:
     earned = credit(named("grpo"), rewards)
     of_first = earned.share[: first.sampled + second.sampled].sum()
     assert float(of_first) == pytest.approx(1.0) and earned.counts.sequences == 3
+
+
+# ------------------------------------------------------------------ one strange token
+
+
+def shaped(name: str, corrections: list[str]) -> Objective:
+    return with_corrections(bounded(named(name, length=LENGTH)), corrections)
+
+
+@pytest.mark.parametrize("reported", [-12.0, -95.0])
+@pytest.mark.parametrize("corrections", [[], ["decoupled"], ["tis"], ["icepop"]])
+@pytest.mark.parametrize("name", ["pooled", "grpo", "dapo", "cispo"])
+def test_one_token_is_not_the_whole_gradient(name: str, corrections: list[str], reported: float) -> None:
+    clean = engines_own(samples(11, groups=6, size=4))
+    number = next(n for n, each in enumerate(clean) if each.reward == 0.0)  # PPO's clip does not bound it
+    at = clean[number].mask.index(1)
+    logprobs = [reported if t == at else value for t, value in enumerate(clean[number].logprobs)]
+    strange = [*clean[:number], replaced(clean[number], logprobs=logprobs), *clean[number + 1 :]]
+    one, other = (gradient(batch, shaped(name, corrections)) for batch in (clean, strange))
+    assert torch.isfinite(other).all()
+    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.8
+    assert 0.5 < other.norm() / one.norm() < 2.0
+
+
+def test_the_share_of_the_steepest_token_is_logged() -> None:
+    clean = engines_own(samples(11, groups=6, size=4))
+    stats = Learner(Scorer(model()), shaped("pooled", [])).step(clean)
+    tokens = stats.summary.tokens
+    assert 1 / tokens <= stats.summary.largest_share < 10 / tokens
+    number = next(n for n, each in enumerate(clean) if each.reward == 0.0)
+    logprobs = [-14.0 if t == clean[number].mask.index(1) else value for t, value in enumerate(clean[number].logprobs)]
+    clean[number] = replaced(clean[number], logprobs=logprobs)
+    stats = Learner(Scorer(model()), named("pooled")).step(clean)
+    assert stats.summary.largest_share > 0.9  # without the bound
+
+
+def engines_own(batch: list[Sample]) -> list[Sample]:
+    """The same, of an engine that computes as the trainer does."""
+    with torch.no_grad():
+        new = Scorer(model())(pack(batch)).new.split([each.sampled for each in batch])
+    made = []
+    for each, values in zip(batch, new, strict=True):
+        said = iter(values.tolist())
+        made.append(replaced(each, logprobs=[next(said) if bit else 0.0 for bit in each.mask]))
+    return made

@@ -40,7 +40,7 @@ from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
-from trainer.objectives import Objective, named, with_corrections
+from trainer.objectives import DUAL, Objective, bounded, named, with_corrections
 from trainer.resume import ResumeState, Saves
 
 POLL = 0.05  # seconds between looks for the next batch
@@ -55,6 +55,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     seed: int = 0
     objective: str = "pooled"
     corrections: list[str] = []
+    clip_dual: float = DUAL
     length: int = 1  # the constant of Dr. GRPO
     settings: OptimiserSettings = OptimiserSettings()
     final_share: float = 0.05  # of the rate, reached linearly at the last step
@@ -75,7 +76,8 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
     @property
     def chosen(self) -> Objective:
-        return with_corrections(named(self.objective, length=self.length), self.corrections)
+        row = bounded(named(self.objective, length=self.length), self.clip_dual)
+        return with_corrections(row, self.corrections)
 
 
 class Result(msgspec.Struct, kw_only=True):

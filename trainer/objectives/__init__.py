@@ -31,10 +31,11 @@ from trainer.objectives.aggregate import Aggregate, BatchCounts
 from trainer.objectives.correction import Correction
 from trainer.objectives.credit import Credit, credit, whole_divisor
 from trainer.objectives.figures import Figures
-from trainer.objectives.losses import KL, Clip, SampledTokens, Value
-from trainer.objectives.table import OBJECTIVES, Objective, named, with_corrections
+from trainer.objectives.losses import DUAL, KL, Clip, SampledTokens, Value
+from trainer.objectives.table import OBJECTIVES, Objective, bounded, named, with_corrections
 
 __all__ = [
+    "DUAL",
     "KL",
     "OBJECTIVES",
     "Advantage",
@@ -48,6 +49,7 @@ __all__ = [
     "Rewards",
     "SampledTokens",
     "Value",
+    "bounded",
     "credit",
     "named",
     "token_advantages",

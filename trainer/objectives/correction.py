@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 INFINITE = float("inf")
+STEEPEST = 20.0  # nats: the exponential of more overflows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Correction:
 
     def factor(self, mismatch: Tensor, sequence: Tensor) -> Tensor:
         """w [T]. mismatch: log k [T]; sequence: number of the trajectory of each token [T], counted from 0."""
-        mismatch = mismatch.detach()
+        mismatch = mismatch.detach().clamp(max=STEEPEST)
         if self.kind == "token":
             return mismatch.exp().clamp(max=self.high)
         if self.kind == "icepop":

@@ -24,7 +24,7 @@ SUMS: tuple[str, ...] = (
     "clipped_low",
     "clipped_high",
 )
-SUMS += ("masked", "entropy", "reference_kl", "value_error")
+SUMS += ("masked", "entropy", "reference_kl", "value_error", "slope")
 OUTSIDE = 2.0  # a token whose k is beyond this factor, up or down, is counted
 
 
@@ -33,6 +33,7 @@ class Figures:
     """Sums over tokens. `add` a micro-batch, `+` another, read `result()`."""
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(SUMS), dtype=torch.float64))
+    largest: float = 0.0  # |d loss / d log π| of one token
 
     @torch.no_grad()
     def add(self, tokens: SampledTokens, loss: Tensor, bit: Tensor, weight: Tensor) -> None:
@@ -59,8 +60,15 @@ class Figures:
         nothing = k.new_zeros(())
         self.sums += torch.stack([values[name].sum() if name in values else nothing for name in SUMS]).cpu()
 
+    @torch.no_grad()
+    def note_slope(self, slope: Tensor) -> None:
+        """slope: d loss / d log π [T]."""
+        size = slope.detach().abs().double()
+        self.sums[SUMS.index("slope")] += size.sum().cpu()
+        self.largest = max(self.largest, float(size.max()) if len(size) else 0.0)
+
     def __add__(self, other: Figures) -> Figures:
-        return Figures(self.sums + other.sums)
+        return Figures(self.sums + other.sums, max(self.largest, other.largest))
 
     def result(self) -> Summary:
         """Means over tokens, and the effective sample size (Σk)² / (T Σk²), Kish 1965, as a share of the tokens."""
@@ -79,6 +87,7 @@ class Figures:
             entropy=total["entropy"] / tokens,
             reference_kl=total["reference_kl"] / tokens,
             value_error=total["value_error"] / tokens,
+            largest_share=self.largest / total["slope"] if total["slope"] else 0.0,
         )
 
 
@@ -98,6 +107,7 @@ class Summary:
     entropy: float = 0.0  # nats
     reference_kl: float = 0.0
     value_error: float = 0.0
+    largest_share: float = 0.0  # of the sum of |d loss / d log π|, what the largest token alone has
 
     def items(self) -> dict[str, float]:
         return {each.name: getattr(self, each.name) for each in fields(self)}

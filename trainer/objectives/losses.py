@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from trainer.objectives.correction import sequence_mean
 
 INFINITE = float("inf")
+DUAL = 3.0  # what runs bound the ratio of disadvantageous tokens by, unless told otherwise
+STEEPEST = 20.0  # nats: a log-ratio beyond is that of a broken number, and its exponential overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def log_ratio(ratio: Ratio, tokens: SampledTokens, old: Tensor) -> Tensor:
     - `none` and `token`: r_t = π / old, token by token.
     - `sequence`: r_t = (Π_s π_s / old_s)^(1/|o_i|), one for a whole trajectory (GSPO, arXiv 2507.18071, equation 7).
     """
-    difference = tokens.new - old
+    difference = (tokens.new - old).clamp(-STEEPEST, STEEPEST)
     return sequence_mean(difference, tokens.sequence) if ratio == "sequence" else difference
 
 

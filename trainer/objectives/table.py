@@ -19,7 +19,18 @@ from trainer.objectives.advantage import Advantage
 from trainer.objectives.aggregate import Aggregate
 from trainer.objectives.correction import Correction
 from trainer.objectives.figures import Figures
-from trainer.objectives.losses import KL, Clip, Ratio, SampledTokens, Value, divergence, surrogate, value_loss
+from trainer.objectives.losses import (
+    DUAL,
+    INFINITE,
+    KL,
+    Clip,
+    Ratio,
+    SampledTokens,
+    Value,
+    divergence,
+    surrogate,
+    value_loss,
+)
 
 T = TypeVar("T")
 
@@ -124,7 +135,7 @@ CORRECTIONS: dict[str, Correction] = {
     "tis_sequence": Correction(kind="sequence", high=2.0),
     "icepop": Correction(kind="icepop", low=0.5, high=5.0),
     "sequence_mask": Correction(kind="sequence_mask", low=0.99, high=1.01),
-    "decoupled": Correction(kind="token"),
+    "decoupled": Correction(kind="token", high=5.0),
 }
 
 
@@ -134,6 +145,15 @@ def named(name: str, *, length: int = 1) -> Objective:
     if name == "dr_grpo":
         return dataclasses.replace(row, aggregate=dataclasses.replace(row.aggregate, length=length))
     return row
+
+
+def bounded(objective: Objective, dual: float = DUAL) -> Objective:
+    """The row with a bound on the ratio of tokens with a negative advantage, unless it has one: without, a token that
+    the engine reported as nearly impossible can be the whole gradient of a batch."""
+    clip = objective.clip
+    if not dual or clip is None or clip.kind != "minimum" or clip.dual != INFINITE:
+        return objective
+    return dataclasses.replace(objective, clip=dataclasses.replace(clip, dual=dual))
 
 
 def with_corrections(objective: Objective, names: Sequence[str]) -> Objective:
