@@ -16,6 +16,7 @@ import resource
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,7 @@ from sandbox.tree.pool import OURS
 log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
+MAX_SHUTDOWN = 50.0  # seconds; systemd/pagurus.service kills after 60
 SWITCH = 0.0001  # seconds after which a thread that computes lets the event loop go on
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
@@ -72,6 +74,7 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
     try:
         await stop.wait()
     finally:
+        _end_at_last()
         notify("STOPPING=1")
         watchdog.cancel()
         await listeners.close()
@@ -79,6 +82,13 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
         await close_host(host, stop_sandboxes=options.stop_sandboxes)
         answers.close()
         log.info("%s", farewell(living))
+
+
+def _end_at_last() -> None:
+    """End this process though something in it never ends, such as a thread that the kernel does not let go."""
+    ending = threading.Timer(MAX_SHUTDOWN, os._exit, (1,))
+    ending.daemon = True
+    ending.start()
 
 
 def farewell(living: int) -> str:

@@ -127,7 +127,7 @@ async def _parts(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + (1 << 20)]
 
 
-def _tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for member, content in members:
@@ -136,7 +136,7 @@ def _tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _member(
+def member_of(
     name: str, kind: bytes = tarfile.REGTYPE, target: str = "", device: tuple[int, int] = (0, 0)
 ) -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
@@ -147,7 +147,7 @@ def _member(
 
 @act("tar bomb through upload: more than the disk may hold")
 async def _bomb_size(scene: ApiScene) -> str:
-    said = await scene.put("/bomb", _tar((_member("zeros"), bytes(BOMB))))
+    said = await scene.put("/bomb", tar_of((member_of("zeros"), bytes(BOMB))))
     done = await scene.attacker.exec("du -sm /bomb | cut -f1", timeout=20)
     held = int(done.stdout or b"0")
     return ("it was taken" if not said else "") or (f"{held} MiB were written" if held > 70 else "") or scene.unharmed()
@@ -155,7 +155,7 @@ async def _bomb_size(scene: ApiScene) -> str:
 
 @act("tar bomb through upload: declared larger than it is")
 async def _bomb_declared(scene: ApiScene) -> str:
-    member = _member("huge")
+    member = member_of("huge")
     member.size = 1 << 50
     said = await scene.put("/bomb", member.tobuf(tarfile.PAX_FORMAT) + bytes(4096))
     return ("it was taken" if not said else "") or scene.unharmed()
@@ -163,8 +163,8 @@ async def _bomb_declared(scene: ApiScene) -> str:
 
 @act("tar bomb through upload: endless nesting and many entries")
 async def _bomb_nested(scene: ApiScene) -> str:
-    deep = await scene.put("/bomb", _tar((_member("d/" * 2000 + "f"), b"x")))
-    many = _tar(*((_member(f"many/{n}"), b"") for n in range(20_000)))
+    deep = await scene.put("/bomb", tar_of((member_of("d/" * 2000 + "f"), b"x")))
+    many = tar_of(*((member_of(f"many/{n}"), b"") for n in range(20_000)))
     async with asyncio.timeout(60):
         await scene.put("/bomb", many)  # it may fit; the daemon must go on either way
     health = await scene.host.health()
@@ -173,9 +173,9 @@ async def _bomb_nested(scene: ApiScene) -> str:
 
 @act("tar bomb through upload: an extended header without end")
 async def _bomb_header(scene: ApiScene) -> str:
-    member = _member("f")
+    member = member_of("f")
     member.pax_headers = {"comment": "x" * (4 << 20)}
-    said = await scene.put("/bomb", _tar((member, b"x")))
+    said = await scene.put("/bomb", tar_of((member, b"x")))
     return ("it was taken" if not said else "") or scene.unharmed()
 
 
@@ -183,14 +183,19 @@ async def _bomb_header(scene: ApiScene) -> str:
 async def _traversal(scene: ApiScene) -> str:
     secret = str(scene.secret)
     for name in ("../../../../../.." + secret, "/.." * 20 + secret, "a/../../../.." + secret):
-        await scene.put("/in", _tar((_member(name), b"overwritten")))
-    await scene.put("/in", _tar((_member(secret), b"overwritten")))  # an absolute name is one below the directory
+        await scene.put("/in", tar_of((member_of(name), b"overwritten")))
+    await scene.put("/in", tar_of((member_of(secret), b"overwritten")))  # an absolute name is one below the directory
     await scene.put(
         "/in",
-        _tar((_member("out", tarfile.SYMTYPE, str(scene.secret.parent)), b""), (_member("out/secret"), b"overwritten")),
+        tar_of(
+            (member_of("out", tarfile.SYMTYPE, str(scene.secret.parent)), b""),
+            (member_of("out/secret"), b"overwritten"),
+        ),
     )
-    await scene.put("/in", _tar((_member("hard", tarfile.LNKTYPE, secret), b"")))
-    await scene.put("/in", _tar((_member("proc", tarfile.SYMTYPE, "/proc/1/root"), b""), (_member("proc/x"), b"y")))
+    await scene.put("/in", tar_of((member_of("hard", tarfile.LNKTYPE, secret), b"")))
+    await scene.put(
+        "/in", tar_of((member_of("proc", tarfile.SYMTYPE, "/proc/1/root"), b""), (member_of("proc/x"), b"y"))
+    )
     found = await scene.attacker.exec("cat /in/hard 2>/dev/null; true")
     return ("the host's file came in" if b"secret" in found.stdout else "") or scene.unharmed()
 
@@ -199,10 +204,10 @@ async def _traversal(scene: ApiScene) -> str:
 async def _nodes(scene: ApiScene) -> str:
     await scene.put(
         "/in",
-        _tar(
-            (_member("mem", tarfile.CHRTYPE, device=(1, 1)), b""),
-            (_member("disk", tarfile.BLKTYPE, device=(254, 0)), b""),
-            (_member("suid"), b"#!/bin/sh\n"),
+        tar_of(
+            (member_of("mem", tarfile.CHRTYPE, device=(1, 1)), b""),
+            (member_of("disk", tarfile.BLKTYPE, device=(254, 0)), b""),
+            (member_of("suid"), b"#!/bin/sh\n"),
         ),
     )
     done = await scene.attacker.exec("find /in -type b -o -type c; stat -c %u /in/suid")
@@ -305,8 +310,8 @@ async def _output(scene: ApiScene) -> str:
     done = await scene.attacker.exec("yes", timeout=1, output_limit=1000)
     if len(done.stdout) != 1000 or not done.timed_out:
         return f"kept {len(done.stdout)} bytes"
-    keeper = _daemon(scene)
-    before = most = _rss(keeper)
+    keeper = daemon_pid(scene)
+    before = most = rss(keeper)
     seen = parts = 0
     async for chunk in scene.attacker.stream("yes", timeout=4):  # by a reader that is slow
         seen, parts = seen + len(chunk.data), parts + 1
@@ -314,13 +319,13 @@ async def _output(scene: ApiScene) -> str:
             seen += chunk.result.stdout_dropped
         elif parts <= 40:
             await asyncio.sleep(0.05)
-        most = max(most, _rss(keeper))
+        most = max(most, rss(keeper))
     if most - before > MAX_RSS:
         return f"the daemon grew by {(most - before) >> 20} MiB"
     return "" if parts > 40 else f"was not tried: {seen} bytes"
 
 
-def _daemon(scene: ApiScene) -> int:
+def daemon_pid(scene: ApiScene) -> int:
     """The pid of whoever listens on the daemon's socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(scene.run / "pagurus.sock"))
@@ -328,7 +333,7 @@ def _daemon(scene: ApiScene) -> int:
     return int(struct.unpack("3i", credentials)[0])
 
 
-def _rss(pid: int) -> int:
+def rss(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

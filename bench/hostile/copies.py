@@ -5,21 +5,25 @@ The attacker prepared the tree; who copies it out, or builds upon it, is the hos
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from bench.hostile.api import ApiScene, act, run_program
+from bench.hostile.api import ApiScene, act, daemon_pid, member_of, rss, run_program, tar_of
 from sandbox import PagurusError
 
-LINK = "/srv/from-outside"  # in the sandbox: a directory whose content is on its way to the host
 HOLE = 1 << 40  # bytes
+PATIENCE = 300.0  # seconds after which something is held to have no end
+GROWTH_MOST = 200 << 20  # bytes by which the daemon may grow for an upload: its buffers
 
 
 @contextlib.contextmanager
@@ -81,19 +85,6 @@ async def _second_source(scene: ApiScene) -> str:
         )
         async with built(scene, text):
             return touched(folder)
-
-
-@act("a Dockerfile that keeps a link to the host as its cache")
-async def _cache_link(scene: ApiScene) -> str:
-    image = scene.attacker.info.image
-    mount = f"--mount=type=cache,id=act-{secrets.token_hex(6)},target=/cache"
-    text = (
-        f"FROM {image}\nRUN {mount} (while :; do for d in /.pagurus-cache-*; do rm -f $d/*.tar;"
-        f" ln -s {scene.secret} $d/$(date +%N).tar; done; done) 2>/dev/null >/dev/null & echo on\n"
-        f"RUN {mount} cat /cache/* 2>/dev/null; true\n"
-    )
-    async with built(scene, text) as said:
-        return "the host's file came in" if "secret" in said else scene.unharmed()
 
 
 async def _linked(scene: ApiScene, name: str) -> str:
@@ -241,3 +232,108 @@ async def _downloaded_hole(scene: ApiScene) -> str:
             if file.read(4) != b"here":
                 return "its content is another one"
     return said
+
+
+# ------------------------------------------------------------------ images
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", content: bytes = b""
+) -> tuple[tarfile.TarInfo, bytes]:
+    return member_of(name, kind, target), content
+
+
+async def _uploaded(scene: ApiScene, archive: bytes) -> str:
+    """Import an archive as an image; the refusal, "" if it was taken."""
+    name = f"act-{secrets.token_hex(6)}"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(archive)
+        file.flush()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await scene.host.images.upload(name, file.name)
+        except PagurusError as error:
+            return str(error)
+    await scene.host.images.remove(name)
+    return ""
+
+
+@act("plant a FIFO where a commit, or an import, writes to the tree")
+async def _fifo_hosts(scene: ApiScene) -> str:
+    said = await scene.tried(
+        "import os, shutil\nfor path in ('/etc/hosts', '/.dockerenv'):\n"
+        " os.path.lexists(path) and os.unlink(path); os.mkfifo(path)"
+    )
+    after = await scene.attacker.checkpoint()
+    name = f"act-{secrets.token_hex(6)}"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await scene.host.images.commit(after, name)
+            await scene.host.images.remove(name)
+        refused = await _uploaded(scene, tar_of(member("etc", tarfile.DIRTYPE), member("etc/hosts", tarfile.FIFOTYPE)))
+    except TimeoutError:
+        return "it never ends"
+    return said or refused
+
+
+@act("a compressed header of a gibibyte in an image")
+async def _header_bomb(scene: ApiScene) -> str:
+    size = 1 << 30
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, size
+    squeezed = zlib.compressobj(9, wbits=31)
+    bomb = squeezed.compress(header.tobuf(tarfile.USTAR_FORMAT))
+    zeros = bytes(1 << 20)
+    for _ in range(size >> 20):
+        bomb += squeezed.compress(zeros)
+    bomb += squeezed.flush()
+    keeper = daemon_pid(scene)
+    before, most = rss(keeper), 0
+    importing = asyncio.ensure_future(_uploaded(scene, bomb))
+    while not importing.done():
+        await asyncio.wait([importing], timeout=0.02)
+        most = max(most, rss(keeper))
+    refused = await importing
+    if most - before > GROWTH_MOST:
+        return f"the daemon grew by {(most - before) >> 20} MiB"
+    return "" if "header" in refused else f"was not refused for its header: {refused}"
+
+
+@act("an image whose layout leads to files of the host")
+async def _layout_links(scene: ApiScene) -> str:
+    config = member("config.json", tarfile.SYMTYPE, str(scene.secret))
+    layer = member("layer.tar", tarfile.SYMTYPE, "../" * 20 + str(scene.secret).lstrip("/"))
+    manifest = b'[{"Config": "config.json", "Layers": ["layer.tar"]}]'
+    loop = member("config.json", tarfile.SYMTYPE, "config.json")
+    for members in ((config, layer), (loop, layer)):
+        refused = await _uploaded(scene, tar_of(member("manifest.json", content=manifest), *members))
+        if not refused or "secret" in refused.replace(str(scene.secret), ""):
+            return f"it was read: {refused}"
+        if "config.json" not in refused:
+            return f"was refused otherwise: {refused}"
+    return scene.unharmed()
+
+
+@act("an archive of a root file system that leaves it in nine ways")
+async def _archive_escapes(scene: ApiScene) -> str:
+    secret = str(scene.secret)
+    folder = str(scene.secret.parent)
+    up = "../" * 24
+    ways = [
+        [member(up + secret.lstrip("/"), content=b"out")],
+        [member(secret, content=b"out")],
+        [member("d", tarfile.SYMTYPE, folder), member("d/secret", content=b"out")],
+        [member("d", tarfile.SYMTYPE, up + folder.lstrip("/")), member("d/secret", content=b"out")],
+        [member("f", tarfile.SYMTYPE, secret), member("f", content=b"out")],
+        [member("h", tarfile.LNKTYPE, secret), member("h", content=b"out")],
+        [member("l", tarfile.SYMTYPE, secret), member("h", tarfile.LNKTYPE, "l"), member("h", content=b"out")],
+        [member("p", tarfile.SYMTYPE, f"/proc/self/root{folder}"), member("p/secret", content=b"out")],
+        [member("a"), member("a/../../../secret", content=b"out"), member("b", tarfile.LNKTYPE, "a/../" + up)],
+    ]
+    for number, members in enumerate(ways):
+        await _uploaded(scene, tar_of(*members))
+        if harm := scene.unharmed():
+            return f"way {number}: {harm}"
+        if scene.secret.stat().st_nlink != 1:
+            return f"way {number}: the host's file has another name"
+    return ""

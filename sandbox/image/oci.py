@@ -8,103 +8,94 @@ directory; sizes are bounded.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import hashlib
-import os
+import lzma
 import platform
 import re
-import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
 import zstandard
 
-from sandbox.errors import Invalid, Unsupported
+from sandbox.errors import Invalid, NotFound, Unsupported
 from sandbox.messages import ImageConfig
-from sandbox.tree import archive
+from sandbox.tree import archive, host_files, tar
+from sandbox.tree.safe_path import directory
 
 MAX_DOCUMENT = 16 << 20  # bytes of a manifest or a configuration
 MAX_LAYERS = 512
-MAX_IMAGE = 256 << 30  # bytes of the files of one image
+MAX_IMAGE = 64 << 30  # bytes of data of the files of one image
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _BLOB = re.compile(r"(sha256|sha512):([0-9a-f]{64,128})")
 
 
-def is_layout(path: Path) -> bool:
+def is_layout(source: Path) -> bool:
     """Whether a tar archive holds an image rather than a root file system: told by its first entries."""
     try:
-        with tarfile.open(path) as found:
+        with source.open("rb") as file, decompressed(file) as stream, tar.Reader(stream) as found:
             for _, member in zip(range(4096), found, strict=False):
                 name = member.name.removeprefix("./")
                 if name in ("oci-layout", "index.json", "manifest.json") and member.isreg():
                     return True
-    except (tarfile.TarError, OSError, EOFError, zstandard.ZstdError):
+    except tarfile.TarError:
         return False
     return False
 
 
-def extract_layout(layout: tarfile.TarFile, folder: Path) -> None:
-    """Unpack the archive of a layout: plain files and directories, and links between them."""
-    for count, member in enumerate(layout):
-        if count > 100_000:
-            raise Invalid("an image archive of more than 100,000 entries")
-        parts = Path(member.name.removeprefix("./")).parts
-        if ".." in parts or member.name.startswith("/"):
-            raise Invalid(f"the image archive leaves its directory: {member.name!r}")
-        target = folder.joinpath(*parts)
-        if member.isdir():
-            target.mkdir(parents=True, exist_ok=True)
-        elif member.isreg() or member.islnk() or member.issym():  # docker save links layers that images share
-            try:
-                source = layout.extractfile(member)
-            except (KeyError, RecursionError):  # what it names is not in the archive, or is itself
-                source = None
-            if source is None:
-                raise Invalid(f"{member.name!r} of the image archive points nowhere")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as out:
-                shutil.copyfileobj(source, out, 1 << 20)
+def unpack(layout: Path, tree: Path, blobs: Path | None = None) -> ImageConfig:
+    """Unpack the image of this machine's architecture into the empty directory `tree`; its configuration.
 
-
-def unpack(layout: Path, tree: Path) -> ImageConfig:
-    """Unpack the image of this machine's architecture into the empty directory `tree`; its configuration."""
+    `blobs`: where those of the layout lie, if not in it.
+    """
     if (layout / "index.json").is_file():
-        config, layers = _from_index(layout)
+        config, layers = _from_index(_Blobs(layout, blobs))
     elif (layout / "manifest.json").is_file():
         config, layers = _from_docker(layout)
     else:
         raise Invalid("neither an OCI layout nor an archive of docker save")
     if len(layers) > MAX_LAYERS:
         raise Invalid(f"an image of more than {MAX_LAYERS} layers")
-    directory = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     left = MAX_IMAGE
-    try:
+    with directory(tree) as root:
         for layer in layers:
-            with _opened(layer) as stream:
-                left -= archive.unpack(stream, directory, limit=left, rules=archive.LAYER)
-    finally:
-        os.close(directory)
+            with layer.open() as file, decompressed(file) as stream:
+                left -= archive.unpack(stream, root, limit=left, rules=archive.LAYER)
     return _config(config)
+
+
+def unpack_root(source: Path, tree: Path) -> None:
+    """Unpack a tar archive of a root file system into the empty directory `tree`."""
+    with source.open("rb") as file, decompressed(file) as stream, directory(tree) as root:
+        archive.unpack(stream, root, limit=MAX_IMAGE, rules=archive.ROOT)
+
+
+def extract_layout(source: Path, folder: Path) -> None:
+    """Unpack the archive of a layout: files and directories, and links between them."""
+    with source.open("rb") as file, decompressed(file) as stream, directory(folder) as into:
+        host_files.unpack(stream, into, limit=MAX_IMAGE)
 
 
 # --------------------------------------------------------------------------- the two formats
 
 
-def _from_index(layout: Path) -> tuple[dict[str, Any], list[Path]]:
-    document = _document(layout / "index.json")
+def _from_index(blobs: _Blobs) -> tuple[dict[str, Any], list[_File]]:
+    document = _document(_File(blobs.layout, "index.json"))
     for _ in range(4):  # an index may point to an index
         if "layers" in document:
             break
-        document = _document(_blob(layout, chosen(document.get("manifests"))))
+        document = _document(blobs.find(chosen(document.get("manifests"))))
     else:
         raise Invalid("the image's index points to indexes only")
-    layers = [_blob(layout, layer) for layer in _list(document["layers"])]
-    return _document(_blob(layout, document.get("config"))), layers
+    layers = [blobs.find(layer) for layer in _list(document["layers"])]
+    return _document(blobs.find(document.get("config"))), layers
 
 
 def chosen(manifests: object) -> dict[str, Any]:
@@ -119,8 +110,8 @@ def chosen(manifests: object) -> dict[str, Any]:
     raise Unsupported(f"the image is for {known or 'nothing'}, not for {wanted}")
 
 
-def _from_docker(layout: Path) -> tuple[dict[str, Any], list[Path]]:
-    manifests = _list(_document(layout / "manifest.json", kind=list))
+def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
+    manifests = _list(_document(_File(layout, "manifest.json"), kind=list))
     if len(manifests) != 1:
         raise Invalid(f"the archive holds {len(manifests)} images", remedy="save one")
     manifest = manifests[0]
@@ -151,15 +142,51 @@ def _config(document: dict[str, Any]) -> ImageConfig:
 # --------------------------------------------------------------------------- blobs
 
 
-def _document(path: Path, kind: type = dict) -> Any:
-    if not path.is_file() or path.stat().st_size > MAX_DOCUMENT:
-        raise Invalid(f"{path.name} of the image is missing or larger than {MAX_DOCUMENT} bytes")
+@dataclass(frozen=True)
+class _File:
+    """A file of a layout. No link leads out of its directory."""
+
+    folder: Path
+    name: str
+
+    def open(self) -> IO[bytes]:
+        try:
+            return host_files.open_file(self.folder, self.name)
+        except NotFound:
+            raise Invalid(f"{self.name[-160:]} is missing in the image") from None
+
+
+@dataclass(frozen=True)
+class _Blobs:
+    """What a layout names by digest, checked."""
+
+    layout: Path
+    elsewhere: Path | None
+
+    def find(self, descriptor: object) -> _File:
+        name = descriptor.get("digest") if isinstance(descriptor, dict) else None
+        match = _BLOB.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            raise Invalid(f"not a digest: {str(name)[:80]!r}")
+        path = f"{match[1]}/{match[2]}"
+        found = _File(self.layout, f"blobs/{path}") if self.elsewhere is None else _File(self.elsewhere, path)
+        with found.open() as file:
+            if hashlib.file_digest(file, match[1]).hexdigest() != match[2]:  # type: ignore[arg-type]
+                raise Invalid(f"the blob {name} is damaged", remedy="fetch the image again")
+        return found
+
+
+def _document(wanted: _File, kind: type = dict) -> Any:
+    with wanted.open() as file:
+        raw = file.read(MAX_DOCUMENT + 1)
+    if len(raw) > MAX_DOCUMENT:
+        raise Invalid(f"{wanted.name} of the image is larger than {MAX_DOCUMENT} bytes")
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Invalid(f"{path.name} of the image is no JSON: {error}") from None
+        raise Invalid(f"{wanted.name} of the image is no JSON: {error}") from None
     if not isinstance(found, kind):
-        raise Invalid(f"{path.name} of the image is not what it should be")
+        raise Invalid(f"{wanted.name} of the image is not what it should be")
     return found
 
 
@@ -169,44 +196,33 @@ def _list(value: object) -> list[Any]:
     return value
 
 
-def _blob(layout: Path, descriptor: object) -> Path:
-    """A blob by its descriptor, checked."""
-    name = descriptor.get("digest") if isinstance(descriptor, dict) else None
-    match = _BLOB.fullmatch(name) if isinstance(name, str) else None
-    if match is None:
-        raise Invalid(f"not a digest: {str(name)[:80]!r}")
-    path = layout / "blobs" / match[1] / match[2]
-    if not path.is_file():
-        raise Invalid(f"the blob {name} is missing in the image")
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, match[1]).hexdigest() != match[2]:
-            raise Invalid(f"the blob {name} is damaged", remedy="fetch the image again")
-    return path
-
-
-def _inside(layout: Path, name: object) -> Path:
+def _inside(layout: Path, name: object) -> _File:
     if not isinstance(name, str) or ".." in Path(name).parts or name.startswith("/"):
         raise Invalid(f"not a name in the image archive: {str(name)[:80]!r}")
-    path = layout / name
-    if not path.is_file():
-        raise Invalid(f"{name} is missing in the image archive")
-    return path
+    return _File(layout, name)
 
 
 @contextlib.contextmanager
-def _opened(layer: Path) -> Iterator[IO[bytes]]:
-    """The tar stream of a layer, told by its first bytes rather than by its media type."""
-    with layer.open("rb") as file:
-        magic = file.read(4)
-        file.seek(0)
-        try:
-            if magic[:2] == b"\x1f\x8b":
-                with gzip.open(file) as stream:
-                    yield cast("IO[bytes]", stream)
-            elif magic == b"\x28\xb5\x2f\xfd":
-                with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(file) as stream:
-                    yield cast("IO[bytes]", stream)
-            else:
-                yield file
-        except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
-            raise Invalid(f"a layer of the image is damaged: {error}", remedy="fetch the image again") from error
+def decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """A tar stream, whose compression is told by its first bytes rather than by a media type or a name."""
+    magic = file.read(6)
+    file.seek(0)
+    try:
+        if magic[:2] == b"\x1f\x8b":
+            with gzip.open(file) as stream:
+                yield cast("IO[bytes]", stream)
+        elif magic[:4] == b"\x28\xb5\x2f\xfd":
+            with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+                file, read_across_frames=True
+            ) as stream:
+                yield cast("IO[bytes]", stream)
+        elif magic[:3] == b"BZh":
+            with bz2.open(file) as stream:
+                yield cast("IO[bytes]", stream)
+        elif magic == b"\xfd7zXZ\x00":
+            with lzma.open(file) as stream:
+                yield cast("IO[bytes]", stream)
+        else:
+            yield file
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError) as error:
+        raise Invalid(f"the archive is damaged: {error}", remedy="fetch the image again") from error

@@ -6,9 +6,6 @@ gigabytes, so the daemon starts one process for each, and ends it when whoever a
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -16,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from sandbox.errors import ErrorBody, PagurusError
+from sandbox.image import unpacking
 from sandbox.image.store import ImageStore
 
 EVERY = 0.25  # seconds between two lines
-NICE = 10
-_DEATH_SIGNAL = 1  # prctl
 
 
 class ImagePullProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -38,8 +34,7 @@ def say(line: ImagePullProgress) -> None:
 
 
 def main(images: str, reference: str, name: str = "") -> int:
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)  # and skopeo with it
+    unpacking.bound_process()  # and skopeo ends with it
     said = 0.0
 
     def tell(done: int, total: int) -> None:

@@ -98,7 +98,7 @@ def fetch(found: ImageManifest, layers: Path, tree: Path, tell: Tell = lambda do
         layout = Path(folder)
         (layout / "blobs").symlink_to(blobs.resolve())
         copy(found, layout, blobs, tell)
-        return oci.unpack(layout, tree)
+        return oci.unpack(layout, tree, blobs)
 
 
 def copy(found: ImageManifest, layout: Path, blobs: Path, tell: Tell) -> None:

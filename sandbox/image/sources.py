@@ -12,13 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
-from sandbox.image import oci
+from sandbox.image import unpacking
 from sandbox.messages import ImageConfig
 
 COPY = (sys.executable, "-m", "sandbox.tree.copy")
@@ -33,20 +32,9 @@ def directory(source: Path, tree: Path) -> None:
 
 def archive(source: Path, tree: Path) -> ImageConfig | None:
     """Unpack an OCI layout, what ``docker save`` wrote, or a tar of a root file system."""
-    if source.is_dir() and (source / "index.json").is_file():
-        return oci.unpack(source, tree)
-    if not source.is_file():
+    if not source.is_file() and not (source / "index.json").is_file():
         raise Invalid(f"{source} is not a file")
-    if not oci.is_layout(source):
-        # GNU tar refuses names with "..", strips leading slashes, and makes links that point outside only at the end.
-        _run(
-            *("tar", "--extract", "--numeric-owner", "--preserve-permissions", "--xattrs"),
-            *("--directory", str(tree), "--file", str(source)),
-        )
-        return None
-    with tempfile.TemporaryDirectory(dir=tree.parent) as folder, tarfile.open(source) as layout:
-        oci.extract_layout(layout, Path(folder))
-        return oci.unpack(Path(folder), tree)
+    return unpacking.unpack(source.resolve(), tree)
 
 
 def debootstrap(tree: Path, suite: str, include: Sequence[str], mirror: str | None) -> None:

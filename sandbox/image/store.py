@@ -37,7 +37,7 @@ from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import reference, registry, sources
 from sandbox.messages import ImageConfig, ImageInfo
 from sandbox.tree import btrfs, facts, walk
-from sandbox.tree.safe_path import directory
+from sandbox.tree.safe_path import NO_LINKS, directory, openat2
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MAX_FILE = 250  # characters of the name of a file
@@ -380,32 +380,54 @@ def fingerprint(tree: Path) -> tuple[str, int]:
 
 
 def normalise(tree: Path) -> None:
-    """Make a tree fit to be a sandbox's root: mount points, name resolution, and no device nodes."""
-    tree.chmod(0o755)
-    _drop_special(tree)
-    (tree / ".dockerenv").unlink(missing_ok=True)
-    if (tree / ".pagurus").is_dir() and not (tree / ".pagurus").is_symlink():
-        walk.remove_path(tree / ".pagurus")  # of the sandbox that it was made from
-    if (tree / "dev").is_dir() and not (tree / "dev").is_symlink():
-        walk.remove_path(tree / "dev")  # the runtime layer brings the one that sandboxes have
-    for name, mode in MOUNT_POINTS.items():
-        point = tree / name
-        if point.is_symlink() or (point.exists() and not point.is_dir()):
-            raise Invalid(f"/{name} of the image is not a directory")
-        if not point.exists():
-            point.mkdir()
-            point.chmod(mode)
-    hosts = tree / "etc/hosts"
-    if not hosts.is_symlink() and (not hosts.exists() or hosts.stat().st_size == 0):
-        hosts.write_text(HOSTS)
-        hosts.chmod(0o644)
-        os.utime(hosts, (0, 0))  # equal archives give equal trees
+    """Make a tree fit to be a sandbox's root: mount points, name resolution, and no device nodes.
 
-
-def _drop_special(tree: Path) -> None:
-    """Remove block and character devices and sockets of a tree."""
+    Whatever the tree holds is looked at before it is opened, and never followed: a FIFO would block for ever.
+    """
     with directory(tree) as root:
-        for step in walk.walk(root):
-            (found,) = step.found
-            if found is not None and stat.S_IFMT(found.st_mode) in (stat.S_IFBLK, stat.S_IFCHR, stat.S_IFSOCK):
-                os.unlink(step.name, dir_fd=step.parents[0])
+        os.fchmod(root, 0o755)
+        _drop_special(root)
+        for name in (".dockerenv", ".pagurus", "dev"):  # of the container or sandbox that it was made from
+            if name != "dev" or stat.S_ISDIR(_mode(root, name)):  # the runtime layer brings the /dev of sandboxes
+                with contextlib.suppress(FileNotFoundError):
+                    walk.remove(root, name)
+        for name, mode in MOUNT_POINTS.items():
+            found = _mode(root, name)
+            if found and not stat.S_ISDIR(found):
+                raise Invalid(f"/{name} of the image is not a directory")
+            if not found:
+                os.mkdir(name, mode, dir_fd=root)
+                os.chmod(name, mode, dir_fd=root)
+        with closing(openat2(root, "etc", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)) as etc:
+            _name_itself(etc)
+
+
+def _name_itself(etc: int) -> None:
+    """Give an /etc without a usable hosts file one. A symbolic link, and what a file already says, stays."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat("hosts", dir_fd=etc, follow_symlinks=False)
+        kind = stat.S_IFMT(found.st_mode)
+        if kind in (stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFREG and found.st_size):
+            return
+        os.unlink("hosts", dir_fd=etc)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing(os.open("hosts", flags, 0o644, dir_fd=etc)) as file:
+        os.write(file, HOSTS.encode())
+        os.fchmod(file, 0o644)
+        os.utime(file, (0, 0))  # equal archives give equal trees
+
+
+def _mode(root: int, name: str) -> int:
+    """0: there is nothing."""
+    try:
+        return os.stat(name, dir_fd=root, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _drop_special(root: int) -> None:
+    """Remove block and character devices and sockets of a tree."""
+    for step in walk.walk(root):
+        (found,) = step.found
+        if found is not None and stat.S_IFMT(found.st_mode) in (stat.S_IFBLK, stat.S_IFCHR, stat.S_IFSOCK):
+            os.unlink(step.name, dir_fd=step.parents[0])

@@ -152,23 +152,27 @@ class Rules:
     modes: int = 0o7777  # the bits of a mode that are taken over
     fifos: bool = True
     reserve: bool = False  # some of the disk stays free
-    layer: bool = False  # of an image: owners and attributes are kept, whiteouts remove what lies below them
+    owners: bool = False  # those of the archive, with its attributes
+    whiteouts: bool = False  # of a layer of an image: they remove what lies below them
 
 
 IN_SANDBOX = Rules()
-LAYER = Rules(layer=True, reserve=True)
+ROOT = Rules(owners=True, reserve=True)  # of a root file system
+LAYER = Rules(owners=True, whiteouts=True, reserve=True)
 
 
 def unpack(stream: IO[bytes], directory: int, *, limit: int, rules: Rules = IN_SANDBOX) -> int:
-    """Unpack a tar stream below the open `directory`; returns the bytes of its files, as they are told.
+    """Unpack a tar stream below the open `directory`; returns the bytes of data of its files.
 
-    Owners are those of the caller, but for a layer. Raises Invalid if the archive is broken, leaves its directory, or
-    holds more than `limit` bytes of data, and NoSpace before it would fill the disk; what was unpacked until then
-    stays.
+    Owners are those of the caller unless the rules say otherwise. Raises Invalid if the archive is broken, leaves its
+    directory, or holds more than `limit` bytes of data, and NoSpace before it would fill the disk; what was unpacked
+    until then stays.
     """
     try:
         with tar.Reader(stream) as reader:
             return _Unpacker(reader, directory, limit, rules).run()
+    except NotFound as error:
+        raise Invalid(f"the archive leads to what it does not hold: {error.message}") from error
     except (tarfile.TarError, UnicodeError, ValueError, OverflowError) as error:
         raise Invalid(f"not a tar archive that can be unpacked: {error}") from error
 
@@ -180,7 +184,7 @@ class _Unpacker:
         self._limit = limit
         self._rules = rules
         self._reserve = Reserve(directory) if rules.reserve else None
-        self._data = self._total = self._named = 0
+        self._data = self._named = 0
         self._late: list[tuple[str, int, float]] = []  # directories with their modes and times
         self._own: set[str] = set()  # what the layer itself has: its whiteouts mean the layers below
 
@@ -191,25 +195,25 @@ class _Unpacker:
                 continue
             if member.isreg():
                 self._count(member)
-            if self._rules.layer and path.name.startswith(WHITEOUT):
+            if self._rules.whiteouts and path.name.startswith(WHITEOUT):
                 self._whiteout(path)
                 continue
-            if self._rules.layer:
+            if self._rules.owners:
                 self._clear(member, path)
             self._place(member, path)
-            if self._rules.layer:
+            if self._rules.owners:
                 self._attributes(member, path)
+            if self._rules.whiteouts:
                 self._own.update(str(part) for part in (path, *path.parents))
         for name, mode, when in reversed(self._late):  # at last: unpacking into a directory changes its time
             with contextlib.suppress(PagurusError), self._opened(PurePosixPath(name), _DIRECTORY) as made:
                 os.fchmod(made, mode)
                 os.utime(made, (when, when))
-        return self._total
+        return self._data
 
     def _count(self, member: tarfile.TarInfo) -> None:
         size = sum(length for _, length in tar.pieces(member))
         self._data += size
-        self._total += member.size
         if self._data > self._limit:
             raise Invalid(f"the archive holds more than {self._limit} bytes")
 

@@ -120,17 +120,18 @@ def read(directory: Path, name: str, limit: int) -> bytes:
 
     Raises NotFound, and Invalid for what is no regular file, leads out of the directory or is larger than `limit`.
     """
+    with open_file(directory, name) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise Invalid(f"{name} is larger than {limit} bytes")
+    return content
+
+
+def open_file(directory: Path, name: str) -> IO[bytes]:
+    """Such a file, open for reading. Raises likewise."""
     try:
-        with (
-            closing(os.open(directory, _DIRECTORY)) as top,
-            closing(open_kind(top, name, os.O_RDONLY, (stat.S_IFREG,), resolve=BENEATH)) as file,
-        ):
-            parts = bytearray()
-            while part := os.read(file, min(1 << 20, limit + 1 - len(parts))):
-                parts += part
-            if len(parts) > limit:
-                raise Invalid(f"{name} is larger than {limit} bytes")
-            return bytes(parts)
+        with closing(os.open(directory, _DIRECTORY)) as top:
+            return os.fdopen(open_kind(top, name, os.O_RDONLY, (stat.S_IFREG,), resolve=BENEATH), "rb")
     except FileNotFoundError as error:
         raise NotFound(f"no such file: {directory / name}") from error
     except OSError as error:

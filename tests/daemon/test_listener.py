@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -169,3 +171,11 @@ def test_of_ipv6_a_network_is_one_address() -> None:
     assert of("::ffff:127.0.0.1") == "127.0.0.1"
     assert of("fe80::1%eth0") == "fe80::/64"
     assert ConnectionLimiter(1).each is None
+
+
+def test_a_daemon_ends_although_a_thread_never_does() -> None:
+    code = (
+        "import asyncio, threading\nfrom daemon import app\n"
+        "app.MAX_SHUTDOWN = 0.1\napp._end_at_last()\nasyncio.run(asyncio.to_thread(threading.Event().wait))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=600).returncode == 1

@@ -86,7 +86,7 @@ def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Pat
     try:
         store.import_archive("evil", archive)
     except Invalid as error:
-        assert "tar failed" in str(error)
+        assert "escape" in str(error)
     else:
         store.remove("evil")
     assert list(outside.iterdir()) == []
@@ -104,7 +104,7 @@ def test_image_names(store: ImageStore, tmp_path: Path, name: str) -> None:
 def test_broken_archive_leaves_no_image(store: ImageStore, tmp_path: Path) -> None:
     archive = tmp_path / "broken.tar"
     archive.write_bytes(b"not a tar" * 100)
-    with pytest.raises(Invalid, match="tar failed"):
+    with pytest.raises(Invalid, match="not a tar archive"):
         store.import_archive("broken", archive)
     assert list(store.folder.iterdir()) == []
 

@@ -101,13 +101,12 @@ def test_the_exceptions_are_still_needed() -> None:
 # ------------------------------------------------------------------ strangers' files on the host
 
 #: What unpacks an archive by path strings, whatever is in it.
-UNPACKING = {"extract", "extractall", "unpack_archive", "extract_layout"}
+UNPACKING = {"extract", "extractall", "unpack_archive"}
 #: Who reads or writes tar otherwise than by sandbox/tree/tar.py, and why.
 TAR = {
     "sandbox.tree.tar": "it is the one",
     "sandbox.tree.archive": "writes them",
-    "sandbox.image.oci": "looks for a layout, and copies single files of it",
-    "sandbox.image.sources": "opens an archive for oci",
+    "sandbox.image.oci": "names its errors",
     "sandbox.sdk.build": "writes an empty one",
     "sandbox.sdk.context": "only asks whether a file is one",
 }
@@ -134,7 +133,7 @@ FRESH = {
     "rollout.played": "the state of a daemon",
     "rollout.weights.export": "weights",
     "sandbox.image.registry": "what skopeo writes",
-    "sandbox.image.sources": "blobs of a layout, and an archive of the Docker Engine",
+    "sandbox.image.sources": "the archive of a Docker Engine",
     "sandbox.sdk.build": "an empty archive",
     "sandbox.testing.host": "the tree of a fake sandbox",
     "sandbox.tree.host_files": "it is the one",
@@ -174,7 +173,7 @@ def strangers(module: Module) -> set[str]:
 
 
 REASONS: dict[str, dict[str, str]] = {
-    "unpacking": {"sandbox.image.sources": "blobs of a layout"},
+    "unpacking": {},
     "tar": TAR,
     "unpacks": UNPACKS,
     "downloads": DOWNLOADS,
