@@ -58,6 +58,11 @@ def criu_plugins() -> Path:
     return prefix() / "criu-plugins"
 
 
+def frozen() -> Path:
+    """Library that has threads continue in calls which the freezer interrupted (native/frozen.c)."""
+    return prefix() / "lib" / "frozen.so"
+
+
 def shim() -> Path:
     """The per-sandbox helper that creates containers and starts processes in them."""
     return prefix() / "bin" / "pagurus-shim"

@@ -7,7 +7,7 @@ BPF=$PREFIX/bpf
 
 build_shim() {
     if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
-        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -x "$PREFIX/layer/.pagurus/init" ]; then
+        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -e "$PREFIX/lib/frozen.so" ] && [ -x "$PREFIX/layer/.pagurus/init" ]; then
         say "shim and pid 1 are up to date"
         return
     fi

@@ -52,6 +52,7 @@ from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import PageCollection
 from sandbox.criu import recent
+from sandbox.criu.carried import frozen
 from sandbox.criu.dump import CapturesFull
 from sandbox.criu.open_files import changed
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
@@ -211,7 +212,7 @@ class Capturer:
                 _need_life(container)
         finally:
             if not hold:
-                container.cgroup.thaw()
+                frozen.thaw(container, self.inspector.notes)
             row.frozen_ms = 1000 * (time.monotonic() - began)
 
     async def _dump(self, container: Container, tree: str, row: CheckpointRow, hold: bool) -> None:

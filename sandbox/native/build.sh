@@ -14,6 +14,10 @@ mkdir -p "$prefix/criu-plugins"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/criu-plugins/waits.so.new" \
     "$here"/waits.c "$here"/rearm.c "$here"/patience.c
 mv "$prefix/criu-plugins/waits.so.new" "$prefix/criu-plugins/waits.so"
+mkdir -p "$prefix/lib"
+cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/frozen.so.new" \
+    "$here"/frozen.c "$here"/rearm.c "$here"/patience.c
+mv "$prefix/lib/frozen.so.new" "$prefix/lib/frozen.so"
 
 # Sandboxes and their checkpoints stay with the layer that they were made with, so each is kept by its content.
 layer=$prefix/layers/new.$$

@@ -123,6 +123,11 @@ void use_notes(void) {
     read_offsets();
 }
 
+void use_notes_of(int fd) {
+    notes = fd;
+    offsets[0] = offsets[1] = 0; /* whose caller is in the host's time namespace */
+}
+
 static bool access_note(int command, pid_t tid, struct wait *value) {
     uint32_t key = (uint32_t)tid;
     union bpf_attr attr = {0};
@@ -304,7 +309,7 @@ static bool get_registers(pid_t tid, struct user_regs_struct *regs) {
     return ptrace(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &into) == 0;
 }
 
-static bool wait_stopped(pid_t tid) {
+bool wait_stopped(pid_t tid) {
     int64_t began = now_on(CLOCK_MONOTONIC), waited = 0;
     int status;
     for (pid_t seen; (seen = waitpid(tid, &status, __WALL | WNOHANG)) != tid;) {

@@ -64,4 +64,10 @@ void restore_sockets(void);
 /* What the inspector notes; none without a map. Call it before the rest. */
 void use_notes(void);
 
+/* The same, of the map behind this descriptor, in a process of the host. */
+void use_notes_of(int fd);
+
+/* Waits until a traced thread has stopped, for so long as that may take on a busy machine. */
+bool wait_stopped(pid_t tid);
+
 #endif

@@ -21,7 +21,7 @@ from daemon.verdict.judge import judge
 from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container.container import Container
-from sandbox.criu.carried import waits
+from sandbox.criu.carried import frozen, waits
 from sandbox.errors import CheckpointFailed
 from sandbox.messages import Limits, Verdict
 from tests.support.checkpoint_support import Bench, shell, started
@@ -87,6 +87,12 @@ async def until(container: Container, path: str) -> None:
         await asyncio.sleep(0.05)
 
 
+def until_frozen(container: Container) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while "frozen 1" not in (container.cgroup.path / "cgroup.events").read_text():
+        assert time.monotonic() < deadline
+
+
 async def outcome(container: Container, seconds: float = SECONDS) -> dict[str, str]:
     """What is wrong with each call; "" when nothing is."""
     await until(container, "/tmp/r.done")
@@ -104,6 +110,21 @@ async def test_waits_go_on_after_dumps(seen: Bench, inspector: Inspector, progra
     await enter(container, GROUPS[group])
     for _ in range(3):
         await seen.save(container)
+    found = await outcome(container)
+    assert found == dict.fromkeys(found, "")
+    assert len(found) == 2 * len(GROUPS[group].split())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_waits_continue_after_freezes(seen: Bench, inspector: Inspector, program: Path, group: str) -> None:
+    """As a checkpoint of the files alone freezes: without CRIU."""
+    container = await sandbox(seen, inspector, program)
+    await enter(container, GROUPS[group])
+    for _ in range(3):
+        container.cgroup.freeze()
+        await asyncio.to_thread(until_frozen, container)
+        await asyncio.to_thread(frozen.thaw, container, inspector.notes)
+        await container.exec(["true"])
     found = await outcome(container)
     assert found == dict.fromkeys(found, "")
     assert len(found) == 2 * len(GROUPS[group].split())
