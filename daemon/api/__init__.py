@@ -10,6 +10,7 @@ from aiohttp import web
 from daemon.api import (
     checkpoints,
     commands,
+    copies,
     files,
     gateway,
     images,
@@ -37,6 +38,7 @@ AREAS = (
     sandboxes,
     commands,
     files,
+    copies,
     checkpoints,
     store,
     gateway,

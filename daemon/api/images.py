@@ -13,11 +13,10 @@ from aiohttp import web
 from daemon.api.presence import while_asked
 from daemon.api.route import Area, ValueStream
 from daemon.api.wire import chunks, frame, streaming
-from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.store import pulling
-from sandbox.errors import PagurusError
-from sandbox.messages import CommitRequest, ImageInfo, PullImage, PullProgress
+from sandbox.errors import ImageNotFound, PagurusError
+from sandbox.messages import CommitRequest, ImageInfo, NameImage, PullImage, PullProgress
 
 AREA = Area()
 MAX_ARCHIVE = 64 << 30  # bytes of one archive
@@ -35,20 +34,13 @@ async def _list(host: Host) -> list[ImageInfo]:
 
 
 def _infos(host: Host, used: dict[str, int]) -> list[ImageInfo]:
-    return [_shown(host.images.info(name, used)) for name in host.images.list()]
-
-
-def _shown(image: ImageInfo) -> ImageInfo:
-    """Where an image came from may be a path of the host or another owner's checkpoint: administrators see it."""
-    if CALLER.get().everything:
-        return image
-    return msgspec.structs.replace(image, source="", used_by=0)
+    return [host.images.info(name, used) for name in host.images.list()]
 
 
 @AREA("GET", "/v1/images/{name}")
 async def _info(host: Host, name: str) -> ImageInfo:
     """One image."""
-    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
 @AREA(
@@ -71,7 +63,7 @@ async def _import(request: web.Request, host: Host, name: str, query: ImportQuer
         await asyncio.to_thread(host.images.import_archive, name, path, replace=query.replace)
     finally:
         await asyncio.to_thread(path.unlink)
-    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
 def _spool(host: Host) -> tuple[int, Path]:
@@ -84,7 +76,7 @@ def _spool(host: Host) -> tuple[int, Path]:
 async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
     name = await while_asked(request, pulling.pull(host.images, body.reference, body.name))
-    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
 @AREA("POST", "/v1/images/pull/stream", answer=ValueStream(PullProgress), scope="admin")
@@ -117,6 +109,20 @@ async def _commit(request: web.Request, host: Host, checkpoint: str, body: Commi
     work = host.store.image(checkpoint, body.name, body.config, replace=body.replace)
     await while_asked(request, work)
     return await asyncio.to_thread(host.images.info, body.name, host.images_used())
+
+
+@AREA("POST", "/v1/images/{name}/name", status=201, scope="admin")
+async def _name(host: Host, name: str, body: NameImage) -> ImageInfo:
+    """Give the tree of an image another name, with its own configuration. No file is copied."""
+    return await asyncio.to_thread(_named, host, name, body)
+
+
+def _named(host: Host, name: str, body: NameImage) -> ImageInfo:
+    found = host.images.resolve(name)
+    source, config = f"image {name}", body.config or found.config
+    if not host.images.give_name(body.name, found.digest, source, config, replace=body.replace):
+        raise ImageNotFound(f"image {name} has just been removed")  # or lies in another store
+    return host.images.info(body.name, host.images_used())
 
 
 @AREA("DELETE", "/v1/images/{name}", scope="admin")

@@ -151,6 +151,9 @@ def build(
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="id=NAME,src=FILE or id=NAME,env=VARIABLE, for RUN --mount.")
     ] = None,
+    build_context: Annotated[
+        list[str] | None, typer.Option("--build-context", help="NAME=FOLDER or NAME=docker-image://IMAGE, for --from.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
 ) -> None:
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
@@ -158,6 +161,7 @@ def build(
 
     known = dict(_secret(each) for each in secret or [])
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
+    contexts = {given.partition("=")[0]: given.partition("=")[2] for given in build_context or []}
     if network not in ("none", "open"):
         raise Invalid(f"--network is none or open, not {network!r}")
     reach = Network.open() if network == "open" else Network.none()
@@ -177,6 +181,7 @@ def build(
                 replace=replace,
                 cache=not no_cache,
                 secrets=known,
+                contexts=contexts,
                 output=None if quiet else show,
             )
         )

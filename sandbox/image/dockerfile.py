@@ -1,31 +1,64 @@
-"""Dockerfiles: from text to stages of instructions. Pure: no files, no sandboxes.
+"""Dockerfiles: from text to stages of instructions, before anything is expanded. Pure: no files, no sandboxes.
 
-Owns: the language (Dockerfile reference, "Format", "Environment replacement", "Here-Documents", "RUN --mount"): stages,
-arguments, variables, quoting.
-Does not own: carrying it out (:mod:`sandbox.sdk.build`). Guarantee: what is not understood is refused by line, never
-skipped.
+Owns: which instructions there are, their flags and forms. Lines, continuations, here-documents and JSON are read by
+BuildKit's own parser (the package ``dockerfile``). Does not own: variables (:mod:`sandbox.image.words`), what
+instructions mean (:mod:`sandbox.image.stages`). Guarantee: what is not understood is refused by line, never skipped.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 from dataclasses import dataclass, field
-
-import msgspec
-from dockerfile_parse import DockerfileParser
+from types import ModuleType
+from typing import Protocol
 
 from sandbox.errors import Invalid
 
-SUBSTITUTED = {"ADD", "COPY", "ENV", "EXPOSE", "FROM", "LABEL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"}
-IGNORED = {"MAINTAINER", "EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK"}  # they say nothing about the tree
-KNOWN = SUBSTITUTED | IGNORED | {"ARG", "RUN", "CMD", "ENTRYPOINT", "SHELL"}
-_VARIABLE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
-_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s+")
-_DOCUMENT = re.compile(r"(?:(?<=\s)|^)<<(-?)([\"']?)([A-Za-z_][\w.-]*)\2(?=[\s;|&>)]|$)")
-_ADDRESS = re.compile(r"https?://[^/\s]+/\S*")
-_CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+STRING, BOOLEAN, MANY = "string", "boolean", "many"
+FLAGS: dict[str, dict[str, str]] = {
+    "FROM": {"platform": STRING},
+    "RUN": {"mount": MANY, "network": STRING, "security": STRING},
+    "COPY": {"from": STRING, "chown": STRING, "chmod": STRING, "link": BOOLEAN, "parents": BOOLEAN, "exclude": MANY},
+    "ADD": {
+        "chown": STRING,
+        "chmod": STRING,
+        "link": BOOLEAN,
+        "exclude": MANY,
+        "checksum": STRING,
+        "keep-git-dir": BOOLEAN,
+        "unpack": BOOLEAN,
+    },
+    "HEALTHCHECK": dict.fromkeys(("interval", "timeout", "start-period", "start-interval", "retries"), STRING),
+}
+SINGLE = {"WORKDIR", "USER", "STOPSIGNAL", "MAINTAINER"}  # exactly one argument
+SEVERAL = {"ENV", "LABEL", "ARG", "EXPOSE", "VOLUME", "ONBUILD", "SHELL", "HEALTHCHECK"}  # at least one
+KNOWN = SINGLE | SEVERAL | {"FROM", "RUN", "CMD", "ENTRYPOINT", "COPY", "ADD"}
+DIRECTIVES = {"escape", "syntax", "check"}
+NAME = re.compile(r"[a-z][a-z0-9-_.]*")  # of a stage
+MAX_SIZE = 16 << 20  # characters of a Dockerfile
+_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
+_DOCUMENT = re.compile(r"(\d*)<<(-?)\s*([^<]*)")
+_LINE = re.compile(r"(?:dockerfile )?parse error (?:on|at) line (\d+): ")
+
+
+class _Heredoc(Protocol):
+    name: str
+    content: str
+
+
+class _Command(Protocol):
+    """What the parser says of one instruction."""
+
+    cmd: str
+    sub_cmd: str | None
+    json: bool
+    original: str
+    start_line: int
+    end_line: int
+    flags: tuple[str, ...]
+    value: tuple[str, ...]
+    heredocs: tuple[_Heredoc, ...]
 
 
 @dataclass(frozen=True)
@@ -35,271 +68,217 @@ class Document:
     name: str
     text: str
     literal: bool  # the name was quoted: variables in the text stay as they are
+    indented: bool  # ``<<-``: leading tabs are not part of it
 
-
-@dataclass(frozen=True)
-class BuildMount:
-    """What a RUN finds at `target` and leaves out of the image: a directory kept from build to build, or a secret."""
-
-    kind: str  # cache or secret
-    id: str
-    target: str = ""  # "": none, the secret is a variable only
-    variable: str = ""  # of the environment, for a secret
-    required: bool = False
-    mode: int = 0o400
-    owner: str = "0:0"
+    @property
+    def content(self) -> str:
+        return re.sub(r"^\t+", "", self.text, flags=re.MULTILINE) if self.indented else self.text
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of work. `words` are arguments; a ``RUN`` in shell form has one word and `shell` set."""
+    """One instruction as it stands there. `words` are its arguments, here-documents of a COPY or an ADD left out."""
 
     kind: str
     line: int  # counted from 1
     words: tuple[str, ...] = ()
+    json: bool = False  # the words were a JSON list
     flags: dict[str, str] = field(default_factory=dict)
-    shell: bool = False
-    pairs: dict[str, str] = field(default_factory=dict)  # of ENV, LABEL and ARG
-    documents: tuple[Document, ...] = ()  # of RUN that is nothing else, and of COPY and ADD
-    mounts: tuple[BuildMount, ...] = ()
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # flags that may be given several times
+    documents: tuple[Document, ...] = ()
+    text: str = ""  # as written, for titles and for ONBUILD
+
+    def is_set(self, flag: str) -> bool:
+        """Whether a flag that is there or not is there."""
+        return self.flags.get(flag) == "true"
 
 
 @dataclass
 class BuildStage:
     """What follows one FROM."""
 
-    base: str  # an image, the name or number of a former stage, or "scratch"
-    name: str
+    base: str  # an image, a former stage, or "scratch"; not expanded yet
+    name: str  # "": it has only its number
+    line: int = 1
+    platform: str = ""
     instructions: list[Instruction] = field(default_factory=list)
 
 
-def parse(text: str, arguments: dict[str, str] | None = None) -> list[BuildStage]:
-    """The stages of a Dockerfile; `arguments` are the build arguments. Raises Invalid with the line.
+@dataclass
+class Dockerfile:
+    """A whole one. `arguments` are the ARG instructions before the first FROM."""
 
-    Variables are replaced here, so instructions hold final words; a RUN gets its ENV and ARG as environment.
-    """
-    given = arguments or {}
-    outside: dict[str, str] = {}  # arguments before the first FROM
-    scope: dict[str, str] = {}
-    stages: list[BuildStage] = []
-    text, found = _documents(text)
-    for entry in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
-        kind, line, value = entry["instruction"].upper(), entry["startline"] + 1, entry["value"].strip()
-        if kind == "COMMENT":
-            continue
-        if kind not in KNOWN:
-            raise Invalid(f"line {line}: {kind} is not supported")
-        documents = found.get(line, ())
-        if kind in SUBSTITUTED:
-            value = substitute(value, scope if stages and kind != "FROM" else outside)
-        if kind == "FROM":
-            stages.append(_stage(value, line, len(stages)))
-            scope = {}
-            continue
-        if kind == "ARG":
-            pairs = _arguments(value, line, given, outside if stages else {}, scope if stages else outside)
-            (scope if stages else outside).update(pairs)
-            if stages:
-                stages[-1].instructions.append(Instruction("ARG", line, pairs=pairs))
-            continue
-        if not stages:
-            raise Invalid(f"line {line}: {kind} before FROM")
-        if kind in ("COPY", "ADD"):
-            documents = tuple(each if each.literal else _filled(each, scope) for each in documents)
-        instruction = _instruction(kind, value, line, documents)
-        if kind == "ENV":
-            scope.update(instruction.pairs)
-        if kind not in IGNORED:
-            stages[-1].instructions.append(instruction)
-    if not stages:
+    stages: list[BuildStage]
+    arguments: list[Instruction]
+    escape: str = "\\"
+
+
+def parse(text: str) -> Dockerfile:
+    """The stages of a Dockerfile. Raises Invalid with the line."""
+    text = text.removeprefix("\ufeff")
+    found = Dockerfile([], [], _directives(text).get("escape", "\\"))
+    for instruction in instructions(text):
+        if instruction.kind == "FROM":
+            found.stages.append(_stage(instruction))
+        elif found.stages:
+            found.stages[-1].instructions.append(instruction)
+        elif instruction.kind == "ARG":
+            found.arguments.append(instruction)
+        else:
+            raise Invalid(f"line {instruction.line}: {instruction.kind} before FROM")
+    if not found.stages:
         raise Invalid("the Dockerfile has no FROM")
-    return stages
+    return found
 
 
-def substitute(text: str, scope: dict[str, str]) -> str:
-    """Replace ``$NAME``, ``${NAME}``, ``${NAME:-default}`` and ``${NAME:+other}``; ``\\$`` is a dollar."""
+def instructions(text: str) -> list[Instruction]:
+    """The instructions of a text, in order."""
+    import dockerfile as buildkit  # a Go library, which only builds need
 
-    def found(match: re.Match[str]) -> str:
-        if match[0] == "\\$":
-            return "$"
-        value = scope.get(match[1] or match[2], "")
-        if match[3] == "-":
-            return value or substitute(match[4], scope)
-        if match[3] == "+":
-            return substitute(match[4], scope) if value else ""
-        return value
-
-    return _VARIABLE.sub(found, text)
-
-
-def _documents(text: str) -> tuple[str, dict[int, tuple[Document, ...]]]:
-    """The text with empty lines for here-documents, and those by the line of their instruction."""
-    lines, found, at = text.split("\n"), {}, 0
-    while at < len(lines):
-        first = at
-        while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
-            at += 1
-        kind = lines[first].split(maxsplit=1)[:1]
-        logical = "\n".join(lines[first : at + 1])
-        at += 1
-        if not kind or kind[0].upper() not in ("RUN", "COPY", "ADD"):
-            continue
-        documents = []
-        for dash, quote, name in _DOCUMENT.findall(logical):
-            body: list[str] = []
-            while at < len(lines) and (lines[at].lstrip("\t") if dash else lines[at]) != name:
-                body.append(lines[at].lstrip("\t") if dash else lines[at])
-                lines[at] = ""
-                at += 1
-            if at == len(lines):
-                raise Invalid(f"line {first + 1}: the here-document {name} has no end", remedy=f"a line {name} ends it")
-            lines[at] = ""
-            at += 1
-            documents.append(Document(name, "".join(f"{each}\n" for each in body), bool(quote)))
-        if documents:
-            found[first + 1] = tuple(documents)
-    return "\n".join(lines), found
-
-
-def _filled(document: Document, scope: dict[str, str]) -> Document:
-    return Document(document.name, substitute(document.text, scope), literal=True)
-
-
-def _stage(value: str, line: int, number: int) -> BuildStage:
-    _, value = _flags(value)
-    words = value.split()
-    if len(words) == 3 and words[1].lower() == "as":
-        return BuildStage(words[0], words[2].lower())
-    if len(words) != 1 or not words[0]:
-        raise Invalid(f"line {line}: FROM IMAGE [AS NAME]")
-    return BuildStage(words[0], str(number))
-
-
-def _arguments(
-    value: str, line: int, given: dict[str, str], outside: dict[str, str], scope: dict[str, str]
-) -> dict[str, str]:
-    pairs = {}
-    for word in _words(value, line):
-        name, has_default, default = word.partition("=")
-        chosen = given.get(name, substitute(default, scope) if has_default else outside.get(name))
-        if chosen is not None:
-            pairs[name] = chosen
-    return pairs
-
-
-def _instruction(kind: str, value: str, line: int, documents: tuple[Document, ...] = ()) -> Instruction:
-    if kind == "RUN":
-        return _run(value, line, documents)
-    flags, value = _flags(value) if kind in ("COPY", "ADD", "HEALTHCHECK") else ({}, value)
-    if kind in ("ENV", "LABEL"):
-        return Instruction(kind, line, pairs=_pairs(value, line))
-    listed = _json(value)
-    if kind in ("CMD", "ENTRYPOINT"):
-        return Instruction(kind, line, tuple(listed) if listed is not None else (value,), shell=listed is None)
-    if kind == "SHELL":
-        if listed is None:
-            raise Invalid(f'line {line}: SHELL ["program", "argument"]')
-        return Instruction(kind, line, tuple(listed))
-    if kind in ("WORKDIR", "USER"):
-        return Instruction(kind, line, (value.strip("\"'"),))
-    if kind in ("COPY", "ADD"):
-        return _copy(kind, tuple(listed if listed is not None else value.split()), flags, line, documents)
-    return Instruction(kind, line, (value,))
-
-
-def _copy(
-    kind: str, words: tuple[str, ...], flags: dict[str, str], line: int, documents: tuple[Document, ...]
-) -> Instruction:
-    known = {"from", "chown", "chmod", "link"} | ({"checksum"} if kind == "ADD" else set())
-    if unknown := set(flags) - known:
-        raise Invalid(f"line {line}: {kind} --{min(unknown)} is not supported")
-    if len(words) < 2:
-        raise Invalid(f"line {line}: {kind} needs a source and a target")
-    words = tuple(word for word in words if _DOCUMENT.fullmatch(word) is None)
-    addresses = [word for word in words[:-1] if "://" in word]
-    if addresses and (kind == "COPY" or not all(_ADDRESS.fullmatch(word) for word in addresses)):
-        raise Invalid(f"line {line}: {kind} cannot fetch {addresses[0]}", remedy="ADD takes http:// and https://")
-    if "checksum" in flags and (len(addresses) != 1 or len(words) != 2 or not _CHECKSUM.fullmatch(flags["checksum"])):
-        raise Invalid(f"line {line}: ADD --checksum=sha256:HEX goes with one address")
-    return Instruction(kind, line, words, flags, documents=documents)
-
-
-def _run(value: str, line: int, documents: tuple[Document, ...]) -> Instruction:
-    """Of a RUN: nothing but a here-document is a script; beside a command it is the shell's business."""
-    flags, value = _flag_list(value)
-    mounts = []
-    for name, given in flags:
-        if name != "mount":
-            raise Invalid(f"line {line}: RUN --{name} is not supported")
-        mounts.append(_mount(given, line))
-    if (listed := _json(value)) is not None and not documents:
-        return Instruction("RUN", line, tuple(listed), mounts=tuple(mounts))
-    if documents and _DOCUMENT.fullmatch(value):
-        return Instruction("RUN", line, (documents[0].text,), shell=True, documents=documents, mounts=tuple(mounts))
-    for document in documents:
-        value += f"\n{document.text}{document.name}"
-    return Instruction("RUN", line, (value,), shell=True, mounts=tuple(mounts))
-
-
-def _mount(given: str, line: int) -> BuildMount:
-    """``type=cache,target=/root/.cache`` or ``type=secret,id=token``."""
-    options = dict(word.partition("=")[::2] for word in given.split(","))
-    kind, here = options.pop("type", "bind"), f"line {line}: RUN --mount"
-    if kind not in ("cache", "secret"):
-        raise Invalid(f"{here}=type={kind} is not supported", remedy="cache and secret are")
-    target = next((options.pop(name) for name in ("target", "dst", "destination") if name in options), "")
-    options.pop("sharing", None)  # builds at the same time each have a copy, and the last one is kept
-    name, variable = options.pop("id", ""), options.pop("env", "") if kind == "secret" else ""
-    required = kind == "secret" and options.pop("required", "false") in ("", "true", "1")
+    if len(text) > MAX_SIZE or "\0" in text:
+        raise Invalid(f"a Dockerfile is a text of at most {MAX_SIZE} characters, without NUL")
     try:
-        mode = int(options.pop("mode", "0755" if kind == "cache" else "0400"), 8)
-    except ValueError:
-        raise Invalid(f"{here}: mode is an octal number") from None
-    owner = f"{options.pop('uid', '0')}:{options.pop('gid', '0')}"
-    if options:
-        raise Invalid(f"{here}=type={kind}: {min(options)} is not supported")
-    if (kind == "cache" and not target) or (kind == "secret" and not (name or target)):
-        raise Invalid(f"{here}=type={kind} needs {'a target' if kind == 'cache' else 'an id'}")
-    if kind == "secret" and not target and not variable:
-        target = f"/run/secrets/{name}"
-    name = name or (target if kind == "cache" else target.rpartition("/")[2])
-    return BuildMount(kind, name, target, variable, required, mode, owner)
+        commands = buildkit.parse_string(text)
+    except (buildkit.GoParseError, UnicodeError) as error:
+        if "no instructions" in str(error):
+            return []
+        said = _LINE.sub("", str(error)).strip()
+        raise Invalid(f"line {_culprit(buildkit, text)}: {said}") from None
+    lines = text.split("\n")
+    return [_instruction(command, lines) for command in commands]
 
 
-def _flag_list(value: str) -> tuple[list[tuple[str, str]], str]:
-    flags = []
-    while (match := _FLAG.match(value)) is not None:
-        flags.append((match[1], match[2] or ""))
-        value = value[match.end() :]
-    return flags, value
+def _culprit(buildkit: ModuleType, text: str) -> int:
+    """The line of the instruction that cannot be read: the one behind the longest beginning that can."""
+    lines = text.split("\n")
+
+    def fails(count: int) -> bool:
+        try:
+            buildkit.parse_string("FROM x\n" + "\n".join(lines[:count]))
+        except (buildkit.GoParseError, UnicodeError):
+            return True
+        return False
+
+    count = len(lines)
+    while count > 1 and fails(count - 1):
+        count -= 1
+    return count
 
 
-def _flags(value: str) -> tuple[dict[str, str], str]:
-    flags, value = _flag_list(value)
-    return dict(flags), value
+def _directives(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _DIRECTIVE.fullmatch(line.strip())
+        if match is None or match[1].lower() not in DIRECTIVES:
+            break
+        found.setdefault(match[1].lower(), match[2])
+    return found
 
 
-def _json(value: str) -> list[str] | None:
-    if not value.startswith("["):
+def _instruction(command: _Command, lines: list[str]) -> Instruction:
+    kind, line = command.cmd.upper(), command.start_line
+    words = tuple(command.value)
+    if kind not in KNOWN:
+        raise Invalid(f"line {line}: {kind} is no instruction of a Dockerfile")
+    if kind == "ONBUILD":
+        return _trigger(command, line, lines)
+    if kind == "HEALTHCHECK" and words and words[0].upper() == "NONE" and len(words) > 1:
+        raise Invalid(f"line {line}: HEALTHCHECK NONE takes no arguments")
+    if kind in SINGLE and (len(words) != 1 or not words[0]):
+        raise Invalid(f"line {line}: {kind} has exactly one argument")
+    if kind in SEVERAL and not any(words):
+        raise Invalid(f"line {line}: {kind} has at least one argument")
+    if kind == "SHELL" and not command.json:
+        raise Invalid(f'line {line}: SHELL ["program", "argument"]')
+    flags, lists = _flags(kind, command.flags, line)
+    documents = _documents(command)
+    if kind in ("COPY", "ADD"):
+        words = _paths(kind, words, line)
+    return Instruction(kind, line, words, command.json, flags, lists, documents, command.original.strip())
+
+
+def _trigger(command: _Command, line: int, lines: list[str]) -> Instruction:
+    """An ONBUILD has one word: the instruction that it stands for, with its here-documents."""
+    kind = (command.sub_cmd or "").strip().upper()
+    if kind in ("ONBUILD", "FROM", "MAINTAINER") or not kind:
+        raise Invalid(f"line {line}: ONBUILD {kind} is not allowed")
+    whole = command.original
+    if "<<" in whole:  # of which the parser has the first line only
+        whole = "\n".join(lines[line - 1 : command.end_line])
+    text = re.sub(r"^\s*ONBUILD\s*", "", whole, count=1, flags=re.IGNORECASE).rstrip("\n")
+    if kind not in KNOWN:
+        raise Invalid(f"line {line}: {kind} is no instruction of a Dockerfile")
+    return Instruction("ONBUILD", line, (text,), text=command.original.strip())
+
+
+def _flags(kind: str, given: tuple[str, ...], line: int) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    known = FLAGS.get(kind, {})
+    flags: dict[str, str] = {}
+    lists: dict[str, tuple[str, ...]] = {}
+    for each in given:
+        name, equals, value = each.removeprefix("--").partition("=")
+        if each == "--":
+            break
+        if name not in known:
+            raise Invalid(f"line {line}: {kind} --{name} is not supported")
+        if name in flags:
+            raise Invalid(f"line {line}: {kind} --{name} is there twice")
+        if known[name] == BOOLEAN:
+            if value.lower() not in ("true", "false", "") or (equals and not value):
+                raise Invalid(f"line {line}: {kind} --{name} is true or false, not {value!r}")
+            flags[name] = value.lower() or "true"
+        elif not equals:
+            raise Invalid(f"line {line}: {kind} --{name} needs a value")
+        elif known[name] == MANY:
+            lists[name] = (*lists.get(name, ()), value)
+        else:
+            flags[name] = value
+    return flags, lists
+
+
+def document_of(word: str) -> tuple[str, bool, bool] | None:
+    """Name, whether it is quoted and whether it is indented, of a word that announces a here-document."""
+    match = _DOCUMENT.fullmatch(word)
+    if match is None:
         return None
     try:
-        return msgspec.json.decode(value, type=list[str])
-    except msgspec.DecodeError:
-        return None  # a shell command that begins with a bracket
+        names = shlex.split(match[3])
+    except ValueError:
+        return None
+    if len(names) != 1 or not names[0]:
+        return None
+    return names[0], names[0] != match[3].strip(), match[2] == "-"
 
 
-def _words(value: str, line: int) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise Invalid(f"line {line}: {error}") from None
+def _documents(command: _Command) -> tuple[Document, ...]:
+    """Those of the parser, with what only their announcements say."""
+    announced: dict[str, tuple[str, bool, bool]] = {}
+    paths = command.cmd.upper() in ("COPY", "ADD")
+    for word in command.value if paths else re.findall(r"\d*<<-?\s*[^\s<;|&>)]+", " ".join(command.value)):
+        if (found := document_of(word)) is not None:
+            announced.setdefault(found[0], found)
+    documents = []
+    for each in command.heredocs:
+        _, literal, indented = announced.get(each.name, (each.name, False, False))
+        documents.append(Document(each.name, each.content, literal, indented))
+    return tuple(documents)
 
 
-def _pairs(value: str, line: int) -> dict[str, str]:
-    words = _words(value, line)
-    if words and "=" not in words[0]:  # the old form: ENV NAME the rest
-        name, _, rest = value.partition(" ")
-        return {name: rest.strip()}
-    if not words or any("=" not in word for word in words):
-        raise Invalid(f"line {line}: NAME=VALUE ...")
-    return dict(word.split("=", 1) for word in words)
+def _paths(kind: str, words: tuple[str, ...], line: int) -> tuple[str, ...]:
+    if len(words) < 2:
+        raise Invalid(f"line {line}: {kind} needs a source and a target")
+    if document_of(words[-1]) is not None:
+        raise Invalid(f"line {line}: the target of a {kind} is no here-document")
+    return tuple(word for word in words[:-1] if document_of(word) is None) + words[-1:]
+
+
+def _stage(instruction: Instruction) -> BuildStage:
+    words, line = instruction.words, instruction.line
+    name = ""
+    if len(words) == 3 and words[1].lower() == "as":
+        name = words[2].lower()
+        if NAME.fullmatch(name) is None:
+            raise Invalid(f"line {line}: {words[2]!r} is no name of a stage", remedy="a letter, then a-z, 0-9, - _ .")
+    elif len(words) != 1 or not words[0]:
+        raise Invalid(f"line {line}: FROM IMAGE [AS NAME]")
+    return BuildStage(words[0], name, line, instruction.flags.get("platform", ""))

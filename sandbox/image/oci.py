@@ -124,6 +124,7 @@ def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
 def _config(document: dict[str, Any]) -> ImageConfig:
     found = document.get("config") or {}
     try:
+        check = found.get("Healthcheck")
         return msgspec.convert(
             {
                 "env": dict(str(pair).split("=", 1) for pair in found.get("Env") or [] if "=" in str(pair)),
@@ -132,11 +133,22 @@ def _config(document: dict[str, Any]) -> ImageConfig:
                 "entrypoint": found.get("Entrypoint") or [],
                 "cmd": found.get("Cmd") or [],
                 "labels": found.get("Labels") or {},
+                "exposed_ports": sorted(found.get("ExposedPorts") or {}),
+                "volumes": sorted(found.get("Volumes") or {}),
+                "stop_signal": found.get("StopSignal") or "",
+                "health_check": check and {_snake(key): value for key, value in check.items()},
+                "shell": found.get("Shell") or [],
+                "on_build": found.get("OnBuild") or [],
+                "author": document.get("author") or "",
             },
             ImageConfig,
         )
     except (msgspec.ValidationError, AttributeError, TypeError, ValueError) as error:
         raise Invalid(f"the image's configuration cannot be read: {error}") from None
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 # --------------------------------------------------------------------------- blobs

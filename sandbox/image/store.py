@@ -143,7 +143,7 @@ class ImageStore:
         tree = self.trees / content / "tree"
         if DIGEST.fullmatch(content) is not None:
             if tree.is_dir():
-                return tree
+                return tree.resolve()
             for name in self.list():  # a name may point into another store
                 if (found := self.resolve(name)).digest == content:
                     return found.tree
@@ -246,11 +246,22 @@ class ImageStore:
         self.check_free(name, replace)
         with self._locked():
             place = self.trees / content
+            if not place.exists():
+                self._borrow(place)
             if not (place / "image.json").is_file():
                 return False
             record = msgspec.structs.replace(_read(place), source=source, config=config)
             self._point(name, place, record)
             return True
+
+    def _borrow(self, place: Path) -> None:
+        """A tree of another store, to which a name of this one points, gets its place here as a link."""
+        for known in (self.resolve(name) for name in self.list()):
+            if known.digest == place.name:
+                place.mkdir(mode=0o700)
+                (place / "tree").symlink_to(known.tree)
+                _write(place, _read(known.tree.parent))
+                return
 
     def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
         """A new image whose tree `fill` writes; its tree."""
@@ -271,6 +282,20 @@ class ImageStore:
                 walk.remove_path(aside)
             with contextlib.suppress(OSError):
                 self.trees.rmdir()  # when it is empty: a failure leaves nothing
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Path]:
+        """An empty directory on the disk of the images for the length of a block; what a crash leaves is collected."""
+        self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = self.trees / f".new-{secrets.token_hex(6)}"
+        place.mkdir(mode=0o700)
+        try:
+            with _alone(place):
+                (place / "tree").mkdir(mode=0o755)
+                yield place / "tree"
+        finally:
+            with contextlib.suppress(OSError):  # what stays is collected later
+                walk.remove_path(place)
 
     def _publish(self, name: str, aside: Path, source: str, config: ImageConfig) -> Path:
         content, size = fingerprint(aside / "tree")

@@ -31,9 +31,13 @@ from sandbox.messages.gateway import (
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.images import (
     CommitRequest,
+    Copied,
+    CopyRequest,
+    HealthCheck,
     ImageConfig,
     ImageInfo,
     KeepStep,
+    NameImage,
     PullImage,
     PullProgress,
     StepInfo,

@@ -12,6 +12,17 @@ from sandbox.messages.brief import Brief
 ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")]
 
 
+class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How Docker would ask whether a container is well; times in nanoseconds. Recorded; sandboxes do not use it."""
+
+    test: list[str] = []  # ["NONE"], ["CMD", program, ...] or ["CMD-SHELL", command]
+    interval: int = 0
+    timeout: int = 0
+    start_period: int = 0
+    start_interval: int = 0
+    retries: int = 0
+
+
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an image asks of those who start it; the names are those of the OCI image configuration."""
 
@@ -21,6 +32,14 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     entrypoint: list[str] = []  # recorded; a sandbox runs the commands that it is given
     cmd: list[str] = []
     labels: dict[str, str] = {}
+    # From here on recorded for other programs and for builds that begin with the image.
+    exposed_ports: list[str] = []  # "80/tcp"
+    volumes: list[str] = []
+    stop_signal: str = ""
+    health_check: HealthCheck | None = None
+    shell: list[str] = []  # of the shell form; []: /bin/sh -c
+    on_build: list[str] = []  # instructions for builds that begin with the image
+    author: str = ""
 
 
 class ImageInfo(Brief, kw_only=True, omit_defaults=True):
@@ -41,6 +60,41 @@ class CommitRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     name: ImageName
     config: ImageConfig | None = None  # None: that of the image below
     replace: bool = False  # let the name point to the new image when it exists
+
+
+class NameImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/images/{name}/name: another name for the tree of an image, with its own configuration."""
+
+    name: ImageName
+    config: ImageConfig | None = None  # None: that of the image
+    replace: bool = False
+
+
+class CopyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: PUT /v1/sandboxes/{id}/copy: what one COPY or ADD does to the file tree.
+
+    In the body it stands in MessagePack behind its length (4 bytes, big-endian); a tar archive follows, from which is
+    copied unless the request names an image or a checkpoint.
+    """
+
+    sources: list[str] = []  # paths or patterns in the source; what is copied of each follows Dockerfile's COPY
+    target: str  # absolute; one that ends in a slash is a directory
+    image: str = ""
+    checkpoint: str = ""
+    owner: str = ""  # "user[:group]", names as the sandbox's tree knows them; "": that of the source
+    directory_owner: str = ""  # of directories that are made on the way; "": `owner`
+    mode: str = ""  # octal, or symbolic as chmod reads it; "": that of the source
+    parents: bool = False  # keep the directories of the sources, as COPY --parents
+    exclude: list[str] = []  # patterns
+    unpack: bool = False  # archives become what is in them
+    make_directory: bool = False  # no source: make the directory `target`
+
+
+class Copied(msgspec.Struct, kw_only=True):
+    """daemon -> SDK: what was made of a CopyRequest."""
+
+    entries: int = 0
+    bytes: int = 0
 
 
 class PullImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,9 +1,9 @@
-"""What a RUN of an image build finds and leaves out of the image: caches and secrets (``RUN --mount``).
+"""What a RUN of an image build finds and leaves out of the image: ``RUN --mount``.
 
-Owns: putting them in before the command and taking them out after it. Does not own: the words of a Dockerfile
-(:mod:`sandbox.image.dockerfile`). Guarantee: when the step's checkpoint is taken, nothing of a cache or of a secret is
-in the tree; what a cache's directory held before lies there again. A cache belongs to the user who builds: it is a tar
-archive below the user's cache directory, and of two builds at the same time the last one's is kept.
+Owns: putting it in before the command and taking it out after it. Does not own: the words of a Dockerfile
+(:mod:`sandbox.image.run_mounts`). Guarantee: when the step's checkpoint is taken, nothing of a mount is in the tree;
+what its place held before lies there again. A cache belongs to the user who builds: it is a tar archive below the
+user's cache directory, and of two builds at the same time the last one's is kept.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import posixpath
 import secrets
-import shlex
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
 from sandbox import paths
 from sandbox.errors import Invalid, NotFound
-from sandbox.image.dockerfile import BuildMount, Instruction
+from sandbox.image.run_mounts import BuildMount
+from sandbox.messages import Copied, CopyRequest
+from sandbox.patterns import PatternList
+from sandbox.sdk.context import BuildContext
 from sandbox.sdk.handle import Sandbox
 from sandbox.tree import host_files
 
-Execute = Callable[[Sequence[str]], Awaitable[None]]  # a command as root; raises Invalid when it fails
+CopyCall = Callable[[Sandbox, CopyRequest, Callable[[IO[bytes]], None] | None], Awaitable[Copied]]
+Bind = Callable[[BuildMount, str], Awaitable[None]]  # copy what a mount names to a target
 MAX_SECRET = 1 << 20  # bytes
+CHUNK = 1 << 20
 
 
 def archive_of(mount: BuildMount) -> Path:
@@ -35,29 +42,52 @@ def archive_of(mount: BuildMount) -> Path:
 
 @contextlib.asynccontextmanager
 async def mounted(
-    sandbox: Sandbox, instruction: Instruction, given: Mapping[str, bytes], execute: Execute
+    sandbox: Sandbox,
+    line: int,
+    mounts: Sequence[BuildMount],
+    given: Mapping[str, bytes],
+    copy: CopyCall,
+    bind: Bind,
 ) -> AsyncIterator[dict[str, str]]:
     """Around the command of a RUN: the variables that its secrets are. Nothing is taken out where the body fails:
     then nobody goes on with the sandbox."""
     variables: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
-        for mount in instruction.mounts:
+        for mount in mounts:
+            if mount.kind == "secret":
+                if mount.id in given:
+                    await stack.enter_async_context(_secret(sandbox, mount, given[mount.id], copy))
+                    if mount.variable:
+                        variables[mount.variable] = given[mount.id].decode("utf-8", "surrogateescape")
+                elif mount.required:
+                    here = f"line {line}: the secret {mount.id} is required"
+                    raise Invalid(here, remedy=f"--secret id={mount.id},src=FILE")
+                continue
+            await stack.enter_async_context(_set_aside(sandbox, mount.target))
+            if mount.kind == "bind":
+                await bind(mount, mount.target)
+            else:
+                await copy(sandbox, _directory(mount), None)
             if mount.kind == "cache":
-                await stack.enter_async_context(_cache(sandbox, mount, execute))
-            elif mount.id in given:
-                await stack.enter_async_context(_secret(sandbox, mount, given[mount.id], execute))
-                if mount.variable:
-                    variables[mount.variable] = given[mount.id].decode("utf-8", "surrogateescape")
-            elif mount.required:
-                here = f"line {instruction.line}: the secret {mount.id} is required"
-                raise Invalid(here, remedy=f"--secret id={mount.id},src=FILE")
+                await stack.enter_async_context(_cache(sandbox, mount, copy, bind))
         yield variables
+
+
+def _directory(mount: BuildMount) -> CopyRequest:
+    mode = f"{mount.mode:o}"
+    return CopyRequest(target=mount.target, make_directory=True, directory_owner=mount.owner, mode=mode)
 
 
 @contextlib.asynccontextmanager
 async def _set_aside(sandbox: Sandbox, target: str) -> AsyncIterator[None]:
-    """What lies at `target` is elsewhere meanwhile, and there again afterwards; what comes in its place is removed."""
+    """What lies at `target` is elsewhere meanwhile, and there again afterwards; what comes in its place is removed,
+    with the directories that were made for it."""
     aside = f"/.pagurus-aside-{secrets.token_hex(4)}"
+    above, made = target, ""
+    while (above := posixpath.dirname(above)) != "/":
+        if await sandbox.files.exists(above):
+            break
+        made = above
     there = True
     try:
         await sandbox.files.move(target, aside)
@@ -68,46 +98,58 @@ async def _set_aside(sandbox: Sandbox, target: str) -> AsyncIterator[None]:
         await sandbox.files.remove(target, recursive=True)
     if there:
         await sandbox.files.move(aside, target)
+    if made:
+        await _remove_empty(sandbox, posixpath.dirname(target), made)
+
+
+async def _remove_empty(sandbox: Sandbox, folder: str, top: str) -> None:
+    """Directories from `folder` up to `top`, as far as the command has put nothing into them."""
+    while folder.startswith(top):
+        try:
+            if await sandbox.files.list(folder):
+                return
+            await sandbox.files.remove(folder)
+        except NotFound:
+            pass
+        folder = posixpath.dirname(folder)
 
 
 @contextlib.asynccontextmanager
-async def _cache(sandbox: Sandbox, mount: BuildMount, execute: Execute) -> AsyncIterator[None]:
-    inside, kept = f"/.pagurus-cache-{secrets.token_hex(4)}", archive_of(mount)
-    target = shlex.quote(mount.target)
-    async with _set_aside(sandbox, mount.target):
-        await sandbox.files.mkdir(mount.target, mode=mount.mode)
-        await execute(["chown", mount.owner, mount.target])
-        if kept.is_file():
-            await sandbox.files.upload(kept, inside)
-            unpack = f"tar -xpf {inside}/{kept.name} -C {target} --numeric-owner"
-            await execute(["/bin/sh", "-c", f"{unpack}; rm -rf {inside}"])
-        yield
-        pack = f"mkdir {inside} && tar -cf {inside}/{kept.name} -C {target} --numeric-owner ."
-        await execute(["/bin/sh", "-c", pack])
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with host_files.fresh_directory(kept.parent) as fresh:
-            with host_files.new_file(fresh, kept.name) as file:  # its content: the command may have put a link there
-                async for part in sandbox.files.stream(f"{inside}/{kept.name}"):
-                    await asyncio.to_thread(file.write, part)
-            os.replace(fresh / kept.name, kept)
-        await sandbox.files.remove(inside, recursive=True)
+async def _cache(sandbox: Sandbox, mount: BuildMount, copy: CopyCall, bind: Bind) -> AsyncIterator[None]:
+    kept = archive_of(mount)
+    if kept.is_file():
+        await copy(sandbox, CopyRequest(sources=["/"], target=mount.target), lambda out: _send(kept, out))
+    elif mount.origin:
+        await bind(mount, mount.target)
+    yield
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with host_files.fresh_directory(kept.parent) as fresh:
+        with host_files.new_file(fresh, kept.name) as file:
+            async for part in sandbox.files.archive(mount.target):
+                await asyncio.to_thread(file.write, part)
+        os.replace(fresh / kept.name, kept)
+
+
+def _send(file: Path, out: IO[bytes]) -> None:
+    with file.open("rb") as source:
+        shutil.copyfileobj(source, out, CHUNK)
 
 
 @contextlib.asynccontextmanager
-async def _secret(sandbox: Sandbox, mount: BuildMount, content: bytes, execute: Execute) -> AsyncIterator[None]:
+async def _secret(sandbox: Sandbox, mount: BuildMount, content: bytes, copy: CopyCall) -> AsyncIterator[None]:
     if len(content) > MAX_SECRET:
         raise Invalid(f"the secret {mount.id} is larger than {MAX_SECRET} bytes")
     if not mount.target:
         yield
         return
-    folder = mount.target.rpartition("/")[0] or "/"
-    made = folder != "/"
-    with contextlib.suppress(NotFound):
-        await sandbox.files.stat(folder)
-        made = False
     async with _set_aside(sandbox, mount.target):
-        await sandbox.files.write(mount.target, content, mode=mount.mode)
-        await execute(["chown", mount.owner, mount.target])
+        with host_files.fresh_directory() as folder:
+            with host_files.new_file(folder, "secret") as file:
+                await asyncio.to_thread(file.write, content)
+            selection = await asyncio.to_thread(BuildContext(folder, PatternList([])).select, ["secret"], 0)
+            mode = f"{mount.mode:o}"
+            above = CopyRequest(target=posixpath.dirname(mount.target), make_directory=True)
+            await copy(sandbox, above, None)
+            request = CopyRequest(sources=["secret"], target=mount.target, owner=mount.owner, mode=mode)
+            await copy(sandbox, request, selection.pack)
         yield
-    if made:
-        await sandbox.files.remove(folder, recursive=True)

@@ -1,35 +1,49 @@
-"""The context of an image build: what COPY and ADD read, chosen, gathered and hashed. Blocks.
+"""The context of an image build: what COPY and ADD read, chosen, hashed and packed. Blocks.
 
-Owns: patterns, ``.dockerignore``, which file is of which kind, the digest of what would be copied. Does not own:
-copying into a sandbox (:mod:`sandbox.sdk.build`). Guarantee: nothing outside the root is read; what is hashed is what
-is copied: names, kinds, modes, contents and link targets. Times and owners do not make it another, as with Docker. A
-file whose size, times and inode are those of the last build is not read again (:class:`Hashes`).
+Owns: ``.dockerignore``, which files the sources of an instruction reach, their digest, the archive of them. Does not
+own: patterns (:mod:`sandbox.patterns`), where they are put (the daemon: :mod:`sandbox.tree.copy_into`).
+Guarantee: nothing outside the root is read, whatever links say; what is hashed is what is sent: names, kinds, modes,
+contents and link targets. Times do not make it another, as with Docker. A file whose size, times and inode are those
+of the last build is not read again (:class:`Hashes`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import posixpath
+import re
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import msgspec
 from blake3 import blake3
 
 from sandbox import paths
+from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound
-from sandbox.image.dockerfile import Instruction
+from sandbox.patterns import PatternList, glob, ignore_lines, split_wildcards
 from sandbox.tree import host_files
+from sandbox.tree.safe_path import NO_LINKS, named, open_kind, openat2
 
-Ignored = Callable[[Path], bool]
 Seen = tuple[int, int, int, int, int, bytes]  # device, inode, size, mtime and ctime in ns, hash of the content
-DOCKERFILE = "Dockerfile"
-MAX_TEXT = 4 << 20  # bytes of a Dockerfile, and of a .dockerignore
 _READ = 1 << 20
 _YOUNG = 2_000_000_000  # ns: a file changed so lately could change again without another time
+MAX_TEXT = 4 << 20  # bytes of a Dockerfile, and of a .dockerignore
+_MAX_LINKS = 255  # symbolic links on the way to one source
+_XATTRS = ("user.", "security.capability")
+_KEPT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO)
+
+
+def read_dockerfile(context: Path, file: Path | None) -> str:
+    """The text of the Dockerfile: `file`, or that of the context. A link in it is followed in its directory only."""
+    place, name = (context, "Dockerfile") if file is None else (file.parent, file.name)
+    return host_files.read(place, name, MAX_TEXT).decode("utf-8", "surrogateescape")
 
 
 class Hashes:
@@ -50,16 +64,16 @@ class Hashes:
         name = blake3(os.fsencode(root.resolve())).hexdigest()[:32]
         return cls(paths.cache() / "contexts" / f"{name}.msgpack")
 
-    def of(self, path: Path, status: os.stat_result) -> bytes:
-        key = os.fspath(path)
+    def of(self, root: int, path: str, status: os.stat_result) -> bytes:
+        """Of a regular file below the open directory `root`."""
         mark = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        seen = self._known.get(key)
+        seen = self._known.get(path)
         if seen is None or seen[:5] != mark:
             began = time.time_ns()
-            seen = (*mark, _hashed(path))
+            seen = (*mark, _hashed(root, path))
             if began - max(status.st_mtime_ns, status.st_ctime_ns) < _YOUNG:
                 return seen[5]
-        self._used[key] = seen
+        self._used[path] = seen
         return seen[5]
 
     def save(self) -> None:
@@ -82,117 +96,227 @@ def _load(file: Path) -> dict[str, Seen]:
         return {}
 
 
-def dockerfile(context: Path, file: Path | None) -> str:
-    """The text of the Dockerfile: `file`, or that of the context. A link in it is followed in its directory only."""
-    place, name = (context, DOCKERFILE) if file is None else (file.parent, file.name)
-    return host_files.read(place, name, MAX_TEXT).decode()
+@dataclass(frozen=True)
+class BuildContext:
+    """A directory, and what of it counts as not there."""
+
+    root: Path
+    ignored: PatternList
+
+    @classmethod
+    def of(cls, root: Path, dockerfile: Path | None = None) -> BuildContext:
+        """With the ``DOCKERFILE.dockerignore`` beside the Dockerfile, or the ``.dockerignore`` of the directory."""
+        own = [dockerfile.with_name(f"{dockerfile.name}.dockerignore")] if dockerfile is not None else []
+        for file in (*own, root / ".dockerignore"):
+            try:
+                text = host_files.read(file.parent, file.name, MAX_TEXT).decode("utf-8", "surrogateescape")
+                return cls(root, PatternList(ignore_lines(text)))
+            except NotFound:
+                continue
+            except ValueError as error:
+                raise Invalid(f"{file.name}: {error}") from None
+        return cls(root, PatternList([]))
+
+    def select(self, sources: Iterable[str], line: int) -> Selection:
+        """What the sources of an instruction reach. Raises Invalid with its line."""
+        with _directory(self.root) as root:
+            walk = _Walk(root, self.ignored, line)
+            for source in sources:
+                walk.source(source)
+        return Selection(self.root, dict(sorted(walk.found.items())))
 
 
-def ignored(context: Path) -> Ignored:
-    """Whether a path below the context is left out by its .dockerignore."""
-    try:
-        text = host_files.read(context, ".dockerignore", MAX_TEXT).decode()
-    except NotFound:
-        text = ""
-    lines = text.splitlines()
-    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not patterns:
-        return lambda path: False
-    from docker.utils.build import PatternMatcher  # half a second of import time
+class _Walk:
+    """Names below the root, links on the way followed as if the root were that of the file system."""
 
-    matcher = PatternMatcher(patterns)
-    return lambda path: bool(matcher.matches(str(path.relative_to(context))))
+    def __init__(self, root: int, ignored: PatternList, line: int) -> None:
+        self.found: dict[str, os.stat_result] = {}
+        self._root, self._ignored, self._line = root, ignored, line
+
+    def source(self, source: str) -> None:
+        clean = posixpath.normpath(posixpath.join("/", source))  # ".." stops at the root, as with Docker
+        fixed, pattern = split_wildcards(clean)
+        if not pattern:
+            self._add(self._reach(fixed, source))
+            return
+        try:
+            above = self._reach(fixed, source)
+        except Invalid:
+            return  # a pattern may match nothing
+        try:
+            wanted = glob(pattern)
+        except ValueError as error:
+            raise Invalid(f"line {self._line}: {source}: {error}") from None
+        self._matching(above, above, wanted)
+
+    def _matching(self, above: str, folder: str, wanted: re.Pattern[str]) -> None:
+        for path, status in self._entries(folder):
+            relative = path[len(above) + 1 :] if above else path
+            if wanted.fullmatch(relative) is not None:
+                self._add(path)
+            elif stat.S_ISDIR(status.st_mode):
+                self._matching(above, path, wanted)
+
+    def _reach(self, path: str, source: str) -> str:
+        """Where a path leads, relative to the root; what is passed on the way is found."""
+        pending, here, links = [part for part in reversed(path.split("/")) if part], "", 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                here = here.rpartition("/")[0]
+                continue
+            here = f"{here}/{part}" if here else part
+            status = self._status(here)
+            if status is None:
+                left_out = self._ignored.matches(here) and os.path.lexists(named(self._root, here))
+                raise Invalid(
+                    f"line {self._line}: {source} is not in the context",
+                    remedy="its .dockerignore leaves it out" if left_out else "",
+                )
+            self._pass(here)
+            if stat.S_ISLNK(status.st_mode):
+                links += 1
+                target = os.readlink(here, dir_fd=self._root)
+                if links > _MAX_LINKS:
+                    raise Invalid(f"line {self._line}: {source} leads in circles")
+                here = "" if target.startswith("/") else here.rpartition("/")[0]
+                pending += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+        return here
+
+    def _pass(self, path: str) -> None:
+        """An entry and the directories above it."""
+        while path and path not in self.found:
+            self.found[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+            path = path.rpartition("/")[0]
+
+    def _status(self, path: str) -> os.stat_result | None:
+        """Of what is there and not left out; of a directory also where only something in it is not."""
+        try:
+            status = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not self._ignored.matches(path):
+            return status
+        inside = stat.S_ISDIR(status.st_mode) and self._ignored.has_exceptions and any(self._entries(path))
+        return status if inside else None
+
+    def _entries(self, folder: str) -> list[tuple[str, os.stat_result]]:
+        with _opened(self._root, folder) as directory:
+            names = sorted(os.listdir(directory))
+        known = [(name, self._status(name)) for name in (f"{folder}/{each}" if folder else each for each in names)]
+        return [(name, status) for name, status in known if status and stat.S_IFMT(status.st_mode) in _KEPT]
+
+    def _add(self, path: str) -> None:
+        """An entry with all that is in it."""
+        self._pass(path)
+        pending = [path] if not path or stat.S_ISDIR(self.found[path].st_mode) else []
+        by = {path: self._decided(path)}
+        while pending:
+            folder = pending.pop()
+            with _opened(self._root, folder) as directory:
+                names = os.listdir(directory)
+            for name in names:
+                here = f"{folder}/{name}" if folder else name
+                status = os.stat(here, dir_fd=self._root, follow_symlinks=False)
+                if stat.S_IFMT(status.st_mode) not in _KEPT:
+                    continue
+                left_out, matched = self._ignored.decide(here, by[folder])
+                if not left_out:
+                    self._pass(here)
+                if stat.S_ISDIR(status.st_mode) and not (left_out and not self._ignored.has_exceptions):
+                    by[here] = matched
+                    pending.append(here)
+
+    def _decided(self, path: str) -> tuple[bool, ...]:
+        by: tuple[bool, ...] = ()
+        parts = path.split("/") if path else []
+        for count in range(1, len(parts) + 1):
+            _, by = self._ignored.decide("/".join(parts[:count]), by)
+        return by
 
 
-def matching(root: Path, sources: list[str], left_out: Ignored, instruction: Instruction) -> list[Path]:
-    """The paths that the sources of an instruction name. Raises Invalid with its line."""
-    found: list[Path] = []
-    for source in sources:
-        parts = PurePosixPath("/", source).parts[1:]
-        if ".." in parts:
-            raise Invalid(f"line {instruction.line}: {source} lies outside the context")
-        pattern = "/".join(parts)
-        matches = sorted(root.glob(pattern)) if pattern else [root]
-        matches = [path for path in matches if path == root or not left_out(path)]
-        if any(not path.resolve().is_relative_to(root.resolve()) for path in matches):
-            raise Invalid(f"line {instruction.line}: {source} leads out of the context")
-        if not matches:
-            raise Invalid(f"line {instruction.line}: {source} is not in the context")
-        found += matches
+@dataclass(frozen=True)
+class Selection:
+    """Entries of a context, by their path, the directories above them included."""
+
+    root: Path
+    entries: dict[str, os.stat_result]
+
+    def digest(self, hashes: Hashes | None = None) -> str:
+        """Of what would be copied, hexadecimal blake3."""
+        seen, hashes = blake3(), hashes or Hashes(None)
+        with _directory(self.root) as root:
+            for path, status in self.entries.items():
+                content = b""
+                if stat.S_ISLNK(status.st_mode):
+                    content = os.fsencode(os.readlink(path, dir_fd=root))
+                elif stat.S_ISREG(status.st_mode):
+                    content = hashes.of(root, path, status)
+                for part in (os.fsencode(path), f"{status.st_mode:o}".encode(), content):
+                    seen.update(len(part).to_bytes(8, "big") + part)
+        return seen.hexdigest()
+
+    def pack(self, out: IO[bytes]) -> None:
+        """Write them as a tar archive. They belong to root, as with Docker."""
+        linked: dict[tuple[int, int], str] = {}
+        with _directory(self.root) as root, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            for path, status in self.entries.items():
+                header = tarfile.TarInfo(path)
+                header.mode, header.mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns / 1e9
+                header.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09}"}
+                header.pax_headers |= _xattrs(named(root, path))
+                if stat.S_ISREG(status.st_mode):
+                    first = linked.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
+                    if first == path:
+                        _add_file(tar, header, root, path)
+                        continue
+                    header.type, header.linkname = tarfile.LNKTYPE, first
+                elif stat.S_ISLNK(status.st_mode):
+                    header.type, header.linkname = tarfile.SYMTYPE, os.readlink(path, dir_fd=root)
+                else:
+                    header.type = tarfile.DIRTYPE if stat.S_ISDIR(status.st_mode) else tarfile.FIFOTYPE
+                tar.addfile(header)
+
+
+def _add_file(tar: tarfile.TarFile, header: tarfile.TarInfo, root: int, path: str) -> None:
+    with _regular(root, path) as file:
+        header.size = os.fstat(file).st_size
+        with os.fdopen(os.dup(file), "rb") as content:
+            try:
+                tar.addfile(header, content)
+            except OSError as error:
+                raise Invalid(f"{path} of the context changes while it is read: {error}") from error
+
+
+def _xattrs(path: str) -> dict[str, str]:
+    found = {}
+    with contextlib.suppress(OSError):  # a file system without any
+        for name in os.listxattr(path, follow_symlinks=False):
+            if name.startswith(_XATTRS):
+                value = os.getxattr(path, name, follow_symlinks=False)
+                found[f"SCHILY.xattr.{name}"] = value.decode("utf-8", "surrogateescape")
     return found
 
 
-def kind(path: Path) -> str:
-    """``"directory"``, ``"archive"`` or ``"file"``."""
-    if path.is_dir():
-        return "directory"
-    if not path.is_file():
-        raise Invalid(f"{path.name} is not a regular file")
-    return "archive" if tarfile.is_tarfile(path) else "file"
+def _directory(root: Path) -> closing:
+    try:
+        return closing(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        raise Invalid(f"the context {root}: {error.strerror}") from None
 
 
-def kept(path: Path, root: Path, left_out: Ignored) -> Iterator[Path]:
-    """The directories, links and files of a directory that are copied, in order; links are not followed."""
-    above = [each for each in (path, *path.parents) if each != root and each.is_relative_to(root)]
-    if not any(left_out(each) for each in above):
-        yield from _below(path, left_out)
+def _opened(root: int, folder: str) -> closing:
+    return closing(openat2(root, folder or ".", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS))
 
 
-def _below(path: Path, left_out: Ignored) -> Iterator[Path]:
-    with os.scandir(path) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        here = path / entry.name
-        if left_out(here):
-            continue
-        if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-            yield here
-        elif entry.is_dir(follow_symlinks=False):
-            yield here
-            yield from _below(here, left_out)
+def _regular(root: int, path: str) -> closing:
+    with _opened(root, posixpath.dirname(path)) as parent:
+        return closing(open_kind(parent, posixpath.basename(path), os.O_RDONLY | os.O_NOFOLLOW, (stat.S_IFREG,)))
 
 
-def gather(path: Path, root: Path, left_out: Ignored, chosen: Path) -> list[str]:
-    """Copy a directory's content but for what is left out; the relative names."""
-    names = []
-    for entry in kept(path, root, left_out):
-        target = chosen / entry.relative_to(path)
-        if entry.is_dir() and not entry.is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copystat(entry, target)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(entry, target, follow_symlinks=False)
-        names.append(str(entry.relative_to(path)))
-    return names
-
-
-def digest(root: Path, paths: list[Path], left_out: Ignored, hashes: Hashes | None = None) -> str:
-    """Of what would be copied from these paths, hexadecimal blake3."""
-    seen, hashes = blake3(), hashes or Hashes(None)
-    for path in paths:
-        _feed(seen, path.name, path.resolve() if path.is_symlink() else path, hashes)
-        if path.is_dir():
-            for entry in kept(path, root, left_out):
-                _feed(seen, str(entry.relative_to(path)), entry, hashes)
-    return seen.hexdigest()
-
-
-def _feed(seen: blake3, name: str, path: Path, hashes: Hashes) -> None:
-    """One entry: its name, its mode and its content or target, each behind its length."""
-    status = path.lstat()
-    content = b""
-    if stat.S_ISLNK(status.st_mode):
-        content = os.fsencode(os.readlink(path))
-    elif stat.S_ISREG(status.st_mode):
-        content = hashes.of(path, status)
-    for part in (os.fsencode(name), f"{status.st_mode:o}".encode(), content):
-        seen.update(len(part).to_bytes(8, "big") + part)
-
-
-def _hashed(path: Path) -> bytes:
+def _hashed(root: int, path: str) -> bytes:
     found = blake3()
-    with open(path, "rb", buffering=0) as file:
-        while part := file.read(_READ):
+    with _regular(root, path) as file:
+        while part := os.read(file, _READ):
             found.update(part)
     return found.digest()

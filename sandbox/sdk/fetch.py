@@ -7,13 +7,17 @@ Guarantee: what does not match its checksum, is too large or breaks off is refus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path, PurePosixPath
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
 from sandbox.errors import Invalid
+from sandbox.image.stages import CopyAction
+from sandbox.sdk import repository
 from sandbox.tree import host_files
 
 MAX_SIZE = 16 << 30  # bytes
@@ -51,3 +55,45 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
     if checked is not None and checked.hexdigest() != wanted:
         raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
     return folder / name, seen.hexdigest()
+
+
+class RemoteSources:
+    """What the ADD instructions of one build fetch: files of the web, and git repositories. Fetched once."""
+
+    def __init__(self, cache: bool) -> None:
+        self._cache = cache
+        self._undo = contextlib.ExitStack()
+        self._fetched: dict[tuple[str, str], tuple[str, Path, str]] = {}  # address, checksum -> name, folder, digest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    async def digests(self, copy: CopyAction, line: int) -> list[str]:
+        """Of what is fetched; with a checksum in the Dockerfile nothing is fetched to know it."""
+        if copy.checksum and self._cache:
+            return [copy.checksum]
+        return [(await self._of(copy, address, line))[2] for address in (*copy.addresses, *copy.repositories)]
+
+    async def files(self, copy: CopyAction, line: int) -> list[tuple[str, Path]]:
+        """The name and the folder of each; a repository is all of its folder."""
+        return [(await self._of(copy, address, line))[:2] for address in (*copy.addresses, *copy.repositories)]
+
+    async def _of(self, copy: CopyAction, address: str, line: int) -> tuple[str, Path, str]:
+        key = address, copy.checksum
+        if key not in self._fetched:
+            folder = self._undo.enter_context(host_files.fresh_directory())
+            try:
+                if address in copy.repositories:
+                    cloned = asyncio.to_thread(repository.clone, address, folder, copy.checksum, copy.keep_git)
+                    commit, top = await cloned
+                    self._fetched[key] = ".", top, commit
+                else:
+                    file, seen = await fetch(address, folder, checksum=copy.checksum or None)
+                    await asyncio.to_thread(file.chmod, 0o600)
+                    self._fetched[key] = file.name, folder, f"sha256:{seen}"
+            except Invalid as error:
+                raise Invalid(f"line {line}: {error.message}", remedy=error.remedy) from error
+        return self._fetched[key]

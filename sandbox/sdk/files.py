@@ -166,6 +166,12 @@ class Files(Facet):
             raise
         return int(await unpacking)
 
+    async def archive(self, path: str) -> AsyncIterator[bytes]:
+        """A directory (its content) or a file as a tar stream, owners as the sandbox sees them."""
+        async with self._client.request("GET", self._url("tree", path=path), None, "") as response:
+            async for data in response.content.iter_chunked(CHUNK):
+                yield data
+
     # ----------------------------------------------------------------- watching
 
     async def watch(self, path: str = "/", *, recursive: bool = False) -> AsyncIterator[FileEvent]:

@@ -20,6 +20,7 @@ from sandbox.messages import (
     ImageInfo,
     KeepStep,
     Limits,
+    NameImage,
     Network,
     PullImage,
     PullProgress,
@@ -97,6 +98,13 @@ class Images(Facet):
         request = CommitRequest(name=name, config=config, replace=replace)
         return await self._client.call("POST", f"/v1/checkpoints/{quote(number, safe='')}/image", ImageInfo, request)
 
+    async def give_name(
+        self, image: str, name: str, *, config: ImageConfig | None = None, replace: bool = False
+    ) -> ImageInfo:
+        """Give the tree of an image another name. `config`: None keeps that of the image. No file is copied."""
+        request = NameImage(name=name, config=config, replace=replace)
+        return await self._client.call("POST", f"/v1/images/{quote(image, safe='')}/name", ImageInfo, request)
+
     async def build(
         self,
         name: str,
@@ -110,6 +118,7 @@ class Images(Facet):
         replace: bool = False,
         cache: bool = True,
         secrets: Mapping[str, bytes] | None = None,
+        contexts: Mapping[str, str] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
@@ -117,22 +126,26 @@ class Images(Facet):
         `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
         RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
         by its content; what is carried out is kept in any case. `secrets`: by id, for ``RUN --mount=type=secret``; they
-        are in no image and in no key. `output` is called with each line, which an error then does not repeat. Raises
+        are in no image and in no key. `contexts`: directories and images (``docker-image://...``) by the names that
+        FROM and --from use for them. `output` is called with each line, which an error then does not repeat. Raises
         Invalid with the line of the Dockerfile that failed, or that is not supported.
         """
         from sandbox.image import dockerfile
         from sandbox.sdk.build import Builder
-        from sandbox.sdk.context import dockerfile as dockerfile_of
+        from sandbox.sdk.context import BuildContext, read_dockerfile
 
-        text = await asyncio.to_thread(dockerfile_of, Path(context), None if file is None else Path(file))
+        place = None if file is None else Path(file)
+        text = await asyncio.to_thread(read_dockerfile, Path(context), place)
         builder = Builder(
             self._client,
-            Path(context),
-            dockerfile.parse(text, arguments),
+            await asyncio.to_thread(BuildContext.of, Path(context), place or Path(context, "Dockerfile")),
+            dockerfile.parse(text),
+            arguments=arguments or {},
             network=network or Network.none(),
             limits=limits or Limits(),
             cache=cache,
             secrets=secrets,
+            contexts=contexts,
             output=output,
         )
         return await builder.build(name, target=target, replace_name=replace)

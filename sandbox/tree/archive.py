@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import stat
+import struct
 import tarfile
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -31,6 +32,7 @@ MAX_TIME = 1 << 40  # seconds; what file systems can hold
 MAX_TIMES = 16 << 20  # characters of the names of directories that are given their times at the end
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 XATTR = "SCHILY.xattr."
+_CAPABILITY = "security.capability"
 _COPY = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
@@ -154,6 +156,8 @@ class Rules:
     reserve: bool = False  # some of the disk stays free
     owners: bool = False  # those of the archive, with its attributes
     whiteouts: bool = False  # of a layer of an image: they remove what lies below them
+    uid_base: int = 0  # added to owners
+    owner: tuple[int, int] | None = None  # instead of those of the archive
 
 
 IN_SANDBOX = Rules()
@@ -302,7 +306,9 @@ class _Unpacker:
                         if str(path.parent / name) not in self._own:
                             _remove(parent, name)
                 elif not path.name.startswith(f"{WHITEOUT}{WHITEOUT}"):
-                    _remove(parent, path.name.removeprefix(WHITEOUT))
+                    name = path.name.removeprefix(WHITEOUT)
+                    if str(path.parent / name) not in self._own:
+                        _remove(parent, name)
         except NotFound:
             return  # nothing to hide
 
@@ -312,16 +318,27 @@ class _Unpacker:
             return
         with self._opened(path.parent, _DIRECTORY) as parent:
             try:
-                os.chown(path.name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+                uid, gid = self._rules.owner or (member.uid, member.gid)
+                base = self._rules.uid_base
+                os.chown(path.name, base + uid, base + gid, dir_fd=parent, follow_symlinks=False)
                 if member.issym():
                     return
                 os.chmod(path.name, member.mode & 0o7777, dir_fd=parent)
                 for key, value in member.pax_headers.items():
                     if key.startswith(XATTR) and key.removeprefix(XATTR).startswith(("user.", "security.capability")):
                         raw = value.encode("utf-8", "surrogateescape")
-                        os.setxattr(f"/proc/self/fd/{parent}/{path.name}", key.removeprefix(XATTR), raw)
+                        name = key.removeprefix(XATTR)
+                        os.setxattr(f"/proc/self/fd/{parent}/{path.name}", name, mapped(name, raw, base))
             except OSError as error:
                 raise refused(error, member.name) from error
+
+
+def mapped(key: str, value: bytes, uid_base: int) -> bytes:
+    """An extended attribute as it is set through the mapped mount of a sandbox: capabilities name its root."""
+    if key != _CAPABILITY or not uid_base or len(value) != 20:
+        return value
+    (magic,) = struct.unpack_from("<I", value)
+    return struct.pack("<I", magic & 0x00FFFFFF | 0x03000000) + value[4:] + struct.pack("<I", uid_base)
 
 
 def _remove(parent: int, name: str) -> None:

@@ -73,6 +73,12 @@ def _make(step: WalkEntry, found: os.stat_result, reserve: Reserve) -> bool:
     return True
 
 
+def copy_data(one: int, other: int) -> None:
+    """The data of an open file into another one of the same size, holes left out. Raises OSError."""
+    for offset, size in pieces(one):
+        _copy_piece(one, other, offset, size)
+
+
 def _copy_piece(one: int, other: int, offset: int, size: int) -> None:
     while size:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,78 +12,65 @@ from hypothesis import strategies as st
 
 from daemon.catalogue import KeptStep
 from daemon.store.build_cache import surplus
-from sandbox.image.dockerfile import Instruction, parse
-from sandbox.messages import ImageConfig, Limits, Network
-from sandbox.sdk import context
-from sandbox.sdk.plan import BuildStep, StageState, step_key
+from sandbox.errors import Invalid
+from sandbox.image.dockerfile import parse
+from sandbox.image.stages import Action, CopyAction, RunAction
+from sandbox.messages import Limits, Network
+from sandbox.patterns import PatternList
+from sandbox.sdk.context import BuildContext
+from sandbox.sdk.plan import needed, references, step_key
 
-STATE = StageState(env={"A": "1"}, workdir=PurePosixPath("/w"))
-RUN = Instruction("RUN", 3, ("make",), shell=True)
-COPY = Instruction("COPY", 4, ("a", "b", "/to/"))
+RUN = RunAction(("make",), {"A": "1"}, "/w", "")
+COPY = CopyAction(("a", "b"), "/to/")
 
 
 def key(
-    instruction: Instruction = RUN,
-    state: StageState = STATE,
+    action: Action = RUN,
     *,
     parent: str = "p",
     content: str = "",
     network: Network | None = None,
     limits: Limits | None = None,
 ) -> str:
-    return step_key(
-        parent, instruction, state, content=content, network=network or Network.none(), limits=limits or Limits()
-    )
+    return step_key(parent, action, content=content, network=network or Network.none(), limits=limits or Limits())
 
 
 def test_what_a_command_runs_with_is_in_its_key() -> None:
     others = [
         key(parent="q"),
-        key(replace(RUN, words=("make all",))),
-        key(replace(RUN, shell=False)),
-        key(replace(RUN, kind="COPY")),
-        key(state=replace(STATE, env={"A": "2"})),
-        key(state=replace(STATE, env={"A": "1", "B": ""})),
-        key(state=replace(STATE, arguments={"V": "1"})),
-        key(state=replace(STATE, workdir=PurePosixPath("/x"))),
-        key(state=replace(STATE, user="nobody")),
-        key(state=replace(STATE, shell=("/bin/bash", "-c"))),
+        key(replace(RUN, command=("make all",))),
+        key(replace(RUN, variables={"A": "2"})),
+        key(replace(RUN, variables={"A": "1", "B": ""})),
+        key(replace(RUN, workdir="/x")),
+        key(replace(RUN, user="nobody")),
+        key(replace(RUN, network="none")),
         key(network=Network.open()),
         key(limits=Limits(cpus=2)),
+        key(content="1"),
     ]
     assert len({key(), *others}) == 1 + len(others)
-    assert key() == key(replace(RUN, line=77))  # where it stands does not matter
-    assert key() == key(state=replace(STATE, labels={"a": "b"}, cmd=["x"], entrypoint=["y"]))
 
 
 def test_what_is_copied_and_how_is_in_the_key_of_a_copy() -> None:
     others = [
         key(COPY, content="1"),
         key(COPY, content="2"),
-        key(replace(COPY, kind="ADD"), content="1"),
-        key(replace(COPY, words=("a", "b", "/other/")), content="1"),
-        key(replace(COPY, flags={"chown": "7"}), content="1"),
-        key(COPY, replace(STATE, workdir=PurePosixPath("/x")), content="1"),
+        key(replace(COPY, add=True), content="1"),
+        key(replace(COPY, target="/other/"), content="1"),
+        key(replace(COPY, owner="7"), content="1"),
+        key(replace(COPY, documents=(("a", "text"),)), content="1"),
     ]
     assert len(set(others)) == len(others)
-    assert key(COPY, content="1") == key(COPY, replace(STATE, env={"Z": "9"}, user="x"), content="1")
+    assert key(COPY, content="1") == key(COPY, content="1", network=Network.open())
 
 
-def test_instructions_set_what_follows_them() -> None:
-    text = 'FROM x\nARG V=1\nENV A=2\nWORKDIR d\nWORKDIR e\nUSER me\nSHELL ["/bin/bash", "-c"]\nLABEL l=3\nCMD go\n'
-    state = StageState.of(ImageConfig(env={"P": "0"}, workdir="/srv", cmd=["old"]))
-    for instruction in parse(text + "RUN it")[0].instructions:
-        state = state.after(instruction)
-    assert state.variables == {"V": "1", "P": "0", "A": "2"}
-    config = state.config()
-    assert (config.workdir, config.user, config.cmd, config.labels) == (
-        "/srv/d/e",
-        "me",
-        ["/bin/bash", "-c", "go"],
-        {"l": "3"},
-    )
-    assert state.after(Instruction("ENTRYPOINT", 1, ("e",))).config().cmd == []
-    assert BuildStep(Instruction("ENV", 1, pairs={"A": "2"}), state, None).title == "ENV A=2"
+def test_stages_that_are_needed() -> None:
+    stages = parse(
+        "FROM a AS one\nFROM one AS two\nFROM b\nFROM c\nCOPY --from=two x y\nRUN --mount=from=2,target=/x true\nFROM d"
+    ).stages
+    bases = [stage.base for stage in stages]
+    assert needed(stages, bases, 3) == {0, 1, 2, 3} and needed(stages, bases, 4) == {4}
+    assert references(stages[3]) == ["two", "2"]
 
 
 def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:
@@ -95,14 +82,12 @@ def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:
     (root / ".dockerignore").write_text("app/skipped\n")
 
     def digest() -> str:
-        left_out = context.ignored(root)
-        return context.digest(root, context.matching(root, ["app"], left_out, COPY), left_out)
+        return BuildContext.of(root).select(["app"], 4).digest()
 
     first = digest()
     os.utime(root / "app/file", (1, 1))
     (root / "app/skipped").write_text("another secret")
     (root / "beside").write_text("not copied")
-    os.mkfifo(root / "app/fifo")  # never opened
     assert digest() == first
     changes = [
         lambda: (root / "app/file").write_text("texts"),
@@ -111,13 +96,45 @@ def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:
         lambda: (root / "app/empty").mkdir(),
         lambda: ((root / "app/link").unlink(), (root / "app/link").symlink_to("other")),
         lambda: (root / "app/sub").rmdir(),
+        lambda: os.mkfifo(root / "app/fifo"),  # never opened
     ]
     seen = {first}
     for change in changes:
         change()
         seen.add(digest())
     assert len(seen) == 1 + len(changes)
-    assert context.gather(root / "app", root, context.ignored(root), tmp_path / "out") == ["empty", "link", "other"]
+    assert [*BuildContext.of(root).select(["app"], 4).entries] == [
+        "app",
+        "app/empty",
+        "app/fifo",
+        "app/link",
+        "app/other",
+    ]
+
+
+def test_what_sources_reach(tmp_path: Path) -> None:
+    (tmp_path / "src/deep").mkdir(parents=True)
+    (tmp_path / "src/app.py").write_text("")
+    (tmp_path / "src/deep/x.txt").write_text("")
+    (tmp_path / "link").symlink_to("/src/deep")
+    (tmp_path / "outside").symlink_to("/etc/passwd")
+
+    def reached(source: str, *patterns: str) -> list[str]:
+        return [*BuildContext(tmp_path, PatternList(patterns)).select([source], 4).entries]
+
+    assert reached("src/app.py") == ["src", "src/app.py"]
+    assert reached("../../src/app.py") == ["src", "src/app.py"]
+    assert reached("*/*.py") == ["src", "src/app.py"] and reached("*.none") == []
+    assert reached("link") == ["link", "src", "src/deep", "src/deep/x.txt"]
+    assert reached(".", "*", "!src/app.py") == ["src", "src/app.py"]
+    assert reached("/", "**/*.txt", "link", "outside") == ["src", "src/app.py", "src/deep"]
+    assert reached("src", ".dockerignore", "src/deep") == ["src", "src/app.py"]
+    for wrong in ("none", "outside", "src/app.py/x"):
+        with pytest.raises(Invalid, match=f"line 4: {wrong} is not in the context"):
+            reached(wrong)
+    with pytest.raises(Invalid) as caught:
+        reached("src/app.py", "src")
+    assert "dockerignore" in caught.value.remedy
 
 
 _STEPS = st.lists(
@@ -136,11 +153,3 @@ def test_what_is_given_up_is_what_was_used_longest_ago(steps: list[KeptStep], mo
         assert newest_gone <= min(step.used_at for step in kept)
     assert surplus(kept, 100.0, most=most, size=size, unused=age) == set()
     assert not surplus(steps, 100.0, most=len(steps), size=200, unused=100.0)
-
-
-@pytest.mark.parametrize("wrong", ["..", "none", "app/../../x"])
-def test_sources_stay_in_the_context(tmp_path: Path, wrong: str) -> None:
-    from sandbox.errors import Invalid
-
-    with pytest.raises(Invalid, match="line 4"):
-        context.matching(tmp_path, [wrong], lambda path: False, COPY)

@@ -108,19 +108,21 @@ TAR = {
     "sandbox.tree.archive": "writes them",
     "sandbox.image.oci": "names its errors",
     "sandbox.sdk.build": "writes an empty one",
-    "sandbox.sdk.context": "only asks whether a file is one",
+    "sandbox.sdk.context": "writes one of what the user named",
+    "sandbox.tree.compressed": "only asks whether a file is one",
 }
 #: Who unpacks into what, by sandbox.tree.archive itself.
 UNPACKS = {
     "sandbox.tree.host_files": "the host, by its rules",
     "sandbox.image.oci": "the tree of an image, as a layer",
     "daemon.api.files": "the tree of a sandbox",
+    "daemon.api.copies": "a fresh directory, as root's, for copy_into",
+    "sandbox.tree.copy_into": "the tree of a sandbox",
     "sandbox.testing.file_routes": "the tree of a fake sandbox",
 }
 #: Who downloads from a sandbox, and into which path.
 DOWNLOADS = {
     "pagurus.sandboxes.cp": "what the user typed, and below it what the sandbox has chosen",
-    "sandbox.sdk.build": "a fresh directory for each source",
 }
 #: Who makes a directory or file of a fresh name, which nothing of a stranger's is unpacked into or named after.
 FRESH = {

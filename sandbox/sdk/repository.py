@@ -1,0 +1,53 @@
+"""Git repositories for ``ADD https://host/project.git#ref:folder /target``, by the program git. Blocks.
+
+Owns: which commit an address names, and its files. Guarantee: nothing is asked at a terminal; no hook is run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from sandbox.errors import Invalid, Unsupported
+from sandbox.tree import walk
+
+CLONE_TIMEOUT = 1800.0  # seconds
+
+
+def clone(address: str, folder: Path, commit: str, keep: bool) -> tuple[str, Path]:
+    """Fill the empty directory `folder` with a repository: its commit, and the directory that is meant.
+
+    `commit`: what it must be, or the beginning of it. `keep`: with its ``.git``.
+    """
+    if shutil.which("git") is None:
+        raise Unsupported("git is missing", remedy="apt-get install git")
+    where, _, fragment = address.partition("#")
+    name, _, below = fragment.partition(":")
+    work = str(folder)
+    _git("init", "-q", work)
+    _git("-C", work, "fetch", "-q", "--depth=1", "--no-tags", "--", where, name or "HEAD")
+    _git("-C", work, "-c", "core.hooksPath=/dev/null", "checkout", "-q", "--detach", "FETCH_HEAD")
+    found = _git("-C", work, "rev-parse", "HEAD").strip()
+    if commit and not found.startswith(commit):
+        raise Invalid(f"{address} is the commit {found}, not {commit}")
+    if not keep:
+        walk.remove_path(folder / ".git")
+    top = folder / below.lstrip("/")
+    if not top.is_dir() or not top.resolve().is_relative_to(folder.resolve()):
+        raise Invalid(f"{address}: there is no directory {below}")
+    return found, top
+
+
+def _git(*arguments: str) -> str:
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
+    try:
+        done = subprocess.run(
+            ("git", *arguments), env=env, capture_output=True, text=True, timeout=CLONE_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Invalid(f"git {arguments[-1]}: no end within {CLONE_TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise Invalid(f"git: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+    return done.stdout

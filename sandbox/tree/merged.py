@@ -1,0 +1,46 @@
+"""The file tree of a checkpoint, as one directory to be read: what its sandbox wrote over its image.
+
+Owns: that directory. Does not own: what is read of it. Guarantee: it is mounted nowhere, so no crash leaves it behind,
+and nothing can be written to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandbox.descriptors import closing
+from sandbox.tree.safe_path import directory
+
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_CLOEXEC, _SET_STRING, _CREATE, _READ_ONLY = 1, 1, 6, 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def merged(upper: Path | None, lower: Path) -> Iterator[int]:
+    """A descriptor of the directory that an overlay of `upper` (None: nothing) over `lower` shows. Raises OSError."""
+    with contextlib.ExitStack() as stack:
+        below = stack.enter_context(directory(lower))
+        if upper is None:
+            yield below
+            return
+        above = stack.enter_context(directory(upper))
+        filesystem = stack.enter_context(closing(_called(_FSOPEN, b"overlay", _CLOEXEC)))
+        # By descriptors: a value has at most 255 bytes, and a path may hold colons.
+        layers = f"/proc/self/fd/{above}:/proc/self/fd/{below}".encode()
+        _called(_FSCONFIG, filesystem, _SET_STRING, b"lowerdir", layers, 0)
+        _called(_FSCONFIG, filesystem, _CREATE, None, None, 0)
+        mount = stack.enter_context(closing(_called(_FSMOUNT, filesystem, _CLOEXEC, _READ_ONLY)))
+        yield stack.enter_context(closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)))
+
+
+def _called(number: int, *arguments: object) -> int:
+    found: int = _libc.syscall(number, *arguments)
+    if found < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return found
