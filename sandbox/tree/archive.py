@@ -194,26 +194,34 @@ class _Unpacker:
 
     def run(self) -> int:
         for member in self._reader:
-            path = _relative(member.name)
-            if path is None:
-                continue
-            if member.isreg():
-                self._count(member)
-            if self._rules.whiteouts and path.name.startswith(WHITEOUT):
-                self._whiteout(path)
-                continue
-            if self._rules.owners:
-                self._clear(member, path)
-            self._place(member, path)
-            if self._rules.owners:
-                self._attributes(member, path)
-            if self._rules.whiteouts:
-                self._own.update(str(part) for part in (path, *path.parents))
+            try:
+                self._take_in(member)
+            except OSError as error:
+                if error.errno is None:  # of the stream: it is damaged
+                    raise
+                raise refused(error, member.name) from error
         for name, mode, when in reversed(self._late):  # at last: unpacking into a directory changes its time
             with contextlib.suppress(PagurusError), self._opened(PurePosixPath(name), _DIRECTORY) as made:
                 os.fchmod(made, mode)
                 os.utime(made, (when, when))
         return self._data
+
+    def _take_in(self, member: tarfile.TarInfo) -> None:
+        path = _relative(member.name)
+        if path is None:
+            return
+        if member.isreg():
+            self._count(member)
+        if self._rules.whiteouts and path.name.startswith(WHITEOUT):
+            self._whiteout(path)
+            return
+        if self._rules.owners:
+            self._clear(member, path)
+        self._place(member, path)
+        if self._rules.owners:
+            self._attributes(member, path)
+        if self._rules.whiteouts:
+            self._own.update(str(part) for part in (path, *path.parents))
 
     def _count(self, member: tarfile.TarInfo) -> None:
         size = sum(length for _, length in tar.pieces(member))

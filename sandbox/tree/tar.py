@@ -22,6 +22,7 @@ MAX_HEADERS = 4 << 20  # bytes of all that stands before one member, maps of spa
 MAX_CHAIN = 16  # extended headers before one member
 MAX_SHARED = 64 << 10  # bytes of headers that hold for all members after them
 MAX_ENTRIES = 2_000_000
+MAX_EMPTY = 16  # reads behind the end of the stream
 MAX_PIECES = 50_000  # of a file with holes; smaller holes of a file with more are sent as zeros
 _MIN_HOLE = 64 << 10  # bytes of the smallest hole that is worth a header
 _BLOCK = tarfile.BLOCKSIZE
@@ -32,12 +33,16 @@ class _Metered:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
+        self._empty = 0
         self.left: int | None = None  # bytes that may be read now; None: any number
         self.chain = 0
         self.shared = 0
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
+        self._empty = 0 if data else self._empty + 1
+        if self._empty > MAX_EMPTY:  # the library would read on, to the end of what a header has promised
+            raise tarfile.ReadError("unexpected end of data")
         if self.left is not None:
             self.left -= len(data)
             if self.left < 0:

@@ -276,6 +276,17 @@ def test_headers_without_end_are_refused(tmp_path: Path, data: bytes) -> None:
         os.close(directory)
 
 
+def test_a_member_of_an_unknown_kind_promises_more_than_there_is(tmp_path: Path) -> None:
+    member = _member("a", b"Z")
+    member.size = 1 << 60
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(Invalid, match="end of data"):
+            archive.unpack(io.BytesIO(member.tobuf(tarfile.GNU_FORMAT)), directory, limit=1 << 30)
+    finally:
+        os.close(directory)
+
+
 @pytest.mark.parametrize("form", ["gnu", "posix"])
 def test_archives_of_others_are_unpacked(tmp_path: Path, form: str) -> None:
     """Long names, sparse files of many holes, a header for all members."""
