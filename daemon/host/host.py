@@ -58,7 +58,7 @@ from daemon.turns.turns import LiveSandbox
 from daemon.verdict.explain import last_reasons, reason
 from sandbox import paths
 from sandbox.container.container import Container
-from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError
 from sandbox.image.store import StoredImage
 from sandbox.messages import (
     CheckpointInfo,
@@ -366,6 +366,12 @@ class Host:
             except BaseException as error:  # also when cancelled: whatever it was, nothing runs any more
                 live.step(states.Event.RESTORE_FAILED)
                 self.services.catalogue.later([put_sandbox(live.row)])
+                if isinstance(error, NotEqual):
+                    with self.collector.pin(target):
+                        error = await self.restorer.replace_unequal(live, target, error)
+                    if live.container_or_none is not None:
+                        self._note_death(live)
+                    raise error
                 if isinstance(error, PagurusError | OSError):
                     raise self.restorer.failure(error, live.row, target) from error
                 raise
