@@ -153,6 +153,10 @@ class Trajectory(msgspec.Struct, kw_only=True):
         lengths = {len(self.tokens), len(self.mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(f"trajectory {self.prompt}/{self.index}: lists of different lengths {sorted(lengths)}")
+        if (self.mask and self.mask[0]) or any(token < 0 for token in self.tokens):
+            raise ValueError(f"trajectory {self.prompt}/{self.index}: its first token is sampled, or one is no token")
+        if any(value > 1e-3 for value in self.logprobs):
+            raise ValueError(f"trajectory {self.prompt}/{self.index}: a log-probability is above 0")
         if not all(map(math.isfinite, self.logprobs)) or not math.isfinite(self.reward):
             raise ValueError(f"trajectory {self.prompt}/{self.index}: a log-probability or reward is not finite")
 

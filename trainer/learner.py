@@ -57,18 +57,17 @@ class StepStats:
     computed: int = 0  # of these; the others could bear no gradient
     silent: int = 0  # trajectories of groups whose rewards are all equal
     refused: dict[str, int] = field(default_factory=dict)
+    put_aside: dict[str, str] = field(default_factory=dict)  # samples that were not trained on, and why
     lengths: dict[str, float] = field(default_factory=dict)  # by outcome
     forward_tokens: int = 0  # that the model read, on this rank
     padding_tokens: int = 0  # of these, the ones of no trajectory
     seconds: float = 0.0  # of work
     hidden_s: float = 0.0  # of these, before the batch was complete
 
-    def items(self) -> dict[str, float | dict[str, int] | dict[str, float]]:
+    def items(self) -> dict[str, float | dict[str, int] | dict[str, float] | dict[str, str]]:
         """As they are logged."""
-        own = {
-            name: getattr(self, name)
-            for name in ("grad_norm", "trajectories", "computed", "silent", "refused", "lengths", "seconds", "hidden_s")
-        }
+        names = ("grad_norm", "trajectories", "computed", "silent", "refused", "put_aside", "lengths")
+        own = {name: getattr(self, name) for name in (*names, "seconds", "hidden_s")}
         return {**self.summary.items(), **own}
 
 
@@ -133,9 +132,10 @@ class Learner:
         `last`: the batch is complete with these, so that nobody samples any more while they are computed.
         """
         began = time.perf_counter()
-        kept, refused = accepted(samples, self.scorer.vocabulary)
-        for reason, count in refused.items():
-            self._stats.refused[reason] = self._stats.refused.get(reason, 0) + count
+        kept, refused = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        for name, reason in refused:
+            self._stats.refused[reason] = self._stats.refused.get(reason, 0) + 1
+            self._stats.put_aside[name] = reason
         self._fed += samples
         self._samples += kept
         if self.streams and kept:
@@ -149,11 +149,7 @@ class Learner:
         began = time.perf_counter()
         stats, samples = self._stats, self._samples
         self._fed = []
-        if not samples:
-            if stats.refused:
-                raise TrainerFailed(
-                    f"every trajectory of the batch was refused: {stats.refused}", remedy="see the engine's log"
-                )
+        if not samples:  # each is in `put_aside`
             return stats
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.rate if rate is None else rate
@@ -172,6 +168,20 @@ class Learner:
         stats.summary = self._summary()
         stats.seconds += time.perf_counter() - began
         return stats
+
+    def probe(self, samples: Sequence[Sample]) -> str | None:
+        """Why no gradient can be made of these samples, or None. Every one bears gradient here; nothing is changed."""
+        self.begin()
+        kept, _ = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        if kept:
+            counts = [sample.sampled for sample in kept]
+            ones = torch.ones(sum(counts), dtype=torch.float64)
+            sign = torch.cat([ones[:n] if each.reward > 0 else -ones[:n] for each, n in zip(kept, counts, strict=True)])
+            needed = torch.ones(len(kept), dtype=torch.bool)
+            self._learn(kept, Credit(sign, ones, BatchCounts(len(kept), len(ones)), needed), self._look(kept))
+        name = self._first_not_finite(gradients=True)
+        self.begin()
+        return None if name is None else f"its gradient of {name} is not finite"
 
     # ------------------------------------------------------------------ parts of a step
 

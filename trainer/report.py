@@ -49,6 +49,7 @@ class Totals(msgspec.Struct, kw_only=True):
     killed: int = 0
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
+    put_aside: int = 0  # samples that could not be trained on: see trainer.isolate
     wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
     seen: RolloutCounters | None = None  # what the rollout had counted when these were last brought up to date
 
@@ -142,6 +143,7 @@ def summary(
         "checkpoint_ms_mean": _mean_ms(totals.checkpoint_s, totals),
         "frozen_ms_mean": _mean_ms(totals.frozen_s, totals),
         "lost_reasons": totals.lost_reasons,
+        "put_aside": totals.put_aside,
     }
 
 

@@ -50,9 +50,10 @@ from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
-from trainer import machine, report, resume
+from trainer import isolate, machine, report, resume
 from trainer.batches.groups import samples, staleness
 from trainer.config import KEYS, TrainConfig, open_run
+from trainer.errors import TrainerFailed
 from trainer.learner import local
 from trainer.metrics import MetricsRecorder
 from trainer.models.load import published, take
@@ -65,6 +66,7 @@ from trainer.trackers import open_tracker
 from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
+MAX_UNLEARNED = 3  # batches in a row
 OWNED = 75  # exit status: another process is the trainer of this run
 POLL_INTERVAL = 1.0  # seconds between two looks at what the rollout does
 
@@ -125,6 +127,7 @@ class TrainerRun:
         self.steps: Steps
         self.stream: BatchStream | None = None
         self._stages: set[str] = set()
+        self._unlearned = 0  # batches in a row of which nothing was trained on
 
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
@@ -298,7 +301,20 @@ class TrainerRun:
 
     def _train(self, batch: Batch, state: resume.ResumeState) -> dict[str, Any]:
         """Consumes a batch. Produces the next weights and their save."""
-        return self.steps.step(samples(batch), state)
+        made = samples(batch)
+        stats = self.steps.step(made, state)
+        put_aside: dict[str, str] = stats.get("put_aside", {})
+        isolate.note(self.folder, state.step, made, put_aside)
+        for name, reason in put_aside.items():
+            self.display.say(f"{name} was put aside: {reason}")
+        self.totals.put_aside += len(put_aside)
+        self._unlearned = self._unlearned + 1 if made and len(put_aside) >= len(made) else 0
+        if self._unlearned >= MAX_UNLEARNED:
+            raise TrainerFailed(
+                f"nothing of {MAX_UNLEARNED} batches in a row could be trained on: {sorted(set(put_aside.values()))}",
+                remedy=f"see {self.folder / isolate.FILE}, and the engine's log",
+            )
+        return stats
 
     async def _measure(self) -> None:
         """Brings the counters up to date."""

@@ -27,6 +27,7 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
+from trainer.isolate import FAILURES, careful_step
 from trainer.learner import OptimiserSettings, learning_rate, streams
 from trainer.models.load import Lora, load
 from trainer.resume import ResumeState, Saves
@@ -110,12 +111,15 @@ class LocalSteps:
         self.learner.begin()
 
     def feed(self, samples: Sequence[Sample]) -> None:
-        self.learner.feed(samples)
+        try:
+            self.learner.feed(samples)
+        except FAILURES:  # the step of the complete batch finds out which sample it was
+            self.learner.begin()
 
     def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         plan = self.plan
         rate = learning_rate(plan.settings.rate, state.step - 1, plan.steps, plan.final_share)
-        stats = self.learner.complete(samples, rate=rate)
+        stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
         self.note(state)
         return stats.items()
 

@@ -52,7 +52,7 @@ def _same(one: Sample, other: Sample) -> bool:
     return (one.episode, one.group) == (other.episode, other.group)
 
 
-def refusal(sample: Sample, vocabulary: int) -> str | None:
+def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> str | None:
     """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight."""
     if not len(sample.tokens) == len(sample.mask) == len(sample.logprobs):
         return "lists of different lengths"
@@ -60,6 +60,12 @@ def refusal(sample: Sample, vocabulary: int) -> str | None:
         return "advantages of another length"
     if not all(map(math.isfinite, sample.advantages)):
         return "advantage not finite"
+    if not sample.tokens:
+        return "no tokens"
+    if positions is not None and len(sample.tokens) > positions:
+        return "more tokens than the model has positions"
+    if any(bit not in (0, 1) for bit in sample.mask):
+        return "mask of other values than 0 and 1"
     if sample.mask and sample.mask[0]:
         return "first token sampled from nothing"
     if any(not 0 <= token < vocabulary for token in sample.tokens):
@@ -77,16 +83,18 @@ def refusal(sample: Sample, vocabulary: int) -> str | None:
     return None
 
 
-def accepted(samples: Sequence[Sample], vocabulary: int) -> tuple[list[Sample], dict[str, int]]:
-    """Those that may be trained on, and how many were refused for which reason."""
+def accepted(
+    samples: Sequence[Sample], vocabulary: int, positions: int | None = None
+) -> tuple[list[Sample], list[tuple[str, str]]]:
+    """Those that may be trained on, and of each other one its name and the reason."""
     kept: list[Sample] = []
-    refused: dict[str, int] = {}
+    refused: list[tuple[str, str]] = []
     for sample in samples:
-        reason = refusal(sample, vocabulary)
+        reason = refusal(sample, vocabulary, positions)
         if reason is None:
             kept.append(sample)
         else:
-            refused[reason] = refused.get(reason, 0) + 1
+            refused.append((sample.name or sample.group, reason))
     return kept, refused
 
 

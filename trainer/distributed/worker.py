@@ -36,6 +36,7 @@ from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard, whole
 from trainer.distributed.watch import Heart
+from trainer.isolate import careful_step
 from trainer.learner import Learner, OptimiserSettings, learning_rate
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, load
@@ -162,7 +163,7 @@ class RankWorker:
             self.phase(f"step {self.step}")
             plan = self.plan
             rate = learning_rate(plan.settings.rate, self.step, plan.steps, plan.final_share)
-            stats = self.learner.complete(samples, rate=rate)
+            stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
             self.step += 1
             saved = self.step % plan.save_every == 0 or self.step == plan.steps
             if saved:

@@ -58,6 +58,13 @@ class Scorer(nn.Module):
         config: Any = self.model.config
         return int(config.vocab_size)
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence that the model has positions for, where it says so."""
+        config: Any = self.model.config
+        found = getattr(config, "max_position_embeddings", None)
+        return int(found) if found else None
+
     def layers(self) -> list[nn.Module]:
         """The repeated blocks: what is sharded and checkpointed one by one."""
         for module in self.model.modules():
