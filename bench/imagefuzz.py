@@ -199,7 +199,7 @@ class Fuzz:
         with Seen(container.cgroup.path) as seen:
             try:
                 if held_open:
-                    with mock.patch.object(gate, "passes", lambda *_: None):
+                    with mock.patch.object(gate, "passes", lambda *_, **__: None):
                         await self.ours.checkpointer.restore(container, place)
                 else:
                     await self.ours.checkpointer.restore(container, place)

@@ -61,7 +61,9 @@ async def scene(
     sockets, port = host_socket()
     secret = run / "secret"
     secret.write_bytes(b"secret")
-    done = await attacker.exec(["sh", "-c", "cp /usr/bin/id /tmp/rootid; chmod 4755 /tmp/rootid"])
+    done = await attacker.exec(
+        ["sh", "-c", "cp $(realpath $(command -v python3)) /tmp/rootpython; chmod 4755 /tmp/rootpython"]
+    )
     assert done.exit_code == 0
 
     async def travels() -> None:

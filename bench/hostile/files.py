@@ -65,12 +65,47 @@ _FILES = {
 for _name, _code in _FILES.items():
     program(_name, _code)
 
+_LIMITS_OF_ROOT = """
+import os
+os.setresuid(0, 0, 0)
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+for name in ('CapPrm', 'CapEff', 'CapBnd', 'CapInh', 'CapAmb'):
+    print('tried', name, flush=True)
+    if int(status[name], 16) & ~0xa80425fb: print('BREACH', name, status[name], flush=True)
+print('tried', flush=True) if status['Seccomp'].strip() == '2' else print('BREACH no filter', flush=True)
+for path in ('/proc/sys/kernel/core_pattern', '/proc/sysrq-trigger', '/proc/1/oom_score_adj'):
+    try:
+        with open(path, 'w') as file: file.write('-1')
+    except OSError as e: print('tried', path, e, flush=True)
+    else: print('BREACH', path, flush=True)
+"""
+
+# A user of the sandbox becomes its root by a set-user-ID program, as in Docker, and no more than that.
 program(
-    "become root by a setuid program",
-    "import shutil, subprocess\n"
-    "attempt('setuid', lambda: subprocess.run(['/tmp/rootid', '-u'], capture_output=True).stdout == b'0\\n'"
-    " or (_ for _ in ()).throw(ValueError('not root')))",
+    "get more than the sandbox's root by a setuid program",
+    f"os.execv('/tmp/rootpython', ['/tmp/rootpython', '-c', {_LIMITS_OF_ROOT!r}])",
     uid=1000,
+)
+
+program(
+    "get a capability of the host by a file's capabilities",
+    """
+import subprocess, shutil
+for bit in (21, 12, 19, 16, 2):  # SYS_ADMIN, NET_ADMIN, SYS_PTRACE, SYS_MODULE, DAC_READ_SEARCH
+    shutil.copy('/bin/cat', '/tmp/capable')
+    os.chmod('/tmp/capable', 0o755)
+    os.setxattr('/tmp/capable', 'security.capability', struct.pack('<IIIII', 0x02000001, 1 << bit, 0, 0, 0))
+    pid = os.fork()
+    if not pid:
+        os.setresuid(1000, 1000, 1000)
+        try: said = subprocess.run(['/tmp/capable', '/proc/self/status'], capture_output=True, text=True).stdout
+        except OSError as e: said = str(e)
+        held = [line for line in said.splitlines() if line.startswith('CapEff')]
+        print('tried', bit, held or said, flush=True)
+        if held and int(held[0].split()[1], 16): print('BREACH', bit, held, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+""",
 )
 
 

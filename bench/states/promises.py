@@ -117,7 +117,6 @@ PROMISES: dict[str, Promise] = _REFUSED | _NAMED | _IMPOSSIBLE
 
 #: A process that did nothing sees the same: rows of what every process has, or of numbers that are the default here.
 ALWAYS = {
-    "no_new_privileges": "every process of a sandbox has it",
     "limit_core": "the sandbox sets it",
     "limit_nice": "the sandbox sets it",
     "limit_priority": "the sandbox sets it",

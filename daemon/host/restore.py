@@ -68,6 +68,7 @@ class Restorer:
             run_dir=self.run_dir / row.id,
             binds=mounts.binds(row, self.places),
             layer=row.layer,
+            no_new_privs=row.no_new_privs,
         )
 
     def tree_below(self, row: SandboxRow) -> Path:

@@ -35,15 +35,15 @@ verbs = typer.Typer()
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
+LabelOption = Annotated[list[str] | None, typer.Option("--label", "-l", help="May be repeated.", metavar="NAME=VALUE")]
+
 
 @verbs.command(context_settings=IN_ORDER)
 def run(
     image_name: ImageName,
     command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
     name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", help="May be repeated.", metavar="NAME=VALUE")
-    ] = None,
+    label: LabelOption = None,
     cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
     memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
     disk: Annotated[str, typer.Option(help="What it may write, such as 4GiB.")] = "4GiB",
@@ -65,6 +65,7 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave the command running, and print the sandbox's id.")
     ] = False,
+    no_new_privs: Annotated[bool, typer.Option("--no-new-privs", help="sudo, su and the like give nothing.")] = False,
     user: WhoOption = None,
     env: EnvOption = None,
     workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Directory of its commands.")] = None,
@@ -91,6 +92,7 @@ def run(
             "user": user,
             "env": pairs(env, "--env"),
             "workdir": workdir,
+            "no_new_privs": no_new_privs,
         }
         if terminal and not detach:
             raise typer.Exit(_sit(image_name, settings, command or [], keep))

@@ -82,6 +82,7 @@ class ContainerSpec:
     limits: Limits = field(default_factory=Limits)
     binds: tuple[Bind, ...] = ()
     layer: str = ""  # name of its runtime layer; "": that of new sandboxes
+    no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing
 
 
 class Container:
@@ -142,9 +143,8 @@ class Container:
             container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
             layer, files = str(container.layer), spec.limits.open_files
-            await container.call(
-                "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
-            )
+            names, privileges = (spec.hostname[:64], files, machine_id(spec.id)), int(spec.no_new_privs)
+            await container.call("setup", str(container.root), layer, spec.uid_base, *names, privileges)
             await container.outside.hold()
             await container._bind()
             await container._mount()

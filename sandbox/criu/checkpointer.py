@@ -315,7 +315,7 @@ class Checkpointer:
             dumpfile.unpack(source, images, self.pages)
         try:
             with gate.trees(*container.trees()) as opened:
-                gate.passes(gate.of_directory(images), opened)
+                gate.passes(gate.of_directory(images), opened, no_new_privs=spec.no_new_privs)
         except gate.ImageRefused as refusal:
             raise RestoreFailed(
                 f"its processes cannot be restored: {refusal.reason}",

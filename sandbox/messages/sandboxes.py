@@ -86,6 +86,7 @@ class Settings(msgspec.Struct, kw_only=True):
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
     mounts: list[Mount] = []  # beside the file tree
     ignore: IgnoreRules | None = None  # what alone makes no checkpoint
+    no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing: no sudo, su, ping
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call
     at_end: AtEnd = AtEnd.STOP

@@ -288,11 +288,12 @@ static int set_filter(void) {
 
 /* ------------------------------------------------------------------ all together */
 
-/* The order matters: dropping from the bounding set needs a capability that the end of it takes away. */
-const char *confine(uid_t uid, gid_t gid, const gid_t *groups, int count) {
+/* The order matters: dropping from the bounding set, and a filter without no_new_privs, need capabilities that the end
+ * takes away. Set-user-ID programs give root of the sandbox at most, and what the bounding set has. */
+const char *confine(bool no_new_privs, uid_t uid, gid_t gid, const gid_t *groups, int count) {
     if (drop_bounding() < 0) return "bounding set";
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return "ambient set";
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return "no_new_privs";
+    if (no_new_privs && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return "no_new_privs";
     if (setgroups((size_t)count, groups) < 0) return "groups";
     if (setresgid(gid, gid, gid) < 0) return "gid";
     if (uid == 0) {

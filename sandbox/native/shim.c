@@ -175,15 +175,16 @@ static void command_hello(void) {
     answer(&shim.init_pidfd, shim.init ? 1 : 0, "ok\n%d\n%d\n%d\n", getpid(), shim.init, shim.mounted);
 }
 
-/* setup ROOT LAYER UID_BASE HOSTNAME OPEN_FILES MACHINE */
+/* setup ROOT LAYER UID_BASE HOSTNAME OPEN_FILES MACHINE NO_NEW_PRIVS */
 static void command_setup(void) {
-    long base, files;
-    if (fields != 7 || !number(3, &base) || !number(5, &files) || base < ID_RANGE || base > (long)UINT32_MAX - ID_RANGE ||
+    long base, files, no_new_privs;
+    if (fields != 8 || !number(7, &no_new_privs) || !number(3, &base) || !number(5, &files) || base < ID_RANGE || base > (long)UINT32_MAX - ID_RANGE ||
         files < 3 || !copy(shim.root, sizeof shim.root, field[1]) || !copy(shim.layer, sizeof shim.layer, field[2]) ||
         !copy(shim.hostname, sizeof shim.hostname, field[4]) || !copy(shim.machine, sizeof shim.machine, field[6]))
         return refuse("setup", EINVAL);
     shim.uid_base = (uid_t)base;
     shim.open_files = (uint64_t)files;
+    shim.no_new_privs = no_new_privs;
     const char *stage = make_idmap(&shim);
     if (!stage) stage = share_root(&shim);
     if (stage) return refuse(stage, errno);

@@ -38,6 +38,7 @@ struct shim {
     char machine[65];         /* machine id: the NIS domain name, where /etc/machine-id leads */
     uid_t uid_base;
     uint64_t open_files;
+    bool no_new_privs;        /* set-user-ID programs and file capabilities give nothing */
     int idmap;                /* user namespace that maps 0.. to uid_base.. */
     char tree[PATH_MAX], image[PATH_MAX];  /* what is mounted, or was last */
     bool mounted, left;       /* left: the mounts of the host that nobody here needs */
@@ -109,6 +110,6 @@ void prepare_filter(void);
 int write_filter(void);
 void prepare_limits(void);
 const char *set_limits(uint64_t open_files);
-const char *confine(uid_t uid, gid_t gid, const gid_t *groups, int count);
+const char *confine(bool no_new_privs, uid_t uid, gid_t gid, const gid_t *groups, int count);
 
 #endif

@@ -199,7 +199,7 @@ static void become_init(struct shim *s, int status) {
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
     umask(022);
     unblock_signals();
-    if ((stage = confine(0, 0, NULL, 0))) give_up(status, stage);
+    if ((stage = confine(s->no_new_privs, 0, 0, NULL, 0))) give_up(status, stage);
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 0, 2, 0);
     syscall(SYS_close_range, 4, ~0U, 0);
@@ -263,8 +263,8 @@ static void search_path(char **argv, char **envp) {
     errno = worst;
 }
 
-static void become_command(const struct command *c, int status) __attribute__((noreturn));
-static void become_command(const struct command *c, int status) {
+static void become_command(const struct command *c, bool no_new_privs, int status) __attribute__((noreturn));
+static void become_command(const struct command *c, bool no_new_privs, int status) {
     const char *stage;
     /* By itself and before it runs: whoever else could tell may be killed by the command, with kill(-1). */
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -284,7 +284,7 @@ static void become_command(const struct command *c, int status) {
     unblock_signals();
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
-    if ((stage = confine(c->uid, c->gid, c->groups, c->group_count))) give_up(status, stage);
+    if ((stage = confine(no_new_privs, c->uid, c->gid, c->groups, c->group_count))) give_up(status, stage);
     if (c->uid != 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 4, ~0U, 0);
@@ -308,7 +308,7 @@ static void help_command(struct shim *s, const struct command *c, int status) {
     int pidfd = -1;
     child = clone_child(c->parented ? CLONE_PARENT : 0, -1, &pidfd);
     if (child < 0) give_up(status, "fork");
-    if (child == 0) become_command(c, status);
+    if (child == 0) become_command(c, s->no_new_privs, status);
     send_report(status, "", 0, pidfd);  /* it says so itself, unless somebody stops it before */
     _exit(0);
 }

@@ -80,12 +80,14 @@ class Client(Transport):
         idle_timeout: float | None = None,
         at_end: AtEnd = AtEnd.STOP,
         ignore: IgnoreRules | None = None,
+        no_new_privs: bool = False,
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``.
 
         `env`, `workdir` and `user` (``"name[:group]"`` or numbers) are what commands have that say nothing else; what
         is not given here is the image's. `lifetime`: seconds from now; `idle_timeout`: seconds without a call. Neither
-        cuts a call short. What happens then says `at_end`: a last checkpoint and a stop, or removal.
+        cuts a call short. What happens then says `at_end`: a last checkpoint and a stop, or removal. With
+        `no_new_privs` set-user-ID programs (sudo, su) and file capabilities give nothing.
         """
         request = CreateRequest(
             image=image,
@@ -105,6 +107,7 @@ class Client(Transport):
             idle_timeout=idle_timeout,
             at_end=at_end,
             ignore=ignore,
+            no_new_privs=no_new_privs,
         )
         return Creation(self, request)
 

@@ -28,7 +28,7 @@ from sandbox import paths
 from sandbox.content import dumpfile
 from sandbox.criu.gate.image_rules import check, deleted
 from sandbox.criu.gate.images import PAGE, CriuImages, GateLookups, ImagePath, ImageRefused, below, printable
-from sandbox.criu.gate.processes import confined
+from sandbox.criu.gate.processes import confined, unprivileged
 from sandbox.descriptors import closing
 from sandbox.libc import file_system
 from sandbox.tree.safe_path import openat2
@@ -97,8 +97,10 @@ _checked: dict[frozenset[object], GateLookups] = {}  # of images that were let p
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
-def passes(images: CriuImages, opened: Mapping[str, int]) -> None:
-    """Whether images may be restored over these trees. Raises Refusal. Blocks."""
+def passes(images: CriuImages, opened: Mapping[str, int], *, no_new_privs: bool = False) -> None:
+    """Whether images may be restored over these trees, of a sandbox that has `no_new_privs`. Raises Refusal. Blocks."""
+    if no_new_privs:
+        unprivileged(images)
     look_up(checked(images), opened)
 
 

@@ -120,7 +120,7 @@ def _thread(thread: int, core: Record) -> None:
     for kind in ("inh", "prm", "eff", "bnd", "amb"):
         held = sum(word << 32 * place for place, word in enumerate(getattr(creds, f"cap_{kind}")))
         need(not held & ~CAPABILITIES, f"{who} has capabilities that no sandbox has")
-    need(creds.no_new_privs == 1, f"{who} may gain privileges")
+    need(creds.no_new_privs in (0, 1), f"{who} has no setting of no_new_privs")
     need(not creds.lsm_profile and not creds.lsm_sockcreate and not creds.apparmor_data, f"{who} has a profile")
     need(core.sched_nice >= 0 and core.sched_nice < 20, f"{who} goes before the host's")
     need(core.sched_policy & ~RESET_ON_FORK in POLICIES and not core.sched_prio, f"{who} has real-time scheduling")
@@ -179,6 +179,15 @@ def confined(images: CriuImages, program: bytes, *, piped: bool) -> None:
             shared = all(one.flags & TSYNC for one in chain)  # CRIU gives the leader's filters to all threads
             good = bytes(own[-1].filter) == program if own else shared
             need(good, f"thread {thread} is not held by the filter of system calls")
+
+
+def unprivileged(images: CriuImages) -> None:
+    """Refuse processes for which set-user-ID programs would work: of a sandbox that has `no_new_privs`."""
+    for pid, threads in task_tree(images).items():
+        core = images.one(f"core-{pid}.img", "core_entry")
+        for thread in threads if core.tc.task_state not in DEAD else ():
+            one = core if thread == pid else images.one(f"core-{thread}.img", "core_entry")
+            need(one.thread_core.creds.no_new_privs == 1, f"thread {thread} may gain privileges")
 
 
 def chain_of(core: Record, filters: list[Record]) -> list[Record]:

@@ -174,7 +174,7 @@ async def test_ids_capabilities_and_privileges(maker: Maker) -> None:
     with processes(container) as pids:
         for pid in pids:
             held = status(pid)
-            assert held["NoNewPrivs"] == "1" and held["Seccomp"] == "2"
+            assert held["NoNewPrivs"] == "0" and held["Seccomp"] == "2"
             assert int(held["CapBnd"], 16) == DOCKER_CAPABILITIES
             for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
                 assert int(held[kind], 16) & ~DOCKER_CAPABILITIES == 0, kind
@@ -185,6 +185,31 @@ async def test_ids_capabilities_and_privileges(maker: Maker) -> None:
                 assert lines(f"/proc/{pid}/{each}")[0].split() == ["0", str(base), "65536"]
             for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
                 assert os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), kind
+
+
+GAIN = """
+cp "$(command -v id)" /tmp/rootid && chmod 4755 /tmp/rootid
+cp "$(command -v cat)" /tmp/capable
+python3 -c 'import os, struct
+os.setxattr("/tmp/capable", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0))'
+"""
+
+
+async def test_set_user_id_and_file_capabilities_give_what_root_of_the_sandbox_has(maker: Maker) -> None:
+    container = await maker.create()
+    await shell(container, GAIN)
+    assert await shell(container, "/tmp/rootid -u", uid=1000) == "0\n"
+    assert "CapEff:\t0000000000002000" in await shell(container, "/tmp/capable /proc/self/status", uid=1000)
+
+
+async def test_with_no_new_privs_they_give_nothing(maker: Maker) -> None:
+    container = await maker.create(no_new_privs=True)
+    await shell(container, GAIN)
+    await shell(container, "sleep 1000 </dev/null >/dev/null 2>&1 & true")
+    with processes(container) as pids:
+        assert {status(pid)["NoNewPrivs"] for pid in pids} == {"1"}
+    assert await shell(container, "/tmp/rootid -u", uid=1000) == "1000\n"
+    assert "CapEff:\t0000000000000000" in await shell(container, "/tmp/capable /proc/self/status", uid=1000)
 
 
 async def test_mounts_masks_and_devices(maker: Maker) -> None:

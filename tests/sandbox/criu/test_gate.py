@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
     "a shared mount": ("mountpoints-*", "mnt_entry", option, "flags"),
     "a capability": ("core-1", "core_entry", capability, "capabilities"),
     "a user of another sandbox": ("core-1", "core_entry", credentials(fsuid=65536), "ids beyond"),
-    "new privileges": ("core-1", "core_entry", credentials(no_new_privs=0), "gain privileges"),
+    "new privileges": ("core-1", "core_entry", credentials(no_new_privs=2), "no_new_privs"),
     "core dumps": ("core-1", "core_entry", core_limit, "dump core"),
     "pid 2 first": ("pstree", "pstree_entry", setting(pid=2), "thread of its own|not pid 1"),
     "an orphan": ("pstree", "pstree_entry", lambda all: setattr(all[1], "ppid", 4444), "no parent"),
@@ -191,7 +191,7 @@ async def test_numbers_of_the_host_mean_nothing_to_criu(
         await sb.kill()
         await sb.remount(bench.snapshot(saved.tree, readonly=False))
         change(saved.capture.dir, stem, kind, edit)
-        monkeypatch.setattr(gate, "passes", lambda *_: None)
+        monkeypatch.setattr(gate, "passes", lambda *_, **__: None)
         with pytest.raises(RestoreFailed, match="CRIU could not"):
             await bench.checkpointer.restore(sb, saved.capture.dir)
         assert heard == []

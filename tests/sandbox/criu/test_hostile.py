@@ -89,7 +89,7 @@ async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(
 ) -> None:
     """Refused by the gate, and harmless in CRIU's private root when there is no gate."""
     if held_open:
-        monkeypatch.setattr(gate, "passes", lambda *_: None)
+        monkeypatch.setattr(gate, "passes", lambda *_, **__: None)
         monkeypatch.setattr(gate, "refuse_lost", lambda *_: None)
     before = listed(host)
     sb = await bench.maker.create()
