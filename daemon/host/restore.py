@@ -32,7 +32,7 @@ from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
-from sandbox.container.identity import run_fork_hooks
+from sandbox.container.identity import name_host, run_fork_hooks
 from sandbox.container.shim import ShimGone
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts
@@ -166,6 +166,10 @@ class Restorer:
         """
 
         def mark() -> None:
+            try:
+                name_host(container, fresh=target.files is None)
+            except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
+                log.info("its host name does not resolve: %s", error, extra={"sandbox": container.spec.id})
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
         reference = None if target.files is None else self.places.snapshot(target.files)
@@ -176,7 +180,7 @@ class Restorer:
             if hold is not None:
                 hold()
                 container.cgroup.freeze()
-            mark()
+            await asyncio.to_thread(mark)
             return []
         async with self.services.capturer.reading(target.dump) as images:
             report = await self.services.capturer.checkpointer.restore(

@@ -152,7 +152,7 @@ def meant(words: Sequence[str]) -> str | list[str]:
     (['ls', '-l'], 'ls | wc -l', ['ls', '-l'])
     """
     given = [*words[1:]] if words[:1] == ["--"] else [*words]
-    line = len(given) == 1 and given[0].isprintable() and re.search(r"[\s|&;<>()$`*?~]", given[0])
+    line = len(given) == 1 and re.search(r"[\s|&;<>()$`*?~]", given[0])
     return given[0] if line else given
 
 

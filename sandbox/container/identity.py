@@ -1,6 +1,7 @@
 """What tells one sandbox from its forks: host name, machine id, and what programs of its own must renew.
 
-Owns: the machine id, the fork hooks. Does not own: ids of users, network (the container), when a fork is made.
+Owns: the machine id, the line of /etc/hosts, the fork hooks. Does not own: ids of users, network (the container), when
+a fork is made.
 Guarantee: the machine id of a sandbox is the same for all its life and no other sandbox has it; its file tree does not
 hold it. Hooks run in the fork, as its root, before anybody else can run a command there.
 
@@ -8,6 +9,10 @@ hold it. Hooks run in the fork, as its root, before anybody else can run a comma
 and CRIU brings back like the host name. So a fork gets another id without a change of its files, and a checkpoint
 equals what is restored from it. An image's own file is hidden; a sandbox may replace the link by a file, which its
 forks then share.
+
+The host name resolves by a line of `/etc/hosts`, which a new sandbox gets, as in Docker. The file is part of the tree,
+so that a program's own changes to it are in every checkpoint; a fork's line is given its own name before anything runs
+there.
 
 Entropy: the kernel's generator is the host's, so `getrandom` never repeats, and neither does the vDSO's (its state
 lies in memory that CRIU leaves out, so that it starts anew). Generators that a program keeps in its own memory
@@ -17,20 +22,27 @@ lies in memory that CRIU leaves out, so that it starts anew). Generators that a 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from sandbox.errors import RestoreFailed
+from sandbox.errors import NotFound, RestoreFailed
+from sandbox.tree import files
 from sandbox.tree.safe_path import NO_LINKS, directory, openat2
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
 HOOKS = "etc/pagurus/fork.d"
+HOSTS = "/etc/hosts"
+MAX_HOSTS = 1 << 20  # bytes; a longer one is left as it is
+_LOCAL_NAMES = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"  # of an image without the file
+_OWN_LINE = re.compile(rb"^127\.0\.1\.1\t\S+\t# this sandbox$\n?", re.M)
 TIMEOUT = 10.0  # seconds for all hooks of a fork
 SHOWN = 300  # characters of a failed hook's output
 _RUN = f'for hook in /{HOOKS}/*; do [ ! -x "$hook" ] || "$hook" || {{ echo "$hook: exit $?" >&2; exit 1; }}; done'
@@ -43,6 +55,33 @@ def machine_id(sandbox: str) -> str:
     32
     """
     return blake3(sandbox.encode(), derive_key_context="pagurus 2026 machine id").hexdigest(length=16)
+
+
+def hosts_for(text: bytes, hostname: str, *, fresh: bool) -> bytes:
+    """What /etc/hosts is for a sandbox of this name. Without our line it is one that the sandbox has made its own,
+    unless it is `fresh`.
+
+    >>> hosts_for(b"127.0.0.1 localhost", "crab", fresh=True)
+    b'127.0.0.1 localhost\\n127.0.1.1\\tcrab\\t# this sandbox\\n'
+    >>> hosts_for(b"127.0.1.1\\tcrab\\t# this sandbox\\n", "fork", fresh=False)
+    b'127.0.1.1\\tfork\\t# this sandbox\\n'
+    """
+    line = b"127.0.1.1\t%s\t# this sandbox\n" % hostname.encode()
+    changed, found = _OWN_LINE.subn(lambda _: line, text)
+    if found or not fresh:
+        return changed
+    text = text or _LOCAL_NAMES
+    return text + (b"" if text.endswith(b"\n") else b"\n") + line
+
+
+def name_host(container: Container, *, fresh: bool) -> None:
+    """Have the host name resolve; `fresh`: nothing has run in its tree yet. Blocks. Nothing may run meanwhile."""
+    inside, base, text = container.inside, container.spec.uid_base, b""
+    with contextlib.suppress(NotFound):
+        text = files.read(inside, HOSTS, limit=MAX_HOSTS)
+    changed = hosts_for(text, container.spec.hostname[:64], fresh=fresh)
+    if changed != text and len(text) < MAX_HOSTS:
+        files.write(inside, base, HOSTS, io.BytesIO(changed))
 
 
 async def run_fork_hooks(container: Container, *, checkpoint: str) -> bool:

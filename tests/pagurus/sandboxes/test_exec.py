@@ -201,6 +201,8 @@ def test_a_file_is_input_and_a_device_is_none(monkeypatch: pytest.MonkeyPatch, t
         (["--", "ls", "-l"], ["ls", "-l"]),
         (["ls | wc -l"], "ls | wc -l"),
         (["echo $HOME"], "echo $HOME"),
+        (["echo a\necho b"], "echo a\necho b"),
+        (["\tcd /\n\tls"], "\tcd /\n\tls"),
         (["sh", "-c", "ls | wc -l"], ["sh", "-c", "ls | wc -l"]),
         (["true"], ["true"]),
         ([], []),
