@@ -60,5 +60,5 @@ def exposition(texts: Mapping[str, str], counters: Mapping[str, tuple[str, float
             return families.values()
 
     registry = CollectorRegistry()
-    registry.register(MergedCollection())  # type: ignore[arg-type]
+    registry.register(MergedCollection())
     return generate_latest(registry)

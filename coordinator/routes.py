@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -170,7 +171,9 @@ class Routes:
     def _joined(self, key: str, order: str | None) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             answers = await self._ask_all(request)
-            return reply(request, merge.joined((each.decoded(list[dict]) for each in answers.values()), key, order))
+            return reply(
+                request, merge.joined((each.decoded(list[dict[str, Any]]) for each in answers.values()), key, order)
+            )
 
         return handle
 

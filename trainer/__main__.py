@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from rollout.service.client import RolloutClient
-from trainer.run import TrainConfig, main, warm
+from trainer.config import TrainConfig
+from trainer.run import main, warm
 
 
 def client(url: str) -> RolloutClient:

@@ -7,6 +7,7 @@ Owns: the PNGs. Does not own: any figure in them (metrics.jsonl, turns.jsonl). C
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ def draw(folder: Path) -> list[Path]:
     steps = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
     turns = [turn for turn in read_lines(folder / "turns.jsonl") if turn.get("checkpoint")]  # those that were judged
     made = []
-    for name, ready, painter in (
+    pictures: tuple[tuple[str, list[Any], Callable[[Any], None]], ...] = (
         ("reward.png", steps, lambda axes: _reward(axes, steps)),
         ("verdicts.png", turns, lambda axes: _verdicts(axes, turns)),
         ("timeline.png", turns, lambda axes: _timeline(axes, turns)),
         ("bytes.png", steps, lambda axes: _bytes(axes, steps)),
-    ):
+    )
+    for name, ready, painter in pictures:
         if not ready:
             continue
         figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")

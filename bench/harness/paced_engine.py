@@ -55,5 +55,5 @@ class PacedCore(Core):
 
 if __name__ == "__main__":
     PacedCore.least = float(sys.argv[1]) / 1000
-    server.Core = PacedCore  # type: ignore[misc]
+    server.Core = PacedCore  # type: ignore[misc, attr-defined]
     server.main(sys.argv[2:])

@@ -100,7 +100,7 @@ class Bound:
         ess, lag = fmean(each.ess for each in self._seen), fmean(each.lag for each in self._seen)
         seconds, waited = fmean(each.seconds for each in self._seen), fmean(each.waited for each in self._seen)
         if bound < self.now:  # as if a version less were behind, and nothing slower
-            return ess ** (max(0.0, lag - 1) / lag if lag else 1.0) / seconds
+            return float(ess ** (max(0.0, lag - 1) / lag if lag else 1.0) / seconds)
         older = math.log(max(ess, 1e-6)) / max(lag, 1.0) / 2  # half a version more, and nobody waits
         return ess * math.exp(older) / max(seconds - waited, 1e-3 * seconds)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import aiohttp
 import msgspec
@@ -306,7 +306,11 @@ class EngineClient:
     async def _get(self, path: str, kind: type[T]) -> T:
         return _decode(await self._request("GET", path), kind, path)
 
-    async def _post(self, path: str, body: msgspec.Struct, kind: type[T] | None = None) -> Any:
+    @overload
+    async def _post(self, path: str, body: msgspec.Struct) -> None: ...
+    @overload
+    async def _post(self, path: str, body: msgspec.Struct, kind: type[T]) -> T: ...
+    async def _post(self, path: str, body: msgspec.Struct, kind: type[T] | None = None) -> T | None:
         raw = await self._request("POST", path, data=msgspec.json.encode(body))
         return None if kind is None else _decode(raw, kind, path)
 
@@ -422,7 +426,7 @@ def _spans(found: list[wire.VersionSpan], count: int, request_id: str) -> list[W
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    return msgspec.json.decode((folder / "config.json").read_bytes())
+    return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
 
 
 def label(version: str) -> int:

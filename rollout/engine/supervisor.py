@@ -391,7 +391,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port of an address of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

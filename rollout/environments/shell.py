@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rollout.environments.base import Environment, Observation
 from sandbox.messages import ExecResult
@@ -77,7 +77,7 @@ def immediate(work: Coroutine[Any, Any, T]) -> T:
     try:
         work.send(None)
     except StopIteration as end:
-        return end.value
+        return cast(T, end.value)
     work.close()
     raise RuntimeError("the twin waited for something")
 

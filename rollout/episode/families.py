@@ -112,7 +112,7 @@ def _library(tokenizer: Any, name: str) -> Any:
     from renderers.configs import config_from_name
 
     try:
-        return create_renderer(tokenizer, config_from_name(name))  # type: ignore[arg-type]
+        return create_renderer(tokenizer, config_from_name(name))
     except (AssertionError, KeyError, ValueError):
         return None
 

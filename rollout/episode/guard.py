@@ -30,6 +30,7 @@ from typing import Any
 from rollout.decide.blame import EpisodePhase
 from rollout.episode.clock import PhaseMeter, TrajectoryClock
 from rollout.messages import Recovery
+from sandbox import Sandbox
 from sandbox.errors import (
     CheckpointFailed,
     Conflict,
@@ -91,7 +92,7 @@ class GuardedSandbox:
 
     def __init__(
         self,
-        sandbox: Any,
+        sandbox: Sandbox,
         *,
         wall: Callable[[], float] = time.time,
         meter: PhaseMeter | None = None,
@@ -419,7 +420,8 @@ class GuardedFiles:
         self._guarded = guarded
 
     async def read(self, path: str) -> bytes:
-        return await self._guarded._run(lambda: self._guarded.sandbox.files.read(path))
+        content: bytes = await self._guarded._run(lambda: self._guarded.sandbox.files.read(path))
+        return content
 
     async def write(self, path: str, data: bytes | str, **options: Any) -> None:
         def act() -> Awaitable[None]:

@@ -29,7 +29,7 @@ class Lines:
         self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._writer.close()  # type: ignore[no-untyped-call]
 
 
 def read(path: Path) -> Iterator[bytes]:

@@ -151,7 +151,7 @@ class SampleStore:
 
     def issued(self) -> int:
         """How many prompts were ever issued: where to go on in a sequence of seeds."""
-        return self._read("select count(*) from prompts")[0][0]
+        return int(self._read("select count(*) from prompts")[0][0])
 
     def issued_of(self, parts: int) -> list[int]:
         """The same, by the part of a mixture that a prompt is of."""
@@ -169,7 +169,7 @@ class SampleStore:
     def queued(self, *, deferred: bool = False) -> int:
         """Prompts that wait and were never put off, or those that were."""
         ((count,),) = self._read(f"select count(*) from prompts where state='queued' and {PUT_OFF}=?", deferred)
-        return count
+        return int(count)
 
     def lease(self, count: int, fence: Fence, *, deferred: bool = False) -> list[PromptLease]:
         """The queued prompts with the lowest numbers, now in flight; fewer when fewer are queued. With `deferred` only
@@ -256,7 +256,7 @@ class SampleStore:
         rows = self._read("select payload from samples where prompt=? and member=?", prompt, member)
         if not rows:
             raise NotFound(f"no finished trajectory {prompt}/{member}", remedy="`pagurus rollouts show RUN` lists them")
-        return rows[0][0]
+        return bytes(rows[0][0])
 
     def samples(self) -> Iterator[tuple[str, int, str, float]]:
         """(prompt, member, status, reward) of all."""
@@ -315,7 +315,7 @@ class SampleStore:
 
     def next_step(self) -> int:
         """The step after the last that was acknowledged."""
-        return self._read("select coalesce(max(step) + 1, 0) from prompts where state='consumed'")[0][0]
+        return int(self._read("select coalesce(max(step) + 1, 0) from prompts where state='consumed'")[0][0])
 
     def recover(self, saved: int, fence: Fence) -> Account:
         """Agree with a trainer that has saved `saved` steps. Batches of later steps are handed out again, unchanged."""

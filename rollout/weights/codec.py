@@ -108,7 +108,7 @@ def _positions(chunk: EncodedSegment) -> Positions:
     raw = _expand(chunk.gaps, 2 * most)
     gaps = np.frombuffer(raw, dtype=np.uint16)
     ends = gaps != GO_ON
-    positions = np.cumsum(gaps.astype(np.int64) + ends)[ends] - 1
+    positions: Positions = np.cumsum(gaps.astype(np.int64) + ends)[ends] - 1
     if len(positions) != chunk.count or (chunk.count and positions[-1] >= chunk.words):
         raise ValueError("its positions do not fit")
     return positions

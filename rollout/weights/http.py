@@ -84,7 +84,7 @@ class ResumableBody:
             self.content = bytearray(length)
         view = memoryview(self.content)
         while self.got < len(self.content):
-            count = response.readinto(view[self.got : self.got + BLOCK])  # type: ignore[arg-type]
+            count = response.readinto(view[self.got : self.got + BLOCK])
             if not count:
                 raise EngineFailed("the connection ended in the middle of an answer")
             self.hasher.update(view[self.got : self.got + count])

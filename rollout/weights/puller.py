@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,6 +28,9 @@ from rollout.weights.source import WeightSource
 from rollout.weights.store import ReaderLease, known_of
 from rollout.weights.versions import Content, Ref, VersionManifest, VersionRef, decode_layout, decode_manifest
 from sandbox.errors import EngineFailed, NotEqual, NotFound
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AT_ONCE = 4  # segments under way
 EACH_WAY = 2  # by the cheaper way, then by the whole image
@@ -188,8 +193,8 @@ class Puller:
         lease = ReaderLease(holds=stands, fetches=want.manifest.digest if want else None, version=version)
         await self.source.lease(self.name, lease)
 
-    async def _do(self, act, *arguments):  # type: ignore[no-untyped-def]
-        return await asyncio.get_running_loop().run_in_executor(self._hands, act, *arguments)
+    async def _do(self, act: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._hands, partial(act, *arguments, **options))
 
 
 def _chosen(listed: Sequence[VersionRef], version: int | None) -> VersionRef:

@@ -173,7 +173,7 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     found = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
     for name, module in layers.items():
-        scaling: float = module.scaling["default"]  # type: ignore[union-attr, index, assignment]
+        scaling: float = module.scaling["default"]
         down, up = (state[f"{name}.lora_{side}.default.weight"] for side in "AB")
         found[f"{name}.weight"] = found[f"{name}.weight"] + scaling * (up.float() @ down.float())
     return found

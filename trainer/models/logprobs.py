@@ -22,7 +22,7 @@ def logprobs(
     hidden [T, hidden], head [V, hidden], targets [T], temperature [T].
     """
     rows = max(1, chunk // head.shape[0])
-    found: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, head, targets, temperature, rows)
+    found: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, head, targets, temperature, rows)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -120,7 +120,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
 
 
 class Layer(nn.Module):
@@ -134,7 +135,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), rope)
         x = x + self.self_attn.o_proj(attend(q, k, v).flatten(-2))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

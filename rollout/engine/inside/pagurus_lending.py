@@ -161,7 +161,7 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
         )
 
     def _blocks_of(self, tokens: int) -> int:
-        return -(-tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+        return int(-(-tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups))
 
     def _holds(self, request: Any) -> int:
         return sum(map(len, self.kv_cache_manager.get_block_ids(request.request_id)))

@@ -55,18 +55,18 @@ class VllmPatchFile(msgspec.Struct):
 
 
 @dataclass
-class Begin(WeightTransferInitInfo):
+class Begin(WeightTransferInitInfo):  # type: ignore[misc]
     """The weights were loaded, as this version."""
 
     version: int
 
 
 @dataclass
-class Update(WeightTransferUpdateInfo):
+class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
     file: str
 
 
-class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc, type-arg]
+class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc]
     """``init {"version": 6}``, then for each version: start, ``update {"file": ...}``, finish."""
 
     init_info_cls = Begin
