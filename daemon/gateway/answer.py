@@ -7,7 +7,7 @@ exchange they belong to, the journal.
 
     upstream ──▶ pump ──▶ Answer ──▶ deliver ──▶ agent
                   │         ▲ whole: the journal has it
-                  └─ waits while the agent is WINDOW behind
+                  └─ waits while an agent that takes it as it comes is WINDOW behind
 
 Guarantee: the agent has the end of an answer only after the journal has all of it, so an answer that was heard to its
 end can be given again. An answer that breaks off never looks whole: its connection is cut.
@@ -19,11 +19,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import aiohttp
 from aiohttp import web
 
+from daemon.auth.shares import CallShare
 from daemon.gateway import wire
 from daemon.gateway.journal import RecordedAnswer
+from daemon.gateway.upstream import UpstreamResponse
 from sandbox.errors import EngineFailed, PagurusError
 
 WINDOW = 1 << 20  # bytes that an upstream may be ahead of a reader
@@ -41,11 +42,12 @@ class _Reader:
 class UpstreamAnswer:
     """An answer as it comes. One pump fills it; of each sandbox that waits for it (forks do) one reader takes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: CallShare) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.chunks: list[bytes] = []
         self.size = 0
+        self._memory = memory
         self.error: PagurusError | None = None
         self.whole = False  # all of it is here and journalled
         self._readers: dict[int, _Reader] = {}  # by identity: requests cannot be hashed
@@ -62,6 +64,7 @@ class UpstreamAnswer:
         self.size += len(chunk)
         if self.size > wire.MAX_ANSWER:
             raise EngineFailed(f"the answer is longer than {wire.MAX_ANSWER} bytes")
+        self._memory.add(len(chunk))
         self.chunks.append(chunk)
         self._tell()
         while self._ahead() > WINDOW:
@@ -69,28 +72,33 @@ class UpstreamAnswer:
 
     def end(self) -> None:
         self.whole = True
-        self._tell()
+        self._changes()
 
     def fail(self, error: PagurusError) -> None:
         self.error = error
-        self._tell()
+        self._changes()
 
     @classmethod
-    def of(cls, recorded: RecordedAnswer) -> UpstreamAnswer:
+    def of(cls, recorded: RecordedAnswer, memory: CallShare) -> UpstreamAnswer:
         """An answer from the record."""
-        answer = cls()
+        answer = cls(memory)
+        memory.add(len(recorded.body))
         answer.begin(recorded.status, recorded.headers)
         answer.chunks, answer.size = [recorded.body], len(recorded.body)
-        answer.end()
+        answer.whole = True
         return answer
 
     def recorded(self) -> RecordedAnswer:
         return RecordedAnswer(self.status, self.headers, b"".join(self.chunks))
 
     def _ahead(self) -> int:
-        """Bytes that nobody has taken yet of those who wait; 0 when nobody does."""
-        taken = [reader.given for reader in self._readers.values() if is_open(reader.request)]
+        """Bytes of a stream that no reader has taken yet; 0 without a reader, who of the rest wants the whole first."""
+        taken = [reader.given for reader in self._readers.values() if self.streams and is_open(reader.request)]
         return self.size - max(taken) if taken else 0
+
+    @property
+    def streams(self) -> bool:
+        return self.headers.get("content-type", "").startswith("text/event-stream")
 
     @property
     def ended(self) -> bool:
@@ -118,7 +126,7 @@ class UpstreamAnswer:
 
     def leave(self, request: web.BaseRequest) -> None:
         self._readers.pop(id(request), None)
-        self._tell()
+        self._changes()
 
     async def chunk(self, index: int, request: web.BaseRequest) -> bytes | None:
         """The chunk `index`, None at the end. The last one is given only when the answer is whole."""
@@ -133,6 +141,12 @@ class UpstreamAnswer:
             if self.whole:
                 return None
             await self._change()
+
+    def _changes(self) -> None:
+        """After its end or a reader's. Once it has ended and nobody reads it, it takes no memory."""
+        if self.ended and not self._readers:
+            self._memory.free()
+        self._tell()
 
     def _tell(self) -> None:
         self._changed.set()
@@ -158,10 +172,10 @@ def cut(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-async def pump(answer: UpstreamAnswer, response: aiohttp.ClientResponse, keep: Callable[[], Awaitable[None]]) -> None:
+async def pump(answer: UpstreamAnswer, response: UpstreamResponse, keep: Callable[[], Awaitable[None]]) -> None:
     """Fill `answer` from `response`; `keep` journals it. Errors of the upstream are the caller's."""
-    answer.begin(response.status, wire.told(response.headers))
-    async for chunk in response.content.iter_any():
+    answer.begin(response.status, response.headers)
+    async for chunk in response.chunks():
         await answer.add(chunk)
     await keep()
     answer.end()
@@ -173,11 +187,10 @@ async def deliver(answer: UpstreamAnswer, request: web.BaseRequest, extra: dict[
     Raises the answer's error only while nothing has been sent.
     """
     await answer.head()
-    streams = answer.headers.get("content-type", "").startswith("text/event-stream")
-    if not streams:
+    if not answer.streams:
         await answer.all()
     response = web.StreamResponse(status=answer.status, headers={**answer.headers, **extra})
-    if not streams:
+    if not answer.streams:
         response.content_length = answer.size
     try:
         await response.prepare(request)

@@ -20,6 +20,7 @@ answer was ever journalled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -31,6 +32,7 @@ from typing import Any
 from aiohttp import web
 
 from daemon import metrics
+from daemon.auth.shares import CallShare, Shares, memory_part
 from daemon.catalogue import CheckpointRow
 from daemon.checkpoints.capture import need_space
 from daemon.gateway import replay
@@ -38,7 +40,7 @@ from daemon.gateway.answer import UpstreamAnswer, cut, deliver, is_open, pump
 from daemon.gateway.journal import ConversationJournal, JournalCursor
 from daemon.gateway.listener import SandboxShare
 from daemon.gateway.replay import Do, ReplayChoice, ReplayExchange
-from daemon.gateway.upstream import Upstreams
+from daemon.gateway.upstream import UpstreamResponse, Upstreams
 from daemon.gateway.wire import AgentRequest
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Closed, Conflict, NoSpace, PagurusError, SandboxDead
@@ -101,6 +103,7 @@ class GatewayContext:
     book: Book = field(default_factory=Book)
     counts: GatewayStatistics = field(default_factory=GatewayStatistics)
     answers: dict[int, UpstreamAnswer] = field(default_factory=dict)  # under way, by exchange
+    memory: Shares = field(default_factory=lambda: Shares("of models' answers", memory_part()))
 
 
 class LiveConversation:
@@ -274,7 +277,7 @@ class LiveConversation:
         if do is Do.AGAIN:
             return step, self._ask(step, asked, request), "upstream"
         self.desk.counts.from_record += 1
-        return step, UpstreamAnswer.of(await self.desk.journal.answer(step.id)), "record"
+        return step, UpstreamAnswer.of(await self.desk.journal.answer(step.id), self._memory()), "record"
 
     async def _fresh(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """A new exchange: the turn ends here."""
@@ -344,12 +347,26 @@ class LiveConversation:
 
     def _ask(self, step: ReplayExchange, asked: AgentRequest, request: web.BaseRequest) -> UpstreamAnswer:
         """Ask the upstream; the answer fills while the state is captured."""
-        answer = self.desk.answers[step.id] = UpstreamAnswer()
+        answer = self.desk.answers[step.id] = UpstreamAnswer(self._memory())
         headers = dict(request.headers)
         task = self.desk.spawn(self._pump(step, asked, headers, answer), f"exchange {step.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return answer
+
+    @property
+    def _sharer(self) -> str:
+        """With whose requests and answers those of this sandbox count."""
+        row = self.live.row
+        return row.owner or row.id
+
+    def _memory(self) -> CallShare:
+        return CallShare(self.desk.memory, self._sharer)
+
+    def _open_upstream(
+        self, asked: AgentRequest, headers: Mapping[str, str]
+    ) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
+        return self.desk.upstreams.ask(self.settings.upstream, asked, headers, self._sharer)
 
     async def _pump(
         self, step: ReplayExchange, asked: AgentRequest, headers: dict[str, str], answer: UpstreamAnswer
@@ -369,7 +386,7 @@ class LiveConversation:
         try:
             await journal.asking(step.id)
             counts.upstream_calls += 1
-            async with self.desk.upstreams.ask(self.settings.upstream, asked, headers) as response:
+            async with self._open_upstream(asked, headers) as response:
                 await pump(answer, response, keep)
         except PagurusError as error:
             counts.upstream_failures += 1
@@ -384,7 +401,7 @@ class LiveConversation:
 
     async def _pass_on(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """A request that asks no model: neither journalled nor held."""
-        answer = UpstreamAnswer()
+        answer = UpstreamAnswer(self._memory())
         answer.join(request)
 
         async def keep() -> None:
@@ -392,7 +409,7 @@ class LiveConversation:
 
         async def fill() -> None:
             try:
-                async with self.desk.upstreams.ask(self.settings.upstream, asked, dict(request.headers)) as response:
+                async with self._open_upstream(asked, dict(request.headers)) as response:
                     await pump(answer, response, keep)
             except PagurusError as error:
                 answer.fail(error)
@@ -405,6 +422,7 @@ class LiveConversation:
             return await deliver(answer, request, {}) or web.Response(status=499)
         finally:
             task.cancel()
+            answer.leave(request)
 
     async def close(self) -> None:
         """The daemon ends, or the sandbox is gone: whoever waits is cut off and may ask again."""

@@ -2,7 +2,8 @@
 
 Owns: their addresses, their keys, the connections to them. Does not own: what is asked.
 Guarantee: a key is read from its file on the host for each request and put into that request alone; it is in no
-message, log or error. What an agent put into `Authorization` or a cookie is never sent on.
+message, log or error, and an upstream that sends it back has it masked. What an agent put into `Authorization` or a
+cookie is never sent on. One owner's requests leave an eighth of an upstream's slots to others.
 
 The configuration is a TOML file (``pagurus daemon --gateway-config FILE``)::
 
@@ -22,21 +23,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import aiohttp
 import msgspec
 
+from daemon.auth.owner_slots import OwnerSlots
 from daemon.config import address_of, is_loopback
-from daemon.gateway.wire import AgentRequest, credential, forwarded
+from daemon.gateway.masking import SecretMask
+from daemon.gateway.wire import AgentRequest, credential, forwarded, told
 from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
 
 CONNECT = 30.0  # seconds
 MAX_KEY = 64 << 10  # bytes of a key file
+RESERVED_PART = 8  # one of so many slots of an upstream is reserved for owners that have few
 FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
@@ -108,6 +112,24 @@ def checked(name: str, upstream: Upstream) -> Upstream:
     return upstream
 
 
+class UpstreamResponse:
+    """What an upstream answers, without the secrets of its request."""
+
+    def __init__(self, response: aiohttp.ClientResponse, secrets: Iterable[str]) -> None:
+        self.status = response.status
+        self._response = response
+        self._mask = SecretMask(secrets)
+        self.headers = {name: self._mask.text(value) for name, value in told(response.headers).items()}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Its body, as it comes."""
+        async for chunk in self._response.content.iter_any():
+            if masked := self._mask.feed(chunk):
+                yield masked
+        if rest := self._mask.end():
+            yield rest
+
+
 class Upstreams:
     """All upstreams of a host. Those of the configuration file win over those that the API made."""
 
@@ -115,7 +137,7 @@ class Upstreams:
         self.fixed = dict(fixed)
         self.added = dict(added)
         self._session: aiohttp.ClientSession | None = None
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._slots: dict[str, OwnerSlots] = {}
         self._in_flight: dict[str, int] = {}
 
     def get(self, name: str) -> Upstream:
@@ -144,16 +166,19 @@ class Upstreams:
 
     @contextlib.asynccontextmanager
     async def ask(
-        self, name: str, asked: AgentRequest, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout."""
+        self, name: str, asked: AgentRequest, headers: Mapping[str, str], owner: str
+    ) -> AsyncIterator[UpstreamResponse]:
+        """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout.
+
+        `owner`: with whose requests it counts.
+        """
         upstream = self.get(name)
-        slots = self._slots.setdefault(name, asyncio.Semaphore(upstream.at_once))
-        sent = {**forwarded(headers), **await self._secrets(name, upstream, asked), "accept-encoding": "identity"}
+        secrets = await self._secrets(name, upstream, asked)
+        sent = {**forwarded(headers), **secrets, "accept-encoding": "identity"}
         data = None if asked.route.method == "GET" else sent_body(asked)
         if data is not None:
             sent["content-type"] = "application/json"
-        async with slots:
+        async with self._slots_of(name, upstream).slot(owner):
             self._in_flight[name] = self._in_flight.get(name, 0) + 1
             try:
                 async with self._open().request(
@@ -166,13 +191,18 @@ class Upstreams:
                         total=upstream.timeout, sock_connect=min(CONNECT, upstream.timeout), sock_read=upstream.idle
                     ),
                 ) as response:
-                    yield response
+                    yield UpstreamResponse(response, (value.removeprefix("Bearer ") for value in secrets.values()))
             except TimeoutError as error:
                 raise Timeout(f"upstream {name} gave no whole answer in time") from error
             except (aiohttp.ClientError, ConnectionError) as error:
                 raise EngineFailed(f"upstream {name} cannot be asked: {type(error).__name__}") from error
             finally:
                 self._in_flight[name] -= 1
+
+    def _slots_of(self, name: str, upstream: Upstream) -> OwnerSlots:
+        slots = self._slots.setdefault(name, OwnerSlots(0, 0))
+        slots.resize(upstream.at_once, upstream.at_once // RESERVED_PART)
+        return slots
 
     async def _secrets(self, name: str, upstream: Upstream, asked: AgentRequest) -> dict[str, str]:
         headers = {header.lower(): value for header, value in upstream.headers.items()}

@@ -29,6 +29,7 @@ import msgspec
 
 from daemon import metrics, states
 from daemon.auth import visibility
+from daemon.auth.owner_slots import OwnerSlots
 from daemon.auth.visibility import Making
 from daemon.catalogue import (
     CheckpointRow,
@@ -46,7 +47,6 @@ from daemon.checkpoints.schedule import CheckpointStage
 from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import HostFence
-from daemon.host.fork_places import ForkPlaces
 from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
@@ -97,7 +97,7 @@ class Host:
         self.run_dir = run_dir  # one directory for each sandbox below it
         self.live_sandboxes: dict[str, LiveSandbox] = {}
         self._ids = IdRanges()
-        self._forking = ForkPlaces(FORKS_AT_ONCE)
+        self._forking = OwnerSlots(FORKS_AT_ONCE + 1, reserved=1)
         self.gateway: GatewayService | None = None  # where the daemon has one
         self.arrivals: Arrivals  # set at the start
         self.making = Making(self.live_sandboxes)
@@ -214,7 +214,7 @@ class Host:
                 row.labels = dict(request.labels)
             with self.made(row):
                 async with contextlib.AsyncExitStack() as place:
-                    await place.enter_async_context(self._forking.place(row.owner))
+                    await place.enter_async_context(self._forking.slot(row.owner))
                     await self.make(row, self.restorer.tree_below(row), origin, verify=request.verify, place=place)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):

@@ -9,8 +9,8 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from daemon.auth.owner_slots import OwnerSlots
 from daemon.host import host as host_module
-from daemon.host.fork_places import ForkPlaces
 from daemon.host.host import Host
 from sandbox import NoSpace
 from sandbox.messages import ForkRequest, SandboxState
@@ -22,7 +22,7 @@ class Forking(Host):
     def __init__(self, fates: list[BaseException | None]) -> None:
         self.fates = iter(fates)
         self.released: list[int] = []
-        self._forking = ForkPlaces(1)
+        self._forking = OwnerSlots(2, reserved=1)
         self._ids = SimpleNamespace(release=self.released.append)  # type: ignore[assignment]
         self._numbers = iter(range(len(fates) + 1))
         self.collector = SimpleNamespace(pin=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
@@ -93,10 +93,10 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
 
 
 async def test_an_owner_with_a_thousand_forks_keeps_nobody_else_waiting() -> None:
-    places, running, ends = ForkPlaces(4), [], {}
+    places, running, ends = OwnerSlots(5, reserved=1), [], {}
 
     async def fork(name: str) -> None:
-        async with places.place(name[0]):
+        async with places.slot(name[0]):
             running.append(name)
             ends[name] = asyncio.Event()
             await ends[name].wait()
@@ -124,6 +124,6 @@ async def test_an_owner_with_a_thousand_forks_keeps_nobody_else_waiting() -> Non
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    async with places.place("c"), places.place("c"), places.place("c"), places.place("c"):
+    async with places.slot("c"), places.slot("c"), places.slot("c"), places.slot("c"):
         pass
     assert not places._taken and not places._waiting
