@@ -13,6 +13,7 @@ from aiohttp import web
 from daemon.api.presence import while_asked
 from daemon.api.route import Area, ValueStream
 from daemon.api.wire import chunks, frame, streaming
+from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.store import pulling
 from sandbox.errors import ImageNotFound, PagurusError
@@ -34,13 +35,20 @@ async def _list(host: Host) -> list[ImageInfo]:
 
 
 def _infos(host: Host, used: dict[str, int]) -> list[ImageInfo]:
-    return [host.images.info(name, used) for name in host.images.list()]
+    return [_shown(host.images.info(name, used)) for name in host.images.list()]
+
+
+def _shown(image: ImageInfo) -> ImageInfo:
+    """Where an image came from may be a path of the host or another owner's checkpoint: administrators see it."""
+    if CALLER.get().everything:
+        return image
+    return msgspec.structs.replace(image, source="", used_by=0)
 
 
 @AREA("GET", "/v1/images/{name}")
 async def _info(host: Host, name: str) -> ImageInfo:
     """One image."""
-    return await asyncio.to_thread(host.images.info, name, host.images_used())
+    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
 
 
 @AREA(
@@ -63,7 +71,7 @@ async def _import(request: web.Request, host: Host, name: str, query: ImportQuer
         await asyncio.to_thread(host.images.import_archive, name, path, replace=query.replace)
     finally:
         await asyncio.to_thread(path.unlink)
-    return await asyncio.to_thread(host.images.info, name, host.images_used())
+    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
 
 
 def _spool(host: Host) -> tuple[int, Path]:
@@ -76,7 +84,7 @@ def _spool(host: Host) -> tuple[int, Path]:
 async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
     name = await while_asked(request, pulling.pull(host.images, body.reference, body.name))
-    return await asyncio.to_thread(host.images.info, name, host.images_used())
+    return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
 
 
 @AREA("POST", "/v1/images/pull/stream", answer=ValueStream(PullProgress), scope="admin")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from sandbox.container.cgroup import parse_bytes, process_budget
 from sandbox.errors import Conflict, Invalid, TooMany
 
 MIN_MEMORY = 1 << 20  # bytes; pid 1 and a first command fit in
+LIKE_ID = re.compile(r"[sc]-[0-9a-f]*")  # what is an id or the beginning of one, and no name
 NAMED = 5  # of those that are meant by the same word, in a message
 KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
 
@@ -40,29 +42,44 @@ def visible(owner: str) -> bool:
 
 
 def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
-    """The sandbox of this id or name, or whose id alone begins so, that the call under way sees.
+    """The sandbox of this id; or the caller's own of this name, or whose id alone of all its own begins so.
 
-    Names are unique for each owner only.
+    What other owners name, or how their ids begin, decides nothing for a caller that sees all.
     """
     found = live_sandboxes.get(sandbox)
     if found is not None and visible(found.row.owner):
         return found
-    named = [live for live in live_sandboxes.values() if live.row.name == sandbox and visible(live.row.owner)]
-    own = [live for live in named if live.row.owner == CALLER.get().owner]
-    if len(own or named) > 1:
-        raise Conflict(f"several owners have a sandbox named {sandbox}", remedy="use its id")
-    if named:
-        return (own or named)[0]
-    begun = {id: live for id, live in live_sandboxes.items() if begins(id, sandbox) and visible(live.row.owner)}
-    return _only(begun, f"begin with {sandbox}")
+    own = {id: live for id, live in live_sandboxes.items() if is_own(live.row.owner)}
+    if not looks_like_id(sandbox):
+        return next((live for live in own.values() if live.row.name == sandbox), None)
+    return _only({id: live for id, live in own.items() if begins(id, sandbox)}, f"begin with {sandbox}")
 
 
-def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str) -> CheckpointRow | None:
-    """Of these, the checkpoint whose id alone begins so, or that alone has this label, if the call sees it."""
-    seen = {row.id: row for row in rows if visible(row.owner)}
-    begun = {id: row for id, row in seen.items() if begins(id, checkpoint)}
+def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str, *, anyones: bool = False) -> CheckpointRow | None:
+    """Of these, the caller's own checkpoint whose id alone begins so, or that alone has this label.
+
+    `anyones`: the rows are of one sandbox, which the caller named: whose it is does not matter.
+    """
+    seen = {row.id: row for row in rows if (visible(row.owner) if anyones else is_own(row.owner))}
+    if looks_like_id(checkpoint):
+        return _only({id: row for id, row in seen.items() if begins(id, checkpoint)}, f"begin with {checkpoint}")
     labelled = {id: row for id, row in seen.items() if row.label == checkpoint}
-    return _only(begun, f"begin with {checkpoint}") or _only(labelled, f"have the label {checkpoint!r}")
+    return _only(labelled, f"have the label {checkpoint!r}")
+
+
+def is_own(owner: str) -> bool:
+    """Whether something of `owner` is the caller's own. Administrators share what the host owns."""
+    caller = CALLER.get()
+    return owner == ("" if caller.everything else caller.owner) and visible(owner)
+
+
+def looks_like_id(word: str) -> bool:
+    """Whether this is to be an id, or the beginning of one, of a sandbox or checkpoint.
+
+    >>> looks_like_id("s-5a11"), looks_like_id("c-0"), looks_like_id("s-web"), looks_like_id("release")
+    (True, True, False, False)
+    """
+    return LIKE_ID.fullmatch(word) is not None
 
 
 def begins(full: str, start: str) -> bool:

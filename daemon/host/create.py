@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from daemon.auth.budget import bounded
+from daemon.auth.visibility import looks_like_id
 from daemon.catalogue import Template
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
@@ -61,6 +62,8 @@ def need_labels(labels: Mapping[str, str]) -> None:
 
 def need_sense(request: CreateRequest, memory: int) -> None:
     """Refuse what only a slip can mean. `memory`: bytes that this host has. Raises Invalid."""
+    if request.name is not None and looks_like_id(request.name):
+        raise Invalid(f"{request.name!r} looks like an id, and is no name", remedy="choose another name")
     if request.name is not None and SANDBOX_NAME.fullmatch(request.name) is None:
         fitting = re.sub(r"[^A-Za-z0-9._-]+", "-", request.name).strip("-._")[:64] or "web"
         raise Invalid(

@@ -127,7 +127,9 @@ class Host:
         row = self.services.checkpoints.get(checkpoint)
         if row is not None and visibility.visible(row.owner):
             return row
-        found = visibility.find_checkpoint(self._tree(sandbox), checkpoint) if sandbox is not None else None
+        found = (
+            visibility.find_checkpoint(self._tree(sandbox), checkpoint, anyones=True) if sandbox is not None else None
+        )
         found = found or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
         if found is None:
             raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")

@@ -36,7 +36,7 @@ from daemon.network import links
 from daemon.network.elements import Element, ElementChange, addressed, generation, named, permitted, service
 from daemon.network.links import SandboxLink
 from daemon.network.names import MAX_TTL, open_seconds
-from daemon.network.policy import Policy, compile_policy, judge_answer, judge_name, why_refused
+from daemon.network.policy import Policy, compile_policy, is_private, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Packet, RefusalListener, RefusalLog
 from daemon.network.resolver import KEPT, Resolver, UpstreamResolver
 from daemon.network.table import NftTable
@@ -447,7 +447,8 @@ def _still_named(policy: Policy, name: str, element: Element) -> bool:
     if policy.mode != "allow" or not name:
         return False
     verdict = judge_name(policy, name)
-    if not verdict.allowed or judge_answer(policy, IPv4Address(element.key[4:8])):
+    address = IPv4Address(element.key[4:8])
+    if not verdict.allowed or is_private(address) or judge_answer(policy, address):
         return False
     if element.set == "names":
         return not verdict.ports

@@ -32,8 +32,8 @@ NEVER = tuple(
     IPv4Network(text)
     for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", str(POOL), "192.0.0.0/24", "224.0.0.0/3")
 )
-#: Alibaba's and Oracle's metadata services lie in address ranges that are otherwise somebody's own.
-METADATA = (IPv4Network("100.100.100.200/32"), IPv4Network("192.0.0.192/32"))
+#: Alibaba's, Oracle's and Azure's metadata services lie in address ranges that are otherwise somebody's own, or public.
+METADATA = tuple(IPv4Network(text) for text in ("100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"))
 #: Somebody's own networks: reached only where a policy names them.
 PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"))
 
@@ -119,6 +119,11 @@ def judge_answer(policy: Policy, address: IPv4Address) -> str:
     if any(address in each for each in PRIVATE) and not any(address in each.network for each in policy.segments):
         return "it points to a private address that the policy does not name"
     return ""
+
+
+def is_private(address: IPv4Address) -> bool:
+    """Whether only `cidrs` opens it, with the ports that they say: a name for it opens nothing."""
+    return any(address in each for each in PRIVATE)
 
 
 def why_refused(policy: Policy, address: IPv4Address) -> str:

@@ -30,7 +30,7 @@ import dns.rcode
 
 from daemon.network import names
 from daemon.network.namespace import is_here, within
-from daemon.network.policy import NameVerdict, Policy, canonical, judge_answer, judge_name
+from daemon.network.policy import NameVerdict, Policy, canonical, is_private, judge_answer, judge_name
 from sandbox.container.paced import PacedReader
 from sandbox.container.process import readable
 from sandbox.errors import Conflict, Invalid
@@ -188,9 +188,10 @@ class Resolver:
         if found.addresses and not fine:
             self._refuse(question.name, next(iter(reasons.values())))
             return names.nothing(question, dns.rcode.NXDOMAIN)
-        if fine and self.policy.mode == "allow":
+        opened = tuple(address for address in fine if not is_private(address))
+        if opened and self.policy.mode == "allow":
             try:
-                await self._open(name, fine, verdict.ports, names.open_seconds(found.ttl))
+                await self._open(name, opened, verdict.ports, names.open_seconds(found.ttl))
             except OSError as error:
                 log.warning("cannot open the addresses of %s: %s", name, error)
                 return names.nothing(question, dns.rcode.SERVFAIL)
