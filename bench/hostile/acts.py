@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from bench.hostile import api, calls, copies, daemon, files, gateway, host, images, limits, network, tenants, trees
+from bench.hostile import (
+    api,
+    calls,
+    copies,
+    daemon,
+    files,
+    gateway,
+    host,
+    images,
+    layouts,
+    limits,
+    network,
+    owners,
+    tenants,
+    trees,
+)
 from bench.hostile.act import ACTS
 from bench.hostile.api import API_ACTS
 
 ROOMS = (calls, files, host, images, network, limits, trees)
 
-DAEMON_ROOMS = (api, copies, daemon, gateway, tenants)
+DAEMON_ROOMS = (api, copies, daemon, gateway, layouts, owners, tenants)
 
 __all__ = ["ACTS", "API_ACTS", "DAEMON_ROOMS", "ROOMS"]

@@ -134,6 +134,48 @@ _WALLED = {
     ),
 }
 
+_LIMITED = {
+    "have a name open all ports of a private address that cidrs limits": ("private.test", 80),
+    "have a wildcard open all ports of a private address that cidrs limits": ("*.test", 80),
+    "have a name with a port open it at a private address that cidrs limits": ("private.test:80", 80),
+    "have every name open all ports of a private address that cidrs limits": ("*", 80),
+}
+for _name, (_allowed, _port) in _LIMITED.items():
+    program(
+        _name,
+        f"a = socket.getaddrinfo('private.test', {_port})[0][4][0]\n"
+        "s = socket.create_connection((a, 8080), 5); print('tried', a)\n"
+        f"attempt('port', socket.create_connection, (a, {_port}), 3)\n"
+        "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.settimeout(1); u.connect((a, 8080))\n"
+        "attempt('udp', lambda: (u.send(b'x'), u.recv(9)))",
+        network=Network.allow(names=[_allowed], cidrs=[f"{world.PRIVATE}:tcp/8080"]),
+    )
+
+_OPEN |= {
+    "reach Azure's metadata service with an open network": (
+        "for p in (80, 53, 32526): attempt(p, socket.create_connection, ('168.63.129.16', p), 3)"
+    ),
+    "reach the host and neighbours by IPv4 addresses in IPv6 sockets": (
+        "for a in ('127.0.0.1', '198.18.0.1', '{neighbour}', '169.254.169.254', '10.99.0.10'):\n"
+        " s = socket.socket(socket.AF_INET6); s.settimeout(3)\n"
+        " attempt(a, s.connect, ('::ffff:' + a, {port}, 0, 0))"
+    ),
+    "reach the neighbour and the host by echo requests (ICMP)": (
+        "for a in ('{neighbour}', '198.18.0.1', '10.99.0.10', '169.254.169.254'):\n"
+        " def ping(a=a):\n"
+        "  s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP); s.settimeout(2)\n"
+        "  s.sendto(struct.pack('>BBHHH', 8, 0, 0, 1, 1) + b'x' * 8, (a, 0)); return s.recv(99)\n"
+        " attempt(a, ping)"
+    ),
+    "use rare protocols over the link (SCTP, UDP-Lite, MPTCP)": (
+        "for k, p in ((socket.SOCK_STREAM, 132), (socket.SOCK_DGRAM, 136), (socket.SOCK_STREAM, 262)):\n"
+        " def go(k=k, p=p):\n"
+        "  s = socket.socket(socket.AF_INET, k, p); s.settimeout(2); s.connect(('{neighbour}', 4444)); s.send(b'x')\n"
+        "  return s.recv(9)\n"
+        " attempt(p, go)"
+    ),
+}
+
 for _name, _code in _OPEN.items():
     program(_name, _code, network=OPEN)
 for _name, _code in _WALLED.items():

@@ -279,7 +279,7 @@ class Capturer:
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""
         pages, into = self.checkpointer.pages, self.places.packed(row.id)
-        stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_KEPT)
+        stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_KEPT, owner=row.owner)
         row.stored_bytes += stored.new_bytes
         row.images_bytes = stored.new_bytes
         row.dump_bytes = stored.raw_bytes

@@ -129,7 +129,7 @@ def whole(path: str) -> bytes:
     return b"".join(parts)
 
 
-def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: int = 0) -> StoredDump:
+def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: int = 0, owner: str = "") -> StoredDump:
     """Store an image directory; durable on return. Blocks.
 
     NoSpace says how much is missing, before less than `reserve` bytes of the disk are left; what was added by then
@@ -137,7 +137,7 @@ def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: 
     """
     given = source if isinstance(source, HashedImages) else hashed(source)
     try:
-        return _pack(given, into, store, reserve)
+        return _pack(given, into, store, reserve, owner)
     except (OSError, sqlite3.OperationalError) as error:
         full = is_full(error) if isinstance(error, sqlite3.Error) else error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not full:
@@ -154,7 +154,7 @@ def _full(directory: Path, wanted: int, reserve: int) -> NoSpace:
     )
 
 
-def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int) -> StoredDump:
+def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int, owner: str) -> StoredDump:
     pages: dict[str, bytes] = {}
     count = new_pages = new_bytes = 0
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int) -> St
                 size = len(part.filled) * PAGE
                 if shutil.disk_usage(into.parent).free - size < reserve:
                     raise _full(into.parent, left, reserve)
-                added.append(store.add(part))
+                added.append(store.add(part, owner))
                 left -= size
             new_pages += sum(each.new_pages for each in added)
             new_bytes += sum(each.new_bytes for each in added)

@@ -1,8 +1,8 @@
-"""Content-addressed store of memory pages, shared by all sandboxes of a host.
+"""Content-addressed store of memory pages: sandboxes of one owner share them, those of all where the host wants it.
 
-Owns: ``<state>/pages``: compressed blocks in append-only segment files, and the index (SQLite) from the blake3 hash of
-a page to its number. Does not own: bytes of segment files (:mod:`sandbox.content.segments`), dump files (they refer to
-pages by number), checkpoints, policy.
+Owns: ``<state>/pages``: compressed blocks in append-only segment files, and the index (SQLite) from owner and blake3
+hash of a page to its number. Does not own: bytes of segment files (:mod:`sandbox.content.segments`), dump files (they
+refer to pages by number), checkpoints, policy.
 
 Layout. New pages are gathered, 64 to a block; a block is compressed with zstd and appended to the newest
 segment; page number = block number * 64 + slot. Number 0 is the zero page, which is stored nowhere. Numbers of
@@ -37,6 +37,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.content.lists import Lists
+from sandbox.content.page_index import SCHEMA, add_owners
 from sandbox.content.segments import Hole, Segments
 from sandbox.database import connect, transaction
 from sandbox.errors import CheckpointFailed, Conflict
@@ -51,19 +52,6 @@ SEGMENT_LIMIT = 64 << 20
 CACHED_HASHES = 1 << 17
 CACHED_BLOCKS = 32
 SWEEP = 256  # blocks deleted in one transaction: nobody waits long for a collection
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS segments (id INTEGER PRIMARY KEY, size INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS blocks (
-    id INTEGER PRIMARY KEY, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
-    length INTEGER NOT NULL, count INTEGER NOT NULL, hash BLOB
-);
-CREATE INDEX IF NOT EXISTS blocks_by_segment ON blocks (segment);
-CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS lost (id INTEGER PRIMARY KEY, hash BLOB NOT NULL);
-"""
-
-
 COMPARED = 128  # pages that are compared at once
 
 
@@ -133,7 +121,9 @@ def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 class PageStore:
     """See the module. All methods block: call them from a worker thread."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, *, shared: bool = False):
+        """`shared`: owners share pages; then bytes and times of a checkpoint tell each what others have stored."""
+        self._shared = shared
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)  # an older version let everybody in
         self.directory = directory
@@ -152,13 +142,14 @@ class PageStore:
             ) from None
         try:
             self._db = connect(directory / "index.sqlite", SCHEMA)
+            add_owners(self._db)
         except sqlite3.Error as error:
             os.close(self._guard)
             raise CheckpointFailed(
                 f"{directory / 'index.sqlite'} cannot be opened: {error}",
                 remedy="is the disk full or damaged? The pages themselves are in the segment files",
             ) from error
-        self._hashes: OrderedDict[bytes, int] = OrderedDict()
+        self._hashes: OrderedDict[tuple[bytes, str], int] = OrderedDict()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._next_block = max(1, (self._db.execute("SELECT MAX(id) FROM blocks").fetchone()[0] or 0) + 1)
         self._writers = 0
@@ -189,8 +180,9 @@ class PageStore:
                 if not self._writers:
                     self._met.clear()
 
-    def add(self, data: HashedPages | memoryview | bytes) -> StoredPages:
-        """Store pages; durable on return."""
+    def add(self, data: HashedPages | memoryview | bytes, owner: str = "") -> StoredPages:
+        """Store pages of `owner`; durable on return."""
+        owner = "" if self._shared else owner
         given = data if isinstance(data, HashedPages) else hash_pages(data)
         numbers = np.zeros(len(given.filled), dtype=np.uint64)
         places = np.flatnonzero(given.filled).tolist()
@@ -199,46 +191,52 @@ class PageStore:
         with self.writing(), self._append:
             with self._lock:
                 for index, digest in zip(places, digests, strict=True):
-                    number = self._find(digest)
+                    number = self._find(digest, owner)
                     if number is None:
                         fresh.setdefault(digest, index)
                     else:
                         numbers[index] = number
                 self._met.update(np.unique(numbers // SLOTS).tolist())
-            new_bytes, made = self._write(given.data, fresh) if fresh else (0, {})
+            new_bytes, made = self._write(given.data, fresh, owner) if fresh else (0, {})
         for index, digest in zip(places, digests, strict=True):
             if digest in made:
                 numbers[index] = made[digest]
         return StoredPages(numbers, len(fresh), new_bytes)
 
     def known(self, digests: Iterable[bytes]) -> dict[bytes, int]:
-        """The numbers of those pages that are stored. Inside `writing` they stay."""
+        """The numbers of those pages that are stored, of any owner: for imports, which only administrators ask for.
+
+        Inside `writing` they stay.
+        """
         found: dict[bytes, int] = {}
         with self._lock:
             for digest in digests:
-                number = self._find(digest)
+                number = self._find(digest, None)
                 if number is not None:
                     found[digest] = number
                     self._met.add(number // SLOTS)
         return found
 
-    def _find(self, digest: bytes) -> int | None:
-        number = self._hashes.get(digest)
+    def _find(self, digest: bytes, owner: str | None) -> int | None:
+        number = self._hashes.get((digest, owner or ""))
         if number is not None:
-            self._hashes.move_to_end(digest)
+            self._hashes.move_to_end((digest, owner or ""))
             return number
-        row = self._db.execute("SELECT id FROM pages WHERE hash = ?", (digest,)).fetchone()
+        whose = "" if owner is None else " AND owner = ?2"
+        row = self._db.execute(
+            f"SELECT id, owner FROM pages WHERE hash = ?1{whose}", (digest, owner) if whose else (digest,)
+        ).fetchone()
         if row is None:
             return None
-        self._remember(digest, row[0])
+        self._remember(digest, row[1], row[0])
         return int(row[0])
 
-    def _remember(self, digest: bytes, number: int) -> None:
-        self._hashes[digest] = number
+    def _remember(self, digest: bytes, owner: str, number: int) -> None:
+        self._hashes[digest, owner] = number
         if len(self._hashes) > CACHED_HASHES:
             self._hashes.popitem(last=False)
 
-    def _write(self, view: memoryview, fresh: OrderedDict[bytes, int]) -> tuple[int, dict[bytes, int]]:
+    def _write(self, view: memoryview, fresh: OrderedDict[bytes, int], owner: str) -> tuple[int, dict[bytes, int]]:
         """Write blocks of new pages; sync them; only then let the index know. Returns bytes and page numbers."""
         compressor = zstandard.ZstdCompressor(level=1)
         segment, size = self._segment()
@@ -258,14 +256,14 @@ class PageStore:
             end.sync()
             with self._lock, transaction(self._db):
                 self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", blocks)
-                self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
+                self._db.executemany("INSERT INTO pages VALUES (?, ?, ?)", [(*page, owner) for page in pages])
                 self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
                 self._met.update(block[0] for block in blocks)
         self._next_block += len(blocks)
         made = {digest: number for number, digest in pages}
         with self._lock:
             for digest, number in made.items():
-                self._remember(digest, number)
+                self._remember(digest, owner, number)
         return written, made
 
     def _segment(self) -> tuple[int, int]:
@@ -346,10 +344,12 @@ class PageStore:
         span = (block * SLOTS, block * SLOTS + SLOTS - 1)
         with self._lock:
             self._blocks.pop(block, None)
-            for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span).fetchall():
-                self._hashes.pop(digest, None)
+            for key in self._db.execute("SELECT hash, owner FROM pages WHERE id BETWEEN ? AND ?", span).fetchall():
+                self._hashes.pop(key, None)
             with contextlib.suppress(sqlite3.Error), transaction(self._db):  # a full disk: tried again at the next read
-                self._db.execute("INSERT OR REPLACE INTO lost SELECT * FROM pages WHERE id BETWEEN ? AND ?", span)
+                self._db.execute(
+                    "INSERT OR REPLACE INTO lost SELECT id, hash FROM pages WHERE id BETWEEN ? AND ?", span
+                )
                 self._db.execute("DELETE FROM pages WHERE id BETWEEN ? AND ?", span)
 
     def digests(self, numbers: np.ndarray) -> np.ndarray:
@@ -439,8 +439,8 @@ class PageStore:
                 with transaction(self._db):
                     for block, *_ in rows:
                         span = (block * SLOTS, block * SLOTS + SLOTS - 1)
-                        for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span):
-                            self._hashes.pop(digest, None)
+                        for key in self._db.execute("SELECT hash, owner FROM pages WHERE id BETWEEN ? AND ?", span):
+                            self._hashes.pop(key, None)
                         self._blocks.pop(block, None)
                         self._db.execute("DELETE FROM blocks WHERE id = ?", (block,))
                         self._db.execute("DELETE FROM pages WHERE id BETWEEN ? AND ?", span)

@@ -65,11 +65,19 @@ class RestoreReport:
 class Checkpointer:
     """See the module. One per state directory (the page store is locked)."""
 
-    def __init__(self, *, state: Path | None = None, run: Path | None = None, notes: int | None = None):
-        """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's."""
+    def __init__(
+        self,
+        *,
+        state: Path | None = None,
+        run: Path | None = None,
+        notes: int | None = None,
+        share_pages: bool = False,
+    ):
+        """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's.
+        `share_pages`: owners share memory pages on the disk."""
         self._run = run or paths.run()
         self._notes = notes
-        self.pages = PageStore((state or paths.state()) / "pages")
+        self.pages = PageStore((state or paths.state()) / "pages", shared=share_pages)
         self._warm: dict[str, dump.Ready] = {}
         self._waiting: dict[str, restoring.WarmCriu] = {}  # for the next restore
         self._warming: dict[str, asyncio.Task[None]] = {}
