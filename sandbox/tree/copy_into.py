@@ -111,10 +111,12 @@ class _Copier:
         if not pattern:
             self._copy(fixed)
             return
-        with contextlib.suppress(NotFound):
+        try:
             above = canonical(self._source, fixed)
-            for name in self._matching(above, glob(pattern).fullmatch):
-                self._copy(posixpath.join("/", above, name))
+        except NotFound:
+            return  # a pattern may match nothing
+        for name in self._matching(above, glob(pattern).fullmatch):
+            self._copy(posixpath.join("/", above, name))
 
     def _matching(self, above: str, matches: Callable[[str], object]) -> list[str]:
         found = []
