@@ -139,7 +139,7 @@ class _Copier:
         if not included and not split_wildcards(pattern)[1]:
             raise NotFound(f"no such file or directory: {path}")
         into = self.directories(self._request.target)
-        self._tree(above, into, included, fresh=False)
+        self._tree(above, into, included)
 
     def _copy(self, path: str) -> None:
         """One file or directory of the source to the target."""
@@ -155,12 +155,11 @@ class _Copier:
         into = canonical(self._root, target, missing=True)
         there = self._status(into)
         if stat.S_ISDIR(status.st_mode):
-            fresh = there is None
-            if not fresh and not stat.S_ISDIR(there.st_mode if there is not None else 0):
+            if there is not None and not stat.S_ISDIR(there.st_mode):
                 raise Invalid(f"{target} is not a directory")
             self.directories(into)
             self._linked.clear()
-            self._tree(real, into, self._included(real, None) if self._exclude else None, fresh=fresh)
+            self._tree(real, into, self._included(real, None) if self._exclude else None)
             return
         if there is not None and stat.S_ISDIR(there.st_mode):
             into = posixpath.join(into, posixpath.basename(path))
@@ -224,8 +223,8 @@ class _Copier:
                     path = posixpath.dirname(path)
         return found
 
-    def _tree(self, above: str, into: str, included: set[str] | None, *, fresh: bool) -> None:
-        """What is in a directory; `fresh`: the target was made for it and becomes what it is."""
+    def _tree(self, above: str, into: str, included: set[str] | None) -> None:
+        """What is in a directory. The target keeps its owner and mode, as with BuildKit, and gets the time."""
         with self._opened(self._source, above) as one, self._opened(self._root, into) as other:
             for step in walk(one, other, naming=TARGET, leave=self._leave):
                 if included is not None and step.path not in included:
@@ -233,9 +232,7 @@ class _Copier:
                     continue
                 self._step(step, into)
             status = os.fstat(one)
-            if fresh:
-                self._finish_open(one, status, other)
-            elif not self._request.parents:
+            if not self._request.parents:
                 os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def _step(self, step: WalkEntry, into: str) -> None:
@@ -310,9 +307,6 @@ class _Copier:
 
     def _finish(self, parent: int, name: str, found: os.stat_result, holder: int, target: str) -> None:
         self._attributes(named(parent, name), found, holder, target)
-
-    def _finish_open(self, one: int, found: os.stat_result, other: int) -> None:
-        self._attributes(f"/proc/self/fd/{one}/.", found, other, ".")
 
     def _attributes(self, one: str, found: os.stat_result, holder: int, name: str) -> None:
         """Owner, then mode (a change of owner drops set-id bits), then extended attributes, then times."""
