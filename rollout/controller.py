@@ -156,6 +156,7 @@ class RolloutController:
             tokenizer=tokenizer,
             renderer=renderer,
             limits=config.limits,
+            failed_reward=config.failed_reward,
             notes=JournalThread(self.journal, self._disk),
             meter=self.meter,
             on_turn=self._on_turn,

@@ -84,6 +84,7 @@ class TrainConfig:
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
     faults: int = 0  # sandboxes killed on purpose in the second half, about
     scorers: int = 2  # reward functions that run at once
+    failed_reward: float | None = None  # of what a reward function raises on; None: its prompt fails, and is counted
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
@@ -335,6 +336,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
                 max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
             ),
             limits=EpisodeLimits(max_length=config.max_length, max_observation=config.max_observation),
+            failed_reward=config.failed_reward,
             seed=config.seed,
             branching=config.branching,
             visit=config.visit,

@@ -55,7 +55,7 @@ class Cause(StrEnum):
     DIED = "died"  # the sandbox is dead and could not be brought back
     DIVERGED = "diverged"  # executed again after a restore, a command said something else than before
     ENGINE = "engine"  # the engine died or answered nonsense
-    SCORER = "scorer"  # the reward function hung, died, raised or said nonsense, again and again
+    SCORER = "scorer"  # the process of the reward function hung or died, again and again
     HOST = "host"  # the daemon is gone, breaks the protocol, or has no room
 
 

@@ -33,7 +33,7 @@ from rollout.episode.records import fail, label
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
 from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn
 from rollout.messages import Trajectory
-from rollout.rewards.messages import ScorerFailed
+from rollout.rewards.messages import Score, ScorerFailed
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import Key, TurnEntry
 from rollout.store.kept import Visit
@@ -51,6 +51,7 @@ class EpisodeManager(EpisodeParts):
     prepared: PreparedStates | None = None  # None: every sandbox is reset itself
     rewards: RewardService | None = None  # needed by environments with a `reward`
     on_created: Callable[[], None] = lambda: None
+    failed_reward: float | None = None  # of what its reward function raises on; None: the environment has failed
     kept: KeptStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
@@ -132,7 +133,11 @@ class EpisodeManager(EpisodeParts):
         try:
             apply(trajectory, await self.rewards.score(trajectory))
         except ScorerFailed as error:
-            fail(trajectory, TrajectoryFailure(phase=EpisodePhase.SCORE, cause=Cause.SCORER, message=str(error)))
+            if error.raised and self.failed_reward is not None:
+                apply(trajectory, Score(reward=self.failed_reward, reason=f"as the plan says, because {error}"))
+                return
+            cause = Cause.RAISED if error.raised else Cause.SCORER
+            fail(trajectory, TrajectoryFailure(phase=EpisodePhase.SCORE, cause=cause, message=str(error)))
         except PagurusError as error:
             cause = cause_of(error.code, EpisodePhase.RECOVER, own=False)  # a fork that fails is no command's doing
             fail(trajectory, TrajectoryFailure(phase=EpisodePhase.SCORE, cause=cause, message=f"{error.code}: {error}"))

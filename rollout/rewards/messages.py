@@ -121,7 +121,12 @@ class TooSlow(Exception):
 
 
 class ScorerFailed(Exception):
-    """One try failed, by the scorer's doing. Says how."""
+    """One try failed, by the scorer's doing. Says how. `raised`: by what the function itself raised or said, so that
+    it will again; else its process failed."""
+
+    def __init__(self, message: str, *, raised: bool = False):
+        super().__init__(message)
+        self.raised = raised
 
 
 class RewardMessage(msgspec.Struct, kw_only=True, omit_defaults=True):

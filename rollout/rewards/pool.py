@@ -124,7 +124,7 @@ class WorkerPool:
         if first.slow:
             raise TooSlow(first.error)
         if first.score is None:
-            raise ScorerFailed(first.error or "it said nothing")
+            raise ScorerFailed(first.error or "it said nothing", raised=bool(first.error))
         return first.score, clock.used
 
     async def _talk(self, worker: _Worker, sandbox: Any, clock: TrajectoryClock) -> RewardMessage:

@@ -100,7 +100,7 @@ class RewardService:
             try:
                 score, took = await self._try(ask, attempt, checkpoint, digest)
                 if wrong := score.wrong(ask.scoring, len(ask.turns)):
-                    raise ScorerFailed(wrong)
+                    raise ScorerFailed(wrong, raised=True)
                 return score, took
             except (ScorerFailed, TooSlow) as error:
                 why = error
@@ -111,7 +111,8 @@ class RewardService:
                 await asyncio.sleep(PAUSE * 2**attempt)
             self.failed += 1
             log.warning("scoring by %s failed, try %d: %s", ask.scoring.name, attempt + 1, why)
-        raise ScorerFailed(f"{ask.scoring.name}, {anchor.TRIES} times, last: {why}") from why
+        raised = isinstance(why, ScorerFailed) and why.raised
+        raise ScorerFailed(f"{ask.scoring.name}, {anchor.TRIES} times, last: {why}", raised=raised) from why
 
     async def _try(self, ask: ScoringRequest, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
         async with self._pool.slot(), self._fork(ask.scoring, checkpoint) as fork:

@@ -189,16 +189,39 @@ async def test_the_policys_end_is_scored_too() -> None:
     assert (trajectory.status, trajectory.reward) == ("truncated", 1.0)
 
 
-async def test_a_scorer_that_never_works_is_the_platforms_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "cause", "whose"),
+    [
+        ("raise", Cause.RAISED, Blame.ENVIRONMENT),
+        ("nan", Cause.RAISED, Blame.ENVIRONMENT),
+        ("die", Cause.SCORER, Blame.PLATFORM),
+    ],
+)
+async def test_a_function_that_raises_is_the_environments_failure_and_one_that_dies_the_platforms(
+    tmp_path: Path, how: str, cause: Cause, whose: Blame
+) -> None:
     class Broken(Scored):
-        reward = functions.misbehaves(how="raise", times=99, notes=str(tmp_path / "n"))
+        reward = functions.misbehaves(how=how, times=99, notes=str(tmp_path / "n"))
 
     host = FakeHost()
     async with RewardService(host) as service:
         trajectory = await manager(host, service, Broken).play(EpisodeSpec(prompt="p", seed=3), SAMPLING)
     failure = trajectory.failure
-    assert failure is not None and (failure.phase, failure.cause) == (EpisodePhase.SCORE, Cause.SCORER)
-    assert blame(failure) is Blame.PLATFORM and not trajectory.scored
+    assert failure is not None and (failure.phase, failure.cause) == (EpisodePhase.SCORE, cause)
+    assert blame(failure) is whose and not trajectory.scored
+
+
+async def test_what_a_function_raises_on_is_scored_as_the_plan_says(tmp_path: Path) -> None:
+    class Broken(Scored):
+        reward = functions.misbehaves(how="raise", times=99, notes=str(tmp_path / "n"))
+
+    host = FakeHost()
+    async with RewardService(host) as service:
+        made = manager(host, service, Broken)
+        made.failed_reward = -0.5
+        trajectory = await made.play(EpisodeSpec(prompt="p", seed=3), SAMPLING)
+    assert trajectory.scored and trajectory.reward == -0.5
+    assert trajectory.score is not None and "RuntimeError: broken" in trajectory.score.reason
 
 
 @real
