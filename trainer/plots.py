@@ -26,7 +26,7 @@ TIMELINE_ROWS = 8
 
 def draw(folder: Path) -> list[Path]:
     """Draws every picture that the files of `folder` have data for."""
-    steps = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
+    steps = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line or "reward_held_out" in line]
     turns = [turn for turn in read_lines(folder / "turns.jsonl") if turn.get("checkpoint")]  # those that were judged
     made = []
     pictures: tuple[tuple[str, list[Any], Callable[[Any], None]], ...] = (
@@ -47,8 +47,8 @@ def draw(folder: Path) -> list[Path]:
 
 
 def _reward(axes: Axes, steps: list[dict[str, Any]]) -> None:
-    numbers = [line["step"] for line in steps if line["step"] > 0]
-    axes.plot(numbers, [line["reward"] for line in steps if line["step"] > 0], label="training, T = 1")
+    trained = [line for line in steps if "reward" in line]
+    axes.plot([line["step"] for line in trained], [line["reward"] for line in trained], label="training, T = 1")
     for line in steps:
         held_out = line.get("reward_held_out")
         if held_out is not None:

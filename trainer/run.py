@@ -269,7 +269,7 @@ class TrainerRun:
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure()
         mean = sum(rewards) / len(rewards)
-        figures: dict[str, Any] = {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)}
+        figures: dict[str, Any] = {"reward_held_out": mean, "held_out_episodes": len(rewards)}
         await asyncio.to_thread(
             self.recorder.step, step, figures | self._by_part("reward_held_out_by_part", trajectories)
         )

@@ -8,6 +8,7 @@ tracker that cannot be reached when the run begins is told of before anything is
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -39,13 +40,22 @@ class _TensorBoard:
         self._board.close()
 
 
+def identity(run: Path) -> str:
+    """Of a run folder, the same for whoever continues it, on any host. Folders are named by the second: two runs may
+    have one name."""
+    known = run / "tracker.id"
+    if not known.exists():
+        durable.publish(known, f"{run.name}-{secrets.token_hex(4)}".encode())
+    return known.read_text()
+
+
 class _Wandb:
     """Server, project and key are those of its own environment variables; the run is called like the run folder."""
 
     def __init__(self, run: Path, config: Mapping[str, str]):
         import wandb
 
-        self._run = wandb.init(id=run.name, name=run.name, dir=str(run), resume="allow", config=dict(config))
+        self._run = wandb.init(id=identity(run), name=run.name, dir=str(run), resume="allow", config=dict(config))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)

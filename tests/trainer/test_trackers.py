@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from sandbox.errors import Invalid
+from trainer import plots
 from trainer.config import TRACKERS as NAMES
 from trainer.config import TrainConfig, make
 from trainer.metrics import MetricsRecorder, read_lines
-from trainer.trackers import TRACKERS, open_tracker
+from trainer.trackers import TRACKERS, identity, open_tracker
 
 
 class Service:
@@ -28,7 +29,7 @@ class Service:
         made = ModuleType("wandb")
 
         def init(*, id: str, name: str, dir: str, resume: str, config: dict[str, str]) -> Any:
-            assert resume == "allow" and Path(dir).is_dir() and name == id
+            assert resume == "allow" and Path(dir).is_dir() and id.startswith(name)
             self.settings[id] = config
             log = self.runs.setdefault(id, [])
             return SimpleNamespace(
@@ -80,6 +81,7 @@ def test_a_run_that_goes_on_goes_on_in_its_tracker(name: str, run: str, service:
     for step in (1, 2):  # two processes, one after the other
         with MetricsRecorder(folder, [open_tracker(name, folder, {"steps": "2"})]) as recorder:
             recorder.step(step, {"reward": 0.5, "wall": {"engine": float(step)}, "note": "words", "whole": True})
+    run = identity(folder) if name == "wandb" else run
     figures: dict[int, dict[str, float]] = {}
     for step, told in service.runs[run]:
         figures.setdefault(step, {}).update(told)
@@ -87,6 +89,28 @@ def test_a_run_that_goes_on_goes_on_in_its_tracker(name: str, run: str, service:
     assert service.settings[run] == {"steps": "2"} and service.ended == [run, run]
     assert len(service.runs) == 1
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1, 2]
+
+
+def test_runs_of_one_name_are_different_runs(tmp_path: Path) -> None:
+    one, other = tmp_path / "a" / "20260101-101500", tmp_path / "b" / "20260101-101500"
+    for folder in (one, other):
+        folder.mkdir(parents=True)
+    assert identity(one) != identity(other) and identity(one) == identity(one)
+    assert identity(one).startswith(one.name)
+
+
+def test_the_plot_of_rewards_keeps_evaluations_apart(tmp_path: Path) -> None:
+    with MetricsRecorder(tmp_path) as recorder:
+        recorder.step(0, {"reward_held_out": 0.1})
+        recorder.step(1, {"reward": 0.5})
+        recorder.step(1, {"reward_held_out": 0.9})
+    drawn: list[tuple[Any, Any]] = []
+    axes = SimpleNamespace(
+        plot=lambda x, y, *_, **__: drawn.append((x, y)),
+        annotate=lambda *_, **__: None, set=lambda **_: None, legend=lambda *_, **__: None, grid=lambda *_, **__: None,
+    )  # fmt: skip
+    plots._reward(axes, read_lines(tmp_path / "metrics.jsonl"))
+    assert drawn[0] == ([1], [0.5]) and drawn[1:3] == [(0, 0.1), (1, 0.9)]
 
 
 def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
