@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers demo test test-long lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers demo test test-long test-parity lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -16,6 +16,7 @@ help:
 	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
 	@echo "make test        lint, types and the tests (TESTS='tests/test_one_turn.py -x')"
 	@echo "make test-long   the tortures that are too long for every day"
+	@echo "make test-parity the same programs in a sandbox and in Docker's default container"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
@@ -62,6 +63,10 @@ test: setup-train setup-models lint
 
 test-long: setup-train setup-models
 	@$(PYTEST) -m long $(TESTS)
+
+test-parity: setup-train
+	@bash scripts/parity.sh
+	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity-tree $(PYTEST) -m long tests/conformance/test_parity.py
 
 lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
