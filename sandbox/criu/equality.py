@@ -32,10 +32,10 @@ Not compared, with the reason:
 - O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name comes back as one that has
   lost it, and CRIU opens a directory without saying that it must be one;
 - the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
+- who made a System V object (`cuid`, `cgid`), which nobody can set; whose it is (`uid`, `gid`) is compared;
 - with which flags System V shared memory was attached: the protection of the mapping is compared;
 - whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
-- IPV6_V6ONLY of a socket with an IPv6 address of its own: the kernel sets it at every bind to one, and CRIU binds
-  also what was connected unbound; what it decides, whether IPv4 is taken too, the address has decided already;
+- IPV6_V6ONLY of a socket with an IPv6 address of its own: the kernel sets it at every bind to one, as CRIU's is;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
 - the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
@@ -95,6 +95,12 @@ def differences(before: Facts, after: Facts) -> list[str]:
         else:
             lines.append(f"{key}: {_short(old)} became {_short(new)}")
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
+
+
+def _owned(entry: Facts) -> Facts:
+    """A System V object without who made it."""
+    desc = entry.get("desc", {})
+    return entry | {"desc": {k: v for k, v in desc.items() if k not in ("cuid", "cgid")}} if desc else entry
 
 
 def _flags(value: int) -> int:
@@ -390,9 +396,11 @@ class _Canonical:
         for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img"):
             for path in sorted(self._directory.glob(pattern)):
                 if not path.name.startswith(SEGMENTS):
-                    self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = self._load(path.name)
+                    self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = [
+                        _owned(entry) for entry in self._load(path.name)
+                    ]
         for segment in self._segments():
-            self.facts[f"shared memory segment {segment['desc']['id']}"] = segment
+            self.facts[f"shared memory segment {segment['desc']['id']}"] = _owned(segment)
 
     def _segments(self) -> list[dict[str, Any]]:
         """System V shared memory. Its content lies beside it, where pycriu does not look for it."""

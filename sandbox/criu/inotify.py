@@ -52,7 +52,7 @@ def find(container: Container) -> list[str]:
 def watched(entries: Iterable[Any]) -> dict[str, int]:
     """Path in the sandbox -> inode number of what is watched by it, of the table of open files of a dump."""
     return {
-        told("/" + os.fsdecode(watch.f_handle.path).lstrip("/")): watch.i_ino
+        told(os.path.normpath("/" + os.fsdecode(watch.f_handle.path).lstrip("/"))): watch.i_ino
         for entry in entries
         if entry.HasField("ify")
         for watch in entry.ify.wd

@@ -272,6 +272,7 @@ def _watches(group: Record, wanted: GateLookups) -> None:
         need(handle.bytes <= 128 and len(handle.handle) <= 16, "a watch on a file without a name")
         need(handle.path, "a watched file has no path in the sandbox", "close the watch, or watch a copy of the file")
         path = b"/" + raw(handle.path).lstrip(b"/")
+        path = b"/" if path == b"/." else path  # as CRIU writes the root
         wanted.watched.append(ImagePath(_path(path, "a watch"), "", group.id))
 
 
