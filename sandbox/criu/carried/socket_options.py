@@ -25,11 +25,13 @@ _TCP_LISTEN = 10
 # (name, number), by level. The order is the one in which they are set: SO_LOCK_FILTER comes after filters.
 _SOCKET = (
     ("SO_PASSPIDFD", 76), ("SO_PASSRIGHTS", 83), ("SO_PEEK_OFF", 42), ("SO_TIMESTAMPNS", 35), ("SO_TIMESTAMP", 29),
-    ("SO_TIMESTAMPNS_NEW", 64), ("SO_TIMESTAMP_NEW", 63), ("SO_TIMESTAMPING", 37), ("SO_RXQ_OVFL", 40),
+    ("SO_TIMESTAMPNS_NEW", 64), ("SO_TIMESTAMP_NEW", 63), ("SO_TIMESTAMPING", 37),
+    ("SO_TIMESTAMPING_NEW", 65), ("SO_RXQ_OVFL", 40),
     ("SO_BUSY_POLL", 46), ("SO_MAX_PACING_RATE", 47), ("SO_ZEROCOPY", 60), ("SO_TXTIME", 61), ("SO_TXREHASH", 74),
     ("SO_RCVMARK", 75), ("SO_RCVPRIORITY", 82), ("SO_SELECT_ERR_QUEUE", 45), ("SO_WIFI_STATUS", 41),
     ("SO_NOFCS", 43), ("SO_LOCK_FILTER", 44),
 )  # fmt: skip
+_ELSEWHERE = (("SO_REUSEADDR", 2),)  # of all families but IPv4 and IPv6, for which CRIU has it
 _IP = (
     ("IP_RECVOPTS", 6), ("IP_RETOPTS", 7), ("IP_OPTIONS", 4), ("IP_MTU_DISCOVER", 10), ("IP_RECVERR", 11),
     ("IP_RECVERR_RFC4884", 26), ("IP_RECVTTL", 12), ("IP_RECVTOS", 13), ("IP_RECVORIGDSTADDR", 20), ("IP_MINTTL", 21),
@@ -37,13 +39,16 @@ _IP = (
     ("IP_MULTICAST_TTL", 33), ("IP_MULTICAST_LOOP", 34), ("IP_MULTICAST_ALL", 49), ("IP_UNICAST_IF", 50),
     ("IP_LOCAL_PORT_RANGE", 51), ("IP_PASSSEC", 18),
 )  # fmt: skip
+_IP_IN_IPV6 = (("IP_TOS", 1), ("IP_TTL", 2), ("IP_PKTINFO", 8), ("IP_FREEBIND", 15))  # CRIU has them for IPv4 alone
 _IPV6 = (
     ("IPV6_UNICAST_HOPS", 16), ("IPV6_MULTICAST_IF", 17), ("IPV6_MULTICAST_HOPS", 18), ("IPV6_MULTICAST_LOOP", 19),
     ("IPV6_MULTICAST_ALL", 29), ("IPV6_MTU_DISCOVER", 23), ("IPV6_RECVERR", 25), ("IPV6_FLOWINFO", 11),
     ("IPV6_FLOWINFO_SEND", 33), ("IPV6_RECVHOPLIMIT", 51), ("IPV6_RECVHOPOPTS", 53), ("IPV6_RECVRTHDR", 56),
     ("IPV6_RECVDSTOPTS", 58), ("IPV6_RECVPATHMTU", 60), ("IPV6_DONTFRAG", 62), ("IPV6_RECVTCLASS", 66),
     ("IPV6_TCLASS", 67), ("IPV6_AUTOFLOWLABEL", 70), ("IPV6_ADDR_PREFERENCES", 72), ("IPV6_MINHOPCOUNT", 73),
-    ("IPV6_RECVORIGDSTADDR", 74), ("IPV6_UNICAST_IF", 76), ("IPV6_RECVFRAGSIZE", 77), ("IPV6_RECVERR_RFC4884", 31),
+    ("IPV6_2292PKTINFO", 2), ("IPV6_2292HOPOPTS", 3), ("IPV6_2292DSTOPTS", 4), ("IPV6_2292RTHDR", 5),
+    ("IPV6_2292HOPLIMIT", 8), ("IPV6_ROUTER_ALERT_ISOLATE", 30), ("IPV6_RECVORIGDSTADDR", 74),
+    ("IPV6_UNICAST_IF", 76), ("IPV6_RECVFRAGSIZE", 77), ("IPV6_RECVERR_RFC4884", 31),
 )  # fmt: skip
 _TCP = (
     ("TCP_CONGESTION", 13), ("TCP_SYNCNT", 7), ("TCP_LINGER2", 8), ("TCP_DEFER_ACCEPT", 9),
@@ -60,10 +65,13 @@ _NETLINK = (
     ("NETLINK_EXT_ACK", 11), ("NETLINK_GET_STRICT_CHK", 12),
 )  # fmt: skip
 
+# An accepted connection says there what its first packet had; nobody can set it.
+_OF_FIRST_PACKET = ("IP_MULTICAST_IF", "IP_MULTICAST_TTL", "IPV6_MULTICAST_IF", "IPV6_MULTICAST_HOPS")
+
 _NUMBERS = {
     name: (level, number)
     for level, names in (
-        (socket.SOL_SOCKET, _SOCKET), (socket.IPPROTO_IP, _IP), (socket.IPPROTO_IPV6, _IPV6),
+        (socket.SOL_SOCKET, _ELSEWHERE + _SOCKET), (socket.IPPROTO_IP, _IP + _IP_IN_IPV6), (socket.IPPROTO_IPV6, _IPV6),
         (socket.IPPROTO_TCP, _TCP + _LISTENING), (_SOL_UDP, _UDP), (_SOL_NETLINK, _NETLINK),
     )
     for name, number in names
@@ -114,14 +122,15 @@ def _names(one: socket.socket) -> tuple[str, ...]:
 def _by_kind(family: int, kind: int, protocol: int) -> tuple[str, ...]:
     levels: list[tuple[tuple[str, int], ...]] = [_SOCKET]
     if family in (socket.AF_INET, socket.AF_INET6):
-        levels += [_IP] if family == socket.AF_INET else [_IPV6, _IP]
+        levels += [_IP] if family == socket.AF_INET else [_IPV6, _IP, _IP_IN_IPV6]
         if protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
             levels.append(_TCP if protocol == socket.IPPROTO_TCP else _UDP)
+    else:
+        levels.append(_ELSEWHERE)
     if family == _AF_NETLINK:
         levels.append(_NETLINK)
-    # An accepted connection says there what its first packet had; nobody can set it.
-    stream = kind == socket.SOCK_STREAM
-    return tuple(name for names in levels for name, _ in names if not (stream and "MULTICAST" in name))
+    left_out = _OF_FIRST_PACKET if kind == socket.SOCK_STREAM else ()
+    return tuple(name for names in levels for name, _ in names if name not in left_out)
 
 
 @functools.cache
