@@ -47,10 +47,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bench.harness import aftermath, command
+from bench.harness import weight_faults as weights
 from bench.harness.rank_stores import publish, store_of_rank
 from bench.harness.relays import forked, free_port, listening, relay_process
 from bench.harness.slow_link import slow_link
-from bench.torture import weights
 from rollout.engine.client import EngineClient, Sampling, wait_healthy
 from rollout.engine.embedded.apply import prepare
 from rollout.engine.embedded.model import ModelConfig, Qwen3

@@ -30,11 +30,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.harness import aftermath, command
-from bench.harness.watched_host import WatchedHost
 from sandbox.errors import PagurusError
 from sandbox.image import oci
 from sandbox.tree import archive, host_files, walk
 from sandbox.tree.safe_path import directory
+from tests.hostile.watched_host import WatchedHost
 
 LIMIT = 1 << 20  # bytes of one case
 CHECK_INTERVAL = 200  # cases between two looks at the host

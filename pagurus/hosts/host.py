@@ -64,7 +64,7 @@ def bench(
 
             aftermath.guard()
         sys.path.append(str(CHECKOUT))  # whose examples some benches learn, and which are not installed
-        raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))
+        raise typer.Exit(importlib.import_module(benches.module(name)).main(context.args))
     if name != "ls" and not name.startswith("-"):
         output.complain(f"no bench {name!r}; there are: {', '.join(known)}")
         raise typer.Exit(2)

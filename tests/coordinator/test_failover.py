@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from bench.harness.whole_host import group, lose, remove_groups
 from coordinator.decide import balance
 from coordinator.decide.balance import MovableSandbox, Move
 from coordinator.decide.place import HostView
@@ -33,6 +32,7 @@ from sandbox.messages.cluster import (
     MoveResult,
     PlaceInfo,
 )
+from tests.crash.whole_host import group, lose, remove_groups
 from tests.support.cluster import Cluster, apart, frozen
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
 from tests.support.gateway_agent import done, start

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.torture.run import Arena
 from daemon.verdict.assess import look
 from daemon.verdict.ignore import checked
 from daemon.verdict.judge import judge
@@ -21,6 +20,7 @@ from sandbox.container.container import Container
 from sandbox.errors import NotFound
 from sandbox.messages import Effects, IgnoreRules, Verdict
 from sandbox.tree.pool import BtrfsPool
+from tests.crash.torture.run import Arena
 from tests.support.daemon_host import until
 from tests.support.ebpf_support import image_with_probe
 

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import inspector as bench
-from bench.torture.programs import Vocabulary, drawn
-from bench.torture.run import Arena, Case, Tally, build, calls, cases, operations
 from daemon.verdict.judge import judge
 from ebpf import layout
 from ebpf.inspector import Inspector, Sizes
@@ -23,6 +20,9 @@ from sandbox.criu.checkpointer import Checkpointer
 from sandbox.errors import Unsupported
 from sandbox.messages import Verdict
 from sandbox.tree.pool import BtrfsPool
+from tests.conformance import inspector as bench
+from tests.crash.torture.programs import Vocabulary, drawn
+from tests.crash.torture.run import Arena, Case, Tally, build, calls, cases, operations
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_every_operation_is_in_a_case() -> None:
     named = {word.rpartition(":")[2] for case in CASES.values() for word in case.program + case.setup}
     counted = {word for word, setup, *_ in bench.COUNTS for word in (word, *setup)}
     counted |= {word for word, _ in bench.RELATIVE_COUNTS} | {word for word, _, _ in bench.ENTERED_COUNTS}
-    counted |= set(operations()["metadata of other kinds"])  # tests/bench/test_inspector.py
+    counted |= set(operations()["metadata of other kinds"])  # tests/conformance/test_inspector.py
     everything = {name for section in operations().values() for name in section}
     assert everything <= named | counted | {"noise"}
     assert len(list(cases())) >= 200

@@ -84,5 +84,5 @@ def test_every_verb_of_a_module_is_known() -> None:
 
 
 def test_every_bench_that_is_listed_can_be_run() -> None:
-    text = {name: (ROOT / "bench" / f"{name}.py").read_text() for name in bench.names()}
+    text = {name: bench.source(name).read_text() for name in bench.names()}
     assert "checkpoint" in text and [name for name in text if "\ndef main(" not in text[name]] == []

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.harness.own_daemon import launch
-from bench.harness.whole_host import GROUPS, group
 from sandbox import Client
 from sandbox.messages.cluster import HostInfo, HostRequest
+from tests.crash.whole_host import GROUPS, group
 from tests.support.daemon_host import Daemon
 
 

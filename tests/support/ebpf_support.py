@@ -1,6 +1,6 @@
 """A small program for the inspector's tests, in the image of the generator: `/probe NAME` does one thing N times.
 
-Owns: operations that the generator of bench/native lacks. Not a test module.
+Owns: operations that the generator of tests/conformance/native lacks. Not a test module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.torture.run import build
+from tests.crash.torture.run import build
 
 SOURCE = Path(__file__).with_name("ebpf_probe.c")
 

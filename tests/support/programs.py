@@ -31,7 +31,7 @@ class Program(subprocess.Popen[Any]):
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
-        assert not ignored, f"SIGTERM does not end {self.args}"
+        assert not ignored, f"SIGTERM does not end {self.args!r}"
 
     def destroy(self) -> None:
         """kill -9: no chance to tidy up."""

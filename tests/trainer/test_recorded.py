@@ -6,10 +6,10 @@ import random
 import shutil
 from pathlib import Path
 
-from bench.harness import recorded
 from rollout import Trajectory
 from rollout.store.samples import SampleStore
 from rollout.weights.store import VersionStore
+from tests.crash import recorded
 from trainer.config import TrainConfig, open_run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz import Target, admin, fuzz
 from sandbox import Client
+from tests.hostile.fuzz import Target, admin, fuzz
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from bench.harness.whole_host import group
 from daemon import fence
 from sandbox import Client
 from sandbox.errors import Conflict
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, Left
+from tests.crash.whole_host import group
 from tests.support.cluster import frozen
 from tests.support.daemon_host import Daemon, kill_everything, tasks_of, until
 

@@ -8,7 +8,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from bench.hostile.daemon import EXCHANGE
+from tests.hostile.daemon import EXCHANGE
 from tests.support.daemon_host import IMAGE, Daemon
 
 NOBODY = 65_534

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.power.blockdev import _RECORD, CRASH_STATES, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
-from bench.power.examine import contents
-from bench.power.story import EMPTY, NEVER, Ledger, Life, Story, Transaction
 from daemon.catalogue import CheckpointRow
 from sandbox import Verdict
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing
 from sandbox.tree.pool import BtrfsPool
+from tests.crash.power.blockdev import _RECORD, CRASH_STATES, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
+from tests.crash.power.examine import contents
+from tests.crash.power.story import EMPTY, NEVER, Ledger, Life, Story, Transaction
 from tests.support.daemon_host import image_tree, missing
 
 CHECKOUT = Path(__file__).resolve().parents[3]

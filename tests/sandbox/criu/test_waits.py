@@ -46,7 +46,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: run `make setup`")
     made = tmp_path_factory.mktemp("waits") / "waits"
-    source = paths.CHECKOUT / "bench" / "native" / "waits.c"
+    source = paths.CHECKOUT / "tests" / "conformance" / "native" / "waits.c"
     subprocess.run(["cc", "-O2", "-static", "-pthread", "-o", made, source], check=True)
     return made
 
