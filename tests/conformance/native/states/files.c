@@ -70,7 +70,7 @@ OPENED(proc_mounts, "/proc/self/mountinfo", O_RDONLY, "/proc/self/mountinfo");
 
 STATE(shared_offset, "files", "dup, and a child: one offset");
 MAKE(shared_offset) { put("file", "0123456789"); fd[0] = open("file", O_RDONLY); fd[1] = dup2(fd[0], 77); child = start_child(NULL); }
-POLL_INTERVAL(shared_offset)
+OBSERVE(shared_offset)
 {
 	char path[64];
 	lseek(fd[0], 3, SEEK_SET);
@@ -81,25 +81,25 @@ POLL_INTERVAL(shared_offset)
 }
 STATE(deleted_file_in_the_way, "files", "an open file that was removed, beside files called as CRIU would call it (NAME.cr.1.ghost)");
 MAKE(deleted_file_in_the_way) { fd[0] = must(open("crab", O_RDWR | O_CREAT, 0600)); must(write(fd[0], "claw", 4)); unlink("crab"); for (int i = 1; i < 9; i++) { char name[64]; snprintf(name, sizeof name, "crab.cr.%x.ghost", i); put(name, "mine"); } }
-POLL_INTERVAL(deleted_file_in_the_way) { char text[8] = ""; say_call("read", pread(fd[0], text, 4, 0)); say("%s", text); }
+OBSERVE(deleted_file_in_the_way) { char text[8] = ""; say_call("read", pread(fd[0], text, 4, 0)); say("%s", text); }
 STATE(deleted_file, "files", "an open file that was removed");
 MAKE(deleted_file) { put("file", "ghost"); fd[0] = open("file", O_RDWR); unlink("file"); }
-POLL_INTERVAL(deleted_file) { char text[9] = ""; say_call("read", pread(fd[0], text, 8, 0)); struct stat found; fstat(fd[0], &found); say("%s %ld links %ld", text, (long)found.st_size, (long)found.st_nlink); }
+OBSERVE(deleted_file) { char text[9] = ""; say_call("read", pread(fd[0], text, 8, 0)); struct stat found; fstat(fd[0], &found); say("%s %ld links %ld", text, (long)found.st_size, (long)found.st_nlink); }
 STATE(directory_offset, "files", "a directory read in part");
 MAKE(directory_offset) { char block[256]; fd[0] = open("/usr/bin", O_RDONLY | O_DIRECTORY); must(syscall(SYS_getdents64, fd[0], block, sizeof block)); }
-POLL_INTERVAL(directory_offset) { say_call("at", lseek(fd[0], 0, SEEK_CUR)); }
+OBSERVE(directory_offset) { say_call("at", lseek(fd[0], 0, SEEK_CUR)); }
 STATE(write_hint, "files", "fcntl(F_SET_RW_HINT)");
 MAKE(write_hint) { uint64_t hint = 2; fd[0] = open("file", O_RDWR | O_CREAT, 0644); must(fcntl(fd[0], F_SET_RW_HINT, &hint)); }
-POLL_INTERVAL(write_hint) { uint64_t hint = 9; fcntl(fd[0], F_GET_RW_HINT, &hint); say("%ld", (long)hint); }
+OBSERVE(write_hint) { uint64_t hint = 9; fcntl(fd[0], F_GET_RW_HINT, &hint); say("%ld", (long)hint); }
 STATE(read_advice, "files", "posix_fadvise(RANDOM)");
 MAKE(read_advice) { put("file", "x"); fd[0] = open("file", O_RDONLY); must(posix_fadvise(fd[0], 0, 0, POSIX_FADV_RANDOM) ? -1 : 0); }
-POLL_INTERVAL(read_advice) { say_flags(fd[0]); }
+OBSERVE(read_advice) { say_flags(fd[0]); }
 
 /* ------------------------------------------------------------------ pipes */
 
 STATE(pipe_content, "pipes", "bytes in a pipe");
 MAKE(pipe_content) { must(pipe(fd)); must(write(fd[1], "in the pipe", 11)); }
-POLL_INTERVAL(pipe_content)
+OBSERVE(pipe_content)
 {
 	char text[65] = "";
 	int copy[2], waiting = 0;
@@ -112,17 +112,17 @@ POLL_INTERVAL(pipe_content)
 }
 STATE(pipe_size, "pipes", "fcntl(F_SETPIPE_SZ)");
 MAKE(pipe_size) { must(pipe(fd)); must(fcntl(fd[0], F_SETPIPE_SZ, 1 << 18)); }
-POLL_INTERVAL(pipe_size) { say_call("size", fcntl(fd[0], F_GETPIPE_SZ)); }
+OBSERVE(pipe_size) { say_call("size", fcntl(fd[0], F_GETPIPE_SZ)); }
 static void say_owner(int descriptor) { struct stat found; fstat(descriptor, &found); say("%o %u %u ", found.st_mode, found.st_uid, found.st_gid); }
 STATE(pipe_rights, "pipes", "fchown and fchmod of a pipe: who may open it through /proc");
 MAKE(pipe_rights) { must(pipe(fd)); must(fchown(fd[0], 1000, 1001)); must(fchmod(fd[0], 0640)); }
-POLL_INTERVAL(pipe_rights) { say_owner(fd[0]); say_owner(fd[1]); }
+OBSERVE(pipe_rights) { say_owner(fd[0]); say_owner(fd[1]); }
 STATE(pipe_both_ways, "pipes", "a pipe opened through /proc for reading and writing at once");
 MAKE(pipe_both_ways) { char path[64]; must(pipe(fd)); snprintf(path, sizeof path, "/proc/self/fd/%d", fd[0]); fd[2] = must(open(path, O_RDWR)); }
-POLL_INTERVAL(pipe_both_ways) { say_owner(fd[2]); say_flags(fd[2]); }
+OBSERVE(pipe_both_ways) { say_owner(fd[2]); say_flags(fd[2]); }
 STATE(pipe_packets, "pipes", "pipe2(O_DIRECT) with two packets");
 MAKE(pipe_packets) { must(pipe2(fd, O_DIRECT)); must(write(fd[1], "one", 3)); must(write(fd[1], "two", 3)); }
-POLL_INTERVAL(pipe_packets)
+OBSERVE(pipe_packets)
 {
 	char text[64] = "";
 	int copy[2];
@@ -134,22 +134,22 @@ POLL_INTERVAL(pipe_packets)
 }
 STATE(pipe_flags, "pipes", "one end O_NONBLOCK, both O_CLOEXEC");
 MAKE(pipe_flags) { must(pipe2(fd, O_CLOEXEC)); fcntl(fd[1], F_SETFL, O_NONBLOCK); }
-POLL_INTERVAL(pipe_flags) { say_flags(fd[0]); say_flags(fd[1]); }
+OBSERVE(pipe_flags) { say_flags(fd[0]); say_flags(fd[1]); }
 STATE(pipe_half, "pipes", "a pipe whose writer is gone, with bytes in it");
 MAKE(pipe_half) { must(pipe(fd)); must(write(fd[1], "rest", 4)); close(fd[1]); }
-POLL_INTERVAL(pipe_half) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); struct pollfd p = {fd[0], POLLIN, 0}; poll(&p, 1, 0); say("%d %x", waiting, p.revents); }
+OBSERVE(pipe_half) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); struct pollfd p = {fd[0], POLLIN, 0}; poll(&p, 1, 0); say("%d %x", waiting, p.revents); }
 STATE(fifo_content, "pipes", "bytes in a FIFO");
 MAKE(fifo_content) { mkfifo("fifo", 0644); fd[0] = must(open("fifo", O_RDWR)); must(write(fd[0], "fifo", 4)); }
-POLL_INTERVAL(fifo_content) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); say_flags(fd[0]); }
+OBSERVE(fifo_content) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); say_flags(fd[0]); }
 
 /* ------------------------------------------------------------------ event descriptors */
 
 STATE(event_counter, "events", "eventfd with a value");
 MAKE(event_counter) { fd[0] = must(eventfd(41, EFD_NONBLOCK)); }
-POLL_INTERVAL(event_counter) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8)); say("%ld", (long)value); if (write(fd[0], &value, 8)) { } say_flags(fd[0]); }
+OBSERVE(event_counter) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8)); say("%ld", (long)value); if (write(fd[0], &value, 8)) { } say_flags(fd[0]); }
 STATE(event_semaphore, "events", "eventfd(EFD_SEMAPHORE)");
 MAKE(event_semaphore) { fd[0] = must(eventfd(3, EFD_SEMAPHORE)); }
-POLL_INTERVAL(event_semaphore) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8)); say("%ld", (long)value); if (write(fd[0], &value, 8)) { } }
+OBSERVE(event_semaphore) { uint64_t value = 0; say_call("read", read(fd[0], &value, 8)); say("%ld", (long)value); if (write(fd[0], &value, 8)) { } }
 STATE(pressure_trigger, "events", "a trigger of /proc/pressure/memory");
 MAKE(pressure_trigger)
 {
@@ -157,7 +157,7 @@ MAKE(pressure_trigger)
 	fd[0] = must(open("/proc/pressure/memory", O_RDWR | O_CLOEXEC));
 	must(write(fd[0], trigger, sizeof trigger));
 }
-POLL_INTERVAL(pressure_trigger) { struct pollfd p = {fd[0], POLLPRI, 0}; poll(&p, 1, 0); say("%x", p.revents & POLLERR); say_flags(fd[0]); }
+OBSERVE(pressure_trigger) { struct pollfd p = {fd[0], POLLPRI, 0}; poll(&p, 1, 0); say("%x", p.revents & POLLERR); say_flags(fd[0]); }
 STATE(signal_descriptor, "events", "signalfd with a signal to be read");
 MAKE(signal_descriptor)
 {
@@ -167,7 +167,7 @@ MAKE(signal_descriptor)
 	fd[0] = must(signalfd(-1, &set, SFD_NONBLOCK));
 	sigqueue(getpid(), SIGUSR2, (union sigval){.sival_int = 5});
 }
-POLL_INTERVAL(signal_descriptor) { struct pollfd p = {fd[0], POLLIN, 0}; poll(&p, 1, 0); say("%x ", p.revents); say_fdinfo(fd[0]); }
+OBSERVE(signal_descriptor) { struct pollfd p = {fd[0], POLLIN, 0}; poll(&p, 1, 0); say("%x ", p.revents); say_fdinfo(fd[0]); }
 
 static void say_events(int descriptor)
 {
@@ -213,21 +213,21 @@ POLLED(epoll_once, "EPOLLONESHOT, spent", EPOLLIN | EPOLLONESHOT, true);
 POLLED(epoll_exclusive, "EPOLLEXCLUSIVE", EPOLLIN | EPOLLEXCLUSIVE, false);
 STATE(epoll_edge_spent, "events", "epoll: EPOLLET, with the event taken");
 MAKE(epoll_edge_spent) { static const struct polled p = {EPOLLIN | EPOLLET, true}; make_polled(&p); }
-POLL_INTERVAL(epoll_edge_spent) { struct epoll_event ready; say_flags(fd[2]); say("again %d", epoll_wait(fd[2], &ready, 1, 0) > 0); }
+OBSERVE(epoll_edge_spent) { struct epoll_event ready; say_flags(fd[2]); say("again %d", epoll_wait(fd[2], &ready, 1, 0) > 0); }
 STATE(epoll_nested, "events", "epoll in epoll");
 MAKE(epoll_nested) { static const struct polled p = {EPOLLIN, false}; make_polled(&p); fd[3] = epoll_create1(0); watch(fd[3], fd[2], EPOLLIN, 7); }
-POLL_INTERVAL(epoll_nested) { say_events(fd[3]); say_events(fd[2]); }
+OBSERVE(epoll_nested) { say_events(fd[3]); say_events(fd[2]); }
 STATE(epoll_closed, "events", "epoll: a watched descriptor closed, its duplicate open");
 MAKE(epoll_closed) { static const struct polled p = {EPOLLIN, false}; make_polled(&p); fd[4] = dup2(fd[0], 90); close(fd[0]); }
-POLL_INTERVAL(epoll_closed) { say_events(fd[2]); }
+OBSERVE(epoll_closed) { say_events(fd[2]); }
 STATE(epoll_busy, "events", "epoll: EPIOCSPARAMS");
 struct epoll_busy { uint32_t usecs; uint16_t budget; uint8_t prefer, pad; };
 MAKE(epoll_busy) { struct epoll_busy b = {50, 8, 1, 0}; fd[0] = epoll_create1(0); must(ioctl(fd[0], _IOW(0x8A, 1, struct epoll_busy), &b)); }
-POLL_INTERVAL(epoll_busy) { struct epoll_busy b = {0}; say_call("get", ioctl(fd[0], _IOR(0x8A, 2, struct epoll_busy), &b)); say("%u %u %u", b.usecs, b.budget, b.prefer); }
+OBSERVE(epoll_busy) { struct epoll_busy b = {0}; say_call("get", ioctl(fd[0], _IOR(0x8A, 2, struct epoll_busy), &b)); say("%u %u %u", b.usecs, b.budget, b.prefer); }
 
 STATE(inotify_watch, "events", "inotify: watches with their masks");
 MAKE(inotify_watch) { put("file", "x"); fd[0] = must(inotify_init1(IN_NONBLOCK)); must(inotify_add_watch(fd[0], "file", IN_MODIFY)); must(inotify_add_watch(fd[0], ".", IN_CREATE | IN_ONLYDIR)); }
-POLL_INTERVAL(inotify_watch)
+OBSERVE(inotify_watch)
 {
 	char path[64], line[512];
 	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd[0]);
@@ -243,67 +243,67 @@ POLL_INTERVAL(inotify_watch)
 }
 STATE(inotify_queue, "events", "inotify: events that were not read");
 MAKE(inotify_queue) { fd[0] = must(inotify_init1(IN_NONBLOCK)); must(inotify_add_watch(fd[0], ".", IN_CREATE)); put("new", "x"); }
-POLL_INTERVAL(inotify_queue) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); }
+OBSERVE(inotify_queue) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); }
 STATE(fanotify_group, "events", "fanotify_init");
 MAKE(fanotify_group) { fd[0] = must(syscall(SYS_fanotify_init, 0x200, 0)); }
-POLL_INTERVAL(fanotify_group) { }
+OBSERVE(fanotify_group) { }
 
 STATE(memory_seals, "memory files", "memfd: content and seals");
 MAKE(memory_seals) { fd[0] = must(memfd_create("crab", MFD_ALLOW_SEALING)); must(write(fd[0], "sealed", 6)); must(fcntl(fd[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)); }
-POLL_INTERVAL(memory_seals) { char text[9] = ""; say_call("seals", fcntl(fd[0], F_GET_SEALS)); say_call("read", pread(fd[0], text, 8, 0)); say("%s ", text); say_call("at", lseek(fd[0], 0, SEEK_CUR)); }
+OBSERVE(memory_seals) { char text[9] = ""; say_call("seals", fcntl(fd[0], F_GET_SEALS)); say_call("read", pread(fd[0], text, 8, 0)); say("%s ", text); say_call("at", lseek(fd[0], 0, SEEK_CUR)); }
 STATE(memory_not_executable, "memory files", "memfd_create(MFD_NOEXEC_SEAL)");
 MAKE(memory_not_executable) { fd[0] = must(memfd_create("crab", 8)); must(write(fd[0], "x", 1)); }
-POLL_INTERVAL(memory_not_executable) { struct stat found; fstat(fd[0], &found); say_call("seals", fcntl(fd[0], F_GET_SEALS)); say("%o", found.st_mode); }
+OBSERVE(memory_not_executable) { struct stat found; fstat(fd[0], &found); say_call("seals", fcntl(fd[0], F_GET_SEALS)); say("%o", found.st_mode); }
 STATE(memory_mode, "memory files", "a memfd with another mode and owner, opened twice");
 MAKE(memory_mode) { fd[0] = must(memfd_create("crab", 0)); must(write(fd[0], "x", 1)); must(fchmod(fd[0], 0640)); must(fchown(fd[0], 5, 6)); char path[64]; snprintf(path, sizeof path, "/proc/self/fd/%d", fd[0]); fd[1] = must(open(path, O_RDONLY)); }
-POLL_INTERVAL(memory_mode) { struct stat found; fstat(fd[0], &found); say("%o %u %u ", found.st_mode, found.st_uid, found.st_gid); say_flags(fd[1]); }
+OBSERVE(memory_mode) { struct stat found; fstat(fd[0], &found); say("%o %u %u ", found.st_mode, found.st_uid, found.st_gid); say_flags(fd[1]); }
 STATE(memory_attributes, "memory files", "a memfd with an extended attribute");
 MAKE(memory_attributes) { fd[0] = must(memfd_create("crab", 0)); must(fsetxattr(fd[0], "user.claw", "1", 1, 0)); }
-POLL_INTERVAL(memory_attributes) { char value[8] = ""; say_call("size", fgetxattr(fd[0], "user.claw", value, sizeof value)); say("%s", value); }
+OBSERVE(memory_attributes) { char value[8] = ""; say_call("size", fgetxattr(fd[0], "user.claw", value, sizeof value)); say("%s", value); }
 STATE(memory_times, "memory files", "the times of a memfd");
 MAKE(memory_times) { struct timespec times[2] = {{1000, 0}, {2000, 0}}; fd[0] = must(memfd_create("crab", 0)); must(futimens(fd[0], times)); }
-POLL_INTERVAL(memory_times) { struct stat found; fstat(fd[0], &found); say("%ld %ld", found.st_atim.tv_sec, found.st_mtim.tv_sec); }
+OBSERVE(memory_times) { struct stat found; fstat(fd[0], &found); say("%ld %ld", found.st_atim.tv_sec, found.st_mtim.tv_sec); }
 STATE(memory_ahead, "memory files", "memory that a memfd has beyond its end: fallocate(FALLOC_FL_KEEP_SIZE)");
 MAKE(memory_ahead) { fd[0] = must(memfd_create("crab", 0)); must(fallocate(fd[0], 1, 0, 1 << 20)); }
-POLL_INTERVAL(memory_ahead) { struct stat found; fstat(fd[0], &found); say("%ld %ld", (long)found.st_size, (long)found.st_blocks); }
+OBSERVE(memory_ahead) { struct stat found; fstat(fd[0], &found); say("%ld %ld", (long)found.st_size, (long)found.st_blocks); }
 
 /* ------------------------------------------------------------------ processes as descriptors */
 
 static void say_pidfd(int descriptor) { char path[64]; snprintf(path, sizeof path, "/proc/self/fdinfo/%d", descriptor); say_lines(path, "Pid"); say_call("signal", syscall(SYS_pidfd_send_signal, descriptor, 0, NULL, 0)); }
 STATE(process_descriptor, "process descriptors", "pidfd_open of a child");
 MAKE(process_descriptor) { child = start_child(NULL); fd[0] = must(syscall(SYS_pidfd_open, child, 0)); }
-POLL_INTERVAL(process_descriptor) { say_pidfd(fd[0]); say_flags(fd[0]); }
+OBSERVE(process_descriptor) { say_pidfd(fd[0]); say_flags(fd[0]); }
 STATE(thread_descriptor, "process descriptors", "pidfd_open(PIDFD_THREAD)");
 MAKE(thread_descriptor) { start_thread(false, false); fd[0] = must(syscall(SYS_pidfd_open, thread_id, O_EXCL)); }
-POLL_INTERVAL(thread_descriptor) { say_pidfd(fd[0]); say_flags(fd[0]); }
+OBSERVE(thread_descriptor) { say_pidfd(fd[0]); say_flags(fd[0]); }
 STATE(dead_process_descriptor, "process descriptors", "a pidfd of a process that is gone");
 MAKE(dead_process_descriptor) { child = fork(); if (!child) _exit(3); fd[0] = must(syscall(SYS_pidfd_open, child, 0)); waitpid(child, NULL, 0); }
-POLL_INTERVAL(dead_process_descriptor) { say_pidfd(fd[0]); }
+OBSERVE(dead_process_descriptor) { say_pidfd(fd[0]); }
 STATE(zombie_descriptor, "process descriptors", "a pidfd of a child that was not waited for");
 MAKE(zombie_descriptor) { child = fork(); if (!child) _exit(3); fd[0] = must(syscall(SYS_pidfd_open, child, 0)); usleep(100000); }
-POLL_INTERVAL(zombie_descriptor) { say_pidfd(fd[0]); siginfo_t info = {0}; say_call("wait", waitid(3, fd[0], &info, WEXITED | WNOHANG | WNOWAIT)); say("%d", info.si_status); }
+OBSERVE(zombie_descriptor) { say_pidfd(fd[0]); siginfo_t info = {0}; say_call("wait", waitid(3, fd[0], &info, WEXITED | WNOHANG | WNOWAIT)); say("%d", info.si_status); }
 STATE(proc_directory, "process descriptors", "/proc/PID of a child, open");
 MAKE(proc_directory) { char path[64]; child = start_child(NULL); snprintf(path, sizeof path, "/proc/%d", child); fd[0] = must(open(path, O_RDONLY | O_DIRECTORY)); }
-POLL_INTERVAL(proc_directory) { say_call("there", faccessat(fd[0], "status", F_OK, 0)); }
+OBSERVE(proc_directory) { say_call("there", faccessat(fd[0], "status", F_OK, 0)); }
 
 STATE(ring, "other descriptors", "io_uring_setup");
 MAKE(ring) { char parameters[200] = {0}; fd[0] = must(syscall(425, 8, parameters)); }
-POLL_INTERVAL(ring) { }
+OBSERVE(ring) { }
 STATE(kernel_program, "other descriptors", "bpf");
 MAKE(kernel_program) { char attributes[128] = {1, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 1}; fd[0] = must(syscall(SYS_bpf, 0, attributes, 72)); }
-POLL_INTERVAL(kernel_program) { }
+OBSERVE(kernel_program) { }
 STATE(performance_counter, "other descriptors", "perf_event_open");
 MAKE(performance_counter) { char attributes[128] = {1, 0, 0, 0, 112}; fd[0] = must(syscall(SYS_perf_event_open, attributes, 0, -1, -1, 0)); }
-POLL_INTERVAL(performance_counter) { }
+OBSERVE(performance_counter) { }
 STATE(mount_descriptor, "other descriptors", "fsopen");
 MAKE(mount_descriptor) { fd[0] = must(syscall(430, "tmpfs", 0)); }
-POLL_INTERVAL(mount_descriptor) { }
+OBSERVE(mount_descriptor) { }
 STATE(asynchronous_files, "other descriptors", "io_setup");
 MAKE(asynchronous_files) { unsigned long context = 0; must(syscall(SYS_io_setup, 16, &context)); area = (char *)context; }
-POLL_INTERVAL(asynchronous_files) { say_mapping(area); say_call("events", syscall(SYS_io_getevents, area, 0, 0, NULL, NULL)); }
+OBSERVE(asynchronous_files) { say_mapping(area); say_call("events", syscall(SYS_io_getevents, area, 0, 0, NULL, NULL)); }
 STATE(file_handle, "other descriptors", "open_by_handle_at");
 MAKE(file_handle) { struct { unsigned size; int type; char bytes[128]; } handle = {.size = 128}; int mount; must(syscall(SYS_name_to_handle_at, AT_FDCWD, "/usr", &handle, &mount, 0)); fd[0] = must(syscall(SYS_open_by_handle_at, AT_FDCWD, &handle, O_RDONLY)); }
-POLL_INTERVAL(file_handle) { }
+OBSERVE(file_handle) { }
 
 /* ------------------------------------------------------------------ who is told about a descriptor */
 
@@ -315,7 +315,7 @@ MAKE(owner)
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd));
 	must(fcntl(fd[0], F_SETOWN, getpid())), must(fcntl(fd[0], F_SETSIG, 50)), must(fcntl(fd[0], F_SETFL, O_ASYNC));
 }
-POLL_INTERVAL(owner) { say_call("owner", fcntl(fd[0], F_GETOWN) == getpid()); say_call("signal", fcntl(fd[0], F_GETSIG)); say_flags(fd[0]); }
+OBSERVE(owner) { say_call("owner", fcntl(fd[0], F_GETOWN) == getpid()); say_call("signal", fcntl(fd[0], F_GETSIG)); say_flags(fd[0]); }
 STATE(pipe_owner, "fcntl", "fcntl(F_SETOWN_EX, F_SETSIG) and O_ASYNC on a pipe");
 MAKE(pipe_owner)
 {
@@ -324,18 +324,18 @@ MAKE(pipe_owner)
 	must(pipe(fd));
 	must(fcntl(fd[0], F_SETOWN_EX, &owner)), must(fcntl(fd[0], F_SETSIG, 51)), must(fcntl(fd[0], F_SETFL, O_ASYNC));
 }
-POLL_INTERVAL(pipe_owner) { struct f_owner_ex owner = {0}; fcntl(fd[0], F_GETOWN_EX, &owner); say("%d %d ", owner.type, owner.pid == getpgrp()); say_call("signal", fcntl(fd[0], F_GETSIG)); say_flags(fd[0]); }
+OBSERVE(pipe_owner) { struct f_owner_ex owner = {0}; fcntl(fd[0], F_GETOWN_EX, &owner); say("%d %d ", owner.type, owner.pid == getpgrp()); say_call("signal", fcntl(fd[0], F_GETSIG)); say_flags(fd[0]); }
 STATE(owner_thread, "fcntl", "fcntl(F_SETOWN_EX, F_OWNER_TID)");
 MAKE(owner_thread) { struct f_owner_ex owner = {F_OWNER_TID, 0}; start_thread(false, false); owner.pid = thread_id; must(pipe(fd)); must(fcntl(fd[0], F_SETOWN_EX, &owner)); }
-POLL_INTERVAL(owner_thread) { struct f_owner_ex owner = {0}; fcntl(fd[0], F_GETOWN_EX, &owner); say("%d %d", owner.type, owner.pid && owner.pid == thread_id); }
+OBSERVE(owner_thread) { struct f_owner_ex owner = {0}; fcntl(fd[0], F_GETOWN_EX, &owner); say("%d %d", owner.type, owner.pid && owner.pid == thread_id); }
 STATE(lease, "locks", "fcntl(F_SETLEASE)");
 MAKE(lease) { put("file", "x"); fd[0] = must(open("file", O_RDONLY)); must(fcntl(fd[0], F_SETLEASE, F_RDLCK)); }
-POLL_INTERVAL(lease) { say_call("lease", fcntl(fd[0], F_GETLEASE)); }
+OBSERVE(lease) { say_call("lease", fcntl(fd[0], F_GETLEASE)); }
 STATE(directory_notice, "fcntl", "fcntl(F_NOTIFY)");
 static volatile int noticed;
 static void on_notice(int number) { (void)number; noticed = 1; }
 MAKE(directory_notice) { signal(SIGIO, on_notice); fd[0] = must(open(".", O_RDONLY)); must(fcntl(fd[0], F_NOTIFY, DN_CREATE | DN_MULTISHOT)); }
-POLL_INTERVAL(directory_notice) { noticed = 0; close(open("noticed", O_CREAT | O_WRONLY, 0644)); unlink("noticed"); say("%d", noticed); }
+OBSERVE(directory_notice) { noticed = 0; close(open("noticed", O_CREAT | O_WRONLY, 0644)); unlink("noticed"); say("%d", noticed); }
 
 /* ------------------------------------------------------------------ locks: asked from a child, which holds none */
 
@@ -376,19 +376,19 @@ static void lock(int command, short type, long start, long length)
 }
 STATE(lock_posix, "locks", "fcntl(F_SETLK): two ranges");
 MAKE(lock_posix) { put("file", "0123456789"); fd[0] = open("file", O_RDWR); lock(F_SETLK, F_WRLCK, 2, 3); lock(F_SETLK, F_RDLCK, 8, 0); }
-POLL_INTERVAL(lock_posix) { say_locks(); }
+OBSERVE(lock_posix) { say_locks(); }
 STATE(lock_open_file, "locks", "fcntl(F_OFD_SETLK)");
 MAKE(lock_open_file) { put("file", "0123456789"); fd[0] = open("file", O_RDWR); lock(F_OFD_SETLK, F_WRLCK, 1, 4); }
-POLL_INTERVAL(lock_open_file) { say_locks(); }
+OBSERVE(lock_open_file) { say_locks(); }
 STATE(lock_exclusive, "locks", "flock(LOCK_EX)");
 MAKE(lock_exclusive) { put("file", "x"); fd[0] = open("file", O_RDWR); must(flock(fd[0], LOCK_EX)); }
-POLL_INTERVAL(lock_exclusive) { say_locks(); }
+OBSERVE(lock_exclusive) { say_locks(); }
 STATE(lock_shared, "locks", "flock(LOCK_SH), held by a child, too");
 MAKE(lock_shared) { put("file", "x"); fd[0] = open("file", O_RDONLY); must(flock(fd[0], LOCK_SH)); child = start_child(NULL); }
-POLL_INTERVAL(lock_shared) { say_locks(); }
+OBSERVE(lock_shared) { say_locks(); }
 STATE(lock_of_mapped, "locks", "fcntl(F_SETLK) on a file that is also mapped, as databases do");
 MAKE(lock_of_mapped) { put("file", "0123456789"); fd[0] = open("file", O_RDWR); lock(F_SETLK, F_RDLCK, 123, 1); area = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd[0], 0); }
-POLL_INTERVAL(lock_of_mapped) { say_locks(); }
+OBSERVE(lock_of_mapped) { say_locks(); }
 
 /* ------------------------------------------------------------------ terminals */
 
@@ -420,27 +420,27 @@ MAKE(terminal)
 	must(tcsetattr(fd[1], TCSANOW, &settings));
 	must(ioctl(fd[1], TIOCSWINSZ, &(struct winsize){.ws_row = 33, .ws_col = 99}));
 }
-POLL_INTERVAL(terminal) { say_terminal(fd[1]); }
+OBSERVE(terminal) { say_terminal(fd[1]); }
 STATE(terminal_input, "terminals", "typed and not read");
 MAKE(terminal_input) { open_terminal(); must(write(fd[0], "typed\n", 6)); }
-POLL_INTERVAL(terminal_input) { int waiting = 0; ioctl(fd[1], FIONREAD, &waiting); say("%d", waiting); }
+OBSERVE(terminal_input) { int waiting = 0; ioctl(fd[1], FIONREAD, &waiting); say("%d", waiting); }
 STATE(terminal_output, "terminals", "printed and not read");
 MAKE(terminal_output) { open_terminal(); must(write(fd[1], "printed", 7)); }
-POLL_INTERVAL(terminal_output) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); }
+OBSERVE(terminal_output) { int waiting = 0; ioctl(fd[0], FIONREAD, &waiting); say("%d", waiting); }
 STATE(terminal_exclusive, "terminals", "ioctl(TIOCEXCL)");
 MAKE(terminal_exclusive) { open_terminal(); must(ioctl(fd[1], TIOCEXCL)); }
-POLL_INTERVAL(terminal_exclusive) { int on = -1; ioctl(fd[1], TIOCGEXCL, &on); say("%d", on); }
+OBSERVE(terminal_exclusive) { int on = -1; ioctl(fd[1], TIOCGEXCL, &on); say("%d", on); }
 STATE(terminal_packets, "terminals", "ioctl(TIOCPKT)");
 MAKE(terminal_packets) { int on = 1; open_terminal(); must(ioctl(fd[0], TIOCPKT, &on)); }
-POLL_INTERVAL(terminal_packets) { int on = -1; ioctl(fd[0], TIOCGPKT, &on); say("%d", on); }
+OBSERVE(terminal_packets) { int on = -1; ioctl(fd[0], TIOCGPKT, &on); say("%d", on); }
 STATE(terminal_locked, "terminals", "ioctl(TIOCSLCKTRMIOS)");
 MAKE(terminal_locked) { struct termios locked = {.c_lflag = ECHO}; open_terminal(); must(ioctl(fd[1], TIOCSLCKTRMIOS, &locked)); }
-POLL_INTERVAL(terminal_locked) { struct termios locked = {0}; ioctl(fd[1], TIOCGLCKTRMIOS, &locked); say("%x", locked.c_lflag); }
+OBSERVE(terminal_locked) { struct termios locked = {0}; ioctl(fd[1], TIOCGLCKTRMIOS, &locked); say("%x", locked.c_lflag); }
 STATE(controlling_terminal, "terminals", "a session with its terminal and a foreground group");
 static void lead(void) { setsid(); open_terminal(); ioctl(fd[1], TIOCSCTTY, 0); }
 static void follow(void) { setpgid(0, 0); }
 MAKE(controlling_terminal) { lead(); pid_t pid = start_child(follow); signal(SIGTTOU, SIG_IGN); must(tcsetpgrp(fd[1], pid)); child = pid; }
-POLL_INTERVAL(controlling_terminal)
+OBSERVE(controlling_terminal)
 {
 	char line[1024] = ""; int number = 0, group = 0;
 	FILE *file = fopen("/proc/self/stat", "re");
@@ -451,7 +451,7 @@ POLL_INTERVAL(controlling_terminal)
 }
 STATE(terminal_discipline, "terminals", "ioctl(TIOCSETD)");
 MAKE(terminal_discipline) { int number = 3; open_terminal(); must(ioctl(fd[1], TIOCSETD, &number)); }
-POLL_INTERVAL(terminal_discipline) { int number = -1; ioctl(fd[1], TIOCGETD, &number); say("%d", number); }
+OBSERVE(terminal_discipline) { int number = -1; ioctl(fd[1], TIOCGETD, &number); say("%d", number); }
 STATE(terminal_hung_up, "terminals", "the other side closed");
 MAKE(terminal_hung_up) { open_terminal(); close(fd[0]); }
-POLL_INTERVAL(terminal_hung_up) { struct pollfd p = {fd[1], POLLIN, 0}; poll(&p, 1, 0); say("%x ", p.revents); char byte; say_call("read", read(fd[1], &byte, 1)); }
+OBSERVE(terminal_hung_up) { struct pollfd p = {fd[1], POLLIN, 0}; poll(&p, 1, 0); say("%x ", p.revents); char byte; say_call("read", read(fd[1], &byte, 1)); }

@@ -67,13 +67,13 @@ BOUND(limit_locks, RLIMIT_LOCKS, 10, 20);
 
 STATE(nice_value, "scheduling", "setpriority");
 MAKE(nice_value) { must(setpriority(PRIO_PROCESS, 0, 7)); }
-POLL_INTERVAL(nice_value) { say_call("nice", getpriority(PRIO_PROCESS, 0)); }
+OBSERVE(nice_value) { say_call("nice", getpriority(PRIO_PROCESS, 0)); }
 
 static void be_nice(void) { setpriority(PRIO_PROCESS, 0, 11); }
 static void say_nice(void) { say_call("nice", getpriority(PRIO_PROCESS, 0)); }
 STATE(thread_nice_value, "scheduling", "setpriority in a second thread");
 MAKE(thread_nice_value) { start_thread(false, false); in_thread(be_nice); }
-POLL_INTERVAL(thread_nice_value) { in_thread(say_nice); say_nice(); }
+OBSERVE(thread_nice_value) { in_thread(say_nice); say_nice(); }
 
 static struct attributes { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; uint32_t least, most; } got;
 static void say_schedule(void)
@@ -104,18 +104,18 @@ POLICY(policy_reset_on_fork, SCHED_OTHER | SCHED_RESET_ON_FORK, 0);
 static void be_idle(void) { struct sched_param parameter = {0}; sched_setscheduler(0, SCHED_IDLE, &parameter); }
 STATE(thread_policy, "scheduling", "sched_setscheduler in a second thread");
 MAKE(thread_policy) { start_thread(false, false); in_thread(be_idle); }
-POLL_INTERVAL(thread_policy) { in_thread(say_schedule); say_schedule(); }
+OBSERVE(thread_policy) { in_thread(say_schedule); say_schedule(); }
 
 static void set_attributes(struct attributes attributes) { attributes.size = sizeof attributes; must(syscall(SYS_sched_setattr, 0, &attributes, 0)); }
 STATE(policy_deadline, "scheduling", "sched_setattr(SCHED_DEADLINE)");
 MAKE(policy_deadline) { set_attributes((struct attributes){.policy = 6, .runtime = 1000000, .deadline = 10000000, .period = 10000000}); }
-POLL_INTERVAL(policy_deadline) { say_schedule(); }
+OBSERVE(policy_deadline) { say_schedule(); }
 STATE(time_slice, "scheduling", "sched_setattr with a slice of its own");
 MAKE(time_slice) { set_attributes((struct attributes){.policy = 0, .runtime = 20000000}); }
-POLL_INTERVAL(time_slice) { say_schedule(); }
+OBSERVE(time_slice) { say_schedule(); }
 STATE(utilisation_clamp, "scheduling", "sched_setattr with bounds of utilisation");
 MAKE(utilisation_clamp) { set_attributes((struct attributes){.policy = 0, .flags = 0x60, .least = 100, .most = 500}); }
-POLL_INTERVAL(utilisation_clamp) { say_schedule(); }
+OBSERVE(utilisation_clamp) { say_schedule(); }
 
 static void bind_to_second(void)
 {
@@ -127,22 +127,22 @@ static void bind_to_second(void)
 static void say_processors(void) { unsigned long set[16] = {0}; syscall(SYS_sched_getaffinity, 0, sizeof set, set); say("%lx ", set[0]); }
 STATE(affinity, "scheduling", "sched_setaffinity");
 MAKE(affinity) { bind_to_second(); }
-POLL_INTERVAL(affinity) { say_processors(); }
+OBSERVE(affinity) { say_processors(); }
 STATE(thread_affinity, "scheduling", "sched_setaffinity in a second thread");
 MAKE(thread_affinity) { start_thread(false, false); in_thread(bind_to_second); }
-POLL_INTERVAL(thread_affinity) { in_thread(say_processors); say_processors(); }
+OBSERVE(thread_affinity) { in_thread(say_processors); say_processors(); }
 
 STATE(io_priority, "scheduling", "ioprio_set");
 MAKE(io_priority) { must(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 6)); }
-POLL_INTERVAL(io_priority) { say_call("ioprio", syscall(SYS_ioprio_get, 1, 0)); }
+OBSERVE(io_priority) { say_call("ioprio", syscall(SYS_ioprio_get, 1, 0)); }
 static void be_idle_io(void) { syscall(SYS_ioprio_set, 1, 0, 3 << 13); }
 static void say_io(void) { say_call("ioprio", syscall(SYS_ioprio_get, 1, 0)); }
 STATE(thread_io_priority, "scheduling", "ioprio_set in a second thread");
 MAKE(thread_io_priority) { start_thread(false, false); in_thread(be_idle_io); }
-POLL_INTERVAL(thread_io_priority) { in_thread(say_io); say_io(); }
+OBSERVE(thread_io_priority) { in_thread(say_io); say_io(); }
 STATE(memory_policy, "scheduling", "set_mempolicy");
 MAKE(memory_policy) { unsigned long node = 1; must(syscall(SYS_set_mempolicy, 2, &node, 64)); }
-POLL_INTERVAL(memory_policy) { int mode = 0; syscall(SYS_get_mempolicy, &mode, NULL, 0, NULL, 0); say("%d", mode); }
+OBSERVE(memory_policy) { int mode = 0; syscall(SYS_get_mempolicy, &mode, NULL, 0, NULL, 0); say("%d", mode); }
 
 /* ------------------------------------------------------------------ users */
 
@@ -154,17 +154,17 @@ static void say_users(void)
 }
 STATE(users, "credentials", "setresuid, setresgid: real, effective and saved ones differ");
 MAKE(users) { must(setresgid(1001, 1002, 1003)); must(setresuid(1001, 1002, 1003)); }
-POLL_INTERVAL(users) { uid_t a, b, c; getresuid(&a, &b, &c); say("%u %u %u ", a, b, c); getresgid(&a, &b, &c); say("%u %u %u ", a, b, c); say_users(); }
+OBSERVE(users) { uid_t a, b, c; getresuid(&a, &b, &c); say("%u %u %u ", a, b, c); getresgid(&a, &b, &c); say("%u %u %u ", a, b, c); say_users(); }
 STATE(file_users, "credentials", "setfsuid, setfsgid");
 MAKE(file_users) { setfsgid(1001); setfsuid(1002); }
-POLL_INTERVAL(file_users) { say("%d %d ", setfsuid(-1), setfsgid(-1)); }
+OBSERVE(file_users) { say("%d %d ", setfsuid(-1), setfsgid(-1)); }
 STATE(groups, "credentials", "setgroups");
 MAKE(groups) { gid_t list[] = {7, 1005, 60000}; must(setgroups(3, list)); }
-POLL_INTERVAL(groups) { say_users(); }
+OBSERVE(groups) { say_users(); }
 static void change_user(void) { syscall(SYS_setresuid, 1004, 1004, 1004); }
 STATE(thread_user, "credentials", "a thread with a user of its own");
 MAKE(thread_user) { start_thread(false, false); in_thread(change_user); }
-POLL_INTERVAL(thread_user) { in_thread(say_users); say_users(); }
+OBSERVE(thread_user) { in_thread(say_users); say_users(); }
 
 static void keep(uint32_t effective, uint32_t permitted, uint32_t inheritable)
 {
@@ -174,23 +174,23 @@ static void keep(uint32_t effective, uint32_t permitted, uint32_t inheritable)
 }
 STATE(capabilities, "credentials", "capset: fewer effective, permitted and inheritable ones");
 MAKE(capabilities) { keep(1 << CAP_CHOWN, 1 << CAP_CHOWN | 1 << CAP_KILL, 1 << CAP_KILL); }
-POLL_INTERVAL(capabilities) { say_users(); }
+OBSERVE(capabilities) { say_users(); }
 STATE(ambient_capabilities, "credentials", "prctl(PR_CAP_AMBIENT)");
 MAKE(ambient_capabilities) { keep(0x21, 0x21, 0x21); must(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_KILL, 0, 0)); }
-POLL_INTERVAL(ambient_capabilities) { say_users(); }
+OBSERVE(ambient_capabilities) { say_users(); }
 STATE(bounding_set, "credentials", "prctl(PR_CAPBSET_DROP)");
 MAKE(bounding_set) { must(prctl(PR_CAPBSET_DROP, CAP_MKNOD, 0, 0, 0)); }
-POLL_INTERVAL(bounding_set) { say_users(); }
+OBSERVE(bounding_set) { say_users(); }
 static void drop_all(void) { keep(0, 0, 0); }
 STATE(thread_capabilities, "credentials", "capset in a second thread");
 MAKE(thread_capabilities) { start_thread(false, false); in_thread(drop_all); }
-POLL_INTERVAL(thread_capabilities) { in_thread(say_users); say_users(); }
+OBSERVE(thread_capabilities) { in_thread(say_users); say_users(); }
 STATE(keyring, "credentials", "keyctl: a session keyring");
 MAKE(keyring) { must(syscall(SYS_keyctl, 1, "crab")); }
-POLL_INTERVAL(keyring) { }
+OBSERVE(keyring) { }
 STATE(own_namespace, "credentials", "unshare(CLONE_NEWUSER)");
 MAKE(own_namespace) { must(syscall(SYS_unshare, CLONE_NEWUSER)); }
-POLL_INTERVAL(own_namespace) { }
+OBSERVE(own_namespace) { }
 
 /* ------------------------------------------------------------------ restrictions */
 
@@ -213,21 +213,21 @@ static void add_filter(void)
 static void try_sync(void) { say_call("sync", syscall(SYS_sync)); }
 STATE(filter, "restrictions", "prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER)");
 MAKE(filter) { add_filter(); }
-POLL_INTERVAL(filter) { try_sync(); say_lines("/proc/self/status", "Seccomp"); }
+OBSERVE(filter) { try_sync(); say_lines("/proc/self/status", "Seccomp"); }
 STATE(thread_filter, "restrictions", "prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER) in a second thread");
 MAKE(thread_filter) { start_thread(false, false); in_thread(add_filter); }
-POLL_INTERVAL(thread_filter) { in_thread(try_sync); say_lines("/proc/self/status", "Seccomp"); }
+OBSERVE(thread_filter) { in_thread(try_sync); say_lines("/proc/self/status", "Seccomp"); }
 STATE(filter_logs, "restrictions", "seccomp with SECCOMP_FILTER_FLAG_LOG and SPEC_ALLOW");
 MAKE(filter_logs) { filter_flags = SECCOMP_FILTER_FLAG_LOG | SECCOMP_FILTER_FLAG_SPEC_ALLOW; add_filter(); }
-POLL_INTERVAL(filter_logs) { try_sync(); say_lines("/proc/self/status", "Seccomp"); say_lines("/proc/self/status", "Specul"); }
+OBSERVE(filter_logs) { try_sync(); say_lines("/proc/self/status", "Seccomp"); say_lines("/proc/self/status", "Specul"); }
 STATE(filter_listener, "restrictions", "seccomp with SECCOMP_FILTER_FLAG_NEW_LISTENER");
 MAKE(filter_listener) { filter_flags = SECCOMP_FILTER_FLAG_NEW_LISTENER; no_sync[2].k = SECCOMP_RET_USER_NOTIF; add_filter(); }
-POLL_INTERVAL(filter_listener) { say("%d", fd[0]); }
+OBSERVE(filter_listener) { say("%d", fd[0]); }
 static void be_strict(void) { prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT); }
 static void strict_child(void) { start_thread(false, false); in_thread(be_strict); }
 STATE(strict_mode, "restrictions", "prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), in a thread");
 MAKE(strict_mode) { strict_child(); }
-POLL_INTERVAL(strict_mode) { char path[64]; snprintf(path, sizeof path, "/proc/self/task/%d/status", thread_id); say_lines(path, "Seccomp:"); }
+OBSERVE(strict_mode) { char path[64]; snprintf(path, sizeof path, "/proc/self/task/%d/status", thread_id); say_lines(path, "Seccomp:"); }
 
 static void restrict_self(void)
 {
@@ -240,10 +240,10 @@ static void restrict_self(void)
 static void try_mkdir(void) { say_call("mkdir", mkdir("new", 0755)); rmdir("new"); }
 STATE(landlock, "restrictions", "landlock_restrict_self");
 MAKE(landlock) { restrict_self(); }
-POLL_INTERVAL(landlock) { try_mkdir(); }
+OBSERVE(landlock) { try_mkdir(); }
 STATE(thread_landlock, "restrictions", "landlock_restrict_self in a second thread");
 MAKE(thread_landlock) { start_thread(false, false); in_thread(restrict_self); }
-POLL_INTERVAL(thread_landlock) { in_thread(try_mkdir); try_mkdir(); }
+OBSERVE(thread_landlock) { in_thread(try_mkdir); try_mkdir(); }
 STATE(landlock_rules, "restrictions", "a ruleset of landlock that is not in force yet");
 MAKE(landlock_rules) { struct { uint64_t files; } rules = {1 << 7}; fd[0] = must(syscall(444, &rules, 8, 0)); }
-POLL_INTERVAL(landlock_rules) { say_call("fd", fcntl(fd[0], F_GETFD)); }
+OBSERVE(landlock_rules) { say_call("fd", fcntl(fd[0], F_GETFD)); }

@@ -64,7 +64,7 @@ ADVICE(advice_dont_need, MADV_DONTNEED, true);
 
 STATE(guard_pages, "memory", "madvise(MADV_GUARD_INSTALL)");
 MAKE(guard_pages) { area = memory(); must(madvise(area + 4 * PAGE, PAGE, 102)); }
-POLL_INTERVAL(guard_pages)
+OBSERVE(guard_pages)
 {
 	/* A write out of a guarded page fails; no signal. */
 	int null = open("/dev/null", O_WRONLY), ends[2];
@@ -80,13 +80,13 @@ POLL_INTERVAL(guard_pages)
 #define say_locked() say_lines("/proc/self/status", "VmLck")
 STATE(locked, "memory", "mlock");
 MAKE(locked) { area = memory(); must(mlock(area, SIZE / 2)); }
-POLL_INTERVAL(locked) { say_mapping(area); say_locked(); say_sum(area, SIZE); }
+OBSERVE(locked) { say_mapping(area); say_locked(); say_sum(area, SIZE); }
 STATE(locked_on_fault, "memory", "mlock2(MLOCK_ONFAULT)");
 MAKE(locked_on_fault) { area = map(MAP_PRIVATE | MAP_ANONYMOUS, -1, PROT_READ | PROT_WRITE); must(mlock2(area, SIZE, MLOCK_ONFAULT)); }
-POLL_INTERVAL(locked_on_fault) { say_mapping(area); say_locked(); }
+OBSERVE(locked_on_fault) { say_mapping(area); say_locked(); }
 STATE(locked_in_future, "memory", "mlockall(MCL_FUTURE)");
 MAKE(locked_in_future) { must(mlockall(MCL_FUTURE)); }
-POLL_INTERVAL(locked_in_future)
+OBSERVE(locked_in_future)
 {
 	char *fresh = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	say_mapping(fresh);
@@ -94,32 +94,32 @@ POLL_INTERVAL(locked_in_future)
 }
 STATE(sealed, "restrictions", "mseal");
 MAKE(sealed) { area = memory(); must(syscall(462, area, SIZE, 0)); }
-POLL_INTERVAL(sealed) { say_call("mprotect", mprotect(area, SIZE, PROT_READ | PROT_WRITE)); say_sum(area, SIZE); }
+OBSERVE(sealed) { say_call("mprotect", mprotect(area, SIZE, PROT_READ | PROT_WRITE)); say_sum(area, SIZE); }
 
 /* ------------------------------------------------------------------ kinds of mappings */
 
 STATE(private_memory, "memory", "private anonymous memory, some of it read-only, some without access");
 MAKE(private_memory) { area = memory(); must(mprotect(area, PAGE, PROT_READ)); must(mprotect(area + 2 * PAGE, PAGE, PROT_NONE)); }
-POLL_INTERVAL(private_memory) { say_mapping(area); say_mapping(area + PAGE); say_mapping(area + 2 * PAGE); say_sum(area, 2 * PAGE); }
+OBSERVE(private_memory) { say_mapping(area); say_mapping(area + PAGE); say_mapping(area + 2 * PAGE); say_sum(area, 2 * PAGE); }
 STATE(executable_memory, "memory", "memory that may be executed");
 MAKE(executable_memory) { area = memory(); memcpy(area, "\xb8\x2a\0\0\0\xc3", 6); must(mprotect(area, SIZE, PROT_READ | PROT_EXEC)); }
-POLL_INTERVAL(executable_memory) { say_mapping(area); say("%d", ((int (*)(void))area)()); }
+OBSERVE(executable_memory) { say_mapping(area); say("%d", ((int (*)(void))area)()); }
 STATE(growing_memory, "memory", "mmap(MAP_GROWSDOWN)");
 MAKE(growing_memory) { area = map(MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, PROT_READ | PROT_WRITE); fill(area, SIZE); }
-POLL_INTERVAL(growing_memory) { say_mapping(area + PAGE); say_sum(area, SIZE); }
+OBSERVE(growing_memory) { say_mapping(area + PAGE); say_sum(area, SIZE); }
 STATE(unreserved_memory, "memory", "mmap(MAP_NORESERVE)");
 MAKE(unreserved_memory) { area = map(MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, PROT_READ | PROT_WRITE); area[0] = 1; }
-POLL_INTERVAL(unreserved_memory) { say_mapping(area); }
+OBSERVE(unreserved_memory) { say_mapping(area); }
 STATE(huge_mapping, "memory", "mmap(MAP_HUGETLB)");
 MAKE(huge_mapping) { area = mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0); if (area == MAP_FAILED) impossible("mmap"); area[0] = 1; }
-POLL_INTERVAL(huge_mapping) { say_mapping(area); }
+OBSERVE(huge_mapping) { say_mapping(area); }
 STATE(droppable_memory, "memory", "mmap(MAP_DROPPABLE)");
 MAKE(droppable_memory) { area = map(8 | MAP_ANONYMOUS, -1, PROT_READ | PROT_WRITE); area[0] = 1; }
-POLL_INTERVAL(droppable_memory) { say_mapping(area); }
+OBSERVE(droppable_memory) { say_mapping(area); }
 STATE(shared_anonymous, "memory", "mmap(MAP_SHARED | MAP_ANONYMOUS), shared with a child");
 static void add_to_area(void) { area[5] = 77; }
 MAKE(shared_anonymous) { area = map(MAP_SHARED | MAP_ANONYMOUS, -1, PROT_READ | PROT_WRITE); fill(area, SIZE); child = start_child(add_to_area); }
-POLL_INTERVAL(shared_anonymous)
+OBSERVE(shared_anonymous)
 {
 	char path[64], there = 0;
 	snprintf(path, sizeof path, "/proc/%d/mem", child);
@@ -141,16 +141,16 @@ static void make_file(const char *name)
 }
 STATE(private_file, "memory", "a private mapping of a file, changed in part");
 MAKE(private_file) { make_file("mapped"); area = map(MAP_PRIVATE, fd[0], PROT_READ | PROT_WRITE); area[PAGE] = 7; close(fd[0]); }
-POLL_INTERVAL(private_file) { say_mapping(area); say_sum(area, SIZE); }
+OBSERVE(private_file) { say_mapping(area); say_sum(area, SIZE); }
 STATE(shared_file, "memory", "a shared mapping of a file");
 MAKE(shared_file) { make_file("mapped"); area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE); area[PAGE] = 7; close(fd[0]); }
-POLL_INTERVAL(shared_file) { say_mapping(area); say_sum(area, SIZE); }
+OBSERVE(shared_file) { say_mapping(area); say_sum(area, SIZE); }
 STATE(read_only_file, "memory", "a shared mapping of a file that was opened for reading: it cannot become writable");
 MAKE(read_only_file) { make_file("mapped"); close(fd[0]); fd[0] = open("mapped", O_RDONLY); area = map(MAP_SHARED, fd[0], PROT_READ); close(fd[0]); }
-POLL_INTERVAL(read_only_file) { say_mapping(area); say_call("mprotect", mprotect(area, PAGE, PROT_READ | PROT_WRITE)); }
+OBSERVE(read_only_file) { say_mapping(area); say_call("mprotect", mprotect(area, PAGE, PROT_READ | PROT_WRITE)); }
 STATE(deleted_file_mapping, "memory", "a mapping of a file that was removed");
 MAKE(deleted_file_mapping) { make_file("mapped"); area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE); unlink("mapped"); close(fd[0]); }
-POLL_INTERVAL(deleted_file_mapping) { say_sum(area, SIZE); }
+OBSERVE(deleted_file_mapping) { say_sum(area, SIZE); }
 STATE(nonlinear_mapping, "memory", "remap_file_pages");
 MAKE(nonlinear_mapping)
 {
@@ -158,31 +158,31 @@ MAKE(nonlinear_mapping)
 	area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE);
 	must(syscall(SYS_remap_file_pages, area, PAGE, 0, 5, 0));
 }
-POLL_INTERVAL(nonlinear_mapping) { say_mapping(area); say_sum(area, SIZE); }
+OBSERVE(nonlinear_mapping) { say_mapping(area); say_sum(area, SIZE); }
 STATE(memory_file, "memory", "a mapping of a memfd");
 MAKE(memory_file) { fd[0] = must(memfd_create("crab", 0)); must(ftruncate(fd[0], SIZE)); area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE); fill(area, SIZE); }
-POLL_INTERVAL(memory_file) { char block[SIZE]; if (pread(fd[0], block, SIZE, 0) != SIZE) return; say_sum(block, SIZE); say_mapping(area); }
+OBSERVE(memory_file) { char block[SIZE]; if (pread(fd[0], block, SIZE, 0) != SIZE) return; say_sum(block, SIZE); say_mapping(area); }
 STATE(memory_directory, "memory", "a mapping of a file of /dev/shm");
 MAKE(memory_directory) { make_file("/dev/shm/states"); area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE); area[3] = 9; }
-POLL_INTERVAL(memory_directory) { say_mapping(area); say_sum(area, SIZE); }
+OBSERVE(memory_directory) { say_mapping(area); say_sum(area, SIZE); }
 STATE(zero_device, "memory", "a private mapping of /dev/zero");
 MAKE(zero_device) { fd[0] = open("/dev/zero", O_RDWR); area = map(MAP_PRIVATE, fd[0], PROT_READ | PROT_WRITE); fill(area, PAGE); }
-POLL_INTERVAL(zero_device) { say_sum(area, SIZE); say_mapping(area); }
+OBSERVE(zero_device) { say_sum(area, SIZE); say_mapping(area); }
 STATE(secret_memory, "memory", "memfd_secret");
 MAKE(secret_memory) { fd[0] = must(syscall(447, 0)); must(ftruncate(fd[0], SIZE)); area = map(MAP_SHARED, fd[0], PROT_READ | PROT_WRITE); fill(area, SIZE); }
-POLL_INTERVAL(secret_memory) { say_sum(area, SIZE); say_mapping(area); }
+OBSERVE(secret_memory) { say_sum(area, SIZE); say_mapping(area); }
 STATE(protection_key, "memory", "pkey_mprotect");
 MAKE(protection_key) { int key = must(pkey_alloc(0, 0)); area = memory(); must(pkey_mprotect(area, SIZE, PROT_READ | PROT_WRITE, key)); }
-POLL_INTERVAL(protection_key) { say_mapping(area); }
+OBSERVE(protection_key) { say_mapping(area); }
 STATE(user_faults, "memory", "userfaultfd");
 MAKE(user_faults) { fd[0] = must(syscall(SYS_userfaultfd, 1)); }
-POLL_INTERVAL(user_faults) { }
+OBSERVE(user_faults) { }
 STATE(moved_memory, "memory", "mremap(MREMAP_DONTUNMAP)");
 MAKE(moved_memory) { char *old = memory(); area = mremap(old, SIZE, SIZE, MREMAP_MAYMOVE | 4, NULL); if (area == MAP_FAILED) impossible("mremap"); }
-POLL_INTERVAL(moved_memory) { say_sum(area, SIZE); say_mapping(area); }
+OBSERVE(moved_memory) { say_sum(area, SIZE); say_mapping(area); }
 STATE(low_memory, "memory", "mmap(MAP_32BIT)");
 MAKE(low_memory) { area = map(MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, PROT_READ | PROT_WRITE); fill(area, SIZE); }
-POLL_INTERVAL(low_memory) { say_sum(area, SIZE); say_mapping(area); }
+OBSERVE(low_memory) { say_sum(area, SIZE); say_mapping(area); }
 STATE(shared_mapping_of_sealed, "memory", "a memfd with F_SEAL_FUTURE_WRITE that is mapped for writing");
 MAKE(shared_mapping_of_sealed)
 {
@@ -192,4 +192,4 @@ MAKE(shared_mapping_of_sealed)
 	fill(area, SIZE);
 	must(fcntl(fd[0], F_ADD_SEALS, 0x10));
 }
-POLL_INTERVAL(shared_mapping_of_sealed) { say_sum(area, SIZE); say_mapping(area); say_call("seals", fcntl(fd[0], F_GET_SEALS)); say_call("write", pwrite(fd[0], "x", 1, 0)); }
+OBSERVE(shared_mapping_of_sealed) { say_sum(area, SIZE); say_mapping(area); say_call("seals", fcntl(fd[0], F_GET_SEALS)); say_call("write", pwrite(fd[0], "x", 1, 0)); }

@@ -339,11 +339,11 @@ ON(netlink_strict, SOL_NETLINK, NETLINK, NETLINK_GET_STRICT_CHK);
 
 STATE(ip_membership, "IPPROTO_IP", "IP_ADD_MEMBERSHIP");
 MAKE(ip_membership) { struct ip_mreqn group = {{inet_addr("239.1.2.3")}, {htonl(INADDR_LOOPBACK)}, 1}; open_socket(UDP); must(setsockopt(fd[0], IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group)); }
-POLL_INTERVAL(ip_membership) { struct ip_mreqn group = {{inet_addr("239.1.2.3")}, {htonl(INADDR_LOOPBACK)}, 1}; int again = setsockopt(fd[0], IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group); say_result("again", again); if (!again) setsockopt(fd[0], IPPROTO_IP, IP_DROP_MEMBERSHIP, &group, sizeof group); }
+OBSERVE(ip_membership) { struct ip_mreqn group = {{inet_addr("239.1.2.3")}, {htonl(INADDR_LOOPBACK)}, 1}; int again = setsockopt(fd[0], IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group); say_result("again", again); if (!again) setsockopt(fd[0], IPPROTO_IP, IP_DROP_MEMBERSHIP, &group, sizeof group); }
 STATE(ipv6_membership, "IPPROTO_IPV6", "IPV6_ADD_MEMBERSHIP");
 static const struct ipv6_mreq group_6 = {{{{0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 9}}}, 1};
 MAKE(ipv6_membership) { open_socket(UDP6); must(setsockopt(fd[0], IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, &group_6, sizeof group_6)); }
-POLL_INTERVAL(ipv6_membership) { int again = setsockopt(fd[0], IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, &group_6, sizeof group_6); say_result("again", again); if (!again) setsockopt(fd[0], IPPROTO_IPV6, IPV6_DROP_MEMBERSHIP, &group_6, sizeof group_6); }
+OBSERVE(ipv6_membership) { int again = setsockopt(fd[0], IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, &group_6, sizeof group_6); say_result("again", again); if (!again) setsockopt(fd[0], IPPROTO_IPV6, IPV6_DROP_MEMBERSHIP, &group_6, sizeof group_6); }
 
 /* ------------------------------------------------------------------ options that nobody can ask for */
 
@@ -357,7 +357,7 @@ MAKE(ipv6_mtu)
 	must(setsockopt(fd[0], IPPROTO_IPV6, IPV6_DONTFRAG, &on, sizeof on));
 	must(connect(fd[0], (struct sockaddr *)&address, sizeof address));
 }
-POLL_INTERVAL(ipv6_mtu) { static char block[2000]; send(fd[0], block, 1, 0); send(fd[0], block, 1, 0); say_call("send", send(fd[0], block, sizeof block, 0)); }
+OBSERVE(ipv6_mtu) { static char block[2000]; send(fd[0], block, 1, 0); send(fd[0], block, 1, 0); say_call("send", send(fd[0], block, sizeof block, 0)); }
 STATE(so_attach_reuseport, "SOL_SOCKET", "SO_ATTACH_REUSEPORT_CBPF: the second socket of a group gets all");
 MAKE(so_attach_reuseport)
 {
@@ -374,7 +374,7 @@ MAKE(so_attach_reuseport)
 	}
 	must(setsockopt(fd[0], SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &chooser, sizeof chooser));
 }
-POLL_INTERVAL(so_attach_reuseport)
+OBSERVE(so_attach_reuseport)
 {
 	struct sockaddr_in address;
 	socklen_t size = sizeof address;

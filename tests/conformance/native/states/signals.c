@@ -71,11 +71,11 @@ ACTION(action_tags, "SA_EXPOSE_TAGBITS", SIGSEGV, 0x800);
 
 STATE(signal_mask, "signals", "sigprocmask");
 MAKE(signal_mask) { block(SIGUSR1, 50); }
-POLL_INTERVAL(signal_mask) { say_mask(); }
+OBSERVE(signal_mask) { say_mask(); }
 static void block_one(void) { block(SIGHUP, SIGTERM); }
 STATE(thread_signal_mask, "signals", "pthread_sigmask in a second thread");
 MAKE(thread_signal_mask) { start_thread(false, false); in_thread(block_one); }
-POLL_INTERVAL(thread_signal_mask) { in_thread(say_mask); say_mask(); }
+OBSERVE(thread_signal_mask) { in_thread(say_mask); say_mask(); }
 
 /* Takes pending signals out, says them and puts them back. */
 static void say_values(bool thread)
@@ -98,10 +98,10 @@ static void say_values(bool thread)
 }
 STATE(pending_value, "signals", "sigqueue with a value, blocked");
 MAKE(pending_value) { block(SIGUSR1, 0); must(sigqueue(getpid(), SIGUSR1, (union sigval){.sival_int = 4242})); }
-POLL_INTERVAL(pending_value) { say_pending(); say_values(false); }
+OBSERVE(pending_value) { say_pending(); say_values(false); }
 STATE(pending_queue, "signals", "several real-time signals queued in order");
 MAKE(pending_queue) { block(41, 42); for (int i = 0; i < 5; i++) must(sigqueue(getpid(), 41 + i % 2, (union sigval){.sival_int = i})); }
-POLL_INTERVAL(pending_queue) { say_pending(); say_values(false); }
+OBSERVE(pending_queue) { say_pending(); say_values(false); }
 STATE(pending_in_thread, "signals", "a signal pending for one thread");
 MAKE(pending_in_thread)
 {
@@ -110,16 +110,16 @@ MAKE(pending_in_thread)
 	info.si_value.sival_int = 99;
 	must(syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), 43, &info));
 }
-POLL_INTERVAL(pending_in_thread) { say_pending(); say_values(true); }
+OBSERVE(pending_in_thread) { say_pending(); say_values(true); }
 
 static char stack[65536];
 static void say_stack(void) { stack_t now; sigaltstack(NULL, &now); say("%p %x %zu", now.ss_sp, now.ss_flags, now.ss_size); }
 STATE(alternate_stack, "signals", "sigaltstack");
 MAKE(alternate_stack) { stack_t one = {stack, 0, sizeof stack}; must(sigaltstack(&one, NULL)); }
-POLL_INTERVAL(alternate_stack) { say_stack(); }
+OBSERVE(alternate_stack) { say_stack(); }
 STATE(disarming_stack, "signals", "sigaltstack(SS_AUTODISARM)");
 MAKE(disarming_stack) { stack_t one = {stack, 1 << 31, sizeof stack}; must(sigaltstack(&one, NULL)); }
-POLL_INTERVAL(disarming_stack) { say_stack(); }
+OBSERVE(disarming_stack) { say_stack(); }
 
 /* ------------------------------------------------------------------ timers */
 
@@ -198,7 +198,7 @@ MAKE(timer_number)
 	for (int i = 0; i < 3; i++)
 		syscall(SYS_timer_delete, numbers[i]);
 }
-POLL_INTERVAL(timer_number) { say_timer(); }
+OBSERVE(timer_number) { say_timer(); }
 
 STATE(timer_overrun, "timers", "a POSIX timer whose blocked signal overran");
 MAKE(timer_overrun)
@@ -210,7 +210,7 @@ MAKE(timer_overrun)
 	must(syscall(SYS_timer_settime, timer, 0, &value, NULL));
 	usleep(100000);
 }
-POLL_INTERVAL(timer_overrun) { say_pending(); say("%d", syscall(SYS_timer_getoverrun, timer) >= 0); }
+OBSERVE(timer_overrun) { say_pending(); say("%d", syscall(SYS_timer_getoverrun, timer) >= 0); }
 
 struct clockfd { clockid_t clock; int flags; };
 static void make_clockfd(const void *data)
@@ -249,4 +249,4 @@ MAKE(timerfd_ticks)
 	must(timerfd_settime(fd[0], 0, &value, NULL));
 	usleep(20000);
 }
-POLL_INTERVAL(timerfd_ticks) { look_clockfd(NULL); }
+OBSERVE(timerfd_ticks) { look_clockfd(NULL); }

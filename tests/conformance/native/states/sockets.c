@@ -82,29 +82,29 @@ static void say_tcp(void) { for (int i = 0; i < 3; i++) { say_state(fd[i]); say_
 
 STATE(tcp_new, "tcp", "a socket that is neither bound nor connected");
 MAKE(tcp_new) { fd[0] = must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)); }
-POLL_INTERVAL(tcp_new) { say_state(fd[0]); say_addresses(fd[0]); }
+OBSERVE(tcp_new) { say_state(fd[0]); say_addresses(fd[0]); }
 static void say_socket_owner(int descriptor) { struct stat found; fstat(descriptor, &found); say("%o %u %u", found.st_mode, found.st_uid, found.st_gid); }
 STATE(tcp_owner, "tcp", "fchown and fchmod of a socket, as a server has it that is not root's");
 MAKE(tcp_owner) { fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); must(fchown(fd[0], 1000, 1001)); must(fchmod(fd[0], 0600)); }
-POLL_INTERVAL(tcp_owner) { say_socket_owner(fd[0]); }
+OBSERVE(tcp_owner) { say_socket_owner(fd[0]); }
 STATE(tcp_signed, "tcp", "TCP_MD5SIG: a key that signs segments");
 MAKE(tcp_signed) { char key[256] = {0}; fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); key[0] = AF_INET; key[4] = 127; key[7] = 1; key[130] = 4; memcpy(key + 136, "crab", 4); must(setsockopt(fd[0], IPPROTO_TCP, 14, key, 216)); }
-POLL_INTERVAL(tcp_signed) { say_state(fd[0]); }
+OBSERVE(tcp_signed) { say_state(fd[0]); }
 STATE(tcp_fastopen_key, "tcp", "TCP_FASTOPEN_KEY: a key for the cookies of a listener");
 MAKE(tcp_fastopen_key) { listen_tcp(); must(setsockopt(fd[0], IPPROTO_TCP, 33, "a key for cookies", 16)); }
-POLL_INTERVAL(tcp_fastopen_key) { char key[33] = ""; socklen_t size = 32; say_call("get", getsockopt(fd[0], IPPROTO_TCP, 33, key, &size)); say("%u %s", size, key); }
+OBSERVE(tcp_fastopen_key) { char key[33] = ""; socklen_t size = 32; say_call("get", getsockopt(fd[0], IPPROTO_TCP, 33, key, &size)); say("%u %s", size, key); }
 STATE(tcp_bound, "tcp", "a bound socket");
 MAKE(tcp_bound) { fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); bound(fd[0]); }
-POLL_INTERVAL(tcp_bound) { say_state(fd[0]); say_addresses(fd[0]); }
+OBSERVE(tcp_bound) { say_state(fd[0]); say_addresses(fd[0]); }
 STATE(tcp_listening, "tcp", "listen, with its backlog");
 MAKE(tcp_listening) { listen_tcp(); }
-POLL_INTERVAL(tcp_listening) { say_state(fd[0]); say_addresses(fd[0]); struct tcp_info info = {0}; socklen_t size = sizeof info; getsockopt(fd[0], IPPROTO_TCP, TCP_INFO, &info, &size); say("backlog %u", info.tcpi_sacked); }
+OBSERVE(tcp_listening) { say_state(fd[0]); say_addresses(fd[0]); struct tcp_info info = {0}; socklen_t size = sizeof info; getsockopt(fd[0], IPPROTO_TCP, TCP_INFO, &info, &size); say("backlog %u", info.tcpi_sacked); }
 STATE(tcp_waiting, "tcp", "a connection that was not accepted yet");
 MAKE(tcp_waiting) { listen_tcp(); fd[1] = connect_tcp(); must(write(fd[1], "early", 5)); }
-POLL_INTERVAL(tcp_waiting) { say_state(fd[1]); say_ready(fd[0]); say_ready(fd[1]); }
+OBSERVE(tcp_waiting) { say_state(fd[1]); say_ready(fd[0]); say_ready(fd[1]); }
 STATE(tcp_connected, "tcp", "a connection inside, with bytes to be read at both ends");
 MAKE(tcp_connected) { pair_tcp(); must(write(fd[1], "ping", 4)); must(write(fd[2], "pong", 4)); }
-POLL_INTERVAL(tcp_connected) { say_tcp(); }
+OBSERVE(tcp_connected) { say_tcp(); }
 STATE(tcp_version_6, "tcp", "a connection over IPv6");
 MAKE(tcp_version_6)
 {
@@ -119,25 +119,25 @@ MAKE(tcp_version_6)
 	fd[2] = must(accept(fd[0], NULL, NULL));
 	must(write(fd[1], "six", 3));
 }
-POLL_INTERVAL(tcp_version_6) { say_tcp(); }
+OBSERVE(tcp_version_6) { say_tcp(); }
 STATE(tcp_half_closed, "tcp", "shutdown(SHUT_WR) of one end");
 MAKE(tcp_half_closed) { pair_tcp(); must(write(fd[1], "last", 4)); must(shutdown(fd[1], SHUT_WR)); usleep(50000); }
-POLL_INTERVAL(tcp_half_closed) { say_tcp(); }
+OBSERVE(tcp_half_closed) { say_tcp(); }
 STATE(tcp_closing, "tcp", "shutdown(SHUT_WR) of both ends");
 MAKE(tcp_closing) { pair_tcp(); must(shutdown(fd[1], SHUT_WR)); must(shutdown(fd[2], SHUT_WR)); usleep(50000); }
-POLL_INTERVAL(tcp_closing) { say_ready(fd[1]); say_ready(fd[2]); }
+OBSERVE(tcp_closing) { say_ready(fd[1]); say_ready(fd[2]); }
 STATE(tcp_peer_gone, "tcp", "the other end closed, bytes not read");
 MAKE(tcp_peer_gone) { pair_tcp(); must(write(fd[2], "bye", 3)); close(fd[2]); usleep(50000); }
-POLL_INTERVAL(tcp_peer_gone) { say_state(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+OBSERVE(tcp_peer_gone) { say_state(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
 STATE(tcp_ended, "tcp", "the other end closed, then shutdown(SHUT_WR)");
 MAKE(tcp_ended) { pair_tcp(); close(fd[2]); usleep(50000); must(shutdown(fd[1], SHUT_WR)); usleep(50000); }
-POLL_INTERVAL(tcp_ended) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+OBSERVE(tcp_ended) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
 STATE(tcp_reset, "tcp", "the other end reset the connection");
 MAKE(tcp_reset) { struct linger now = {1, 0}; char byte; pair_tcp(); must(setsockopt(fd[2], SOL_SOCKET, SO_LINGER, &now, sizeof now)); close(fd[2]); usleep(50000); recv(fd[1], &byte, 1, 0); }
-POLL_INTERVAL(tcp_reset) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
+OBSERVE(tcp_reset) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); say_peeked(fd[1]); }
 STATE(tcp_reset_unread, "tcp", "the other end reset the connection, bytes not read");
 MAKE(tcp_reset_unread) { pair_tcp(); must(write(fd[1], "no", 2)); must(write(fd[2], "bye", 3)); close(fd[2]); usleep(50000); }
-POLL_INTERVAL(tcp_reset_unread) { say_state(fd[1]); char text[9] = ""; say_call("peek", recv(fd[1], text, 8, MSG_PEEK | MSG_DONTWAIT)); say("%s", text); }
+OBSERVE(tcp_reset_unread) { say_state(fd[1]); char text[9] = ""; say_call("peek", recv(fd[1], text, 8, MSG_PEEK | MSG_DONTWAIT)); say("%s", text); }
 STATE(tcp_refused, "tcp", "connect without waiting, refused");
 MAKE(tcp_refused)
 {
@@ -149,13 +149,13 @@ MAKE(tcp_refused)
 	fd[1] = must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
 	connect(fd[1], (struct sockaddr *)&there, size);
 }
-POLL_INTERVAL(tcp_refused) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); }
+OBSERVE(tcp_refused) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]); }
 STATE(tcp_urgent, "tcp", "urgent data that was not read");
 MAKE(tcp_urgent) { pair_tcp(); must(send(fd[1], "ab", 2, 0)); must(send(fd[1], "!", 1, MSG_OOB)); usleep(50000); }
-POLL_INTERVAL(tcp_urgent) { int mark = -1; char byte = 0; say_ready(fd[2]); ioctl(fd[2], SIOCATMARK, &mark); say_call("urgent", recv(fd[2], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d %d", byte, mark); }
+OBSERVE(tcp_urgent) { int mark = -1; char byte = 0; say_ready(fd[2]); ioctl(fd[2], SIOCATMARK, &mark); say_call("urgent", recv(fd[2], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d %d", byte, mark); }
 STATE(tcp_unsent, "tcp", "a connection with TCP_CORK and bytes that were not sent yet");
 MAKE(tcp_unsent) { int on = 1; pair_tcp(); must(setsockopt(fd[1], IPPROTO_TCP, TCP_CORK, &on, sizeof on)); must(write(fd[1], "held back", 9)); fd[3] = dup(fd[1]); }
-POLL_INTERVAL(tcp_unsent) { say_state(fd[1]); say("%d ", option(fd[1], IPPROTO_TCP, TCP_CORK)); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); }
+OBSERVE(tcp_unsent) { say_state(fd[1]); say("%d ", option(fd[1], IPPROTO_TCP, TCP_CORK)); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); }
 STATE(tcp_behind, "tcp", "a connection whose reader is a little behind: its window is closed");
 MAKE(tcp_behind)
 {
@@ -168,7 +168,7 @@ MAKE(tcp_behind)
 	for (int queued = 0; queued < 3 * 65536 && write(fd[1], block, sizeof block) > 0;)
 		ioctl(fd[1], TIOCOUTQ, &queued);
 }
-POLL_INTERVAL(tcp_behind) { usleep(100000); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); say_peeked(fd[2]); }
+OBSERVE(tcp_behind) { usleep(100000); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); say_peeked(fd[2]); }
 STATE(tcp_full, "tcp", "a connection whose buffers are full");
 MAKE(tcp_full)
 {
@@ -178,7 +178,7 @@ MAKE(tcp_full)
 	fill(block, sizeof block);
 	while (write(fd[1], block, sizeof block) > 0) { }
 }
-POLL_INTERVAL(tcp_full) { usleep(100000); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); say_peeked(fd[2]); }
+OBSERVE(tcp_full) { usleep(100000); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); say_peeked(fd[2]); }
 
 /* ------------------------------------------------------------------ UDP */
 
@@ -191,10 +191,10 @@ static void say_datagrams(int descriptor)
 }
 STATE(udp_bound, "udp", "a bound socket");
 MAKE(udp_bound) { fd[0] = must(socket(AF_INET, SOCK_DGRAM, 0)); bound(fd[0]); }
-POLL_INTERVAL(udp_bound) { say_addresses(fd[0]); }
+OBSERVE(udp_bound) { say_addresses(fd[0]); }
 STATE(udp_connected, "udp", "a connected socket");
 MAKE(udp_connected) { fd[0] = must(socket(AF_INET, SOCK_DGRAM, 0)); struct sockaddr_in there = bound(fd[0]); fd[1] = must(socket(AF_INET, SOCK_DGRAM, 0)); must(connect(fd[1], (struct sockaddr *)&there, sizeof there)); }
-POLL_INTERVAL(udp_connected) { say_addresses(fd[0]); say_addresses(fd[1]); }
+OBSERVE(udp_connected) { say_addresses(fd[0]); say_addresses(fd[1]); }
 STATE(udp_unread, "udp", "datagrams that were not read");
 MAKE(udp_unread)
 {
@@ -204,7 +204,7 @@ MAKE(udp_unread)
 	must(sendto(fd[1], "one", 3, 0, (struct sockaddr *)&there, sizeof there));
 	must(sendto(fd[1], "three", 5, 0, (struct sockaddr *)&there, sizeof there));
 }
-POLL_INTERVAL(udp_unread) { say_datagrams(fd[0]); }
+OBSERVE(udp_unread) { say_datagrams(fd[0]); }
 STATE(udp_corked, "udp", "UDP_CORK with a datagram that was not finished");
 MAKE(udp_corked)
 {
@@ -216,13 +216,13 @@ MAKE(udp_corked)
 	must(setsockopt(fd[1], IPPROTO_UDP, UDP_CORK, &on, sizeof on));
 	must(send(fd[1], "half", 4, 0));
 }
-POLL_INTERVAL(udp_corked) { int queued = 0; ioctl(fd[1], TIOCOUTQ, &queued); say("%d %d", queued > 0, option(fd[1], IPPROTO_UDP, UDP_CORK)); }
+OBSERVE(udp_corked) { int queued = 0; ioctl(fd[1], TIOCOUTQ, &queued); say("%d %d", queued > 0, option(fd[1], IPPROTO_UDP, UDP_CORK)); }
 STATE(udp_error, "udp", "an error that was not fetched");
 MAKE(udp_error) { fd[0] = must(socket(AF_INET, SOCK_DGRAM, 0)); struct sockaddr_in there = bound(fd[0]); close(fd[0]); fd[1] = must(socket(AF_INET, SOCK_DGRAM, 0)); must(connect(fd[1], (struct sockaddr *)&there, sizeof there)); must(send(fd[1], "x", 1, 0)); usleep(20000); }
-POLL_INTERVAL(udp_error) { say_ready(fd[1]); }
+OBSERVE(udp_error) { say_ready(fd[1]); }
 STATE(udp_lite, "udp", "UDP-Lite");
 MAKE(udp_lite) { fd[0] = must(socket(AF_INET, SOCK_DGRAM, 136)); bound(fd[0]); }
-POLL_INTERVAL(udp_lite) { say_addresses(fd[0]); }
+OBSERVE(udp_lite) { say_addresses(fd[0]); }
 
 /* ------------------------------------------------------------------ Unix sockets */
 
@@ -243,26 +243,26 @@ UNIX(unix_datagram, SOCK_DGRAM);
 UNIX(unix_packet, SOCK_SEQPACKET);
 STATE(unix_half_closed, "unix", "shutdown(SHUT_WR) of one end");
 MAKE(unix_half_closed) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); must(write(fd[0], "x", 1)); must(shutdown(fd[0], SHUT_WR)); }
-POLL_INTERVAL(unix_half_closed) { say_ready(fd[0]); say_ready(fd[1]); say_peeked(fd[1]); }
+OBSERVE(unix_half_closed) { say_ready(fd[0]); say_ready(fd[1]); say_peeked(fd[1]); }
 STATE(unix_peer_gone, "unix", "the other end closed, with data");
 MAKE(unix_peer_gone) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); must(write(fd[0], "x", 1)); close(fd[0]); }
-POLL_INTERVAL(unix_peer_gone) { say_ready(fd[1]); say_peeked(fd[1]); }
+OBSERVE(unix_peer_gone) { say_ready(fd[1]); say_peeked(fd[1]); }
 STATE(unix_listening, "unix", "a listener at a path");
 MAKE(unix_listening) { struct sockaddr_un address = path("listener"); fd[0] = must(socket(AF_UNIX, SOCK_STREAM, 0)); must(bind(fd[0], (struct sockaddr *)&address, sizeof address)); must(listen(fd[0], 3)); }
-POLL_INTERVAL(unix_listening) { struct sockaddr_un address = path("listener"); say_addresses(fd[0]); int one = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0); say_call("connect", connect(one, (struct sockaddr *)&address, sizeof address)); close(accept(fd[0], NULL, NULL)); close(one); }
+OBSERVE(unix_listening) { struct sockaddr_un address = path("listener"); say_addresses(fd[0]); int one = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0); say_call("connect", connect(one, (struct sockaddr *)&address, sizeof address)); close(accept(fd[0], NULL, NULL)); close(one); }
 STATE(unix_waiting, "unix", "a connection that was not accepted yet");
 MAKE(unix_waiting) { make_unix_listening(NULL); struct sockaddr_un address = path("listener"); fd[1] = must(socket(AF_UNIX, SOCK_STREAM, 0)); must(connect(fd[1], (struct sockaddr *)&address, sizeof address)); must(write(fd[1], "early", 5)); }
-POLL_INTERVAL(unix_waiting) { say_ready(fd[0]); say_ready(fd[1]); }
+OBSERVE(unix_waiting) { say_ready(fd[0]); say_ready(fd[1]); }
 STATE(unix_abstract, "unix", "a name without a path");
 MAKE(unix_abstract) { struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "\0crab"}; fd[0] = must(socket(AF_UNIX, SOCK_DGRAM, 0)); must(bind(fd[0], (struct sockaddr *)&address, 7)); }
-POLL_INTERVAL(unix_abstract) { say_addresses(fd[0]); }
+OBSERVE(unix_abstract) { say_addresses(fd[0]); }
 STATE(unix_credentials, "unix", "SO_PEERCRED of a connection");
 MAKE(unix_credentials) { make_unix_listening(NULL); struct sockaddr_un address = path("listener"); fd[1] = must(socket(AF_UNIX, SOCK_STREAM, 0)); must(connect(fd[1], (struct sockaddr *)&address, sizeof address)); fd[2] = must(accept(fd[0], NULL, NULL)); must(setresuid(1001, 1001, 0)); }
-POLL_INTERVAL(unix_credentials) { for (int i = 1; i < 3; i++) { struct ucred who = {0}; socklen_t size = sizeof who; getsockopt(fd[i], SOL_SOCKET, SO_PEERCRED, &who, &size); say("%d %u %u ", who.pid == getpid(), who.uid, who.gid); } }
+OBSERVE(unix_credentials) { for (int i = 1; i < 3; i++) { struct ucred who = {0}; socklen_t size = sizeof who; getsockopt(fd[i], SOL_SOCKET, SO_PEERCRED, &who, &size); say("%d %u %u ", who.pid == getpid(), who.uid, who.gid); } }
 STATE(unix_pair_credentials, "unix", "SO_PEERCRED of a socketpair made by another process");
 static void share_pair(void) { }
 MAKE(unix_pair_credentials) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); child = start_child(share_pair); close(fd[0]); }
-POLL_INTERVAL(unix_pair_credentials) { struct ucred who = {0}; socklen_t size = sizeof who; getsockopt(fd[1], SOL_SOCKET, SO_PEERCRED, &who, &size); say("%d %u %u", who.pid == getpid(), who.uid, who.gid); }
+OBSERVE(unix_pair_credentials) { struct ucred who = {0}; socklen_t size = sizeof who; getsockopt(fd[1], SOL_SOCKET, SO_PEERCRED, &who, &size); say("%d %u %u", who.pid == getpid(), who.uid, who.gid); }
 STATE(unix_descriptor, "unix", "a descriptor in flight");
 static void send_one(int what)
 {
@@ -293,13 +293,13 @@ static void say_received(int peek)
 	}
 }
 MAKE(unix_descriptor) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); put("file", "0123456789"); fd[2] = open("file", O_RDONLY); lseek(fd[2], 6, SEEK_SET); send_one(fd[2]); close(fd[2]); }
-POLL_INTERVAL(unix_descriptor) { say_received(MSG_PEEK); }
+OBSERVE(unix_descriptor) { say_received(MSG_PEEK); }
 STATE(unix_sender, "unix", "SO_PASSCRED with a message in flight");
 MAKE(unix_sender) { int on = 1; must(socketpair(AF_UNIX, SOCK_DGRAM, 0, fd)); must(setsockopt(fd[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on)); must(write(fd[0], "x", 1)); }
-POLL_INTERVAL(unix_sender) { say_received(MSG_PEEK); }
+OBSERVE(unix_sender) { say_received(MSG_PEEK); }
 STATE(unix_urgent, "unix", "urgent data of a stream");
 MAKE(unix_urgent) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); must(send(fd[0], "ab", 2, 0)); must(send(fd[0], "!", 1, MSG_OOB)); }
-POLL_INTERVAL(unix_urgent) { char byte = 0; say_call("urgent", recv(fd[1], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d", byte); }
+OBSERVE(unix_urgent) { char byte = 0; say_call("urgent", recv(fd[1], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d", byte); }
 static void send_letters(void)
 {
 	for (int i = 0; i < 3; i++) {
@@ -322,10 +322,10 @@ static void look_at_letter(void)
 }
 STATE(unix_senders, "unix", "datagrams of two senders, with their names");
 MAKE(unix_senders) { send_letters(); }
-POLL_INTERVAL(unix_senders) { look_at_letter(); }
+OBSERVE(unix_senders) { look_at_letter(); }
 STATE(unix_sender_gone, "unix", "a datagram of a sender that has closed its socket since");
 MAKE(unix_sender_gone) { send_letters(); close(fd[1]); }
-POLL_INTERVAL(unix_sender_gone) { look_at_letter(); }
+OBSERVE(unix_sender_gone) { look_at_letter(); }
 STATE(unix_connected_datagram, "unix", "datagram sockets at paths, connected one way");
 MAKE(unix_connected_datagram)
 {
@@ -336,19 +336,19 @@ MAKE(unix_connected_datagram)
 	must(connect(fd[1], (struct sockaddr *)&address, sizeof address));
 	must(send(fd[1], "letter", 6, 0));
 }
-POLL_INTERVAL(unix_connected_datagram) { say_addresses(fd[0]); say_addresses(fd[1]); say_peeked(fd[0]); }
+OBSERVE(unix_connected_datagram) { say_addresses(fd[0]); say_addresses(fd[1]); say_peeked(fd[0]); }
 STATE(unix_removed, "unix", "a listener whose path was removed");
 MAKE(unix_removed) { make_unix_listening(NULL); must(unlink("listener")); }
-POLL_INTERVAL(unix_removed) { say_addresses(fd[0]); say_call("path", access("listener", F_OK)); }
+OBSERVE(unix_removed) { say_addresses(fd[0]); say_call("path", access("listener", F_OK)); }
 
 /* ------------------------------------------------------------------ others */
 
 STATE(netlink_group, "netlink", "a bound socket with a group");
 MAKE(netlink_group) { struct sockaddr_nl address = {.nl_family = AF_NETLINK, .nl_groups = RTMGRP_LINK}; fd[0] = must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)); must(bind(fd[0], (struct sockaddr *)&address, sizeof address)); }
-POLL_INTERVAL(netlink_group) { struct sockaddr_nl address = {0}; socklen_t size = sizeof address; getsockname(fd[0], (struct sockaddr *)&address, &size); say("%u %u", address.nl_pid, address.nl_groups); }
+OBSERVE(netlink_group) { struct sockaddr_nl address = {0}; socklen_t size = sizeof address; getsockname(fd[0], (struct sockaddr *)&address, &size); say("%u %u", address.nl_pid, address.nl_groups); }
 STATE(netlink_member, "netlink", "NETLINK_ADD_MEMBERSHIP");
 MAKE(netlink_member) { int group = RTNLGRP_IPV4_IFADDR; fd[0] = must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)); must(setsockopt(fd[0], SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group)); }
-POLL_INTERVAL(netlink_member) { unsigned groups[4] = {0}; socklen_t size = sizeof groups; getsockopt(fd[0], SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, groups, &size); say("%x", groups[0]); }
+OBSERVE(netlink_member) { unsigned groups[4] = {0}; socklen_t size = sizeof groups; getsockopt(fd[0], SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, groups, &size); say("%x", groups[0]); }
 STATE(netlink_answer, "netlink", "an answer that was not read");
 MAKE(netlink_answer)
 {
@@ -356,22 +356,22 @@ MAKE(netlink_answer)
 	fd[0] = must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
 	must(send(fd[0], &ask, sizeof ask, 0));
 }
-POLL_INTERVAL(netlink_answer) { say_addresses(fd[0]); say_ready(fd[0]); }
+OBSERVE(netlink_answer) { say_addresses(fd[0]); say_ready(fd[0]); }
 STATE(raw_socket, "raw", "socket(SOCK_RAW, IPPROTO_ICMP)");
 MAKE(raw_socket) { fd[0] = must(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP)); struct { uint32_t data; } filter = {1 << ICMP_ECHOREPLY}; must(setsockopt(fd[0], SOL_RAW, 1, &filter, sizeof filter)); }
-POLL_INTERVAL(raw_socket) { say("%x ", option(fd[0], SOL_RAW, 1)); say_addresses(fd[0]); }
+OBSERVE(raw_socket) { say("%x ", option(fd[0], SOL_RAW, 1)); say_addresses(fd[0]); }
 STATE(ping_socket, "raw", "socket(SOCK_DGRAM, IPPROTO_ICMP)");
 MAKE(ping_socket) { fd[0] = must(socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP)); }
-POLL_INTERVAL(ping_socket) { say_addresses(fd[0]); }
+OBSERVE(ping_socket) { say_addresses(fd[0]); }
 STATE(packet_socket, "raw", "socket(AF_PACKET)");
 MAKE(packet_socket) { fd[0] = must(socket(AF_PACKET, SOCK_RAW, 0)); }
-POLL_INTERVAL(packet_socket) { }
+OBSERVE(packet_socket) { }
 STATE(multipath_tcp, "tcp", "socket(IPPROTO_MPTCP)");
 MAKE(multipath_tcp) { fd[0] = must(socket(AF_INET, SOCK_STREAM, 262)); bound(fd[0]); must(listen(fd[0], 1)); }
-POLL_INTERVAL(multipath_tcp) { say_addresses(fd[0]); say("%d", option(fd[0], SOL_SOCKET, SO_PROTOCOL)); }
+OBSERVE(multipath_tcp) { say_addresses(fd[0]); say("%d", option(fd[0], SOL_SOCKET, SO_PROTOCOL)); }
 STATE(kernel_cipher, "raw", "socket(AF_ALG)");
 MAKE(kernel_cipher) { fd[0] = must(socket(38, SOCK_SEQPACKET, 0)); }
-POLL_INTERVAL(kernel_cipher) { }
+OBSERVE(kernel_cipher) { }
 STATE(machine_socket, "raw", "socket(AF_VSOCK)");
 MAKE(machine_socket) { fd[0] = must(socket(40, SOCK_STREAM, 0)); }
-POLL_INTERVAL(machine_socket) { }
+OBSERVE(machine_socket) { }

@@ -36,7 +36,7 @@ struct state {
 	static void look_##name(const void *);                                                     \
 	ENTRY(name, group, how, make_##name, look_##name, NULL)
 #define MAKE(name) static void make_##name(const void *data __attribute__((unused)))
-#define POLL_INTERVAL(name) static void look_##name(const void *data __attribute__((unused)))
+#define OBSERVE(name) static void look_##name(const void *data __attribute__((unused)))
 
 /* One process holds one state: these are free for it. */
 extern int fd[16];

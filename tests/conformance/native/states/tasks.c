@@ -88,17 +88,17 @@ CONTROL(futex_hash, "prctl(PR_FUTEX_HASH, set 16 slots)", 78, 78, 1, 16, 2);
 
 STATE(task_name, "prctl", "prctl(PR_SET_NAME)");
 MAKE(task_name) { must(prctl(PR_SET_NAME, "a crab")); }
-POLL_INTERVAL(task_name) { char name[16] = ""; prctl(PR_GET_NAME, name); say("%s", name); }
+OBSERVE(task_name) { char name[16] = ""; prctl(PR_GET_NAME, name); say("%s", name); }
 
 static void name_thread(void) { prctl(PR_SET_NAME, "a claw"); }
 static void say_name(void) { char name[16] = ""; prctl(PR_GET_NAME, name); say("%s ", name); }
 STATE(thread_name, "prctl", "prctl(PR_SET_NAME) in a second thread");
 MAKE(thread_name) { start_thread(false, false); in_thread(name_thread); }
-POLL_INTERVAL(thread_name) { in_thread(say_name); say_name(); }
+OBSERVE(thread_name) { in_thread(say_name); say_name(); }
 
 STATE(core_scheduling, "prctl", "prctl(PR_SCHED_CORE, create)");
 MAKE(core_scheduling) { must(prctl(62, 1, 0, 0, 0)); }
-POLL_INTERVAL(core_scheduling) { unsigned long cookie = 0; say_call("get", prctl(62, 0, 0, 0, &cookie)); say("%d", !!cookie); }
+OBSERVE(core_scheduling) { unsigned long cookie = 0; say_call("get", prctl(62, 0, 0, 0, &cookie)); say("%d", !!cookie); }
 
 STATE(mapping_name, "prctl", "prctl(PR_SET_VMA_ANON_NAME)");
 MAKE(mapping_name)
@@ -106,7 +106,7 @@ MAKE(mapping_name)
 	area = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, area, 8192, "shell"));
 }
-POLL_INTERVAL(mapping_name) { say_mapping(area); }
+OBSERVE(mapping_name) { say_mapping(area); }
 
 static volatile char selector;
 static volatile int caught;
@@ -117,29 +117,29 @@ MAKE(user_dispatch)
 	signal(SIGSYS, on_blocked_call);
 	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector));
 }
-POLL_INTERVAL(user_dispatch) { caught = 0; selector = 1; syscall(SYS_getppid); selector = 0; say("%d", caught); }
+OBSERVE(user_dispatch) { caught = 0; selector = 1; syscall(SYS_getppid); selector = 0; say("%d", caught); }
 
 /* ------------------------------------------------------------------ arch_prctl and the processor */
 
 STATE(gs_base, "processor", "arch_prctl(ARCH_SET_GS)");
 MAKE(gs_base) { must(syscall(SYS_arch_prctl, ARCH_SET_GS, 0x123456000)); }
-POLL_INTERVAL(gs_base) { unsigned long base = 0; syscall(SYS_arch_prctl, ARCH_GET_GS, &base); say("%lx", base); }
+OBSERVE(gs_base) { unsigned long base = 0; syscall(SYS_arch_prctl, ARCH_GET_GS, &base); say("%lx", base); }
 
 STATE(cpuid_fault, "processor", "arch_prctl(ARCH_SET_CPUID, 0)");
 MAKE(cpuid_fault) { must(syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0)); }
-POLL_INTERVAL(cpuid_fault) { say_call("get", syscall(SYS_arch_prctl, ARCH_GET_CPUID, 0)); }
+OBSERVE(cpuid_fault) { say_call("get", syscall(SYS_arch_prctl, ARCH_GET_CPUID, 0)); }
 
 STATE(shadow_stack, "processor", "arch_prctl(ARCH_SHSTK_ENABLE)");
 MAKE(shadow_stack) { must(syscall(SYS_arch_prctl, 0x5001, 1)); }
-POLL_INTERVAL(shadow_stack) { unsigned long on = 0; syscall(SYS_arch_prctl, 0x5005, &on); say("%lx", on); }
+OBSERVE(shadow_stack) { unsigned long on = 0; syscall(SYS_arch_prctl, 0x5005, &on); say("%lx", on); }
 
 STATE(tagged_addresses, "processor", "arch_prctl(ARCH_ENABLE_TAGGED_ADDR)");
 MAKE(tagged_addresses) { must(syscall(SYS_arch_prctl, 0x4002, 6)); }
-POLL_INTERVAL(tagged_addresses) { unsigned long mask = 0; syscall(SYS_arch_prctl, 0x4001, &mask); say("%lx", mask); }
+OBSERVE(tagged_addresses) { unsigned long mask = 0; syscall(SYS_arch_prctl, 0x4001, &mask); say("%lx", mask); }
 
 STATE(tile_permission, "processor", "arch_prctl(ARCH_REQ_XCOMP_PERM, tiles)");
 MAKE(tile_permission) { must(syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 18)); }
-POLL_INTERVAL(tile_permission) { unsigned long mask = 0; syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &mask); say("%lx", mask); }
+OBSERVE(tile_permission) { unsigned long mask = 0; syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &mask); say("%lx", mask); }
 
 struct descriptor { unsigned number, base, limit, flags; };
 STATE(local_descriptor_table, "processor", "modify_ldt");
@@ -148,7 +148,7 @@ MAKE(local_descriptor_table)
 	struct descriptor one = {.number = 5, .base = 0x1000, .limit = 0xfff, .flags = 0x51};
 	must(syscall(SYS_modify_ldt, 0x11, &one, sizeof one));
 }
-POLL_INTERVAL(local_descriptor_table)
+OBSERVE(local_descriptor_table)
 {
 	char table[512];
 	long size = syscall(SYS_modify_ldt, 0, table, sizeof table);
@@ -159,11 +159,11 @@ POLL_INTERVAL(local_descriptor_table)
 
 STATE(thread_area, "processor", "set_thread_area");
 MAKE(thread_area) { struct descriptor one = {.number = -1, .flags = 0x51}; must(syscall(SYS_set_thread_area, &one)); }
-POLL_INTERVAL(thread_area) { }
+OBSERVE(thread_area) { }
 
 STATE(io_ports, "processor", "ioperm");
 MAKE(io_ports) { must(syscall(SYS_ioperm, 0x80, 1, 1)); }
-POLL_INTERVAL(io_ports) { }
+OBSERVE(io_ports) { }
 
 /* Registers that survive the calls in between: nothing here uses the upper ones. */
 static unsigned char vector[64];
@@ -182,7 +182,7 @@ MAKE(vector_registers)
 	mxcsr = 0x5f80, control_word = 0x0f7f;
 	__asm__ volatile("vmovdqu %0, %%ymm13; ldmxcsr %1; fldcw %2" : : "m"(vector), "m"(mxcsr), "m"(control_word));
 }
-POLL_INTERVAL(vector_registers) { store_vectors(); say_bytes(vector, 32); say("%x %x", mxcsr, control_word); }
+OBSERVE(vector_registers) { store_vectors(); say_bytes(vector, 32); say("%x %x", mxcsr, control_word); }
 
 STATE(wide_registers, "processor", "AVX-512 registers and masks");
 MAKE(wide_registers)
@@ -192,7 +192,7 @@ MAKE(wide_registers)
 	fill(vector, 64);
 	__asm__ volatile("vmovdqu64 %0, %%zmm29; kmovq %1, %%k5" : : "m"(vector), "r"(0x123456789abcdefUL));
 }
-POLL_INTERVAL(wide_registers)
+OBSERVE(wide_registers)
 {
 	unsigned long mask;
 	__asm__ volatile("vmovdqu64 %%zmm29, %0; kmovq %%k5, %1" : "=m"(vector), "=r"(mask));
@@ -207,7 +207,7 @@ MAKE(robust_list)
 	head[0] = head;
 	must(syscall(SYS_set_robust_list, head, sizeof head));
 }
-POLL_INTERVAL(robust_list)
+OBSERVE(robust_list)
 {
 	void *head = NULL;
 	size_t size = 0;
@@ -217,11 +217,11 @@ POLL_INTERVAL(robust_list)
 
 STATE(clear_child_tid, "processor", "set_tid_address");
 MAKE(clear_child_tid) { static int number; syscall(SYS_set_tid_address, &number); }
-POLL_INTERVAL(clear_child_tid) { int *address = NULL; say_call("get", prctl(PR_GET_TID_ADDRESS, &address)); say("%p", address); }
+OBSERVE(clear_child_tid) { int *address = NULL; say_call("get", prctl(PR_GET_TID_ADDRESS, &address)); say("%p", address); }
 
 STATE(restartable_sequence, "processor", "rseq, as the C library registers it");
 MAKE(restartable_sequence) { }
-POLL_INTERVAL(restartable_sequence)
+OBSERVE(restartable_sequence)
 {
 	extern const unsigned __rseq_size;
 	/* Registering it again elsewhere is refused as long as it is registered. */
@@ -237,7 +237,7 @@ MAKE(memory_barriers)
 	must(syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0));
 	must(syscall(SYS_membarrier, 1 << 6, 0, 0));
 }
-POLL_INTERVAL(memory_barriers) { say_call("registered", syscall(SYS_membarrier, 1 << 9, 0, 0)); }
+OBSERVE(memory_barriers) { say_call("registered", syscall(SYS_membarrier, 1 << 9, 0, 0)); }
 
 /* ------------------------------------------------------------------ /proc */
 
@@ -265,11 +265,11 @@ MAKE(title)
 	extern char *program_invocation_name;
 	memset(program_invocation_name, 'z', strlen(program_invocation_name));
 }
-POLL_INTERVAL(title) { say_lines("/proc/self/cmdline", ""); }
+OBSERVE(title) { say_lines("/proc/self/cmdline", ""); }
 
 STATE(environment, "proc", "/proc/self/environ");
 MAKE(environment) { }
-POLL_INTERVAL(environment)
+OBSERVE(environment)
 {
 	char text[8192] = "";
 	int file = open("/proc/self/environ", O_RDONLY);
@@ -282,7 +282,7 @@ POLL_INTERVAL(environment)
 
 STATE(program_file, "proc", "/proc/self/exe and the auxiliary vector");
 MAKE(program_file) { }
-POLL_INTERVAL(program_file)
+OBSERVE(program_file)
 {
 	char link[256] = "", vector[512];
 	say_call("link", readlink("/proc/self/exe", link, 255));
@@ -295,7 +295,7 @@ POLL_INTERVAL(program_file)
 
 STATE(program_break, "proc", "brk");
 MAKE(program_break) { must(sbrk(123 << 12)); }
-POLL_INTERVAL(program_break) { say("%p", sbrk(0)); }
+OBSERVE(program_break) { say("%p", sbrk(0)); }
 
 STATE(deleted_program, "proc", "a program whose file was removed");
 MAKE(deleted_program)
@@ -313,7 +313,7 @@ MAKE(deleted_program)
 	usleep(200000);
 	must(unlink("copy"));
 }
-POLL_INTERVAL(deleted_program)
+OBSERVE(deleted_program)
 {
 	char path[64], link[256] = "";
 	snprintf(path, sizeof path, "/proc/%d/exe", child);
@@ -327,7 +327,7 @@ MAKE(processor_time)
 	clock_t began = clock();
 	while (clock() - began < CLOCKS_PER_SEC / 5) { }
 }
-POLL_INTERVAL(processor_time) { struct tms used; times(&used); say("%d", used.tms_utime + used.tms_stime >= 15); }
+OBSERVE(processor_time) { struct tms used; times(&used); say("%d", used.tms_utime + used.tms_stime >= 15); }
 
 STATE(dead_childrens_time, "proc", "getrusage(RUSAGE_CHILDREN)");
 MAKE(dead_childrens_time)
@@ -340,11 +340,11 @@ MAKE(dead_childrens_time)
 	}
 	waitpid(pid, NULL, 0);
 }
-POLL_INTERVAL(dead_childrens_time) { struct rusage used; getrusage(RUSAGE_CHILDREN, &used); say("%d", used.ru_utime.tv_usec + used.ru_stime.tv_usec + (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000 > 100000); }
+OBSERVE(dead_childrens_time) { struct rusage used; getrusage(RUSAGE_CHILDREN, &used); say("%d", used.ru_utime.tv_usec + used.ru_stime.tv_usec + (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000 > 100000); }
 
 STATE(bytes_moved, "proc", "/proc/self/io");
 MAKE(bytes_moved) { static char block[1 << 20]; int null = open("/dev/null", O_WRONLY); must(write(null, block, sizeof block)); close(null); }
-POLL_INTERVAL(bytes_moved)
+OBSERVE(bytes_moved)
 {
 	unsigned long written = 0;
 	char line[128];
@@ -358,11 +358,11 @@ POLL_INTERVAL(bytes_moved)
 
 STATE(memory_peak, "proc", "VmHWM of /proc/self/status");
 MAKE(memory_peak) { char *block = malloc(32 << 20); fill(block, 32 << 20); free(block); }
-POLL_INTERVAL(memory_peak) { struct rusage used; getrusage(RUSAGE_SELF, &used); say("%d", used.ru_maxrss >= 32 << 10); }
+OBSERVE(memory_peak) { struct rusage used; getrusage(RUSAGE_SELF, &used); say("%d", used.ru_maxrss >= 32 << 10); }
 
 STATE(start_time, "proc", "the time of the start, by /proc/self/stat");
 MAKE(start_time) { }
-POLL_INTERVAL(start_time)
+OBSERVE(start_time)
 {
 	char line[1024] = "";
 	unsigned long start = 0;
@@ -376,7 +376,7 @@ POLL_INTERVAL(start_time)
 static struct timespec noted[3];
 STATE(clocks, "proc", "CLOCK_MONOTONIC and CLOCK_BOOTTIME go on, and not back");
 MAKE(clocks) { clock_gettime(CLOCK_MONOTONIC, &noted[0]); clock_gettime(CLOCK_BOOTTIME, &noted[1]); clock_gettime(CLOCK_REALTIME, &noted[2]); }
-POLL_INTERVAL(clocks)
+OBSERVE(clocks)
 {
 	struct timespec now[3];
 	clock_gettime(CLOCK_MONOTONIC, &now[0]), clock_gettime(CLOCK_BOOTTIME, &now[1]), clock_gettime(CLOCK_REALTIME, &now[2]);
@@ -388,35 +388,35 @@ POLL_INTERVAL(clocks)
 
 STATE(personality, "task", "personality(UNAME26)");
 MAKE(personality) { must(syscall(SYS_personality, UNAME26)); }
-POLL_INTERVAL(personality) { say_call("personality", syscall(SYS_personality, 0xffffffff)); }
+OBSERVE(personality) { say_call("personality", syscall(SYS_personality, 0xffffffff)); }
 
 STATE(personality_32, "task", "personality(PER_LINUX32)");
 MAKE(personality_32) { must(syscall(SYS_personality, PER_LINUX32)); }
-POLL_INTERVAL(personality_32) { say_call("personality", syscall(SYS_personality, 0xffffffff)); }
+OBSERVE(personality_32) { say_call("personality", syscall(SYS_personality, 0xffffffff)); }
 
 STATE(file_mode_mask, "task", "umask");
 MAKE(file_mode_mask) { umask(0137); }
-POLL_INTERVAL(file_mode_mask) { mode_t mask = umask(0); umask(mask); say("%o", mask); }
+OBSERVE(file_mode_mask) { mode_t mask = umask(0); umask(mask); say("%o", mask); }
 
 STATE(working_directory, "task", "chdir");
 MAKE(working_directory) { must(mkdir("deeper", 0755)); must(chdir("deeper")); }
-POLL_INTERVAL(working_directory) { char path[512] = ""; say_call("getcwd", getcwd(path, sizeof path) ? 0 : -1); say("%s", path); }
+OBSERVE(working_directory) { char path[512] = ""; say_call("getcwd", getcwd(path, sizeof path) ? 0 : -1); say("%s", path); }
 
 STATE(root_directory, "task", "chroot");
 MAKE(root_directory) { must(mkdir("root", 0755)); put("root/inside", "x"); must(chroot("root")); must(chdir("/")); }
-POLL_INTERVAL(root_directory) { say_call("inside", access("/inside", F_OK)); say_call("outside", access("/etc", F_OK)); }
+OBSERVE(root_directory) { say_call("inside", access("/inside", F_OK)); say_call("outside", access("/etc", F_OK)); }
 
 static void go_elsewhere(void) { if (chdir("/usr") == 0) umask(0123); }
 static void say_place(void) { char path[256] = ""; say("%s ", getcwd(path, 255) ? path : "?"); mode_t mask = umask(0); umask(mask); say("%o ", mask); }
 STATE(threads_directory, "task", "a thread made without CLONE_FS: its own working directory and mask");
 MAKE(threads_directory) { start_thread(true, false); in_thread(go_elsewhere); }
-POLL_INTERVAL(threads_directory) { in_thread(say_place); say_place(); }
+OBSERVE(threads_directory) { in_thread(say_place); say_place(); }
 
 static void open_null(void) { fd[1] = open("/dev/zero", O_RDONLY); fd[1] = dup2(fd[1], 700); }
 static void say_null(void) { say_call("700", fcntl(700, F_GETFD)); }
 STATE(threads_descriptors, "task", "a thread made without CLONE_FILES: its own table of descriptors");
 MAKE(threads_descriptors) { start_thread(false, true); in_thread(open_null); }
-POLL_INTERVAL(threads_descriptors) { in_thread(say_null); say_null(); }
+OBSERVE(threads_descriptors) { in_thread(say_null); say_null(); }
 
 static void make_relative(int flags)
 {
@@ -427,7 +427,7 @@ static void make_relative(int flags)
 }
 STATE(shared_descriptors, "task", "a child made with CLONE_FILES: one table of descriptors");
 MAKE(shared_descriptors) { make_relative(CLONE_FILES); }
-POLL_INTERVAL(shared_descriptors)
+OBSERVE(shared_descriptors)
 {
 	char path[64];
 	int one = open("/dev/null", O_RDONLY);
@@ -438,7 +438,7 @@ POLL_INTERVAL(shared_descriptors)
 
 STATE(shared_directory, "task", "a child made with CLONE_FS: one working directory");
 MAKE(shared_directory) { make_relative(CLONE_FS); }
-POLL_INTERVAL(shared_directory)
+OBSERVE(shared_directory)
 {
 	char path[64], link[256] = "", here[256] = "";
 	if (!getcwd(here, 255) || chdir("/usr"))
@@ -451,7 +451,7 @@ POLL_INTERVAL(shared_directory)
 
 STATE(shared_io_context, "task", "a child made with CLONE_IO");
 MAKE(shared_io_context) { must(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 1)); make_relative(CLONE_IO); }
-POLL_INTERVAL(shared_io_context) { say_call("child", syscall(SYS_ioprio_get, 1, child)); }
+OBSERVE(shared_io_context) { say_call("child", syscall(SYS_ioprio_get, 1, child)); }
 
 static volatile int shared_word;
 static int count_up(void *unused)
@@ -469,7 +469,7 @@ MAKE(shared_memory_space)
 	while (shared_word != 5)
 		usleep(1000);
 }
-POLL_INTERVAL(shared_memory_space)
+OBSERVE(shared_memory_space)
 {
 	char path[64];
 	snprintf(path, sizeof path, "/proc/%d/mem", child);
@@ -487,7 +487,7 @@ STATE(process_tree, "task", "children of children, in sessions and groups of the
 static void lead_group(void) { setpgid(0, 0); }
 static void lead_session(void) { setsid(); start_child(lead_group); }
 MAKE(process_tree) { child = start_child(lead_session); }
-POLL_INTERVAL(process_tree)
+OBSERVE(process_tree)
 {
 	char path[64];
 	snprintf(path, sizeof path, "/proc/%d/task/%d/children", child, child);
@@ -497,7 +497,7 @@ POLL_INTERVAL(process_tree)
 
 STATE(dead_child, "task", "a child that ended with 42 and was not waited for");
 MAKE(dead_child) { child = must(fork()); if (!child) _exit(42); usleep(100000); }
-POLL_INTERVAL(dead_child)
+OBSERVE(dead_child)
 {
 	siginfo_t info = {0};
 	say_call("waitid", waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT));
@@ -506,31 +506,31 @@ POLL_INTERVAL(dead_child)
 
 STATE(stopped_child, "task", "a child that was stopped");
 MAKE(stopped_child) { child = start_child(NULL); kill(child, 19); waitpid(child, NULL, WUNTRACED); }
-POLL_INTERVAL(stopped_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "State:"); }
+OBSERVE(stopped_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "State:"); }
 
 static void wait_for_ever(void) { while (1) pause(); }
 STATE(end_told_otherwise, "task", "a child that tells of its end by SIGUSR1: only waits for clones see it");
 MAKE(end_told_otherwise) { child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) wait_for_ever(); }
-POLL_INTERVAL(end_told_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
+OBSERVE(end_told_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
 
 STATE(dead_clone, "task", "a dead child that told of its end by SIGUSR1");
 MAKE(dead_clone) { signal(SIGUSR1, SIG_IGN); child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) _exit(3); siginfo_t told; waitid(P_PID, child, &told, WEXITED | WNOWAIT | __WALL); }
-POLL_INTERVAL(dead_clone) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
+OBSERVE(dead_clone) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
 
 STATE(continued_child, "task", "a child that was continued, which its parent has not been told yet");
 MAKE(continued_child) { child = start_child(NULL); kill(child, SIGSTOP); waitpid(child, NULL, WUNTRACED); kill(child, SIGCONT); usleep(100000); }
-POLL_INTERVAL(continued_child) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WCONTINUED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
+OBSERVE(continued_child) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WCONTINUED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
 
 STATE(dead_child_user, "task", "a dead child of another user");
 MAKE(dead_child_user) { child = must(fork()); if (!child) { setuid(1000); _exit(3); } siginfo_t told; waitid(P_PID, child, &told, WEXITED | WNOWAIT); }
-POLL_INTERVAL(dead_child_user) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d %u", told.si_code, told.si_status, told.si_uid); }
+OBSERVE(dead_child_user) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d %u", told.si_code, told.si_status, told.si_uid); }
 
 static void be_older(void) { must(personality(UNAME26)); }
 static void say_personality(void) { say("%x ", personality(0xffffffff)); }
 STATE(thread_personality, "task", "personality(UNAME26) in a second thread");
 MAKE(thread_personality) { start_thread(false, false); in_thread(be_older); }
-POLL_INTERVAL(thread_personality) { in_thread(say_personality); say_personality(); }
+OBSERVE(thread_personality) { in_thread(say_personality); say_personality(); }
 
 STATE(traced_child, "task", "ptrace of a child");
 MAKE(traced_child) { child = start_child(NULL); must(syscall(SYS_ptrace, 0x4206, child, 0, 0)); }
-POLL_INTERVAL(traced_child) { say_lines("/proc/self/status", "TracerPid"); }
+OBSERVE(traced_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "TracerPid"); }
