@@ -35,7 +35,7 @@ _STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 def build(folder: Path) -> Path:
     """The program that makes the calls."""
     if shutil.which("cc") is None:
-        raise Unsupported("no C compiler", remedy="install gcc and libc6-dev")
+        raise Unsupported("no C compiler", hint="install gcc and libc6-dev")
     program = folder / "calls"
     source = Path(__file__).with_name("native") / "calls.c"
     subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def real(options: argparse.Namespace) -> dict[str, Any]:
     if not (MODEL / "config.json").exists():
-        raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
+        raise NotFound(f"no model at {MODEL}", hint="run `make setup-models`")
     home = options.home or aftermath.folder("pagurus-pools-")
     try:
         return await _real(options, home)

@@ -150,7 +150,7 @@ async def _serve_tcp(listeners: Listeners, options: argparse.Namespace) -> None:
     host, port = address_of(options.listen)
     if options.plain:
         if not is_loopback(host):
-            raise Invalid(f"plain is for loopback, not for {host}", remedy="use TLS")
+            raise Invalid(f"plain is for loopback, not for {host}", hint="use TLS")
         await listeners.serve(listener.tcp(host, port))
         return
     certificate, key = options.tls_cert, options.tls_key

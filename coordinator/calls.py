@@ -82,7 +82,7 @@ class Calls:
         """Its id and its host, by its id, name or beginning, as the caller sees it. Raises NotFound."""
         found = visibility.find(self.members.places, sandbox)  # type: ignore[type-var]
         if found is None:
-            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+            raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
         return found.row.id, self.members.member(found.host)
 
     async def on_sandbox(self, request: web.Request) -> web.StreamResponse:
@@ -249,8 +249,8 @@ class Calls:
         known = sorted({name for host in hosts for name in host.images})
         if names.isdisjoint(known):
             told = ", ".join(known) or "none"
-            return ImageNotFound(f"no image {image!r}; there are: {told}", remedy="pagurus image import")
-        return NoSpace(f"no host can take it: {place.refusals(hosts, asked)}", remedy="see `pagurus cluster ls`")
+            return ImageNotFound(f"no image {image!r}; there are: {told}", hint="pagurus image import")
+        return NoSpace(f"no host can take it: {place.refusals(hosts, asked)}", hint="see `pagurus cluster ls`")
 
     @contextlib.contextmanager
     def _admitted(self, name: str | None, limits: list[Limits]) -> Any:
@@ -259,9 +259,9 @@ class Calls:
         mine = [each.row for each in self.members.places.values() if each.row.owner == caller.owner]
         mine += [each for each in self._making.values() if each.owner == caller.owner]
         if name and any(each.name == name for each in mine):
-            raise Conflict(f"there is a sandbox named {name} already", remedy="choose another name")
+            raise Conflict(f"there is a sandbox named {name} already", hint="choose another name")
         if why := excess(caller.quota, usage([*limits, *(each.limits for each in mine)])):
-            raise TooMany(f"the quota of this token would be exceeded: {why}", remedy="remove some, or ask for less")
+            raise TooMany(f"the quota of this token would be exceeded: {why}", hint="remove some, or ask for less")
         made = {id(each): HostedSandbox(id="", owner=caller.owner, name=name, limits=each) for each in limits}
         self._making |= made
         try:
@@ -349,7 +349,7 @@ class Calls:
             shares = place.spread(hosts, asked, wanted.count)
             if not shares:
                 why = place.refusals([host for host in hosts if host.name in holders], asked)
-                raise NoSpace(f"no host can take it: {why}", remedy="see `pagurus cluster ls`")
+                raise NoSpace(f"no host can take it: {why}", hint="see `pagurus cluster ls`")
             if call is not None:
                 await state.put_call(call, msgspec.json.encode(shares).decode())
         path = f"/v1/checkpoints/{part(checkpoint)}/fork"
@@ -379,7 +379,7 @@ def _rest(request: web.Request) -> str | None:
     """The end of the path. Decoded once more on the way, it could be another one at the host."""
     rest = request.match_info.get("rest")
     if rest is not None and not set("%?#").isdisjoint(rest):
-        raise NotFound("no such route", remedy="write the path as the description of the API has it")
+        raise NotFound("no such route", hint="write the path as the description of the API has it")
     return rest
 
 

@@ -233,7 +233,7 @@ class Copies:
         if name != STORE:
             return OnHost(self.members.member(name))
         if self._store is None:
-            raise NotFound("the cluster has no store now", remedy="pagurus cluster up --replicate-store")
+            raise NotFound("the cluster has no store now", hint="pagurus cluster up --replicate-store")
         return self._store
 
     def _count(self, copy: CopyAction, size: int) -> None:
@@ -314,7 +314,7 @@ class Copies:
                         await self._hasten(sandbox, checkpoint, host, turn or 0)
         except TimeoutError:
             why = f"no other host holds checkpoint {checkpoint} yet: {self._why_not(sandbox, checkpoint)}"
-            raise Timeout(why, remedy="see `pagurus cluster ls`", sandbox=sandbox) from None
+            raise Timeout(why, hint="see `pagurus cluster ls`", sandbox=sandbox) from None
         finally:
             self._waited[sandbox] -= 1
         return True

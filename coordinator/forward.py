@@ -131,7 +131,7 @@ class HostConnection(Transport):
     def _at(self, path: str) -> str:
         """Where a path is on the host. Dots in what a caller wrote would lead to what it was not let through for."""
         if {".", ".."} & set(unquote(path.partition("?")[0]).split("/")):
-            raise NotFound("no such route", remedy="write the path without dots")
+            raise NotFound("no such route", hint="write the path without dots")
         return self._base + path
 
     async def drop(self) -> None:

@@ -110,7 +110,7 @@ def states(run: Path) -> list[RoleState]:
             )
         )
     if not found:
-        raise NotFound(f"no process was ever started for {run}", remedy="name a run folder, such as runs/latest")
+        raise NotFound(f"no process was ever started for {run}", hint="name a run folder, such as runs/latest")
     return found
 
 
@@ -345,9 +345,9 @@ def follow(run: Path) -> Iterator[bytes]:
     """What a detached run says, from its beginning until none of its processes lives."""
     path = run / "run.log"
     if not run.is_dir():
-        raise NotFound(f"there is no run folder {run}", remedy="name one, such as runs/latest")
+        raise NotFound(f"there is no run folder {run}", hint="name one, such as runs/latest")
     if not path.exists():
-        raise NotFound(f"{run} was not started with --detach", remedy="its terminal shows what it says")
+        raise NotFound(f"{run} was not started with --detach", hint="its terminal shows what it says")
     with path.open("rb") as log:
         while True:
             alive = any(state.alive for state in states(run) if state.name != "engine")

@@ -212,7 +212,7 @@ class Members:
 
     def member(self, name: str) -> HostMember:
         if name not in self.hosts:
-            raise NotFound(f"no such host: {name}", remedy="list those there are with `pagurus cluster ls`")
+            raise NotFound(f"no such host: {name}", hint="list those there are with `pagurus cluster ls`")
         return self.hosts[name]
 
     def living(self) -> list[HostMember]:
@@ -337,13 +337,13 @@ class Members:
             found, troubles = await self._of(checkpoint, self.living(), token)
         if len({info.id for info in found.values()}) > 1:
             names = ", ".join(f"{info.id} on {host}" for host, info in sorted(found.items()))
-            raise Conflict(f"several checkpoints are meant by {checkpoint}: {names}", remedy="use the id")
+            raise Conflict(f"several checkpoints are meant by {checkpoint}: {names}", hint="use the id")
         for host, info in found.items():
             self.remember(info.id, host)
         if not found and troubles:
             raise troubles[0]
         if not found:
-            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+            raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
         return found
 
     async def _of(
@@ -379,4 +379,4 @@ async def answering(member: HostMember) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         why = f"host {member.name} reports, but has not answered for {ANSWER:g} s"
-        raise Timeout(why, remedy="start its daemon again, or `pagurus cluster rm` it") from None
+        raise Timeout(why, hint="start its daemon again, or `pagurus cluster rm` it") from None

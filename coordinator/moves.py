@@ -95,7 +95,7 @@ class Moves:
         """Let it go on at another host. `unasked`: unless somebody uses it."""
         known = self.members.places.get(sandbox)
         if known is None:
-            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+            raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
         if sandbox in self.members.moving:
             raise Conflict("it is being moved", sandbox=sandbox)
         if known.host == host:
@@ -162,7 +162,7 @@ class Moves:
         while self.in_use(sandbox):
             if time.monotonic() > deadline:
                 if unasked:
-                    raise Conflict("it is in use", remedy="wait until nothing is asked of it", sandbox=sandbox)
+                    raise Conflict("it is in use", hint="wait until nothing is asked of it", sandbox=sandbox)
                 return
             await asyncio.sleep(UNUSED_POLL_INTERVAL)
 
@@ -178,7 +178,7 @@ class Moves:
             await asyncio.shield(self._try_to_settle(known.row.id))  # until then calls on it wait
             if isinstance(error, TimeoutError):
                 why = f"it did not arrive at {host} within {PAUSE:g} s, and stays"
-                raise Timeout(why, remedy="move it when the host is less busy", sandbox=known.row.id) from None
+                raise Timeout(why, hint="move it when the host is less busy", sandbox=known.row.id) from None
             raise
         self._go_on(known.row.id)
         return size

@@ -61,7 +61,7 @@ class ObjectStore:
             import obstore
             from obstore.store import LocalStore, S3Store
         except ImportError:
-            raise Unsupported("obstore is not installed", remedy='pip install "pagurus[cluster]"') from None
+            raise Unsupported("obstore is not installed", hint='pip install "pagurus[cluster]"') from None
         self._obstore: Any = obstore
         self.directory = None if "://" in url else Path(url).absolute()
         try:
@@ -72,9 +72,9 @@ class ObjectStore:
             elif url.startswith("s3://"):
                 self._store = S3Store.from_url(url)
             else:
-                raise Invalid(f"{url} is no store", remedy="give a directory, or s3://BUCKET/PREFIX")
+                raise Invalid(f"{url} is no store", hint="give a directory, or s3://BUCKET/PREFIX")
         except (obstore.exceptions.BaseError, ValueError, OSError) as error:
-            raise Invalid(f"{url}: {_first(error)}", remedy="see AWS_* in docs/cluster.md") from error
+            raise Invalid(f"{url}: {_first(error)}", hint="see AWS_* in docs/cluster.md") from error
         self._links: dict[str, list[StoredObject]] = {}
 
     # ----------------------------------------------------------------- as a holder

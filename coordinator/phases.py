@@ -148,7 +148,7 @@ class PhaseScheduler:
 
     async def ask(self, ask: PhaseAsk) -> PhaseAnswer:
         if not self.shared.rollout or not self.shared.train:
-            raise Unsupported("no machines are shared here", remedy="pagurus cluster up --share rollout=1,train=1")
+            raise Unsupported("no machines are shared here", hint="pagurus cluster up --share rollout=1,train=1")
         phase = 2 * ask.number + KINDS.index(ask.kind)
         left, until = self._left.get(ask.job, (-1, 0.0))
         if phase <= left and self._clock() < until:
@@ -312,7 +312,7 @@ class PhaseScheduler:
         if seat is None:
             owner = _owner(ask.job)
             if sum(_owner(name) == owner for name in self.seats) >= SEATS:
-                raise TooMany(f"{SEATS} jobs of this owner take turns, or wait for room", remedy="wait until one ends")
+                raise TooMany(f"{SEATS} jobs of this owner take turns, or wait for room", hint="wait until one ends")
             job = msgspec.convert({"name": ask.job, **msgspec.structs.asdict(ask.shape)}, SharedJob)
             number = max((each.number for each in self.seats.values()), default=-1) + 1
             seat = self.seats[ask.job] = JobSlot(job=job, number=number, phase=phase, asked=time.time())
@@ -411,4 +411,4 @@ def parse_share(text: str | None) -> SharedCapacity:
     try:
         return SharedCapacity() if text is None else msgspec.convert(parse_needs(text), SharedCapacity)
     except msgspec.ValidationError as error:
-        raise Invalid(f"--share {text}: {error}", remedy="write it like rollout=1,train=1") from None
+        raise Invalid(f"--share {text}: {error}", hint="write it like rollout=1,train=1") from None

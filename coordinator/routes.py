@@ -199,7 +199,7 @@ class Routes:
 
     def _no_host(self) -> PagurusError:
         why = place.refusals(self.members.views(), PlacementRequest())
-        return NoSpace(f"no host can take it: {why}", remedy="pagurus cluster add, or see `pagurus cluster ls`")
+        return NoSpace(f"no host can take it: {why}", hint="pagurus cluster add, or see `pagurus cluster ls`")
 
     async def _any(self, request: web.Request) -> web.StreamResponse:
         for member in self.members.living():
@@ -226,7 +226,7 @@ class Routes:
             return await relay(request, found)
 
     async def _one_host(self, request: web.Request) -> web.StreamResponse:
-        raise Unsupported("each host has content of its own", remedy="ask the daemon of one host")
+        raise Unsupported("each host has content of its own", hint="ask the daemon of one host")
 
     async def _image(self, request: web.Request) -> web.StreamResponse:
         """An image as a host that has it tells of it; removed on all that have it."""
@@ -278,11 +278,11 @@ class Routes:
     async def _add_host(self, request: web.Request) -> web.StreamResponse:
         wanted = await body(request, HostRequest)
         if not wanted.address.startswith(("http://", "https://", "/")):
-            raise Invalid(f"{wanted.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
+            raise Invalid(f"{wanted.address!r} is no address", hint="give a URL or the path of a daemon's socket")
         try:
             name = msgspec.convert(request.match_info["name"], HostName)
         except msgspec.ValidationError:
-            raise Invalid("no host may be called so", remedy="lower-case letters, digits, dots, dashes") from None
+            raise Invalid("no host may be called so", hint="lower-case letters, digits, dots, dashes") from None
         row = HostRow(**msgspec.structs.asdict(wanted))
         member = await self.members.add(name, row)
         return reply(request, member.info(self.members.counts()[member.name]), 201)
@@ -340,7 +340,7 @@ class Routes:
     async def _job_log(self, request: web.Request) -> web.StreamResponse:
         begin = request.query.get("from", "0")
         if not begin.isascii() or not begin.isdigit():
-            raise Invalid(f"from={begin} is no position", remedy="give the number of bytes that were read")
+            raise Invalid(f"from={begin} is no position", hint="give the number of bytes that were read")
         return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))
 
 

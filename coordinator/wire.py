@@ -34,7 +34,7 @@ def refusal(request: web.Request, error: Exception) -> web.Response:
         return reply(request, Invalid(f"{request.method} {request.path}: {error.reason}").body(), error.status)
     if not isinstance(error, PagurusError):
         log.error("%s %s", request.method, request.path, exc_info=error)
-        error = PagurusError(f"a bug in the coordinator: {type(error).__name__}", remedy="see its log")
+        error = PagurusError(f"a bug in the coordinator: {type(error).__name__}", hint="see its log")
     answer = reply(request, error.body(), error.status)
     if (wait := getattr(error, "retry_after", None)) is not None:
         answer.headers["Retry-After"] = str(max(1, round(wait)))

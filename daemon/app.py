@@ -115,7 +115,7 @@ def _sockets(options: DaemonConfig) -> list[socket.socket]:
     if options.address is not None and families <= {socket.AF_UNIX}:
         sockets.append(listener.tcp(*options.address))
     if options.address is None and families - {socket.AF_UNIX}:
-        raise Invalid("systemd passed a TCP socket", remedy="configure listen and TLS as well")
+        raise Invalid("systemd passed a TCP socket", hint="configure listen and TLS as well")
     return sockets
 
 

@@ -67,7 +67,7 @@ class Aside:
         """Likewise for `work`, which has a slot meanwhile: what it holds, others of its kind do not hold as well."""
         if self._waiting.get(sandbox, 0) >= MAX_QUEUED:
             raise TooMany(
-                f"{MAX_QUEUED} requests that read whole trees wait for this sandbox", remedy="wait for their answers"
+                f"{MAX_QUEUED} requests that read whole trees wait for this sandbox", hint="wait for their answers"
             )
         ticket = self._queue.submit(
             CheckpointStage.READ,
@@ -150,7 +150,7 @@ class WorkerProcess:
             answer = await self._reader.readexactly(length)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise PagurusError(
-                f"the process that did {job[0].__name__} was killed", remedy="try again; see the host's memory"
+                f"the process that did {job[0].__name__} was killed", hint="try again; see the host's memory"
             ) from error
         return pickle.loads(answer)  # type: ignore[no-any-return]
 
@@ -195,7 +195,7 @@ def main() -> int:
 
 def _refused(error: Exception) -> bytes:
     if isinstance(error, MemoryError):
-        error = PagurusError("there is more to read than fits into memory", remedy="make the tree smaller")
+        error = PagurusError("there is more to read than fits into memory", hint="make the tree smaller")
     try:
         return _packed((False, error))
     except Exception:  # noqa: BLE001 - of a library, and not made to travel

@@ -60,7 +60,7 @@ def address_of(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not (colon and host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise Invalid(f"not an address to listen on: {text!r}", remedy="write it as HOST:PORT")
+        raise Invalid(f"not an address to listen on: {text!r}", hint="write it as HOST:PORT")
     return host, int(port)
 
 
@@ -77,10 +77,10 @@ def is_loopback(host: str) -> bool:
 def check(config: DaemonConfig) -> DaemonConfig:
     """`config`, if it fits together. Raises Invalid."""
     if config.pool_size is not None and parse_bytes(config.pool_size) < SMALLEST:
-        raise Invalid(f"a pool of {config.pool_size} is too small", remedy=f"give it {SMALLEST >> 20}MiB at least")
+        raise Invalid(f"a pool of {config.pool_size} is too small", hint=f"give it {SMALLEST >> 20}MiB at least")
     given = (config.tls_cert is not None, config.tls_key is not None)
     if any(given) and not all(given):
-        raise Invalid("a certificate needs its key", remedy="give tls_cert and tls_key")
+        raise Invalid("a certificate needs its key", hint="give tls_cert and tls_key")
     ways = [name for name, on in (("tls_cert", all(given)), ("tls_self_signed", config.tls_self_signed)) if on]
     if config.plain:
         ways.append("plain")
@@ -88,15 +88,15 @@ def check(config: DaemonConfig) -> DaemonConfig:
         raise Invalid(f"{' and '.join(ways)} exclude each other")
     if config.address is None:
         if ways:
-            raise Invalid(f"{ways[0]} without listen", remedy="say where to listen: listen = HOST:PORT")
+            raise Invalid(f"{ways[0]} without listen", hint="say where to listen: listen = HOST:PORT")
         return config
     if not ways:
         raise Invalid(
             f"{config.listen} would be without TLS: tokens and output could be read on the way",
-            remedy="tls_cert and tls_key, or tls_self_signed; on loopback also plain",
+            hint="tls_cert and tls_key, or tls_self_signed; on loopback also plain",
         )
     if config.plain and not is_loopback(config.address[0]):
-        raise Invalid(f"plain is for loopback, not for {config.address[0]}", remedy="use TLS")
+        raise Invalid(f"plain is for loopback, not for {config.address[0]}", hint="use TLS")
     return config
 
 

@@ -1,6 +1,6 @@
 """What this host can do, found out by doing it.
 
-Owns: one probe for each capability, and the remedy for each miss. Does not own: the capabilities.
+Owns: one probe for each capability, and the hint for each miss. Does not own: the capabilities.
 Guarantee: a capability reported as ``ok`` was exercised a moment ago; nothing is concluded from a version alone
 where trying is possible. Probes leave nothing behind.
 
@@ -37,7 +37,7 @@ class DoctorFinding(msgspec.Struct, frozen=True):
     name: str
     level: Level
     fact: str
-    remedy: str = ""
+    hint: str = ""
 
 
 def examine() -> list[DoctorFinding]:
@@ -60,18 +60,16 @@ def conclusion(findings: list[DoctorFinding]) -> str:
     if not missing:
         return "ready: start the daemon with `pagurus daemon`"
     names = ", ".join(finding.name for finding in missing)
-    remedies = [finding.remedy for finding in missing if finding.remedy]
-    return f"not ready, {names} missing: {remedies[0] if remedies else 'see above'}, then `pagurus doctor` again"
+    hints = [finding.hint for finding in missing if finding.hint]
+    return f"not ready, {names} missing: {hints[0] if hints else 'see above'}, then `pagurus doctor` again"
 
 
 def _probe(name: str, required: bool, work: Callable[[], str]) -> DoctorFinding:
     try:
         return DoctorFinding(name, "ok", work())
     except (OSError, PagurusError, subprocess.SubprocessError, ImportError, ValueError) as error:
-        remedy = getattr(error, "remedy", "") or "run `make setup` as root"
-        return DoctorFinding(
-            name, "miss" if required else "note", getattr(error, "message", None) or str(error), remedy
-        )
+        hint = getattr(error, "hint", "") or "run `make setup` as root"
+        return DoctorFinding(name, "miss" if required else "note", getattr(error, "message", None) or str(error), hint)
 
 
 # --------------------------------------------------------------------------- kernel
@@ -79,13 +77,13 @@ def _probe(name: str, required: bool, work: Callable[[], str]) -> DoctorFinding:
 
 def _root() -> str:
     if os.geteuid() != 0:
-        raise Unsupported("not root", remedy="run it as root or with sudo")
+        raise Unsupported("not root", hint="run it as root or with sudo")
     return "running as root"
 
 
 def _kernel() -> str:
     if platform.machine() != "x86_64":
-        raise Unsupported(f"{platform.machine()}", remedy="only x86-64 is supported")
+        raise Unsupported(f"{platform.machine()}", hint="only x86-64 is supported")
     return f"Linux {platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
 
 
@@ -110,7 +108,7 @@ def _pidfd() -> str:
     if not pidfd_tells_exit():
         raise Unsupported(
             "pidfds do not tell exit codes (kernel < 6.15)",
-            remedy="commands are waited for by the shim; a checkpoint while one runs is refused",
+            hint="commands are waited for by the shim; a checkpoint while one runs is refused",
         )
     return "pidfds tell the exit code of another's child"
 
@@ -188,10 +186,10 @@ def _criu() -> str:
 
     done = subprocess.run([paths.criu(), "--version"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
-        raise Unsupported(done.stderr.strip()[-200:], remedy="run `make setup`")
+        raise Unsupported(done.stderr.strip()[-200:], hint="run `make setup`")
     version = done.stdout.split("Version:")[-1].split()[0]
     if tuple(int(part) for part in version.split(".")[:2]) < (4, 2):
-        raise Unsupported(f"CRIU {version}", remedy="4.2 or newer is needed: run `make setup`")
+        raise Unsupported(f"CRIU {version}", hint="4.2 or newer is needed: run `make setup`")
     rpc.messages()
     rpc.images()
     return f"CRIU {version}, with its message classes"
@@ -237,7 +235,7 @@ def _criu_listener() -> str:
         finally:
             os.kill(pid, 9)
     if answer != b"alive":
-        raise Unsupported(f"the restored listener answered {answer!r}", remedy="run `make setup`: CRIU 4.2 or newer")
+        raise Unsupported(f"the restored listener answered {answer!r}", hint="run `make setup`: CRIU 4.2 or newer")
     return "dumps and restores a TCP listener"
 
 
@@ -249,7 +247,7 @@ def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
         lines = log.read_text(errors="replace").splitlines() if log.exists() else done.stderr.splitlines()
         said = [line for line in lines if "Error" in line] or lines[-1:]
         raise Unsupported(
-            f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", remedy="run `make setup`"
+            f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", hint="run `make setup`"
         )
 
 
@@ -264,7 +262,7 @@ def _images() -> str:
         else []
     )
     if not names:
-        raise Unsupported("no image to start sandboxes from", remedy="run `make setup`")
+        raise Unsupported("no image to start sandboxes from", hint="run `make setup`")
     return ", ".join(names)
 
 
@@ -275,7 +273,7 @@ def _space() -> str:
     free = shutil.disk_usage(folder).free
     if free < 2 << 30:
         raise Unsupported(
-            f"{free >> 20} MiB free at {folder}", remedy="free at least 2 GiB or set PAGURUS_STATE to another disk"
+            f"{free >> 20} MiB free at {folder}", hint="free at least 2 GiB or set PAGURUS_STATE to another disk"
         )
     return f"{free >> 30} GiB free at {folder}"
 
@@ -285,7 +283,7 @@ def _pool() -> str:
 
     pool, way = BtrfsPool(), "`pagurus daemon --pool-size` says another size"
     if not pool.state.is_dir():
-        raise Unsupported("not made yet", remedy=way)
+        raise Unsupported("not made yet", hint=way)
     if not pool.mounted():
         return f"the first daemon makes one of {pool.planned() / (1 << 30):.0f} GiB; {way}"
     usage = pool.usage()
@@ -301,7 +299,7 @@ def _network() -> str:
 def _registries() -> str:
     if shutil.which("skopeo") is None:
         raise Unsupported(
-            "skopeo is missing", remedy="make setup, or apt-get install skopeo; needed by `pagurus image pull` only"
+            "skopeo is missing", hint="make setup, or apt-get install skopeo; needed by `pagurus image pull` only"
         )
     done = subprocess.run(["skopeo", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "skopeo"
@@ -312,17 +310,17 @@ def _gpu() -> str:
         import torch
     except ModuleNotFoundError:
         raise Unsupported(
-            "training is not installed here: no torch", remedy="`make setup-train`, for `pagurus train`"
+            "training is not installed here: no torch", hint="`make setup-train`, for `pagurus train`"
         ) from None
     if not torch.cuda.is_available():
-        raise Unsupported("no GPU", remedy="engine and trainer run on the CPU")
+        raise Unsupported("no GPU", hint="engine and trainer run on the CPU")
     return torch.cuda.get_device_name(0)
 
 
 def _vllm() -> str:
     python = paths.CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.exists():
-        raise Unsupported("vLLM is not installed here", remedy="`make setup-vllm`, for `--engine vllm`")
+        raise Unsupported("vLLM is not installed here", hint="`make setup-vllm`, for `--engine vllm`")
     found = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
     return found.name.removesuffix(".dist-info") if found else "vLLM's environment exists"
 

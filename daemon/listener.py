@@ -33,7 +33,7 @@ FIRST_INHERITED = 3  # the first descriptor that systemd passes
 
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-    b'{"code":"too_many","message":"too many connections","remedy":"close some, or raise --connections"}'
+    b'{"code":"too_many","message":"too many connections","hint":"close some, or raise --connections"}'
 )
 
 
@@ -46,7 +46,7 @@ def unix(path: Path) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
         else:
-            raise Conflict(f"a daemon already listens on {path}", remedy="stop it first, or set PAGURUS_RUN")
+            raise Conflict(f"a daemon already listens on {path}", hint="stop it first, or set PAGURUS_RUN")
     server = socket.socket(socket.AF_UNIX)
     old = os.umask(0o177)
     try:

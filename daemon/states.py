@@ -66,13 +66,13 @@ def after(state: S, event: Event, *, sandbox: str | None = None, turn: int | Non
 def refusal(state: S, event: Event, *, sandbox: str | None = None, turn: int | None = None) -> PagurusError:
     """The error that says why `event` is not possible in `state`, and what to do."""
     if state is S.REMOVED:
-        return Closed("the sandbox has been removed", remedy="create a new one", sandbox=sandbox, turn=turn)
+        return Closed("the sandbox has been removed", hint="create a new one", sandbox=sandbox, turn=turn)
     if state is S.DEAD and event is Event.USE:
         return SandboxDead(
             "all its processes are gone",
-            remedy=f"bring it back with `pagurus restore {sandbox or 'ID'}` or sandbox.restore()",
+            hint=f"bring it back with `pagurus restore {sandbox or 'ID'}` or sandbox.restore()",
             sandbox=sandbox,
             turn=turn,
         )
-    remedy = "wait until it is running" if state in (S.CREATING, S.RESTORING) else "see its state with `pagurus ls`"
-    return Conflict(f"cannot {event.value} while it is {state.value}", remedy=remedy, sandbox=sandbox, turn=turn)
+    hint = "wait until it is running" if state in (S.CREATING, S.RESTORING) else "see its state with `pagurus ls`"
+    return Conflict(f"cannot {event.value} while it is {state.value}", hint=hint, sandbox=sandbox, turn=turn)

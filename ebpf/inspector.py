@@ -109,14 +109,14 @@ class Inspector:
         except (OSError, FileNotFoundError) as error:
             raise Unsupported(
                 f"the inspector does not load: {error}",
-                remedy="run `pagurus doctor`; it needs root, BTF (/sys/kernel/btf/vmlinux) and libbpf 1.x",
+                hint="run `pagurus doctor`; it needs root, BTF (/sys/kernel/btf/vmlinux) and libbpf 1.x",
             ) from error
         size = loaded.map_shape("sandboxes")[1]
         if size != ctypes.sizeof(layout.Sandbox):
             raise Unsupported(
                 f"the inspector object is of another version ({size} bytes a sandbox, "
                 f"not {ctypes.sizeof(layout.Sandbox)})",
-                remedy="run `make native` again",
+                hint="run `make native` again",
             )
         inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
         inspector._attach()  # a kernel that refuses says so now
@@ -160,7 +160,7 @@ class Inspector:
             slot = next((n for n in range(1, len(self._table)) if n not in taken), None)
             if slot is None:
                 raise Unsupported(
-                    f"{self._sizes.sandboxes} sandboxes are watched already", remedy="raise Sizes.sandboxes"
+                    f"{self._sizes.sandboxes} sandboxes are watched already", hint="raise Sizes.sandboxes"
                 )
             if not self._slots:
                 self._attach()  # before there is anything that they could miss
@@ -243,7 +243,7 @@ class Inspector:
         with self._lock:
             slot = self._slots.get(cgroup_id)
             if slot is None:
-                raise NotFound(f"no sandbox with cgroup {cgroup_id} is watched", remedy="watch() it first")
+                raise NotFound(f"no sandbox with cgroup {cgroup_id} is watched", hint="watch() it first")
             host = self._table[0]
             host.wanted_slot, host.wanted_pid = slot, pid
             try:

@@ -68,7 +68,7 @@ def needs_training() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("sandbox", "rollout", "trainer", "daemon", "ebpf"):
             raise
-        raise Unsupported(f"training needs {error.name}, which is not installed", remedy="make setup-train") from None
+        raise Unsupported(f"training needs {error.name}, which is not installed", hint="make setup-train") from None
 
 
 @contextlib.contextmanager

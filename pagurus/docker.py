@@ -46,7 +46,7 @@ def understand(arguments: Sequence[str]) -> Words:
     ['s-1', 'bash', '-lc', 'ls']
     """
     if not arguments or arguments[0] not in ("run", "exec", "stop", "rm", "version", "--version"):
-        raise Invalid("this is not docker", remedy="it knows run, exec, stop and rm")
+        raise Invalid("this is not docker", hint="it knows run, exec, stop and rm")
     words = Words(arguments[0])
     index = 1
     while index < len(arguments) and arguments[index].startswith("-"):
@@ -79,7 +79,7 @@ def _take(words: Words, name: str, value: str) -> None:
 async def _sandbox(host: Client) -> Sandbox:
     name = os.environ.get("PAGURUS_SANDBOX")
     if not name:
-        raise Invalid("which sandbox?", remedy="set PAGURUS_SANDBOX to its name or id")
+        raise Invalid("which sandbox?", hint="set PAGURUS_SANDBOX to its name or id")
     async with asyncio.timeout(TIMEOUT):
         while True:
             try:

@@ -232,7 +232,7 @@ class RolloutController:
     def resumed(self, step: int) -> None:
         """A trainer begins that has saved so many steps, as the store knows by now. Who waited for a batch before it
         was replaced, and is told."""
-        self._asked.refuse(Conflict("another trainer has begun", remedy="let it work; `pagurus roles` shows it"))
+        self._asked.refuse(Conflict("another trainer has begun", hint="let it work; `pagurus roles` shows it"))
         self.step = step
 
     async def next_batch(self) -> Batch:
@@ -353,7 +353,7 @@ class RolloutController:
             case NoMoreBatches():
                 self._asked.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):
-                self._fail(EngineFailed(f"the rollout cannot go on: {reason}", remedy="see `pagurus rollouts why RUN`"))
+                self._fail(EngineFailed(f"the rollout cannot go on: {reason}", hint="see `pagurus rollouts why RUN`"))
             case WaitReason():
                 pass
 

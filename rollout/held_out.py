@@ -55,7 +55,7 @@ async def _play(
             return trajectory
         known = refused(failure)
         if (part := breaker.hopeless([known], patience=config.patience, now=time.time())) is not None:
-            raise EngineFailed(f"{part.part} has refused everything: {part.reason}", remedy="see `pagurus doctor`")
+            raise EngineFailed(f"{part.part} has refused everything: {part.reason}", hint="see `pagurus doctor`")
         again = spec.start + (failure.phase not in (EpisodePhase.CREATE, EpisodePhase.GENERATE))
         spec = msgspec.structs.replace(spec, start=again)
         await asyncio.sleep(max(0.0, breaker.retry_at(known) - time.time()))

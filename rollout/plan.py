@@ -79,6 +79,6 @@ def read_plan(run: Path) -> RolloutPlan:
     try:
         return msgspec.json.decode((run / NAME).read_bytes(), type=_Plan).rollout
     except FileNotFoundError:
-        raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
+        raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
     except msgspec.MsgspecError as error:
-        raise Invalid(f"{run / NAME} is no plan: {error}", remedy="begin a new run") from error
+        raise Invalid(f"{run / NAME} is no plan: {error}", hint="begin a new run") from error

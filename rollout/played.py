@@ -43,7 +43,7 @@ async def engine_of(
     """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
     Hugging Face folder. `build` makes the images that are needed, first."""
     if engine not in KINDS:
-        raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
+        raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
         place, wanted = named(model)
         folder, version = await asyncio.to_thread(of_model, place, Path(home), wanted)

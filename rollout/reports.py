@@ -53,9 +53,9 @@ def rules(run: Path, file: Path | None) -> EffectRules | None:
     try:
         return msgspec.convert(tomllib.loads(file.read_text()).get("effects", {}), EffectRules)
     except FileNotFoundError:
-        raise NotFound(f"no file {file}", remedy="a TOML file with a table [effects]") from None
+        raise NotFound(f"no file {file}", hint="a TOML file with a table [effects]") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise Invalid(f"{file}: {error}", remedy="see docs/rollout.md, effects as evidence") from None
+        raise Invalid(f"{file}: {error}", hint="see docs/rollout.md, effects as evidence") from None
 
 
 def effects_of(folder: Path, known: EffectRules) -> EvidenceReport:

@@ -58,7 +58,7 @@ def at_turn(origins: Sequence[Origin], turn: int) -> Origin:
             return origin
     there = ", ".join(str(origin.visit.turn) for origin in origins)
     text = f"turn {turn} cannot be visited: no checkpoint holds the state before it"
-    raise NotFound(text, remedy=f"there are: {there}")
+    raise NotFound(text, hint=f"there are: {there}")
 
 
 async def fork(host: LabellingClient, origin: Origin) -> Any:
@@ -70,7 +70,7 @@ async def fork(host: LabellingClient, origin: Origin) -> Any:
         raise NotFound(
             f"checkpoint {origin.visit.checkpoint} of {trajectory.prompt}/{trajectory.index} is gone: "
             "its sandbox was removed by hand, or nobody used it for as long as [visit] says",
-            remedy="visit a newer trajectory; `pagurus rollouts show RUN` lists them",
+            hint="visit a newer trajectory; `pagurus rollouts show RUN` lists them",
         ) from error
 
 
@@ -80,7 +80,7 @@ async def resample(
     """Play on from a state `count` times."""
     slots, trajectory, turn = asyncio.Semaphore(concurrency), origin.trajectory, origin.visit.turn
     if turn >= len(trajectory.turns):
-        raise NotFound("the episode is over in this state: nothing follows it", remedy="name an earlier turn")
+        raise NotFound("the episode is over in this state: nothing follows it", hint="name an earlier turn")
 
     async def one(number: int) -> Any:
         name = f"{trajectory.prompt}/{trajectory.index}@{turn}"

@@ -40,7 +40,7 @@ def connect(path: Path, schema: str, *, version: int = 0, pragmas: Iterable[str]
         if found not in (0, version):
             raise PagurusError(
                 f"{path} has schema {found}, this version reads {version}",
-                remedy="start the version that wrote it, or move the file away",
+                hint="start the version that wrote it, or move the file away",
             )
         if not version:
             database.executescript(schema)
@@ -73,8 +73,8 @@ def is_full(error: sqlite3.Error) -> bool:
 def refused(error: sqlite3.Error, what: str) -> PagurusError:
     """An error of `what`, as its users should read it."""
     if is_full(error):
-        return NoSpace(f"the disk that holds {what} is full", remedy="free some space in the state directory")
-    return PagurusError(f"{what} refuses: {error}", remedy="see the daemon's log")
+        return NoSpace(f"the disk that holds {what} is full", hint="free some space in the state directory")
+    return PagurusError(f"{what} refuses: {error}", hint="see the daemon's log")
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ class WriterThread:
 
     def need_open(self) -> None:
         if self.closed:
-            raise Closed(f"{self._what} is closed: the daemon ends", remedy="ask again")
+            raise Closed(f"{self._what} is closed: the daemon ends", hint="ask again")
 
     async def close(self) -> None:
         """Commit what is queued, and close. Idempotent."""

@@ -6,7 +6,7 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
 
 ::
 
-    PagurusError                 code, message, remedy; sandbox and turn where there is one
+    PagurusError                 code, message, hint; sandbox and turn where there is one
     ├── Invalid                  the caller's argument is wrong              (you)
     ├── NotFound                 no such sandbox, checkpoint, image, file    (you)
     ├── Conflict                 not possible in this state                  (you)
@@ -44,7 +44,7 @@ class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     code: str
     message: str
-    remedy: str = ""
+    hint: str = ""
     sandbox: str | None = None
     turn: int | None = None
 
@@ -53,7 +53,7 @@ TABLE: dict[str, type[PagurusError]] = {}  # by code: what may come from another
 
 
 class PagurusError(Exception):
-    """Base of all errors. `str(error)` is one line: what happened, then the remedy."""
+    """Base of all errors. `str(error)` is one line: what happened, then the hint."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -64,11 +64,11 @@ class PagurusError(Exception):
             cls.code, cls.status = code, status
             TABLE[code] = cls
 
-    def __init__(self, message: str, *, remedy: str = "", sandbox: str | None = None, turn: int | None = None):
+    def __init__(self, message: str, *, hint: str = "", sandbox: str | None = None, turn: int | None = None):
         message = printable(message)
         super().__init__(message)
         self.message = message
-        self.remedy = remedy
+        self.hint = hint
         self.sandbox = sandbox
         self.turn = turn
 
@@ -81,10 +81,10 @@ class PagurusError(Exception):
             )
         ).strip()
         head = f"{where}: {self.message}" if where else self.message
-        return f"{head} ({self.remedy})" if self.remedy else head
+        return f"{head} ({self.hint})" if self.hint else head
 
     def body(self) -> ErrorBody:
-        return ErrorBody(code=self.code, message=self.message, remedy=self.remedy, sandbox=self.sandbox, turn=self.turn)
+        return ErrorBody(code=self.code, message=self.message, hint=self.hint, sandbox=self.sandbox, turn=self.turn)
 
 
 class Invalid(PagurusError, code="invalid", status=400):
@@ -176,4 +176,4 @@ class NoDaemon(PagurusError):
 def from_body(body: ErrorBody) -> PagurusError:
     """The exception for a received error body. Unknown codes become :class:`PagurusError`."""
     kind = TABLE.get(body.code, PagurusError)
-    return kind(body.message, remedy=body.remedy, sandbox=body.sandbox, turn=body.turn)
+    return kind(body.message, hint=body.hint, sandbox=body.sandbox, turn=body.turn)

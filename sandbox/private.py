@@ -26,7 +26,7 @@ def directory(path: Path, *, ours: Collection[str] = (), mode: int = 0o700) -> N
     if found.st_uid != os.geteuid():
         raise Invalid(
             f"{path} belongs to the user {found.st_uid}, who could read and replace what is kept there",
-            remedy=f"chown {os.geteuid()} {path}, or choose another directory",
+            hint=f"chown {os.geteuid()} {path}, or choose another directory",
         )
     if not found.st_mode & OTHERS & ~mode:
         return
@@ -34,7 +34,7 @@ def directory(path: Path, *, ours: Collection[str] = (), mode: int = 0o700) -> N
     if stat.S_IMODE(found.st_mode) & stat.S_ISVTX or (names and not set(ours).intersection(names)):
         raise Invalid(
             f"other users may enter {path}, and it holds what is not of Pagurus",
-            remedy=f"choose a directory of its own, or chmod {mode:o} {path} if nobody else needs it",
+            hint=f"choose a directory of its own, or chmod {mode:o} {path} if nobody else needs it",
         )
     path.chmod(stat.S_IMODE(found.st_mode) & (mode | 0o700))
 

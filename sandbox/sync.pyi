@@ -150,6 +150,8 @@ class Files:
     """The file tree of a sandbox. Paths are absolute or relative to its root."""
     def append(self, path: str, data: bytes | str) -> None:
         """Write at the end of a regular file, which is made when it is missing."""
+    def archive(self, path: str) -> Generator[bytes]:
+        """A directory (its content) or a file as a tar stream, owners as the sandbox sees them."""
     def download(
         self,
         path: str,
@@ -238,6 +240,7 @@ class Images:
         replace: bool = False,
         cache: bool = True,
         secrets: Mapping[str, bytes] | None = None,
+        contexts: Mapping[str, str] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed."""
@@ -249,6 +252,10 @@ class Images:
         """The kept steps with one of these keys (see :mod:`sandbox.sdk.plan`)."""
     def get(self, name: str) -> ImageInfo:
         """One image."""
+    def give_name(
+        self, image: str, name: str, *, config: ImageConfig | None = None, replace: bool = False
+    ) -> ImageInfo:
+        """Give the tree of an image another name. `config`: None keeps that of the image. No file is copied."""
     def keep_step(self, key: str, checkpoint: str, title: str) -> StepInfo:
         """Keep a checkpoint as the outcome of a step of a build, once it is durable."""
     def list(self) -> builtins.list[ImageInfo]:
@@ -512,6 +519,7 @@ class Client:
         idle_timeout: float | None = None,
         at_end: AtEnd = ...,
         ignore: IgnoreRules | None = None,
+        no_new_privs: bool = False,
     ) -> Sandbox:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
     def fork(

@@ -1,6 +1,6 @@
 # Shared by every script of this folder: where things go, and how a step speaks.
 # Sourced, never run. Guarantee: a step prints one line saying what and why, its output goes to a log
-# that is quoted when the step fails, and `die` always names a remedy.
+# that is quoted when the step fails, and `die` always names a hint.
 
 set -euo pipefail
 
@@ -15,8 +15,8 @@ mkdir -p "$LOGS"
 
 say() { printf '%-8s %s\n' "${STEP:-setup}" "$*"; }
 
-die() { # die WHAT REMEDY
-    printf '%-8s error: %s\n%-8s remedy: %s\n' "${STEP:-setup}" "$1" "" "$2" >&2
+die() { # die WHAT HINT
+    printf '%-8s error: %s\n%-8s hint: %s\n' "${STEP:-setup}" "$1" "" "$2" >&2
     exit 1
 }
 

@@ -25,8 +25,8 @@ def test_every_probe_reports(findings: dict[str, doctor.DoctorFinding]) -> None:
     assert all(finding.fact for finding in findings.values())
 
 
-def test_what_is_missing_comes_with_a_remedy(findings: dict[str, doctor.DoctorFinding]) -> None:
-    assert all(finding.remedy for finding in findings.values() if finding.level == "miss")
+def test_what_is_missing_comes_with_a_hint(findings: dict[str, doctor.DoctorFinding]) -> None:
+    assert all(finding.hint for finding in findings.values() if finding.level == "miss")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
@@ -53,7 +53,7 @@ def test_a_probe_that_fails_is_a_finding() -> None:
         raise FileNotFoundError(2, "No such file or directory", "criu")
 
     finding = doctor._probe("criu", True, broken)
-    assert finding.level == "miss" and "criu" in finding.fact and "make setup" in finding.remedy
+    assert finding.level == "miss" and "criu" in finding.fact and "make setup" in finding.hint
     assert not doctor.sound([finding])
     assert doctor.sound([doctor._probe("gpu", False, broken)])
 

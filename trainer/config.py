@@ -114,9 +114,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise NotFound(f"no configuration {path}", remedy="name a .toml file or a task folder") from None
+        raise NotFound(f"no configuration {path}", hint="name a .toml file or a task folder") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Invalid(f"{path} is no TOML: {error}", remedy="see docs/training.md") from None
+        raise Invalid(f"{path} is no TOML: {error}", hint="see docs/training.md") from None
     _need_known(path, content, KEYS)
     _resolve(content, ("task", "out", "model", "curriculum"), path)
     for part in content.get("mixture", ()):
@@ -130,7 +130,7 @@ def _need_known(path: Path, content: Mapping[str, Any], known: Sequence[str]) ->
     for key in content:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise Invalid(f"{path}: unknown key {key!r}", remedy=f"nearest: {near}; there are: {', '.join(known)}")
+            raise Invalid(f"{path}: unknown key {key!r}", hint=f"nearest: {near}; there are: {', '.join(known)}")
 
 
 def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
@@ -145,26 +145,24 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
     if content.get("mixture"):
         content.setdefault("task", content["mixture"][0].get("task", ""))
     if "task" not in content:
-        raise Invalid("no task is named", remedy='task = "examples/fix_the_service"')
+        raise Invalid("no task is named", hint='task = "examples/fix_the_service"')
     try:
         made = msgspec.convert(content, TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise Invalid(f"configuration: {error}", remedy="see docs/training.md") from None
+        raise Invalid(f"configuration: {error}", hint="see docs/training.md") from None
     if made.concurrency is not None and made.concurrency <= 0:
-        raise Invalid("configuration: concurrency must be above 0", remedy="set concurrency, or leave it out")
+        raise Invalid("configuration: concurrency must be above 0", hint="set concurrency, or leave it out")
     for name in POSITIVE:
         if getattr(made, name) <= 0:
-            raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
+            raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", hint=f"set {name}")
     if made.clip_dual and not 1.0 < made.clip_dual < 1e6:
-        raise Invalid(f"configuration: clip_dual is {made.clip_dual}", remedy="set 3, or 0 for none")
+        raise Invalid(f"configuration: clip_dual is {made.clip_dual}", hint="set 3, or 0 for none")
     if made.versions < 0:
-        raise Invalid(f"configuration: versions is {made.versions}", remedy="set how many stay, or 0 for all")
+        raise Invalid(f"configuration: versions is {made.versions}", hint="set how many stay, or 0 for all")
     if made.tail and not 1.0 < made.tail <= 4.0:
-        raise Invalid(f"configuration: tail is {made.tail}", remedy="set 1.25, or 0 for none")
+        raise Invalid(f"configuration: tail is {made.tail}", hint="set 1.25, or 0 for none")
     if made.tail_resumes and not made.tail:
-        raise Invalid(
-            "configuration: tail_resumes says how what tail puts off goes on", remedy="set tail, such as 1.25"
-        )
+        raise Invalid("configuration: tail_resumes says how what tail puts off goes on", hint="set tail, such as 1.25")
     return _agreeing(made)
 
 
@@ -173,28 +171,28 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
     if config.max_observation is not None and not 16 <= config.max_observation <= config.max_length:
         raise Invalid(
             f"max_observation is {config.max_observation}, max_length {config.max_length}",
-            remedy="set it from 16 to max_length, or leave it out",
+            hint="set it from 16 to max_length, or leave it out",
         )
     if config.engine not in ENGINES:
-        raise Invalid(f"no engine {config.engine!r}", remedy=" or ".join(ENGINES))
+        raise Invalid(f"no engine {config.engine!r}", hint=" or ".join(ENGINES))
     for tracker in config.trackers:
         if tracker not in TRACKERS:
-            raise Invalid(f"no tracker {tracker!r}", remedy=f"there are: {', '.join(TRACKERS)}")
+            raise Invalid(f"no tracker {tracker!r}", hint=f"there are: {', '.join(TRACKERS)}")
     if config.curriculum is not None and not config.mixture:
-        raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
+        raise Invalid("a curriculum chooses among the parts of a mixture", hint="name them: [[mixture]]")
     if config.share is not None and (config.staleness != 0 or config.stream):
         raise Invalid(
             "a run that takes turns with others rolls out, then trains: never both",
-            remedy="set staleness = 0 and leave out stream, or leave out [share]",
+            hint="set staleness = 0 and leave out stream, or leave out [share]",
         )
     if config.handover:
         _need_handover(config)
     if config.branching is not None and config.tail:
-        raise Invalid("[branching] and tail choose the members of a group", remedy="leave out one of them")
+        raise Invalid("[branching] and tail choose the members of a group", hint="leave out one of them")
     if config.branching is not None and config.branching.roots >= config.size:
         raise Invalid(
             f"branching.roots is {config.branching.roots}: of a group of {config.size} nothing is left to branch",
-            remedy="lower branching.roots, or raise size",
+            hint="lower branching.roots, or raise size",
         )
     return config
 
@@ -202,16 +200,16 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
 def _need_handover(config: TrainConfig) -> None:
     """Refuses a run that has no engine to spare, or whose trainer cannot use one."""
     if max(config.pool.engines, len(config.pool.urls)) < 2:
-        raise Invalid("handover has engines rest while others go on: it needs two", remedy="[pool] engines = 2")
+        raise Invalid("handover has engines rest while others go on: it needs two", hint="[pool] engines = 2")
     if config.staleness != 0:
         raise Invalid(
             "handover has engines rest until the next version, and a run that may be stale rolls out meanwhile",
-            remedy="set staleness = 0, or leave out handover",
+            hint="set staleness = 0, or leave out handover",
         )
     if config.stream or config.share is not None:
-        raise Invalid("handover says when gradients begin", remedy="leave out stream and [share], or handover")
+        raise Invalid("handover says when gradients begin", hint="leave out stream and [share], or handover")
     if config.updates > 1:
-        raise Invalid("several updates need the whole batch first", remedy="set updates = 1, or leave out handover")
+        raise Invalid("several updates need the whole batch first", hint="set updates = 1, or leave out handover")
 
 
 def need_objective(config: TrainConfig) -> None:
@@ -222,10 +220,10 @@ def need_objective(config: TrainConfig) -> None:
     if config.branching is not None and objective.advantage.baseline != "group":
         raise Invalid(
             f"{config.objective} does not compare with the mean of a group, which is what branches need",
-            remedy='objective = "pooled", or leave out [branching]',
+            hint='objective = "pooled", or leave out [branching]',
         )
     if (config.stream or config.handover) and not objective.streams:
-        raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream and handover")
+        raise Invalid(f"{config.objective} needs the whole batch first", hint="leave out stream and handover")
 
 
 def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
@@ -242,7 +240,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
         load_curriculum(config.curriculum)
     if begin is None:
         raise Invalid(
-            f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER (a small Qwen3, say)"
+            f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
         )
     need_model(begin, *environments(config))
     config = _absolute(config)
@@ -269,13 +267,13 @@ def need_model(folder: Path, *wanted: type[Environment]) -> None:
     from rollout.episode.renderer import has_template
 
     if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} is no model: it has no config.json", remedy="name a Hugging Face folder")
+        raise NotFound(f"{folder} is no model: it has no config.json", hint="name a Hugging Face folder")
     for each in wanted:
         if (each.system or each.tools) and not has_template(folder):
             told = "a system prompt" if each.system else "tools"
             raise Invalid(
                 f"{each.__name__} has {told} for a chat model, and {folder} has no chat template",
-                remedy="name an instruction-tuned model, or put its chat_template.jinja into the folder",
+                hint="name an instruction-tuned model, or put its chat_template.jinja into the folder",
             )
 
 
@@ -300,7 +298,7 @@ def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -
     try:
         stored = (folder / NAME).read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
+        raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
     config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
     changed = dataclasses.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
     if changed != config:
@@ -366,7 +364,7 @@ def need_embedded(folder: Path) -> None:
     try:
         refuse(folder)
     except (ValueError, TypeError) as error:
-        raise Invalid(f"the embedded engine does not serve {folder}: {error}", remedy="--engine vllm") from None
+        raise Invalid(f"the embedded engine does not serve {folder}: {error}", hint="--engine vllm") from None
 
 
 def _path(kind: type, value: object) -> object:

@@ -1,4 +1,4 @@
-"""What can go wrong in a trainer. Like all errors here they say the remedy.
+"""What can go wrong in a trainer. Like all errors here they say the hint.
 
 ::
 

@@ -100,7 +100,7 @@ class Learner:
             self.trained, lr=self.settings.rate, betas=self.settings.betas, weight_decay=self.settings.decay
         )
         if objective.kl is not None and reference is None:
-            raise TrainerFailed("this objective holds on to a reference model", remedy="give one, or another objective")
+            raise TrainerFailed("this objective holds on to a reference model", hint="give one, or another objective")
         self.streams = streams(objective, self.settings)
         self.begin()
 
@@ -245,7 +245,7 @@ class Learner:
             self.optimiser.zero_grad(set_to_none=True)
             raise TrainerFailed(
                 f"the gradient of {name or 'what another rank has'} is not finite; the weights are as they were",
-                remedy="lower the rate, or go on from the last save",
+                hint="lower the rate, or go on from the last save",
             )
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -253,7 +253,7 @@ class Learner:
         if self.ranks.sum(torch.tensor([float(name is not None)])).item():
             raise TrainerFailed(
                 f"{name or 'a weight of another rank'} is not finite after the step, which is not kept",
-                remedy="lower the rate, or go on from the last save",
+                hint="lower the rate, or go on from the last save",
             )
 
     def _first_not_finite(self, *, gradients: bool) -> str | None:

@@ -37,9 +37,9 @@ def prepare(
 
 
 def explain(error: Exception, out: Path) -> Exception:
-    """The error as a person should read it: a full disk has many names, and one remedy."""
+    """The error as a person should read it: a full disk has many names, and one hint."""
     if isinstance(error, OSError) and error.errno not in FULL:
         return error
     if isinstance(error, OSError) or any(sign in str(error) for sign in ("os error 28", "disk is full", "No space")):
-        return NoSpace(f"the disk of {out} is full", remedy="free some space, then go on")
+        return NoSpace(f"the disk of {out} is full", hint="free some space, then go on")
     return error

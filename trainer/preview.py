@@ -24,7 +24,7 @@ def preview(config: TrainConfig) -> int:
     wanted = task.load(config.task)
     start = config.model or wanted.start
     if start is None:
-        raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
+        raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
     need_model(start, *environments(config))
     shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()

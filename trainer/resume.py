@@ -160,7 +160,7 @@ class Saves:
             else:
                 return path
         if there:
-            raise TrainerFailed(f"no save in {self.folder} is whole", remedy="; ".join(self.notes))
+            raise TrainerFailed(f"no save in {self.folder} is whole", hint="; ".join(self.notes))
         return None
 
     def _room(self, tensors: dict[str, Any]) -> None:

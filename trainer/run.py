@@ -263,7 +263,7 @@ class TrainerRun:
         trajectories = await self.rollout.evaluate(self.environments.held_out(self.config.held_out), last=last)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
-            raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
+            raise EngineFailed("no held-out episode could be completed", hint=f"see {self.folder}/engine.log")
         self.totals.add(trajectories)
         self.totals.add_time({"evaluation": time.monotonic() - began})
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
@@ -312,7 +312,7 @@ class TrainerRun:
         if self._unlearned >= MAX_UNLEARNED:
             raise TrainerFailed(
                 f"nothing of {MAX_UNLEARNED} batches in a row could be trained on: {sorted(set(put_aside.values()))}",
-                remedy=f"see {self.folder / isolate.FILE}, and the engine's log",
+                hint=f"see {self.folder / isolate.FILE}, and the engine's log",
             )
         return stats
 

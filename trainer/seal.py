@@ -44,9 +44,9 @@ def read_manifest(folder: Path | str) -> SealManifest:
     try:
         return msgspec.json.decode(path.read_bytes(), type=SealManifest)
     except FileNotFoundError:
-        raise EngineFailed(f"{folder} was not sealed: no {NAME}", remedy="use the one before it") from None
+        raise EngineFailed(f"{folder} was not sealed: no {NAME}", hint="use the one before it") from None
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"{path} is damaged: {error}", remedy="use the one before it") from error
+        raise EngineFailed(f"{path} is damaged: {error}", hint="use the one before it") from error
 
 
 def verify_folder(folder: Path | str, version: int | None = None) -> SealManifest:
@@ -54,11 +54,11 @@ def verify_folder(folder: Path | str, version: int | None = None) -> SealManifes
     folder = Path(folder)
     manifest = read_manifest(folder)
     if version is not None and manifest.version != version:
-        raise EngineFailed(f"{folder} holds version {manifest.version}, not {version}", remedy="use the one before it")
+        raise EngineFailed(f"{folder} holds version {manifest.version}, not {version}", hint="use the one before it")
     for name, expected in manifest.files.items():
         path = folder / name
         if not path.is_file() or _hash(path) != expected:
-            raise EngineFailed(f"{path} differs from its manifest (or is gone)", remedy="use the one before it")
+            raise EngineFailed(f"{path} differs from its manifest (or is gone)", hint="use the one before it")
     return manifest
 
 

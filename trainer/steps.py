@@ -197,7 +197,7 @@ class DistributedSteps:
                 if self._losses > MAX_LOSSES:
                     raise RankLost(
                         f"{lost.message}; {self._losses} times in a row",
-                        remedy=f"see {self.fleet.folder / 'ranks.log'}; go on with another number: --ranks N",
+                        hint=f"see {self.fleet.folder / 'ranks.log'}; go on with another number: --ranks N",
                     ) from lost
                 self.tell(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
                 self.fleet.start()

@@ -102,4 +102,4 @@ def open_tracker(name: str, run: Path, config: Mapping[str, str]) -> Tracker:
     try:
         return TRACKERS[name](run, config)
     except ModuleNotFoundError as error:
-        raise Invalid(f"the tracker {name} needs {error.name}", remedy=f"pip install {error.name}") from None
+        raise Invalid(f"the tracker {name} needs {error.name}", hint=f"pip install {error.name}") from None

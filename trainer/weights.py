@@ -194,7 +194,7 @@ class Publisher:
         specs = []
         for name, tensor in copies.items():
             if tensor.dtype not in DTYPES:
-                raise Invalid(f"{name} is of {tensor.dtype}, which is not published", remedy="publish it as bfloat16")
+                raise Invalid(f"{name} is of {tensor.dtype}, which is not published", hint="publish it as bfloat16")
             specs.append(TensorSpec(name, DTYPES[tensor.dtype], tuple(shapes[name])))
         if self._layout is None or self._layout[0].tensors != sorted(specs, key=lambda spec: spec.name):
             layout = cut(specs, ranks=self.ranks.size, slots=self.slots)
@@ -334,7 +334,7 @@ def need_finite(tensors: Mapping[str, Tensor]) -> None:
         if not bool(torch.isfinite(tensor).all()):
             raise Invalid(
                 f"weight {name} is not finite after this step",
-                remedy="go on from the last saved step with a lower learning rate",
+                hint="go on from the last saved step with a lower learning rate",
             )
 
 

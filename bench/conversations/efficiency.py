@@ -84,7 +84,7 @@ def length(number: int, turn: int) -> int:
 async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]:
     """`engine`: vllm, which serves SmolLM2-135M, or embedded: a Qwen3 of its shape with random weights."""
     if not (MODEL / "config.json").exists():
-        raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
+        raise NotFound(f"no model at {MODEL}", hint="run `make setup-models`")
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
     with aftermath.TemporaryFolder("pagurus-efficiency-") as home:
         folder, kind = MODEL, vllm(slots=SLOTS, length=LENGTH, threads=threads)

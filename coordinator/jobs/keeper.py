@@ -54,7 +54,7 @@ def parse_needs(text: str) -> dict[str, float]:
     try:
         return {name: float(amount) for name, _, amount in (each.partition("=") for each in text.split(","))}
     except ValueError:
-        raise Invalid(f"{text!r} are no amounts", remedy="write them like CPU=2,GPU=1") from None
+        raise Invalid(f"{text!r} are no amounts", hint="write them like CPU=2,GPU=1") from None
 
 
 def parse_prices(given: list[str]) -> dict[str, float]:
@@ -68,9 +68,9 @@ def parse_prices(given: list[str]) -> dict[str, float]:
         try:
             prices = msgspec.convert(parse_needs(text), Needs)
         except msgspec.ValidationError as error:
-            raise Invalid(f"--price {text}: {error}", remedy="write it like GPU=2.5") from None
+            raise Invalid(f"--price {text}: {error}", hint="write it like GPU=2.5") from None
         if twice := sorted(set(prices) & set(found)):
-            raise Invalid(f"--price names {twice[0]} twice", remedy="give one price of an hour for each resource")
+            raise Invalid(f"--price names {twice[0]} twice", hint="give one price of an hour for each resource")
         found |= prices
     return found
 
@@ -115,9 +115,9 @@ class Jobs:
 
     async def submit(self, request: JobRequest, owner: str) -> JobInfo:
         if importlib.util.find_spec("ray") is None:
-            raise Unsupported("jobs need Ray, which is not installed", remedy='pip install "pagurus[cluster]"')
+            raise Unsupported("jobs need Ray, which is not installed", hint='pip install "pagurus[cluster]"')
         if not request.run.startswith("/") or not await asyncio.to_thread((Path(request.run) / "plan.json").exists):
-            raise NotFound(f"{request.run} is no run folder here", remedy="`pagurus submit` makes one; share its disk")
+            raise NotFound(f"{request.run} is no run folder here", hint="`pagurus submit` makes one; share its disk")
         made = await self._do(self._store.submit, request, owner)
         self._wake.set()
         return self._priced(made)
@@ -158,11 +158,11 @@ class Jobs:
                 return b""
             except OSError as error:
                 raise Invalid(
-                    f"{path} cannot be read: {error.strerror}", remedy="look at it where the job runs"
+                    f"{path} cannot be read: {error.strerror}", hint="look at it where the job runs"
                 ) from None
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise Invalid(f"{path} is no file", remedy="look at it where the job runs")
+                    raise Invalid(f"{path} is no file", hint="look at it where the job runs")
                 file.seek(begin)
                 return file.read(PART)
 

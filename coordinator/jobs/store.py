@@ -61,7 +61,7 @@ class JobStore:
             for each in self._read("WHERE open"):
                 if each.run == request.run:
                     raise Conflict(
-                        f"{request.run} is job {each.id}, which has not ended", remedy=f"pagurus cancel {each.id}"
+                        f"{request.run} is job {each.id}, which has not ended", hint=f"pagurus cancel {each.id}"
                     )
             row = JobRow(
                 id=f"j-{secrets.token_hex(5)}",
@@ -90,7 +90,7 @@ class JobStore:
         """By its id or how that begins."""
         found = self._read("WHERE substr(id, 1, ?) = ?", (len(id), id))
         if len(found) != 1:
-            raise NotFound(f"no such job: {id}", remedy="list those there are with `pagurus jobs`")
+            raise NotFound(f"no such job: {id}", hint="list those there are with `pagurus jobs`")
         return found[0]
 
     def change(self, id: str, *, only: Collection[str] = (), **fields: object) -> JobRow:

@@ -29,7 +29,7 @@ svg {{ width: 100%; height: auto; }}
 <p>All of it again: <code>pagurus simulate {name} --seed {seed}</code></p>
 </body></html>
 """
-REMEDY = 'pip install "pagurus[train]"'
+HINT = 'pip install "pagurus[train]"'
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "pagurus", "text.parse_math": False, "font.size": 10}
 
 
@@ -63,7 +63,7 @@ def drawn(plot: Plot) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Unsupported("a report needs matplotlib, which is not installed", remedy=REMEDY) from None
+        raise Unsupported("a report needs matplotlib, which is not installed", hint=HINT) from None
     with rc_context(STYLE):
         rows = len({span.row for span in plot.spans})
         figure = Figure(figsize=(9, max(4.0, 0.3 * rows + 1.2)), layout="constrained")

@@ -56,7 +56,7 @@ async def _upstreams(gateway: GatewayService) -> list[UpstreamInfo]:
 async def _put_upstream(gateway: GatewayService, name: str, body: Upstream) -> None:
     """Make or change an upstream."""
     if not UPSTREAM_NAME.match(name):
-        raise Invalid(f"no upstream may be called {name[:100]!r}", remedy="letters, digits, dots, dashes")
+        raise Invalid(f"no upstream may be called {name[:100]!r}", hint="letters, digits, dots, dashes")
     await gateway.put_upstream(name, body)
 
 

@@ -94,16 +94,16 @@ def decide(kept: CallRecord | None, asked: bytes, repeat: Repeat) -> Literal["ca
     if kept is None:
         return "carry out"
     if kept.body != asked:
-        raise Conflict("this Idempotency-Key was used for something else", remedy="use a new key for each call")
+        raise Conflict("this Idempotency-Key was used for something else", hint="use a new key for each call")
     if kept.status is None:
         if repeat == "once":
             raise Interrupted(
                 "the daemon ended while it carried this out; it may or may not have taken place",
-                remedy="look at the sandbox (`turns()`), then call again with a new key",
+                hint="look at the sandbox (`turns()`), then call again with a new key",
             )
         return "undo first" if repeat == "anew" else "carry out"
     if kept.status == 0:
-        raise Conflict("it was carried out; its answer was too large to be kept", remedy="ask for less output")
+        raise Conflict("it was carried out; its answer was too large to be kept", hint="ask for less output")
     return "replay"
 
 
@@ -127,7 +127,7 @@ class Answers:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
             raise Conflict(
-                f"another daemon works in {path.parent}", remedy="stop it first, or set PAGURUS_RUN and PAGURUS_STATE"
+                f"another daemon works in {path.parent}", hint="stop it first, or set PAGURUS_RUN and PAGURUS_STATE"
             ) from None
         if "caller" not in [column[1] for column in self._database.execute("PRAGMA table_info(calls)")]:
             self._database.execute(CALLER)

@@ -92,11 +92,11 @@ async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Impo
     try:
         former = None
         if query.arriving and (former := host.arrivals.former(query.arriving)) is None:
-            raise Conflict(f"nothing is prepared for {query.arriving}", remedy="import it once it is durable")
+            raise Conflict(f"nothing is prepared for {query.arriving}", hint="import it once it is durable")
         stream = chunks(request)
         return await host.store.receive(stream, host_mounts=query.mounts, former=former, since=query.since)
     except Protocol as error:  # the peer who broke the protocol is the caller
-        raise Invalid(error.message, remedy=error.remedy) from error
+        raise Invalid(error.message, hint=error.hint) from error
 
 
 @AREA("POST", "/v1/checkpoints/survey", body=bytes, body_most=MAX_STREAM, answer=bytes, scope="admin")
@@ -105,7 +105,7 @@ async def _survey(request: web.Request, host: Host) -> web.StreamResponse:
     try:
         have = await host.store.survey(chunks(request))
     except Protocol as error:
-        raise Invalid(error.message, remedy=error.remedy) from error
+        raise Invalid(error.message, hint=error.hint) from error
     return web.Response(body=have, content_type="application/octet-stream")
 
 

@@ -64,14 +64,14 @@ def refusal(request: web.Request, error: BaseException) -> web.Response:
     said = (
         f"the host refused: {error}" if isinstance(error, OSError) else f"a bug in the daemon: {type(error).__name__}"
     )
-    return reply(request, PagurusError(said, remedy="see the daemon's log and `pagurus doctor`").body(), 500)
+    return reply(request, PagurusError(said, hint="see the daemon's log and `pagurus doctor`").body(), 500)
 
 
 def _routing(request: web.Request, error: web.HTTPException) -> web.Response:
     if isinstance(error, web.HTTPNotFound):
-        remedy = "ask a coordinator, whose socket or address PAGURUS_HOST names (`pagurus cluster up`)"
+        hint = "ask a coordinator, whose socket or address PAGURUS_HOST names (`pagurus cluster up`)"
         cluster = request.path.startswith("/v1/cluster")
-        return reply(request, Invalid(f"no such route: {request.path}", remedy=remedy if cluster else "").body(), 404)
+        return reply(request, Invalid(f"no such route: {request.path}", hint=hint if cluster else "").body(), 404)
     if isinstance(error, web.HTTPMethodNotAllowed):
         answer = reply(request, Invalid(f"{request.method} is not possible on {request.path}").body(), 405)
         answer.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
@@ -135,7 +135,7 @@ async def chunks(request: web.Request) -> AsyncIterator[bytes]:
 
 
 def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {most} bytes", remedy="large content goes through the files API")
+    return TooLarge(f"the body is larger than {most} bytes", hint="large content goes through the files API")
 
 
 async def content(request: web.Request) -> bytes:
@@ -165,7 +165,7 @@ async def _body(request: web.Request) -> object:
     kind = request[ROUTE].body or bytes
     raw = await content(request)
     if request.content_type not in (MSGPACK, JSON, RAW):
-        raise BadType(f"a body of type {request.content_type}", remedy=f"send {JSON} or {MSGPACK}")
+        raise BadType(f"a body of type {request.content_type}", hint=f"send {JSON} or {MSGPACK}")
     try:
         if request.content_type == MSGPACK:
             body: object = msgspec.msgpack.decode(raw, type=kind)

@@ -91,7 +91,7 @@ def identify(secret: str, grant: Grant | None, now: float) -> Caller:
     same = hmac.compare_digest(digest(secret), expected)
     valid = grant is not None and grant.revoked_at is None and (grant.expires_at is None or now < grant.expires_at)
     if grant is None or not (same and valid):
-        raise Unauthorized("this token is not valid", remedy="make one with `pagurus token create` on the host")
+        raise Unauthorized("this token is not valid", hint="make one with `pagurus token create` on the host")
     return Caller(
         token=grant.id, owner=grant.owner, scope=grant.scope, everything=grant.scope == "admin", quota=grant.quota
     )
@@ -102,8 +102,8 @@ def refusal(caller: Caller, needed: Scope) -> PagurusError | None:
     if RANK[caller.scope] >= RANK[needed]:
         return None
     if caller.scope == "open":
-        return Unauthorized("a token is needed", remedy="Authorization: Bearer TOKEN; see `pagurus token create`")
-    return Forbidden(f"this needs a token of scope {needed}, not {caller.scope}", remedy="see `pagurus token create`")
+        return Unauthorized("a token is needed", hint="Authorization: Bearer TOKEN; see `pagurus token create`")
+    return Forbidden(f"this needs a token of scope {needed}, not {caller.scope}", hint="see `pagurus token create`")
 
 
 def sees(caller: Caller, owner: str) -> bool:

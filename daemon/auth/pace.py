@@ -29,7 +29,7 @@ class TokenRateLimits:
             return
         self._buckets[caller.token], wait = take(self._buckets.get(caller.token), rate, time.monotonic())
         if wait:
-            refused = TooMany(f"more than {rate:g} requests per second", remedy=f"again in {wait:.2f} s")
+            refused = TooMany(f"more than {rate:g} requests per second", hint=f"again in {wait:.2f} s")
             refused.retry_after = wait
             raise refused
 
@@ -41,7 +41,7 @@ class TokenRateLimits:
             yield
             return
         if self._acting[caller.token] >= most:
-            raise TooMany(f"{most} calls of this token are under way", remedy="wait until one has ended")
+            raise TooMany(f"{most} calls of this token are under way", hint="wait until one has ended")
         self._acting[caller.token] += 1
         try:
             yield

@@ -47,7 +47,7 @@ class Shares:
         if self.held[owner] + size > self._most:
             raise TooMany(
                 f"the calls of this owner hold {self.held[owner] >> 20} MiB {self._what}, of {self._most >> 20}",
-                remedy="wait until some have ended, or ask for less at once",
+                hint="wait until some have ended, or ask for less at once",
             )
 
 

@@ -28,7 +28,7 @@ def context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         made.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"cannot use {certificate} with {key}: {error}", remedy="both are PEM files") from None
+        raise Invalid(f"cannot use {certificate} with {key}: {error}", hint="both are PEM files") from None
     return made
 
 

@@ -43,7 +43,7 @@ class TokenStore:
         except FileNotFoundError:
             grants = []
         except msgspec.DecodeError as error:
-            raise PagurusError(f"{path} cannot be read: {error}", remedy="move it away; its tokens are lost") from error
+            raise PagurusError(f"{path} cannot be read: {error}", hint="move it away; its tokens are lost") from error
         self._grants = {grant.id: grant for grant in grants}  # replaced, never changed: readers take no lock
         self._changing = threading.Lock()
 
@@ -85,7 +85,7 @@ class TokenStore:
         with self._changing:
             grant = self._grants.get(token)
             if grant is None:
-                raise NotFound(f"no such token: {token}", remedy="list those there are with `pagurus token ls`")
+                raise NotFound(f"no such token: {token}", hint="list those there are with `pagurus token ls`")
             if grant.revoked_at is None:
                 grant = msgspec.structs.replace(grant, revoked_at=self._clock())
             self._grants = _pruned({**self._grants, token: grant})

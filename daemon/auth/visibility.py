@@ -96,7 +96,7 @@ def _only(found: Mapping[str, Any], alike: str) -> Any | None:
     if len(found) > 1:
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
         names = ", ".join(sorted(found)[:NAMED])
-        raise Conflict(f"{len(found)} {alike}: {names}{more}", remedy="use more of the id of the one you mean")
+        raise Conflict(f"{len(found)} {alike}: {names}{more}", hint="use more of the id of the one you mean")
     return next(iter(found.values()), None)
 
 
@@ -123,13 +123,13 @@ class Making:
         rows = {**{live.row.id: live.row for live in self._live_sandboxes.values()}, **self._rows}.values()
         mine = [other for other in rows if other.owner == row.owner]
         if row.name and any(other.name == row.name for other in mine):
-            raise Conflict(f"there is a sandbox named {row.name} already", remedy="choose another name")
+            raise Conflict(f"there is a sandbox named {row.name} already", hint="choose another name")
         counted = [row, *mine]
         used = usage([each.limits for each in counted], sum(each.inherited for each in counted))
         if why := excess(caller.quota, used):
-            raise TooMany(f"the quota of this token would be exceeded: {why}", remedy="remove some, or ask for less")
+            raise TooMany(f"the quota of this token would be exceeded: {why}", hint="remove some, or ask for less")
         if why := budget.excess(row.limits, [other.limits for other in rows], process_budget()):
-            raise TooMany(why, remedy="lower Limits.processes, or remove sandboxes with many")
+            raise TooMany(why, hint="lower Limits.processes, or remove sandboxes with many")
         self._rows[row.id] = row
         try:
             yield

@@ -241,7 +241,7 @@ class Capturer:
             raise NoSpace(
                 f"the memory for captures was full: {free >> 20} MiB are free now, "
                 f"the processes hold {wanted >> 20} MiB",
-                remedy="wait until checkpoints are durable, or give the host more memory",
+                hint="wait until checkpoints are durable, or give the host more memory",
                 sandbox=container.spec.id,
             ) from error
         row.dump = row.id
@@ -450,7 +450,7 @@ def _need_life(container: Container) -> None:
     pid 1. What is left then must not become a checkpoint: it is not what the agent left behind.
     """
     if not container.alive:
-        raise SandboxDead("it was killed before its state was captured", remedy="restore it", sandbox=container.spec.id)
+        raise SandboxDead("it was killed before its state was captured", hint="restore it", sandbox=container.spec.id)
 
 
 def need_space(path: Path, wanted: int = 0) -> None:
@@ -460,7 +460,7 @@ def need_space(path: Path, wanted: int = 0) -> None:
     if missing > 0:
         raise NoSpace(
             f"{path} has {status.free >> 20} MiB free, {missing / (1 << 20):.1f} MiB more are needed",
-            remedy="remove sandboxes or checkpoints, or enlarge the disk; older checkpoints are whole",
+            hint="remove sandboxes or checkpoints, or enlarge the disk; older checkpoints are whole",
         )
 
 
@@ -469,5 +469,5 @@ def failure(error: BaseException) -> CheckpointFailed | NoSpace | SandboxDead:
     if isinstance(error, NoSpace | CheckpointFailed | SandboxDead):
         return error
     if isinstance(error, OSError) and error.errno == 28:
-        return NoSpace(f"no space left for the checkpoint: {error}", remedy="remove sandboxes or checkpoints")
-    return CheckpointFailed(str(error) or type(error).__name__, remedy="the sandbox runs on; the next turn tries again")
+        return NoSpace(f"no space left for the checkpoint: {error}", hint="remove sandboxes or checkpoints")
+    return CheckpointFailed(str(error) or type(error).__name__, hint="the sandbox runs on; the next turn tries again")

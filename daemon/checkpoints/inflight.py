@@ -111,7 +111,7 @@ class Services:
         if why := self._overfull(sandbox):
             raise NoSpace(
                 why,
-                remedy="remove checkpoints, keep fewer (retention), or raise Limits.checkpoints; the sandbox runs on",
+                hint="remove checkpoints, keep fewer (retention), or raise Limits.checkpoints; the sandbox runs on",
                 sandbox=sandbox.id,
                 turn=sandbox.turn,
             )
@@ -207,7 +207,7 @@ class InFlight:
             return self.error
         return self.unstored or CheckpointFailed(
             f"checkpoint {self.row.id} is captured, but not durable: the daemon was stopped meanwhile",
-            remedy="its successor goes on with it; wait for that",
+            hint="its successor goes on with it; wait for that",
             sandbox=self.row.sandbox,
             turn=self.row.turn,
         )

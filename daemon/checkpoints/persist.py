@@ -82,7 +82,7 @@ async def store(
     except CheckpointDamaged as error:
         row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
         inflight.unstored = CheckpointFailed(
-            f"checkpoint {row.id}: {row.error}", remedy="restore an older one", sandbox=row.sandbox, turn=row.turn
+            f"checkpoint {row.id}: {row.error}", hint="restore an older one", sandbox=row.sandbox, turn=row.turn
         )
         log.error("%s: %s", row.id, row.error, extra=where)
         services.lost(row)
@@ -97,7 +97,7 @@ async def store(
         row.error = f"captured, but not durable: {str(error) or known}"
         inflight.unstored = type(known)(
             f"checkpoint {row.id} is captured, but not durable: {known.message}",
-            remedy=known.remedy if isinstance(known, NoSpace) else "it can be restored, and is tried again",
+            hint=known.hint if isinstance(known, NoSpace) else "it can be restored, and is tried again",
             sandbox=row.sandbox,
             turn=row.turn,
         )

@@ -45,7 +45,7 @@ class Commands:
         `call` names the call: one that is sent again, because its connection broke, gets the same result.
         """
         if self._line.settings.agent != "outside":
-            raise Invalid("only an agent outside runs its commands this way", remedy='create with agent="outside"')
+            raise Invalid("only an agent outside runs its commands this way", hint='create with agent="outside"')
         request.ends_turn = False
         encoded = msgspec.msgpack.encode(request)
         key = blake3.blake3(encoded).digest()
@@ -111,7 +111,7 @@ class Commands:
                     done = await self._run(request, encoded, key)
                     if done is not None:
                         return done
-        raise SandboxDead(f"it died {TRIES} times under the same command", remedy="see its log", sandbox=sandbox)
+        raise SandboxDead(f"it died {TRIES} times under the same command", hint="see its log", sandbox=sandbox)
 
     async def settle(self) -> None:
         """Before a request ends the turn: what a restore has undone is done again."""
@@ -180,7 +180,7 @@ class Commands:
         if await self._line.follow():
             raise Conflict(
                 "the sandbox was restored to another turn while the command ran",
-                remedy="start the agent over: it is told the record up to that turn",
+                hint="start the agent over: it is told the record up to that turn",
                 sandbox=self._line.live.row.id,
             )
 
@@ -190,6 +190,6 @@ class Commands:
         to = path[cursor].checkpoint if 0 <= cursor < len(path) else "created"
         return Conflict(
             "the agent started over, and its command is not the one that it ran here before",
-            remedy=f"restore the sandbox to checkpoint {to}, then run it again",
+            hint=f"restore the sandbox to checkpoint {to}, then run it again",
             sandbox=line.live.row.id,
         )

@@ -142,7 +142,7 @@ class LiveConversation:
         deadline = time.monotonic() + REVIVAL
         while (live := self.live).row.state is not SandboxState.RUNNING or not live.container.alive:
             if self.settings.agent == "inside" or time.monotonic() > deadline:
-                raise SandboxDead("all its processes are gone", remedy="restore it", sandbox=live.row.id)
+                raise SandboxDead("all its processes are gone", hint="restore it", sandbox=live.row.id)
             await asyncio.sleep(0.05)
 
     async def follow(self) -> bool:
@@ -185,11 +185,11 @@ class LiveConversation:
         """Raise NoSpace when nothing more of this sandbox is written down."""
         if self.bytes > MAX_JOURNAL:
             raise NoSpace(
-                f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", remedy="go on in a fork or a new sandbox"
+                f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", hint="go on in a fork or a new sandbox"
             )
         if self.desk.book.count[self.live.row.id] >= MAX_EXCHANGES:  # each is in the daemon's memory
             raise NoSpace(
-                f"this sandbox has asked its model {MAX_EXCHANGES} times", remedy="go on in a fork or a new sandbox"
+                f"this sandbox has asked its model {MAX_EXCHANGES} times", hint="go on in a fork or a new sandbox"
             )
         need_space(self.desk.journal.path.parent)  # the host's, which others need as well
 
@@ -265,7 +265,7 @@ class LiveConversation:
         to = "created" if choice.step is None else choice.step.checkpoint
         return Conflict(
             f"the agent started over, and {where} it asks what the record does not know: the sandbox is further on",
-            remedy=f"restore the sandbox to checkpoint {to}, then ask again",
+            hint=f"restore the sandbox to checkpoint {to}, then ask again",
             sandbox=self.live.row.id,
         )
 
@@ -397,7 +397,7 @@ class LiveConversation:
         finally:
             self.desk.answers.pop(step.id, None)
             if not answer.ended:  # the daemon ends: the next one asks again
-                answer.fail(Closed("the daemon ends", remedy="ask again"))
+                answer.fail(Closed("the daemon ends", hint="ask again"))
 
     async def _pass_on(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """A request that asks no model: neither journalled nor held."""
@@ -415,7 +415,7 @@ class LiveConversation:
                 answer.fail(error)
             finally:
                 if not answer.ended:
-                    answer.fail(Closed("the daemon ends", remedy="ask again"))
+                    answer.fail(Closed("the daemon ends", hint="ask again"))
 
         task = self.desk.spawn(fill(), "exchange beside")
         try:

@@ -232,7 +232,7 @@ class ConversationJournal:
                 f"SELECT {_COLUMNS} FROM exchanges WHERE id = ? AND sandbox = ?", (exchange, sandbox)
             ).fetchone()
             if row is None:
-                raise NotFound(f"sandbox {sandbox} has no exchange {exchange}", remedy="list them first")
+                raise NotFound(f"sandbox {sandbox} has no exchange {exchange}", hint="list them first")
             headers, response, envelope = database.execute(
                 "SELECT headers, response, envelope FROM exchanges WHERE id = ?", (exchange,)
             ).fetchone()

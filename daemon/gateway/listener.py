@@ -66,7 +66,7 @@ class SandboxShare:
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         if self.requests >= AT_ONCE:
-            raise TooMany(f"{AT_ONCE} requests of this sandbox are under way", remedy="wait for some of them")
+            raise TooMany(f"{AT_ONCE} requests of this sandbox are under way", hint="wait for some of them")
         self.requests += 1
         try:
             yield
@@ -96,7 +96,7 @@ class SandboxShare:
                     if size > wire.MAX_BODY:
                         raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
                     if self.memory + len(part) > MAX_MEMORY:
-                        raise TooMany("this sandbox's requests need too much memory", remedy="ask one after another")
+                        raise TooMany("this sandbox's requests need too much memory", hint="ask one after another")
                     parts.append(part)
                     self.memory += len(part)
         except TimeoutError:
@@ -286,7 +286,7 @@ def socket_inside(netns: Path, port: int, kept: Sequence[int] = ()) -> socket.so
     except OSError as error:
         raise Conflict(
             f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
-            remedy="if something in it holds that port, end it and restore the sandbox",
+            hint="if something in it holds that port, end it and restore the sandbox",
         ) from None
 
 

@@ -240,7 +240,7 @@ class GatewayService:
         if live is None or live.row.state is SandboxState.REMOVED:
             raise Closed("the sandbox has been removed")
         if live.row.gateway is None:
-            raise Conflict("the sandbox has no gateway", remedy="create it with gateway=Gateway(...)", sandbox=sandbox)
+            raise Conflict("the sandbox has no gateway", hint="create it with gateway=Gateway(...)", sandbox=sandbox)
         if (known := self.lines.get(sandbox)) is not None:
             return known
         size = await self.journal.size(sandbox)
@@ -380,10 +380,10 @@ class GatewayService:
         sandbox, _, secret = rest.partition(".")
         if kind != TOKEN or not sandbox or not secret or len(shown) > 200:
             raise Unauthorized(
-                "no token of a sandbox is shown", remedy="send the one of sandbox.gateway.token() as the API key"
+                "no token of a sandbox is shown", hint="send the one of sandbox.gateway.token() as the API key"
             )
         if sandbox not in self.host.live_sandboxes or not await self.journal.knows_token(sandbox, secret):
-            raise Unauthorized("the token is of no sandbox", remedy="ask for a new one with sandbox.gateway.token()")
+            raise Unauthorized("the token is of no sandbox", hint="ask for a new one with sandbox.gateway.token()")
         return sandbox
 
     # ----------------------------------------------------------------- for the API
@@ -397,13 +397,13 @@ class GatewayService:
 
     async def put_upstream(self, name: str, upstream: Upstream) -> None:
         if name in self.config.upstreams:
-            raise Conflict(f"upstream {name} is fixed by the configuration file", remedy="change it there")
+            raise Conflict(f"upstream {name} is fixed by the configuration file", hint="change it there")
         await self.journal.put_upstream(name, checked(name, upstream))
         self.desk.upstreams.added[name] = upstream
 
     async def drop_upstream(self, name: str) -> None:
         if name in self.config.upstreams:
-            raise Conflict(f"upstream {name} is fixed by the configuration file", remedy="change it there")
+            raise Conflict(f"upstream {name} is fixed by the configuration file", hint="change it there")
         if name not in self.desk.upstreams.added:
             raise NotFound(f"no such upstream: {name}")
         users = [
@@ -412,9 +412,7 @@ class GatewayService:
             if live.row.gateway is not None and live.row.gateway.upstream == name
         ]
         if users:
-            raise Conflict(
-                f"upstream {name} is used by {len(users)} sandboxes", remedy=f"remove them first: {users[0]}"
-            )
+            raise Conflict(f"upstream {name} is used by {len(users)} sandboxes", hint=f"remove them first: {users[0]}")
         await self.journal.put_upstream(name, None)
         del self.desk.upstreams.added[name]
 

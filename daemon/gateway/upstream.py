@@ -72,17 +72,17 @@ class GatewayConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raises Invalid if the listener's settings do not fit together."""
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise Invalid("the gateway's certificate needs its key", remedy="give tls_cert and tls_key")
+            raise Invalid("the gateway's certificate needs its key", hint="give tls_cert and tls_key")
         if self.tls_cert is not None and self.proxy is not None:
             raise Invalid("tls_cert and proxy exclude each other")
         address = self.address()
         if address is None:
             if self.tls_cert is not None or self.proxy is not None:
-                raise Invalid("the gateway listens nowhere", remedy="say where: listen = HOST:PORT")
+                raise Invalid("the gateway listens nowhere", hint="say where: listen = HOST:PORT")
         elif self.tls_cert is None and self.proxy is None and not is_loopback(address[0]):
             raise Invalid(
                 f"the gateway on {self.listen} would be without TLS: tokens and conversations could be read on the way",
-                remedy='tls_cert and tls_key; or proxy = "https://...", the address of a proxy that ends TLS',
+                hint='tls_cert and tls_key; or proxy = "https://...", the address of a proxy that ends TLS',
             )
 
     def base_url(self) -> str | None:
@@ -144,7 +144,7 @@ class Upstreams:
         found = self.fixed.get(name) or self.added.get(name)
         if found is None:
             known = ", ".join(sorted({*self.fixed, *self.added})) or "none"
-            raise NotFound(f"no such upstream: {name}", remedy=f"known are: {known}")
+            raise NotFound(f"no such upstream: {name}", hint=f"known are: {known}")
         return found
 
     def list(self) -> list[UpstreamInfo]:
@@ -235,8 +235,8 @@ def _read_key(name: str, path: Path) -> str:
             key = file.read(MAX_KEY).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PagurusError(
-            f"the key of upstream {name} cannot be read: {type(error).__name__}", remedy=f"see {path} on the host"
+            f"the key of upstream {name} cannot be read: {type(error).__name__}", hint=f"see {path} on the host"
         ) from None
     if not key or not key.isprintable() or " " in key:
-        raise PagurusError(f"the key file of upstream {name} holds no key", remedy=f"see {path} on the host")
+        raise PagurusError(f"the key file of upstream {name} holds no key", hint=f"see {path} on the host")
     return key

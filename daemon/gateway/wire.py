@@ -114,7 +114,7 @@ def find(method: str, path: str) -> ModelRoute:
         return ModelRoute(path, ApiFamily.OPENAI, None, method="GET")
     if route is None:
         known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)
-        raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", remedy=f"it has {known}")
+        raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", hint=f"it has {known}")
     return route
 
 
@@ -149,7 +149,7 @@ def understand(
     retry = _is_retry(headers or {})
     asked = AgentRequest(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
     if (parts := len(asked.conversation)) > MAX_PARTS:
-        raise Invalid(f"the conversation has {parts} parts", remedy=f"at most {MAX_PARTS} are passed on")
+        raise Invalid(f"the conversation has {parts} parts", hint=f"at most {MAX_PARTS} are passed on")
     return asked
 
 

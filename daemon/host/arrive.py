@@ -79,14 +79,14 @@ class Arrivals:
         """The end of this work, of which there is one for a sandbox at a time, and which `drop` ends."""
         if sandbox in under_way:
             work.close()
-            raise Conflict(f"{sandbox} is arriving already", remedy="ask again", sandbox=sandbox)
+            raise Conflict(f"{sandbox} is arriving already", hint="ask again", sandbox=sandbox)
         task = under_way[sandbox] = asyncio.create_task(work, name=f"arrival of {sandbox}")
         try:
             return await task
         except asyncio.CancelledError:
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
-            raise Conflict("it is not to come any more", remedy="ask the cluster", sandbox=sandbox) from None
+            raise Conflict("it is not to come any more", hint="ask the cluster", sandbox=sandbox) from None
         finally:
             del under_way[sandbox]
 
@@ -100,7 +100,7 @@ class Arrivals:
         if (known := host.live_sandboxes.get(request.id)) is not None:
             if known.row.origin == origin.id:
                 return known.row.info()
-            raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
+            raise Conflict(f"{request.id} is here already", hint="remove it first", sandbox=request.id)
         if (preparing := self._preparing.get(request.id)) is not None:
             await asyncio.wait([preparing])
         prepared = await self._fitting(origin)
@@ -130,7 +130,7 @@ class Arrivals:
     async def _origin(self, checkpoint: str, request: ArriveRequest) -> CheckpointRow:
         origin = await self.host.restorable(checkpoint)
         if origin.sandbox != request.id:  # another one's memory and files, which its owner would see
-            raise Conflict(f"checkpoint {origin.id} is of another sandbox: {origin.sandbox}", remedy="fork it instead")
+            raise Conflict(f"checkpoint {origin.id} is of another sandbox: {origin.sandbox}", hint="fork it instead")
         return origin
 
     def _row(self, origin: CheckpointRow, request: ArriveRequest) -> SandboxRow:
@@ -182,7 +182,7 @@ class Arrivals:
         origin = await self._origin(checkpoint, request)
         await self._drop(request.id)
         if request.id in host.live_sandboxes:
-            raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
+            raise Conflict(f"{request.id} is here already", hint="remove it first", sandbox=request.id)
         row, checkpointer = self._row(origin, request), host.services.capturer.checkpointer
         with contextlib.ExitStack() as end:
             async with contextlib.AsyncExitStack() as undo:

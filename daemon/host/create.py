@@ -50,30 +50,30 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
     need_labels(made.labels)
     if len(msgspec.json.encode(made)) > MAX_SETTINGS:
-        raise Invalid(f"the settings of a sandbox are {MAX_SETTINGS} bytes at most", remedy="put large values in files")
+        raise Invalid(f"the settings of a sandbox are {MAX_SETTINGS} bytes at most", hint="put large values in files")
     return made
 
 
 def need_labels(labels: Mapping[str, str]) -> None:
     """Raise Invalid for labels of a sandbox that are too long together."""
     if sum(len(name.encode()) + len(value.encode()) for name, value in labels.items()) > MAX_LABELS:
-        raise Invalid(f"the labels of a sandbox are {MAX_LABELS} bytes at most", remedy="remove some, or use files")
+        raise Invalid(f"the labels of a sandbox are {MAX_LABELS} bytes at most", hint="remove some, or use files")
 
 
 def need_sense(request: CreateRequest, memory: int) -> None:
     """Refuse what only a slip can mean. `memory`: bytes that this host has. Raises Invalid."""
     if request.name is not None and looks_like_id(request.name):
-        raise Invalid(f"{request.name!r} looks like an id, and is no name", remedy="choose another name")
+        raise Invalid(f"{request.name!r} looks like an id, and is no name", hint="choose another name")
     if request.name is not None and SANDBOX_NAME.fullmatch(request.name) is None:
         fitting = re.sub(r"[^A-Za-z0-9._-]+", "-", request.name).strip("-._")[:64] or "web"
         raise Invalid(
             f"{request.name[:80]!r} is no name for a sandbox",
-            remedy=f"use up to 64 letters, digits, dots, dashes and underscores, such as {fitting}",
+            hint=f"use up to 64 letters, digits, dots, dashes and underscores, such as {fitting}",
         )
     if request.limits.memory is not None and parse_bytes(request.limits.memory) > memory:
         raise Invalid(
             f"{request.limits.memory} of memory are more than this host has: {memory / (1 << 30):.1f} GiB",
-            remedy="ask for less, or for no limit (None)",
+            hint="ask for less, or for no limit (None)",
         )
 
 
@@ -92,12 +92,12 @@ def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bo
     if filed(said.image) is None:
         raise Invalid(f"not an image name: {said.image[:80]!r}")
     if said.gateway is not None:
-        raise Invalid("how an agent reaches a model is no matter of a checkpoint", remedy="export it without a gateway")
+        raise Invalid("how an agent reaches a model is no matter of a checkpoint", hint="export it without a gateway")
     sources = [mount.source[:200] for mount in said.mounts if mount.source is not None]
     if sources and not host_mounts:
         raise Invalid(
             f"the checkpoint mounts directories of this host: {', '.join(map(repr, sources[:8]))}",
-            remedy="if its forks may read them, import it so that it may (`--mounts`, `mounts=True`)",
+            hint="if its forks may read them, import it so that it may (`--mounts`, `mounts=True`)",
         )
     if said.layer:
         paths.runtime_layer(said.layer)

@@ -93,7 +93,7 @@ class HostFence:
         if self.over():
             raise LeaseOver(
                 "this host has lost its coordinator: its sandboxes stand still, and may go on elsewhere",
-                remedy="ask the cluster",
+                hint="ask the cluster",
             )
 
     def _watched(self) -> bool:

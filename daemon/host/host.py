@@ -6,7 +6,7 @@ which checkpoints are kept (`daemon.store.gc`), how a state comes back (`daemon.
 after a crash (`daemon.startup`).
 
 Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
-the remedy. A sandbox is published only when it runs, so what a crash leaves half made has no row
+the hint. A sandbox is published only when it runs, so what a crash leaves half made has no row
 and is collected. A failed restore leaves the sandbox dead, its checkpoints whole, and may be tried
 again.
 """
@@ -116,7 +116,7 @@ class Host:
         """The sandbox with this id or name."""
         found = visibility.find(self.live_sandboxes, sandbox)
         if found is None:
-            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+            raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
         return found
 
     def sandboxes(self) -> list[SandboxInfo]:
@@ -132,7 +132,7 @@ class Host:
         )
         found = found or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
         if found is None:
-            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+            raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
         return found
 
     def tree(self, sandbox: str) -> list[CheckpointInfo]:
@@ -184,7 +184,7 @@ class Host:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
         if request.replicated_answers and not self.fence.leased:
-            raise Invalid("this host is alone: no other one could hold a copy", remedy="add it to a cluster")
+            raise Invalid("this host is alone: no other one could hold a copy", hint="add it to a cluster")
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
@@ -398,7 +398,7 @@ class Host:
         if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE) and not row.damaged:
             return row
         why = row.error or f"it is {row.state.value}"
-        raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")
+        raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", hint="choose another with `pagurus tree`")
 
     def template(self, origin: CheckpointRow) -> Template:
         """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
@@ -409,7 +409,7 @@ class Host:
         for live in self.live_sandboxes.values():
             if origin.id in (live.row.head, live.row.origin):
                 return live.row
-        raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", remedy="fork a living one")
+        raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", hint="fork a living one")
 
     # ----------------------------------------------------------------- network
 

@@ -66,11 +66,11 @@ def resolved(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:
             found.append(mount)
             continue
         if not mount.source.startswith("/") or not os.path.isdir(mount.source):  # False also for what is no path
-            raise Invalid(f"{mount.source[:200]!r} is not a directory of this host", remedy="give an absolute path")
+            raise Invalid(f"{mount.source[:200]!r} is not a directory of this host", hint="give an absolute path")
         source = Path(os.path.realpath(mount.source))
         for own in (Path(os.path.realpath(path)) for path in private):
             if source.is_relative_to(own) or own.is_relative_to(source):
-                raise Invalid(f"{mount.source} holds what belongs to the daemon ({own})", remedy="mount a smaller part")
+                raise Invalid(f"{mount.source} holds what belongs to the daemon ({own})", hint="mount a smaller part")
         found.append(Mount(target=mount.target, source=str(source)))
     return found
 

@@ -216,7 +216,7 @@ class Restorer:
         kind = type(error) if isinstance(error, RestoreFailed | NotEqual) else RestoreFailed
         return kind(
             f"restore to {target.id} failed: {getattr(error, 'message', error)}",
-            remedy="the checkpoint is whole; try again, or restore another one",
+            hint="the checkpoint is whole; try again, or restore another one",
             sandbox=row.id,
             turn=row.turn,
         )
@@ -234,7 +234,7 @@ class Restorer:
             return self.failure(second, live.row, target)
         return NotEqual(
             f"restored to {target.id}, but {error.message}",
-            remedy="the sandbox runs in this state; if what differs matters, restore another checkpoint",
+            hint="the sandbox runs in this state; if what differs matters, restore another checkpoint",
             sandbox=live.row.id,
             turn=live.row.turn,
         )

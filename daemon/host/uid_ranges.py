@@ -30,7 +30,7 @@ class IdRanges:
             if base not in self._taken:
                 self._taken.add(base)
                 return base
-        raise Conflict("all user id ranges of this host are in use", remedy="remove some sandboxes")
+        raise Conflict("all user id ranges of this host are in use", hint="remove some sandboxes")
 
     def claim(self, base: int) -> None:
         """A sandbox that was there before has this one. Idempotent."""

@@ -245,5 +245,5 @@ def _switch(setting: str, value: str) -> None:
 
 def _unable(what: str, error: NetlinkError) -> Exception:
     if error.code == errno.EEXIST:
-        return Conflict(f"the sandbox has a device {INSIDE} that is not ours", remedy="restore the sandbox")
-    return Unsupported(f"cannot {what}: {os.strerror(error.code)}", remedy="see `pagurus doctor`")
+        return Conflict(f"the sandbox has a device {INSIDE} that is not ours", hint="restore the sandbox")
+    return Unsupported(f"cannot {what}: {os.strerror(error.code)}", hint="see `pagurus doctor`")

@@ -258,7 +258,7 @@ class Networks:
             await self._adjust(row, container, policy, namespace)
         except OSError as error:
             raise Unsupported(
-                f"cannot give it its network: {error}", remedy="see `pagurus doctor`", sandbox=row.id
+                f"cannot give it its network: {error}", hint="see `pagurus doctor`", sandbox=row.id
             ) from error
 
     async def _adjust(self, row: SandboxRow, container: Container, policy: Policy, namespace: Path | None) -> None:
@@ -306,7 +306,7 @@ class Networks:
                 attached.link = made
                 return attached
             await self._take_away(sandbox, forget=former is None)
-        raise Conflict(f"all addresses of {POOL} are in use", remedy="remove some sandboxes")
+        raise Conflict(f"all addresses of {POOL} are in use", hint="remove some sandboxes")
 
     async def _enforce(self, attached: AttachedNetwork, policy: Policy) -> None:
         """The table says what the policy says. Unchanged, its connections go on; changed, they are judged again."""

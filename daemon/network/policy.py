@@ -87,9 +87,9 @@ class NameVerdict:
 def compile_policy(network: Network) -> Policy:
     """The enforceable form of a policy. Raises Invalid, naming the entry and what is wrong with it."""
     if network.mode == "none" and (network.cidrs or network.names):
-        raise Invalid("a network of mode none allows nothing", remedy='use mode "allow"')
+        raise Invalid("a network of mode none allows nothing", hint='use mode "allow"')
     if network.mode == "open" and network.names:
-        raise Invalid("an open network knows every name", remedy='leave names away, or use mode "allow"')
+        raise Invalid("an open network knows every name", hint='leave names away, or use mode "allow"')
     return Policy(
         mode=network.mode,
         segments=tuple(disjoint([rule for text in network.cidrs for rule in _cidr(text)])),
@@ -146,14 +146,14 @@ def why_refused(policy: Policy, address: IPv4Address) -> str:
 def _cidr(text: str) -> list[AllowedRange]:
     host, _, tail = text.strip().partition(":")
     if ":" in tail:
-        raise Invalid(f"{text!r}: sandboxes have no IPv6", remedy="name IPv4 networks")
+        raise Invalid(f"{text!r}: sandboxes have no IPv6", hint="name IPv4 networks")
     try:
         network = IPv4Network(host, strict=False)
     except (AddressValueError, NetmaskValueError, ValueError):
-        raise Invalid(f"{text!r} is not an IPv4 address or network", remedy='write "10.0.0.0/8:tcp/443"') from None
+        raise Invalid(f"{text!r} is not an IPv4 address or network", hint='write "10.0.0.0/8:tcp/443"') from None
     forbidden = next((each for each in (*NEVER, *METADATA) if network.subnet_of(each)), None)
     if forbidden is not None:
-        raise Invalid(f"{text!r} lies in {forbidden}, which no sandbox may reach", remedy="take it off the list")
+        raise Invalid(f"{text!r} lies in {forbidden}, which no sandbox may reach", hint="take it off the list")
     ports = _ports(tail, text) if tail else ()
     return [AllowedRange(network, each) for each in ports] or [AllowedRange(network, None)]
 
@@ -163,12 +163,12 @@ def _name(text: str) -> NameRule:
     below = host == "*" or host.startswith("*.")
     bare = canonical(host[2:] if below else host)
     if bare is None or (not bare and host != "*"):
-        raise Invalid(f"{text!r} is not a host name", remedy='write "pypi.org", "*.pypi.org" or "pypi.org:443"')
+        raise Invalid(f"{text!r} is not a host name", hint='write "pypi.org", "*.pypi.org" or "pypi.org:443"')
     if not below and re.fullmatch(r"[0-9.]+", bare):
-        raise Invalid(f"{text!r} is an address", remedy="put it into cidrs")
+        raise Invalid(f"{text!r} is an address", hint="put it into cidrs")
     ports = _ports(tail, text) if tail else ()
     if any(each.first != each.last for each in ports) or len(ports) > PORTS_OF_A_NAME:
-        raise Invalid(f"{text!r}: a name takes at most {PORTS_OF_A_NAME} single ports", remedy="leave the ports away")
+        raise Invalid(f"{text!r}: a name takes at most {PORTS_OF_A_NAME} single ports", hint="leave the ports away")
     return NameRule(bare, below, ports)
 
 
@@ -192,7 +192,7 @@ def _ports(tail: str, text: str) -> tuple[PortRange, ...]:
         match = re.fullmatch(r"\s*(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, 0)
         if match is None or not 1 <= first <= last <= 65_535:
-            raise Invalid(f"{text!r}: {part!r} is no port", remedy='write "443", "udp/53" or "tcp/8000-8100"')
+            raise Invalid(f"{text!r}: {part!r} is no port", hint='write "443", "udp/53" or "tcp/8000-8100"')
         found.append(PortRange(PROTOCOLS[match[1] or "tcp"], first, last))
     return tuple(found)
 
@@ -221,5 +221,5 @@ def disjoint(rules: Sequence[AllowedRange]) -> list[AllowedRange]:
             for network in networks
         ]
     if len(found) > MAX_SEGMENTS:
-        raise Invalid(f"the list of networks and ports takes {len(found)} rules", remedy=f"stay below {MAX_SEGMENTS}")
+        raise Invalid(f"the list of networks and ports takes {len(found)} rules", hint=f"stay below {MAX_SEGMENTS}")
     return found

@@ -66,7 +66,7 @@ def _listed(request: Any, kind: int, family: int = 0) -> Iterator[Any]:
         with nftsocket.NFTSocket(nfgen_family=family) as reader:
             yield from reader.request_get(request, kind, msg_flags=NLM_F_REQUEST | NLM_F_DUMP)
     except NetlinkError as error:
-        raise Unsupported(f"nf_tables: {os.strerror(error.code)}", remedy="see `pagurus doctor`") from None
+        raise Unsupported(f"nf_tables: {os.strerror(error.code)}", hint="see `pagurus doctor`") from None
 
 
 def _family(message: Any) -> str:

@@ -29,15 +29,15 @@ TRIES = 64
 
 
 def examine() -> str:
-    """The fact, in words. Raises Unsupported with a remedy."""
+    """The fact, in words. Raises Unsupported with a hint."""
     used = [str(route.network) for route in links.default_routes() if _foreign(route)]
     if used:
-        raise Unsupported(f"{used[0]} is routed elsewhere", remedy=f"sandboxes' addresses come from {POOL}: free it")
+        raise Unsupported(f"{used[0]} is routed elsewhere", hint=f"sandboxes' addresses come from {POOL}: free it")
     _try()
     if strict := _strict(present.chains()):
         raise Unsupported(
             f"other rules drop what is forwarded: {', '.join(strict)}",
-            remedy='accept iifname "pg*" and oifname "pg*" there (Docker: chain DOCKER-USER)',
+            hint='accept iifname "pg*" and oifname "pg*" there (Docker: chain DOCKER-USER)',
         )
     return "links, rules and refusals work; the way out is free" + _others(present.tables())
 
@@ -132,7 +132,7 @@ def fresh_namespace() -> Iterator[Path]:
     try:
         ready.wait()
         if not found:
-            raise Unsupported("no network namespace can be made", remedy="run it as root")
+            raise Unsupported("no network namespace can be made", hint="run it as root")
         namespace = Path(f"/proc/{os.getpid()}/task/{found[0]}/ns/net")
         within(namespace, _loopback)
         yield namespace

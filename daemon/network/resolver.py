@@ -97,7 +97,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
 def _server(text: str) -> tuple[str, int]:
     host, _, port = text.strip().partition(":")
     if port and not port.isdigit():
-        raise Invalid(f"PAGURUS_RESOLVERS: {text!r} is no address", remedy="write 10.0.0.2 or 10.0.0.2:5353")
+        raise Invalid(f"PAGURUS_RESOLVERS: {text!r} is no address", hint="write 10.0.0.2 or 10.0.0.2:5353")
     return host, int(port or 53)
 
 
@@ -129,7 +129,7 @@ class Resolver:
         except OSError as error:
             raise Conflict(
                 f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} in the sandbox: {error.strerror}",
-                remedy="end the program that listens there",
+                hint="end the program that listens there",
             ) from error
         self._listening = [
             (datagrams, PacedReader(datagrams.fileno(), partial(self._datagram, datagrams))),

@@ -340,15 +340,15 @@ def nft(*arguments: str, text: str | None = None) -> str:
     """What the program says. Raises Unsupported where it is missing, refuses or dies."""
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if program is None:
-        raise Unsupported("the program nft is missing", remedy="install the package nftables")
+        raise Unsupported("the program nft is missing", hint="install the package nftables")
     done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode < 0:
         others = ", ".join(f"{family} {name}" for family, name in present.tables() if "pagurus" not in name)
         raise Unsupported(
             f"the program nft died of {signal.Signals(-done.returncode).name} (tables of others: {others or 'none'})",
-            remedy="a newer nft made one of them with what this one does not know: install that nft here, or remove it",
+            hint="a newer nft made one of them with what this one does not know: install that nft here, or remove it",
         )
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise Unsupported(f"nft: {said[0] if said else done.returncode}", remedy="see `pagurus doctor`")
+        raise Unsupported(f"nft: {said[0] if said else done.returncode}", hint="see `pagurus doctor`")
     return done.stdout

@@ -228,7 +228,7 @@ class ShareBudget:
             raise Invalid(
                 f"its files share their data more than {MAX_SHARED} times over, at {step.path[-200:]}: elsewhere each "
                 "would need a disk of its own",
-                remedy="remove copies (cp --reflink) that are not needed, then take another checkpoint",
+                hint="remove copies (cp --reflink) that are not needed, then take another checkpoint",
             )
 
 

@@ -79,7 +79,7 @@ class GarbageCollector:
     def pin(self, row: CheckpointRow) -> Iterator[None]:
         """Keep a checkpoint while it is read, though its sandbox may be removed meanwhile."""
         if row.id not in self._services.checkpoints:
-            raise NotFound(f"checkpoint {row.id} has just been removed", remedy="choose another with `pagurus tree`")
+            raise NotFound(f"checkpoint {row.id} has just been removed", hint="choose another with `pagurus tree`")
         self._pins[row.id] += 1
         try:
             yield
@@ -151,7 +151,7 @@ class GarbageCollector:
                 why = f"{', '.join(users)} stands on it" if users else "it is being taken, stored or read"
                 raise Conflict(
                     f"checkpoint {row.id} cannot be removed: {why}",
-                    remedy="remove or restore the sandbox first" if users else "try again in a moment",
+                    hint="remove or restore the sandbox first" if users else "try again in a moment",
                 )
             await self._forget([row])
 

@@ -209,7 +209,7 @@ class Importer:
         if self._former is not None:
             self.new_pages = len(self._came_pages)
             if self.new_pages * PAGE > MAX_SOON:
-                raise Conflict("too much has changed", remedy="export it once it is durable")
+                raise Conflict("too much has changed", hint="export it once it is durable")
         elif len(self._came_pages) >= TOGETHER:
             self._keep_pages()
 
@@ -357,7 +357,7 @@ class Importer:
         elif not self._sources.clone(entry.content, fd):
             raise Conflict(
                 "the stream lacks content that is not here either",
-                remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
+                hint="export it again for what this host has (`pagurus checkpoint have`), or in full",
             )
         if os.fstat(fd).st_size != entry.size:
             raise Protocol("a content has another size than its file")
@@ -369,7 +369,7 @@ class Importer:
             if known.get(inode) != self._tree.entries[number].content:
                 raise Protocol(
                     f"{os.fsdecode(self._tree.path(number))[-200:]} does not hold what its hash says",
-                    remedy="export it again by a version that is not older than this one",
+                    hint="export it again by a version that is not older than this one",
                 )
 
     def _make_dump(self, row: CheckpointRow) -> None:
@@ -394,7 +394,7 @@ class Importer:
             if missing:
                 raise Conflict(
                     f"the stream lacks {missing} memory pages that are not here either",
-                    remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
+                    hint="export it again for what this host has (`pagurus checkpoint have`), or in full",
                 )
             found = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
             before, former = self._base.get(name, (found[:0], told.hashes[:0]))
@@ -444,7 +444,7 @@ def _pass(images: dict[str, bytes], pages: dict[str, int]) -> None:
     try:
         gate.imported(images, pages)
     except gate.ImageRefused as refusal:
-        raise Protocol(f"its processes are of no sandbox: {refusal.reason}", remedy=refusal.remedy) from None
+        raise Protocol(f"its processes are of no sandbox: {refusal.reason}", hint=refusal.hint) from None
 
 
 def _split(hashes: bytes) -> list[bytes]:

@@ -182,7 +182,7 @@ class CheckpointLibrary:
         if row.state is not CheckpointState.DURABLE:
             raise Conflict(
                 f"checkpoint {row.id} is {row.state.value}: {row.error or 'it is not durable'}",
-                remedy="choose a durable one with `pagurus tree`",
+                hint="choose a durable one with `pagurus tree`",
             )
         return row
 
@@ -292,7 +292,7 @@ class CheckpointLibrary:
             packed = await _streamed(dumpfile.read, self._host.places.packed(row.dump))
             lists = await _streamed(dumpfile.page_lists, packed, row.dump, self._pages)
             if row.damaged or await _streamed(self._pages.has_lost, [numbers for numbers, _ in lists.values()]):
-                raise Conflict(f"checkpoint {row.id} is damaged", remedy="export the other one in full")
+                raise Conflict(f"checkpoint {row.id} is damaged", hint="export the other one in full")
             yield lists
 
     async def _admitted(self, head: TransferHeader, host_mounts: bool) -> Template:
@@ -302,13 +302,13 @@ class CheckpointLibrary:
         except NotFound as error:
             raise NotFound(
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
-                remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
+                hint=f"export the image {head.image} there and import it here; a name alone is not enough",
             ) from error
         made = await self._host.admitted(head.template, image, host_mounts=host_mounts)
         if head.processes and made.layer and not paths.runtime_layer(made.layer).is_dir():
             raise NotFound(
                 f"the runtime layer of the checkpoint's processes is not here: {made.layer}",
-                remedy="run the same version of Pagurus, built by the same compiler, on both hosts",
+                hint="run the same version of Pagurus, built by the same compiler, on both hosts",
             )
         return made
 
@@ -322,7 +322,7 @@ class CheckpointLibrary:
         if any(head.id in (row.files, row.dump) for row in self._host.services.checkpoints.values()):
             raise Conflict(
                 f"content of checkpoint {head.id} is still here, though it was removed",
-                remedy="remove the checkpoints that share it first",
+                hint="remove the checkpoints that share it first",
             )
         self._arriving.add(head.id)
         return head.id
@@ -333,7 +333,7 @@ class CheckpointLibrary:
         if row.damaged or row.state is CheckpointState.FAILED:
             raise Conflict(
                 f"checkpoint {row.id} is here, but not whole: {row.error or row.state.value}",
-                remedy=f"give it up with `pagurus checkpoint rm {row.id}`, then import it again",
+                hint=f"give it up with `pagurus checkpoint rm {row.id}`, then import it again",
             )
         return ImportResult(checkpoint=row.info(), already=True)
 
@@ -347,7 +347,7 @@ class CheckpointLibrary:
         row.parent = next((name for name in importer.head.ancestors if name in services.checkpoints), None)
         captured = row.state is CheckpointState.CAPTURED
         if captured and row.parent is None:
-            raise Conflict("none of the checkpoints before it is here", remedy="export it once it is durable")
+            raise Conflict("none of the checkpoints before it is here", hint="export it once it is durable")
         await services.catalogue.write([put_checkpoint(row)], durable=not captured)
         services.checkpoints[row.id] = row
         if captured:
@@ -393,7 +393,7 @@ class CheckpointLibrary:
         if request.checkpoint in self._host.services.checkpoints:
             return self._here(request.checkpoint)
         if not request.address.startswith(("http://", "https://", "/")):
-            raise Invalid(f"{request.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
+            raise Invalid(f"{request.address!r} is no address", hint="give a URL or the path of a daemon's socket")
         async with Client(request.address, token=request.token, ca=request.ca) as there:
             have = await self.survey(there.store.stream(request.checkpoint, manifest=True))
             stream = there.store.stream(request.checkpoint, have=have)

@@ -116,4 +116,4 @@ class Sources:
                         break
         if content in self._images:
             return self._images[content]
-        raise Conflict("the stream lacks a process image that is not here either", remedy="export it again in full")
+        raise Conflict("the stream lacks a process image that is not here either", hint="export it again in full")

@@ -52,5 +52,5 @@ async def pull(
     if said.error is not None:
         raise from_body(said.error)
     if not said.name:
-        raise PagurusError(f"the process that pulled {reference} was killed", remedy="try again; see the daemon's log")
+        raise PagurusError(f"the process that pulled {reference} was killed", hint="try again; see the daemon's log")
     return said.name

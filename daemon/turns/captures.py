@@ -192,7 +192,7 @@ class Captures:
         row = inflight.row
         known = failure(error)
         row.state = CheckpointState.FAILED
-        row.error = f"{known.message} ({known.remedy})" if known.remedy else known.message
+        row.error = f"{known.message} ({known.hint})" if known.hint else known.message
         known.sandbox, known.turn = self._of.row.id, row.turn
         inflight.error = self._failed = known
         self._of.services.tally.checkpoints_failed += 1

@@ -35,7 +35,7 @@ def first(container: Container, inspector: Inspector, started: StartedSupervisor
     pid = host_pid(started.program, container.tasks())
     program = None if pid is None else task_of(pid)
     if supervisor is None or (program is not None and program.parent != supervisor.pid):
-        raise Conflict("it was killed while it started", remedy="try again", sandbox=container.spec.id)
+        raise Conflict("it was killed while it started", hint="try again", sandbox=container.spec.id)
     found = [task for task in (supervisor, program) if task is not None]  # without a program: it has ended already
     for task in found:
         _keep(container, inspector, task.pid, task.started)

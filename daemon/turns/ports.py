@@ -43,7 +43,7 @@ async def connect(live: LiveSandbox, port: int) -> socket.socket:
                 raise
     raise Conflict(
         f"nothing listens on port {port} of its loopback",
-        remedy="start the server first; it must listen on 127.0.0.1, ::1 or all addresses",
+        hint="start the server first; it must listen on 127.0.0.1, ::1 or all addresses",
         sandbox=live.row.id,
     )
 

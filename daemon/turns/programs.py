@@ -73,7 +73,7 @@ class Programs:
             raise NotFound(
                 f"{what} {program[:64]} is not in its present state: it was started after the checkpoint that was "
                 "restored, or removed, or never there",
-                remedy="list those there are, or start it again",
+                hint="list those there are, or start it again",
                 sandbox=self._live.row.id,
             )
         return found
@@ -225,7 +225,7 @@ class Programs:
             await self.remove(row.id)
         if len(rows) - len(ended) >= MAX_PROGRAMS:
             raise Conflict(
-                f"{MAX_PROGRAMS} long-lived programs run already", remedy="end some", sandbox=self._live.row.id
+                f"{MAX_PROGRAMS} long-lived programs run already", hint="end some", sandbox=self._live.row.id
             )
 
     # ----------------------------------------------------------------- looking
@@ -344,7 +344,7 @@ class Programs:
                     raise Conflict(
                         f"its stdin has got {state.written} bytes in its present state, not {at}: the sandbox was "
                         "restored since, or somebody else wrote",
-                        remedy="refresh() the process, then write what follows",
+                        hint="refresh() the process, then write what follows",
                         sandbox=self._live.row.id,
                     )
                 if state.error or state.exit_status is not None:

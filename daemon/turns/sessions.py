@@ -84,7 +84,7 @@ class ShellSessions:
                 await self._programs.remove(row.id)
                 raise Invalid(
                     f"{argv[0]} does not behave like a shell",
-                    remedy="use bash, dash, busybox sh or another POSIX shell",
+                    hint="use bash, dash, busybox sh or another POSIX shell",
                 )
             await connection.acknowledge(OPENING)
         return await self._programs.info(row.id)
@@ -109,7 +109,7 @@ class ShellSessions:
         async with self._busy.setdefault(session, asyncio.Lock()):
             row = self._programs.row(session, ProgramKind.SESSION)
             if request.key in row.answered:
-                raise Conflict("this command was answered and acknowledged", remedy="use a new key for a new command")
+                raise Conflict("this command was answered and acknowledged", hint="use a new key for a new command")
             if row.answer is not None and row.answer.key == request.key:
                 return await self._again(session, row.answer)
 
@@ -153,7 +153,7 @@ class ShellSessions:
             await asyncio.gather(*pumps)
             outputs = [b"", b""] if outlet is not None else await _outputs(connection)
         except SupervisorGone as error:
-            raise Closed("the session ended while the command ran", remedy="open another one") from error
+            raise Closed("the session ended while the command ran", hint="open another one") from error
         finally:
             self._jobs.pop(session, None)
             for pump in pumps:
@@ -180,7 +180,7 @@ class ShellSessions:
         async with self._live.using(), self._signals(session):
             jobs, shell = self._jobs.get(session), await self._shell_pid(session)
             if jobs is None or shell is None or not await asyncio.to_thread(_in_command, shell):
-                raise NotFound("no command runs in this session", remedy="it has ended, or not begun")
+                raise NotFound("no command runs in this session", hint="it has ended, or not begun")
             await asyncio.to_thread(
                 interrupt,
                 shell,
@@ -203,12 +203,10 @@ class ShellSessions:
             connection = await self._programs.supervisor(session)
             state = await connection.state()
         except SupervisorGone as error:
-            raise Closed("the session is gone: its shell was killed", remedy="open another one") from error
+            raise Closed("the session is gone: its shell was killed", hint="open another one") from error
         if state.exit_status is not None or row.exit_status is not None:
             self._programs._note(session, state.exit_status)
-            raise Closed(
-                f"the shell has ended with code {exit_code(state.exit_status or 0)}", remedy="open another one"
-            )
+            raise Closed(f"the shell has ended with code {exit_code(state.exit_status or 0)}", hint="open another one")
         return connection, state
 
     async def _first(self, session: str) -> int:
@@ -227,7 +225,7 @@ class ShellSessions:
             connection = await self._programs.supervisor(session)
             state = await connection.state()
             if state.key != bytes.fromhex(answer.key):
-                raise Conflict("what this command printed has gone: another one followed", remedy="use a new key")
+                raise Conflict("what this command printed has gone: another one followed", hint="use a new key")
             outputs = await _outputs(connection)
         except SupervisorGone as error:
             raise Closed("the session is gone, and with it what the command printed") from error

@@ -108,7 +108,7 @@ class LiveSandbox:
 
     def _need_here(self) -> None:
         if self.held:
-            raise Conflict("it is leaving this host", remedy="ask the cluster", sandbox=self.row.id)
+            raise Conflict("it is leaving this host", hint="ask the cluster", sandbox=self.row.id)
 
     def touch(self) -> None:
         """Somebody uses it: its idle time begins anew."""
@@ -157,7 +157,7 @@ class LiveSandbox:
         if request.key is None:
             return await self.act(request.command, run, ends_turn=request.ends_turn)
         if request.key in self.commands:
-            raise Conflict("a command of this key is under way", remedy="use a new key for a new command")
+            raise Conflict("a command of this key is under way", hint="use a new key for a new command")
         self.commands[request.key] = None
         try:
             return await self.act(request.command, run, ends_turn=request.ends_turn)
@@ -169,7 +169,7 @@ class LiveSandbox:
         async with self.using():
             command = self.commands.get(key)
             if command is None or not await command.signal(number, group=group):
-                raise NotFound("no command of this key runs", remedy="it has ended, or not begun", sandbox=self.row.id)
+                raise NotFound("no command of this key runs", hint="it has ended, or not begun", sandbox=self.row.id)
 
     async def act(
         self,
@@ -214,7 +214,7 @@ class LiveSandbox:
                 raise
             raise Invalid(
                 f"the default user of this sandbox: {error.message}",
-                remedy="say another user for the command, for the sandbox, or as USER of its image",
+                hint="say another user for the command, for the sandbox, or as USER of its image",
             ) from error
 
     async def end_turn_by_request(self, what: str) -> ExecResult:
@@ -231,7 +231,7 @@ class LiveSandbox:
     async def grouped(self) -> AsyncIterator[OpenTurn]:
         """All acts meanwhile are one turn. It ends with the block, however that ends."""
         if self.group is not None:
-            raise Conflict("a turn of several acts is open already", remedy="end it first", sandbox=self.row.id)
+            raise Conflict("a turn of several acts is open already", hint="end it first", sandbox=self.row.id)
         self.step(states.Event.USE)
         self.group = group = OpenTurn()
         self.attached += 1

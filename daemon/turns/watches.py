@@ -38,7 +38,7 @@ def place(owner: str) -> Iterator[None]:
     """One of the places, for a watch of this owner ("": the host's own user). Raises TooMany."""
     if _taken.total() >= MAX_WATCHES or (owner and _taken[owner] >= WATCHES_EACH):
         most = f"{WATCHES_EACH} of your own" if owner and _taken[owner] >= WATCHES_EACH else str(MAX_WATCHES)
-        raise TooMany(f"more than {most} watches at once", remedy="end some")
+        raise TooMany(f"more than {most} watches at once", hint="end some")
     _taken[owner] += 1
     try:
         yield

@@ -68,13 +68,13 @@ NOTHING = IgnoreRuleSet()
 @functools.lru_cache(maxsize=256)
 def _checked(paths: tuple[str, ...], processes: tuple[str, ...]) -> IgnoreRuleSet:
     if len(paths) + len(processes) > MAX_RULES:
-        raise Invalid(f"{len(paths) + len(processes)} ignore rules are too many", remedy=f"use at most {MAX_RULES}")
+        raise Invalid(f"{len(paths) + len(processes)} ignore rules are too many", hint=f"use at most {MAX_RULES}")
     programs = frozenset(rule for rule in processes if rule.startswith("/"))
     for name in processes:
         if not name or (not name.startswith("/") and len(name.encode()) > MAX_NAME):
             raise Invalid(
                 f"{name!r} names no process for certain",
-                remedy=f"use a name of at most {MAX_NAME} bytes, or the absolute path of its program",
+                hint=f"use a name of at most {MAX_NAME} bytes, or the absolute path of its program",
             )
     return IgnoreRuleSet(tuple(_pattern(path) for path in paths), frozenset(processes) - programs, programs)
 
@@ -87,9 +87,9 @@ def checked(rules: IgnoreRules | None) -> IgnoreRuleSet:
 def _pattern(text: str) -> tuple[str, ...]:
     parts = tuple(text.strip("/").split("/"))
     if not (text.startswith(("/", "**/"))) or len(text.encode()) > MAX_PATTERN:
-        raise Invalid(f"{text[:80]!r} is no path pattern", remedy="begin it with / or **/, and keep it short")
+        raise Invalid(f"{text[:80]!r} is no path pattern", hint="begin it with / or **/, and keep it short")
     if any(part in ("", ".", "..") for part in parts) or all(set(part) == {"*"} for part in parts):
-        raise Invalid(f"{text!r} would ignore everything, or nothing", remedy="name at least one directory or file")
+        raise Invalid(f"{text!r} would ignore everything, or nothing", hint="name at least one directory or file")
     return parts[:-1] if parts[-1] == "**" else parts
 
 

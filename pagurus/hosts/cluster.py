@@ -143,7 +143,7 @@ def _draw_turns(file: Path, seconds: float) -> None:
 
     found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases/past", list[PastPhase]))
     if not found:
-        raise NotFound("no job has taken a turn yet", remedy="a plan's table [share] lets its run take turns")
+        raise NotFound("no job has taken a turn yet", hint="a plan's table [share] lets its run take turns")
     file.write_text(chart(found, time.time(), seconds))
     output.say(str(file))
 

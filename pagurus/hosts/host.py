@@ -28,8 +28,8 @@ def doctor(json: Json = False) -> None:
         output.as_json(findings)
     else:
         output.table(
-            ("", "capability", "fact", "remedy"),
-            [(f.level, f.name, f.fact, f.remedy) for f in findings],
+            ("", "capability", "fact", "hint"),
+            [(f.level, f.name, f.fact, f.hint) for f in findings],
         )
         output.say(conclusion(findings))
     raise typer.Exit(0 if sound(findings) else 1)

@@ -209,7 +209,7 @@ def _secret(text: str) -> tuple[str, bytes]:
     options = dict(word.partition("=")[::2] for word in text.split(","))
     name, file, variable = options.get("id"), options.get("src") or options.get("source"), options.get("env")
     if not name or (file is None) == (variable is None):
-        raise Invalid(f"--secret {text.split(',')[0]}: not a secret", remedy="id=NAME,src=FILE or id=NAME,env=VARIABLE")
+        raise Invalid(f"--secret {text.split(',')[0]}: not a secret", hint="id=NAME,src=FILE or id=NAME,env=VARIABLE")
     if variable is not None:
         if variable not in os.environ:
             raise Invalid(f"--secret id={name}: the variable {variable} is not set")
@@ -232,5 +232,5 @@ def _store() -> Any:
     try:
         pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
-        raise Forbidden(f"{error.filename} is root's", remedy="use sudo, or `pagurus image upload`") from None
+        raise Forbidden(f"{error.filename} is root's", hint="use sudo, or `pagurus image upload`") from None
     return ImageStore(pool.images)

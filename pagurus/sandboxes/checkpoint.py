@@ -55,7 +55,7 @@ def take(
 ) -> None:
     """Capture the state of a sandbox as it is now."""
     if text is not None and label is not None:
-        raise Invalid(f"two labels: {text!r} and {label!r}", remedy="give one")
+        raise Invalid(f"two labels: {text!r} and {label!r}", hint="give one")
 
     async def work(host: Client) -> CheckpointInfo:
         return await (await host.get(sandbox)).checkpoint(label or text, wait="durable" if durable else "captured")
@@ -167,7 +167,7 @@ def export(
 ) -> None:
     """Write a durable checkpoint to stdout. For `pagurus checkpoint import` elsewhere."""
     if sys.stdout.isatty():
-        raise Invalid("a checkpoint is no text", remedy="redirect it to a file or a pipe")
+        raise Invalid("a checkpoint is no text", hint="redirect it to a file or a pipe")
     known = have_file.read_bytes() if have_file is not None else b""
 
     with output.progress(f"export {checkpoint}", None) as advanced:

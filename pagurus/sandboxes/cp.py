@@ -51,13 +51,13 @@ def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTa
     name = posixpath.basename(posixpath.normpath(source))
     if tree:
         if found == "file":
-            raise Invalid(f"{target} is a file and {source} a directory", remedy="name a directory")
+            raise Invalid(f"{target} is a file and {source} a directory", hint="name a directory")
         content = source.endswith("/.") or name in ("", ".", "..")
         return CopyTarget(target, below="" if found is None or content else name)
     if found == "directory":
         return CopyTarget(target, name)
     if target.endswith("/"):
-        raise Invalid(f"there is no directory {target}", remedy="make it first, or leave out the slash at the end")
+        raise Invalid(f"there is no directory {target}", hint="make it first, or leave out the slash at the end")
     return CopyTarget(posixpath.dirname(target) or ".", posixpath.basename(target))
 
 
@@ -70,7 +70,7 @@ def copy(source: Place, target: Place) -> None:
     """
     (origin, taken), (sandbox, into) = _place(source), _place(target)
     if (origin is None) == (sandbox is None):
-        raise Invalid("one side must be SANDBOX:PATH, the other one local", remedy="pagurus cp ./dir my-sandbox:/work")
+        raise Invalid("one side must be SANDBOX:PATH, the other one local", hint="pagurus cp ./dir my-sandbox:/work")
     if origin is None and not os.path.lexists(taken):
         raise Invalid(f"{taken} does not exist")
     size = _size(Path(taken)) if origin is None else None
@@ -90,7 +90,7 @@ async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable
     if where.name is None:
         return await sandbox.files.upload(source, posixpath.join(where.directory, where.below), progress=advanced)
     if await _kind(sandbox, where.directory) != "directory":
-        raise Invalid(f"there is no directory {where.directory} in the sandbox", remedy="make it first")
+        raise Invalid(f"there is no directory {where.directory} in the sandbox", hint="make it first")
     beside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
     try:
         copied = await sandbox.files.upload(source, beside, progress=advanced)
@@ -111,7 +111,7 @@ async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callab
     if where.name is None:
         return await sandbox.files.download(source, where.directory, below=where.below, progress=advanced)
     if _local_kind(where.directory) != "directory":
-        raise Invalid(f"there is no directory {where.directory} here", remedy="make it first")
+        raise Invalid(f"there is no directory {where.directory} here", hint="make it first")
     # TARGET itself may be a link that an earlier copy has brought; what stands before its last name is the user's word.
     into = target if where.directory == target else f"{where.directory}/"
     with host_files.target(into) as directory, host_files.fresh_name(directory) as fresh:

@@ -117,7 +117,7 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     """What an option of the form NAME=VALUE was given."""
     for text in given or ():
         if not text.partition("=")[0] or "=" not in text:
-            raise Invalid(f"{option} {text!r} has no value", remedy=f"write {option} NAME=VALUE")
+            raise Invalid(f"{option} {text!r} has no value", hint=f"write {option} NAME=VALUE")
     return {name: value for name, _, value in (text.partition("=") for text in given or ())}
 
 
@@ -222,7 +222,7 @@ async def _collected(running: CommandStream) -> ExecResult:
 
 
 def _cut_short() -> Protocol:
-    return Protocol("the output ended without a result", remedy="is the daemon alive?")
+    return Protocol("the output ended without a result", hint="is the daemon alive?")
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -49,7 +49,7 @@ def rm(
 ) -> None:
     """Remove sandboxes with their checkpoints. What forks of them need stays."""
     if every == bool(sandboxes):
-        raise Invalid("remove which?", remedy="name sandboxes, or say --all")
+        raise Invalid("remove which?", hint="name sandboxes, or say --all")
 
     async def remove(host: Client, name: str) -> None:
         await (await host.get(name)).remove()

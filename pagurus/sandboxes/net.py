@@ -36,7 +36,7 @@ def policy(mode: str | None, allow: list[str] | None) -> Network | None:
     if mode is None and not allow:
         return None
     if mode not in (None, "none", "allow", "open"):
-        raise Invalid(f"there is no network {mode}", remedy="--network is none, allow or open")
+        raise Invalid(f"there is no network {mode}", hint="--network is none, allow or open")
     named = [each for each in allow or () if not is_address(each)]
     cidrs = [each for each in allow or () if is_address(each)]
     if mode == "none" and not allow:
@@ -46,7 +46,7 @@ def policy(mode: str | None, allow: list[str] | None) -> Network | None:
     if mode in (None, "allow"):
         return Network.allow(names=named, cidrs=cidrs)
     raise Invalid(
-        f"--network {mode} does not go with this --allow", remedy="use none, allow or open; open takes networks"
+        f"--network {mode} does not go with this --allow", hint="use none, allow or open; open takes networks"
     )
 
 

@@ -147,7 +147,7 @@ def mounts(directories: list[str] | None, scratch: list[str] | None) -> list[Mou
         source, _, target = text.removesuffix(":ro").partition(":")
         if not source.startswith("/") or not target.startswith("/") or ":" in target:
             raise Invalid(
-                f"not a mount: {text!r}", remedy="write --mount /of/this/host:/in/the/sandbox; it is read-only there"
+                f"not a mount: {text!r}", hint="write --mount /of/this/host:/in/the/sandbox; it is read-only there"
             )
         found.append(Mount.read_only(source, target))
     for text in scratch or ():
@@ -166,5 +166,5 @@ def seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if match is None:
-        raise Invalid(f"not a time: {text!r}", remedy="write it like 90s, 15m, 2h or 1d")
+        raise Invalid(f"not a time: {text!r}", hint="write it like 90s, 15m, 2h or 1d")
     return float(match[1]) * UNITS[match[2]]

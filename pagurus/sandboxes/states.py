@@ -83,7 +83,7 @@ async def _forks(host: Client, source: str, count: int, verify: bool) -> list[An
             return await host.fork(source, count, verify=verify)
         except NotFound:
             raise NotFound(
-                f"no sandbox and no checkpoint is called {source}", remedy="`pagurus ls` and `pagurus tree` list them"
+                f"no sandbox and no checkpoint is called {source}", hint="`pagurus ls` and `pagurus tree` list them"
             ) from None
     return await sandbox.fork(count, verify=verify)
 

@@ -64,9 +64,7 @@ def submit(
     remember(run.resolve(), {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
     pool = read_plan(run).pool
     if engine and pool.urls:
-        raise Invalid(
-            "the plan names engines that somebody else runs", remedy="leave out --engine-needs, or [pool] urls"
-        )
+        raise Invalid("the plan names engines that somebody else runs", hint="leave out --engine-needs, or [pool] urls")
     if trainer or engine:
         make_key(run)
     request = JobRequest(

@@ -194,7 +194,7 @@ def _episodes(
     if not Path(model).is_dir() and "@" not in model:
         raise Invalid(
             f"{model!r} is neither an address nor a folder",
-            remedy="write http://HOST:PORT, a folder, oracle or null",
+            hint="write http://HOST:PORT, a folder, oracle or null",
         )
     with needs_training():
         from rollout.played import engine_of

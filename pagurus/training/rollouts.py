@@ -30,7 +30,7 @@ def rollout_of(run: Path) -> Path:
     """The rollout's folder of a run."""
     folder = run / "rollout"
     if not (folder / "samples.sqlite").exists():
-        raise NotFound(f"{run} holds no rollouts", remedy="name a run folder, such as runs/latest")
+        raise NotFound(f"{run} holds no rollouts", hint="name a run folder, such as runs/latest")
     return folder
 
 
@@ -279,7 +279,7 @@ def rescore(
         store.close()
     if not trajectories:
         raise Invalid(
-            f"no trajectory of {run} has a final state", remedy="its environment needs a `reward`: docs/rewards.md"
+            f"no trajectory of {run} has a final state", hint="its environment needs a `reward`: docs/rewards.md"
         )
 
     async def work() -> list[RescoredTrajectory]:
@@ -304,7 +304,7 @@ def parse(name: str) -> tuple[str, int]:
     """The prompt and the member of a name. Example: ``parse("p12/4") == ("p000012", 4)``."""
     match = re.fullmatch(r"p?(\d+)/(\d+)", name)
     if match is None:
-        raise Invalid(f"{name!r} is no trajectory", remedy="write it like p12/4")
+        raise Invalid(f"{name!r} is no trajectory", hint="write it like p12/4")
     return f"p{int(match[1]):06d}", int(match[2])
 
 

@@ -34,7 +34,7 @@ def serve(
         from rollout.pool.serve import serving
 
     if engine not in KINDS:
-        raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
+        raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
 
     async def work(home: Path) -> None:
         launch = KINDS[engine](length=length)

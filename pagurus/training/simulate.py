@@ -39,7 +39,7 @@ def simulate(scenario: Scenario = "", seed: Seed = 0, report: Report = None, jso
         output.as_json(dict(rows)) if json else output.table(("scenario", "what it compares"), rows)
         return
     if scenario not in SCENARIOS:
-        raise NotFound(f"no scenario {scenario!r}", remedy=f"there are: {', '.join(SCENARIOS)}")
+        raise NotFound(f"no scenario {scenario!r}", hint=f"there are: {', '.join(SCENARIOS)}")
     figures = SCENARIOS[scenario](seed)
     plot = figures.pop("plot")
     if report is not None:

@@ -101,7 +101,7 @@ def roles(
     from coordinator import local
 
     if restart is not None and not local.restart(run, restart):
-        raise NotFound(f"{run} has no living {restart}", remedy="`pagurus roles RUN` lists them")
+        raise NotFound(f"{run} has no living {restart}", hint="`pagurus roles RUN` lists them")
     states = local.states(run)
     if json:
         output.as_json(states)

@@ -103,7 +103,7 @@ class ChatEngine:
         """The model that the server names first."""
         found = (await self._asked("GET", "/models")).get("data") or []
         if not found or not isinstance(found[0].get("id"), str):
-            raise EngineFailed(f"{self.url} names no model", remedy="say --name")
+            raise EngineFailed(f"{self.url} names no model", hint="say --name")
         return str(found[0]["id"])
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
@@ -150,4 +150,4 @@ class ChatEngine:
             except msgspec.DecodeError:
                 said = "the answer is no JSON object"
                 break
-        raise EngineFailed(f"{self.url}{path}: {said}", remedy="is this the address of an OpenAI-compatible server?")
+        raise EngineFailed(f"{self.url}{path}: {said}", hint="is this the address of an OpenAI-compatible server?")

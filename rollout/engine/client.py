@@ -188,7 +188,7 @@ class EngineClient:
         except TimeoutError:
             raise Timeout(
                 f"engine {self.url} did not take version {version} within {timeout:g} s and stays paused",
-                remedy="restart the engine with the last published weights",
+                hint="restart the engine with the last published weights",
             ) from None
         return time.monotonic() - paused
 
@@ -290,7 +290,7 @@ class EngineClient:
         if fused and reloaded and _config(folder).get("tie_word_embeddings"):
             raise EngineFailed(
                 f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
-                remedy="reload an untied mirror, or restart the engine with the folder",
+                hint="reload an untied mirror, or restart the engine with the folder",
             )
         expected = await asyncio.to_thread(computed_hashes, folder, names)
         wrong = sorted(name for name, digest in expected.items() if live[name] != digest)
@@ -300,7 +300,7 @@ class EngineClient:
         if wrong or not expected:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
             raise EngineFailed(
-                f"engine {self.url} does not serve version {version}: {what}", remedy="restart the engine with it"
+                f"engine {self.url} does not serve version {version}: {what}", hint="restart the engine with it"
             )
 
     async def _get(self, path: str, kind: type[T]) -> T:
@@ -326,7 +326,7 @@ class EngineClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise EngineFailed(f"engine {self.url} is gone", remedy="read the engine's log")
+            raise EngineFailed(f"engine {self.url} is gone", hint="read the engine's log")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=self._timeout,
@@ -376,10 +376,10 @@ def _named(where: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise EngineFailed(f"engine {where} did not answer: {error}", remedy="read the engine's log") from error
+        raise EngineFailed(f"engine {where} did not answer: {error}", hint="read the engine's log") from error
     except aiohttp.ClientError as error:
         raise EngineFailed(
-            f"engine {where} is gone: {type(error).__name__}: {error}", remedy="read the engine's log"
+            f"engine {where} is gone: {type(error).__name__}: {error}", hint="read the engine's log"
         ) from error
 
 

@@ -138,7 +138,7 @@ def vllm(
     Raises EngineFailed when it is not installed.
     """
     if not python.exists():
-        raise EngineFailed(f"vLLM is not installed: no {python}", remedy="run `make setup-vllm`")
+        raise EngineFailed(f"vLLM is not installed: no {python}", hint="run `make setup-vllm`")
 
     def command(folder: Path, port: int) -> LaunchCommand:
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
@@ -192,7 +192,7 @@ def _allowed(rank: int) -> int:
     for room in LORA_RANKS:
         if rank <= room:
             return room
-    raise Invalid(f"vLLM has no adapters of rank {rank}", remedy=f"train adapters of rank {LORA_RANKS[-1]} or less")
+    raise Invalid(f"vLLM has no adapters of rank {rank}", hint=f"train adapters of rank {LORA_RANKS[-1]} or less")
 
 
 KINDS: dict[str, Callable[..., Launch]] = {"embedded": embedded, "vllm": vllm}

@@ -131,7 +131,7 @@ class EngineSupervisor:
         if self._failure is not None:
             raise self._failure
         if self._client is None:
-            raise EngineFailed("the engine is starting", remedy="wait for it with wait_serving()")
+            raise EngineFailed("the engine is starting", hint="wait for it with wait_serving()")
         return self._client
 
     async def wait_serving(self) -> EngineClient:
@@ -168,7 +168,7 @@ class EngineSupervisor:
         """Serve this version from now on; `weights` are those of the constructor. A version that cannot be pulled
         leaves the engine as it is. If the engine dies or refuses on the way, it is restarted with the new version."""
         if named(weights) != self.weights.place:
-            raise Invalid(f"this engine takes its weights from {self.weights.place}", remedy="publish there")
+            raise Invalid(f"this engine takes its weights from {self.weights.place}", hint="publish there")
         async with self._publishing:
             client = await self.wait_serving()
             before, self.version = self.version, version
@@ -384,7 +384,7 @@ class EngineSupervisor:
     def _error(self, message: str) -> EngineFailed:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL:] if self.log.exists() else []
         quoted = "\n  ".join(["", *lines])
-        return EngineFailed(f"{message}; its log {self.log} ends:{quoted}", remedy=f"read {self.log}")
+        return EngineFailed(f"{message}; its log {self.log} ends:{quoted}", hint=f"read {self.log}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -84,7 +84,7 @@ class FixedWeights:
 
     async def ready(self, version: int) -> None:
         if not (self.model / "config.json").exists():
-            raise NotFound(f"{self.model} has neither versions of weights nor a model", remedy="publish weights there")
+            raise NotFound(f"{self.model} has neither versions of weights nor a model", hint="publish weights there")
 
     def arguments(self, version: int) -> list[str]:
         return []
@@ -96,7 +96,7 @@ class FixedWeights:
         return None
 
     async def take(self, client: EngineClient, version: int) -> PublishResult:
-        raise Invalid(f"{self.model} is one model, not a folder of versions", remedy="publish versions of it")
+        raise Invalid(f"{self.model} is one model, not a folder of versions", hint="publish versions of it")
 
     async def adopt(self, client: EngineClient, version: int) -> None:
         await client.resume()

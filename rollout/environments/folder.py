@@ -30,14 +30,14 @@ def load(place: Path) -> LoadedTask:
     """The task of a folder or file. Example: ``load(Path("examples/fix_the_service")).name == "fix_the_service"``."""
     place = place.resolve()
     if not place.exists():
-        raise NotFound(f"no folder {place}", remedy="name a folder such as examples/fix_the_service, or a .py file")
+        raise NotFound(f"no folder {place}", hint="name a folder such as examples/fix_the_service, or a .py file")
     if tasks := tasks_of(place):
         return LoadedTask(place.name, environment_of(tasks), _start(place))
     code = place if place.is_file() else place / "__init__.py"
     if not code.is_file():
         raise Invalid(
             f"{place} is no environment: it has no __init__.py",
-            remedy="name its .py file, or tasks with task.toml",
+            hint="name its .py file, or tasks with task.toml",
         )
     name = place.stem
     loaded = load_code(f"pagurus_task_{name}", code, package=place.is_dir())
@@ -54,7 +54,7 @@ def _environment(module: ModuleType, code: Path) -> type[Environment]:
     if len(found) != 1 or not (isinstance(found[0], type) and issubclass(found[0], Environment)):
         raise Invalid(
             f"{code} defines {len(found)} environments",
-            remedy="derive one from rollout.Environment; name it ENVIRONMENT",
+            hint="derive one from rollout.Environment; name it ENVIRONMENT",
         )
     return found[0]
 

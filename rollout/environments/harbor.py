@@ -74,9 +74,9 @@ class HarborTask:
             self.settings = msgspec.convert(tomllib.loads((folder / TASK).read_text()), _Settings, strict=False)
             self.instruction = (folder / "instruction.md").read_text()
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-            raise Invalid(f"{folder} is no task: {error}", remedy="it needs task.toml and instruction.md") from None
+            raise Invalid(f"{folder} is no task: {error}", hint="it needs task.toml and instruction.md") from None
         if not (folder / "tests" / "test.sh").is_file():
-            raise Invalid(f"{folder} has no tests/test.sh", remedy="write one that leaves /logs/verifier/reward.txt")
+            raise Invalid(f"{folder} has no tests/test.sh", hint="write one that leaves /logs/verifier/reward.txt")
 
     @property
     def name(self) -> str:

@@ -42,5 +42,5 @@ async def build_missing(
                 await client.images.build(name, build.folder, network=Network.open(), replace=True)
         except TimeoutError:
             text = f"the image of {build.folder} was not built within {build.seconds:g} s"
-            raise Invalid(text, remedy="raise build_timeout_sec in its task.toml") from None
+            raise Invalid(text, hint="raise build_timeout_sec in its task.toml") from None
     return len(missing)

@@ -74,15 +74,15 @@ class Mixture:
         ]
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
-            raise Invalid(f"parts of one name: {', '.join(names)}", remedy="give each a `name` of its own")
+            raise Invalid(f"parts of one name: {', '.join(names)}", hint="give each a `name` of its own")
         if not all(part.weight >= 0 for part in parts) or not any(part.weight for part in parts):
-            raise Invalid("weights must be 0 or more, one of them more", remedy="set `weight`")
+            raise Invalid("weights must be 0 or more, one of them more", hint="set `weight`")
         self.rows = [_rows(part) for part in parts]
         self.image = image
         items = [self._items(number) for number in range(len(parts))]
         self.splits = list(known) if known is not None else splits.make(items, share)
         if len(self.splits) != len(items):
-            raise Conflict("the run began with another number of parts", remedy="begin a new run: --fresh")
+            raise Conflict("the run began with another number of parts", hint="begin a new run: --fresh")
         for split, each in zip(self.splits, items, strict=True):
             splits.need_same(split, each)
 
@@ -189,7 +189,7 @@ class Draw(Iterator[int]):
         if unknown or not all(0 <= weight < float("inf") for weight in found) or not any(found):
             raise Invalid(
                 f"the curriculum says {chosen}",
-                remedy=f"return a weight from 0 up for {', '.join(part.name for part in parts)}, one of them above 0",
+                hint=f"return a weight from 0 up for {', '.join(part.name for part in parts)}, one of them above 0",
             )
         return found
 
@@ -215,7 +215,7 @@ def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
     """Those that are trained on, then those of a file of their own to evaluate on."""
     if part.rows is None:
         if part.held_out is not None:
-            raise Invalid(f"{part.held_out} holds rows, and {part.task} has none", remedy="set `rows` too")
+            raise Invalid(f"{part.held_out} holds rows, and {part.task} has none", hint="set `rows` too")
         return None
     evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), least=1)
     return read_rows(Path(part.rows), least=1 if evaluated else 2) + evaluated
@@ -226,7 +226,7 @@ def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
     try:
         text = path.read_text()
     except FileNotFoundError:
-        raise NotFound(f"no rows {path}", remedy="name a .jsonl, .json or .csv file") from None
+        raise NotFound(f"no rows {path}", hint="name a .jsonl, .json or .csv file") from None
     try:
         if path.suffix == ".csv":
             rows: list[Any] = list(csv.DictReader(text.splitlines()))
@@ -235,10 +235,10 @@ def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
         else:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
-        raise Invalid(f"{path} cannot be read: {error}", remedy="JSON lines, a JSON list, or CSV") from None
+        raise Invalid(f"{path} cannot be read: {error}", hint="JSON lines, a JSON list, or CSV") from None
     if not isinstance(rows, list) or len(rows) < least or not all(isinstance(row, dict) for row in rows):
         raise Invalid(
-            f"{path} has not {least} rows or more of names and values", remedy="one is held out, one trained on"
+            f"{path} has not {least} rows or more of names and values", hint="one is held out, one trained on"
         )
     return rows
 
@@ -246,9 +246,9 @@ def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
 def load_curriculum(path: Path) -> Curriculum:
     """The function `weights` of a Python file."""
     if not path.is_file():
-        raise NotFound(f"no curriculum {path}", remedy="name a .py file that defines `weights`")
+        raise NotFound(f"no curriculum {path}", hint="name a .py file that defines `weights`")
     found = getattr(load_code(f"pagurus_curriculum_{path.stem}", path), "weights", None)
     if not callable(found):
-        raise Invalid(f"{path} defines no function `weights`", remedy="def weights(outcomes): return {name: weight}")
+        raise Invalid(f"{path} defines no function `weights`", hint="def weights(outcomes): return {name: weight}")
     chosen: Curriculum = found
     return chosen

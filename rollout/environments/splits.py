@@ -121,7 +121,7 @@ def _split(items: Items, held: set[str], share: float) -> Split:
         raise Invalid(
             f"{items.part} has nothing left to train on: all of its {len(items.keys)} {items.kind} are held out, "
             "or equal to one that is",
-            remedy="add data, or set held_share = 0 to evaluate on what is trained on",
+            hint="add data, or set held_share = 0 to evaluate on what is trained on",
         )
     return msgspec.structs.replace(plain, held=evaluated, left_out=left_out, named=bool(items.evaluated))
 
@@ -147,10 +147,10 @@ def read(run: Path) -> list[Split]:
         return msgspec.json.decode((run / FILE).read_bytes(), type=list[Split])
     except FileNotFoundError:
         raise NotFound(
-            f"{run} does not say what it holds out", remedy="begin a new run: an older version made it"
+            f"{run} does not say what it holds out", hint="begin a new run: an older version made it"
         ) from None
     except msgspec.MsgspecError as error:
-        raise Invalid(f"{run / FILE} is damaged: {error}", remedy="copy the run folder back") from None
+        raise Invalid(f"{run / FILE} is damaged: {error}", hint="copy the run folder back") from None
 
 
 def need_same(split: Split, items: Items) -> None:
@@ -158,7 +158,7 @@ def need_same(split: Split, items: Items) -> None:
     if (split.part, split.kind, split.digest) != (items.part, items.kind, digest(items.keys)):
         raise Conflict(
             f"the {items.kind} of {items.part} have changed since the run began",
-            remedy="put them back, or begin a new run: --fresh",
+            hint="put them back, or begin a new run: --fresh",
         )
 
 

@@ -137,10 +137,10 @@ def verifiers_environment(
 
         taskset = load_taskset(taskset_config_type(taskset)(id=taskset, **options))
     if not taskset.bounded:
-        raise Invalid("this taskset has no end", remedy="hand over `taskset.take(1000)`")
+        raise Invalid("this taskset has no end", hint="hand over `taskset.take(1000)`")
     tasks = list(taskset)
     if not tasks:
-        raise Invalid("this taskset has no tasks", remedy="look at its options")
+        raise Invalid("this taskset has no tasks", hint="look at its options")
     tools = _need_playable(taskset, tasks)
     content = {"tasks": tasks, "known": None if known is None else staticmethod(known), "__module__": __name__}
     if not tools:
@@ -159,7 +159,7 @@ def _need_playable(taskset: Any, tasks: Sequence[Any]) -> bool:
     if needs:
         raise Unsupported(
             f"tasks of {type(taskset).__name__} need {' and '.join(needs)}; a prompt, tools and answers can be played",
-            remedy="write it as an Environment, or as a folder of Harbor tasks",
+            hint="write it as an Environment, or as a folder of Harbor tasks",
         )
     for task in tasks:
         _prompt(task.data)
@@ -189,7 +189,7 @@ def _prompt(data: Any) -> str:
     if [message.role for message in asked] != ["user"] or not isinstance(asked[0].content, str):
         raise Unsupported(
             f"task {data.name or data.idx} begins with something else than one message of text",
-            remedy="make its prompt a text",
+            hint="make its prompt a text",
         )
     text: str = asked[0].content
     return text

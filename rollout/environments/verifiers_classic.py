@@ -65,7 +65,7 @@ class ClassicEnvironment(Environment):
         told = [each for each in self._asked if each.role == "system"]
         asked = [each for each in self._asked if each.role != "system"]
         if any(each.role == "assistant" for each in asked):
-            raise Unsupported("the prompt has answers in it", remedy="leave out its examples")
+            raise Unsupported("the prompt has answers in it", hint="leave out its examples")
         self.system = _text(told)
         self.tools = [
             {
@@ -89,7 +89,7 @@ class ClassicEnvironment(Environment):
             return await self._end()
         before = [*self._asked, *said]
         if now[: len(before)] != before:
-            raise Unsupported("the environment rewrites its conversation", remedy="let it only add messages")
+            raise Unsupported("the environment rewrites its conversation", hint="let it only add messages")
         self._asked = now
         return Observation(_text(now[len(before) :]))
 
@@ -143,12 +143,12 @@ def classic_environment(
 
         environment = load_environment(environment, **options)
     if not hasattr(environment, "get_prompt_messages"):
-        raise Unsupported(f"{type(environment).__name__} plays no turns", remedy="make it a MultiTurnEnv")
+        raise Unsupported(f"{type(environment).__name__} plays no turns", hint="make it a MultiTurnEnv")
     if environment.rubric.has_group_rewards:
-        raise Unsupported("its rubric scores whole groups", remedy="score each episode by itself")
+        raise Unsupported("its rubric scores whole groups", hint="score each episode by itself")
     rows = environment.get_dataset()
     if not len(rows):
-        raise Invalid("this environment has no rows", remedy="look at its data set")
+        raise Invalid("this environment has no rows", hint="look at its data set")
     if environment.max_turns <= 0:
         environment.max_turns = turns
     content = {
@@ -193,7 +193,7 @@ def _nobody() -> Any:
     from verifiers.clients import Client
 
     def refuse(self: Any, *_: Any, **__: Any) -> Any:
-        raise Unsupported("the environment asks a model of its own by the policy's client", remedy="give it a client")
+        raise Unsupported("the environment asks a model of its own by the policy's client", hint="give it a client")
 
     methods = dict.fromkeys([*Client.__abstractmethods__, "get_response"], refuse)
     return type("Nobody", (Client,), methods)(None)
@@ -209,5 +209,5 @@ def _content(message: Any) -> str:
         return parts
     texts = [part.get("text") if isinstance(part, dict) else getattr(part, "text", None) for part in parts or ()]
     if not all(isinstance(each, str) for each in texts):
-        raise Unsupported(f"a message of the {message.role} is more than text", remedy="leave pictures and sound out")
+        raise Unsupported(f"a message of the {message.role} is more than text", hint="leave pictures and sound out")
     return "\n".join(str(each) for each in texts)

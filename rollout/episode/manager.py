@@ -129,7 +129,7 @@ class EpisodeManager(EpisodeParts):
 
     async def _score(self, trajectory: Trajectory) -> None:
         if self.rewards is None:
-            raise Invalid("this environment has a `reward`", remedy="give EpisodeManager(rewards=RewardService(host))")
+            raise Invalid("this environment has a `reward`", hint="give EpisodeManager(rewards=RewardService(host))")
         try:
             apply(trajectory, await self.rewards.score(trajectory))
         except ScorerFailed as error:
@@ -243,7 +243,7 @@ async def run_trajectory(
 ) -> Trajectory:
     """Play the episode `seed` of `env` in a sandbox of the caller, who removes it."""
     if env.reward is not None:
-        raise Invalid("what is scored in a fork needs a host", remedy="use EpisodeManager(host=..., rewards=...)")
+        raise Invalid("what is scored in a fork needs a host", hint="use EpisodeManager(host=..., rewards=...)")
     trajectory = into if into is not None else Trajectory()
     manager = EpisodeManager(
         environment=lambda: env,

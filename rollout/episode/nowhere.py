@@ -21,10 +21,10 @@ class Nowhere:
     files = None
 
     async def exec(self, command: Any, **_: Any) -> Any:
-        raise Unsupported("this environment has no sandbox", remedy="give it an `image`")
+        raise Unsupported("this environment has no sandbox", hint="give it an `image`")
 
     async def checkpoint(self, label: str | None = None) -> CheckpointInfo:
-        raise Unsupported("this environment has no sandbox", remedy="give it an `image`")
+        raise Unsupported("this environment has no sandbox", hint="give it an `image`")
 
     async def tree(self) -> list[CheckpointInfo]:
         return []

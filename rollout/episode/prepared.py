@@ -209,7 +209,7 @@ class PreparedStates:
             durable.publish(self._path(name), content)
             self._path(name + GONE).unlink(missing_ok=True)
         except OSError as error:
-            raise NoSpace(f"{self._folder} cannot be written: {error.strerror}", remedy="make room there") from error
+            raise NoSpace(f"{self._folder} cannot be written: {error.strerror}", hint="make room there") from error
 
     def _forget(self) -> list[str]:
         """Take what is too much out of the book: the names that went."""

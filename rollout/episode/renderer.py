@@ -94,7 +94,7 @@ class ChatRenderer:
         """`tokenizer` is one of transformers, with a chat template. `options` are for the template
         (``{"enable_thinking": False}``). `stops` are added to the tokenizer's end of text."""
         if not tokenizer.chat_template:
-            raise Invalid("the tokenizer has no chat template", remedy="use an instruction-tuned model")
+            raise Invalid("the tokenizer has no chat template", hint="use an instruction-tuned model")
         self.tokenizer, self.options = tokenizer, dict(options or {})
         self.family = families.detect(tokenizer)
         self._encoder: Tokenizer = tokenizer.backend_tokenizer
@@ -114,7 +114,7 @@ class ChatRenderer:
 
         folder = Path(folder)
         if not (folder / "tokenizer.json").exists():
-            raise NotFound(f"{folder} has no tokenizer.json", remedy="name a Hugging Face folder")
+            raise NotFound(f"{folder} has no tokenizer.json", hint="name a Hugging Face folder")
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return cls(tokenizer, stops=end_tokens(folder), options=options)
 
@@ -189,7 +189,7 @@ class ChatRenderer:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise Invalid(
-                f"the model's chat template refuses these messages: {error}", remedy="see its template"
+                f"the model's chat template refuses these messages: {error}", hint="see its template"
             ) from error
         return text
 

@@ -41,7 +41,7 @@ def _ask(body: Body, _: Sequence[Message]) -> ChatRequest:
 
 def _tool(tool: dict[str, Any]) -> Tool:
     if tool.get("type", "custom") != "custom":
-        raise Invalid(f"no engine here has the tool {tool['type']!r}", remedy="describe it with an input_schema")
+        raise Invalid(f"no engine here has the tool {tool['type']!r}", hint="describe it with an input_schema")
     return function(tool, "input_schema")
 
 
@@ -49,7 +49,7 @@ def _messages(message: dict[str, Any]) -> list[Message]:
     """A message of blocks: results of tools are messages of their own, before what else is said."""
     role, blocks = message["role"], message["content"]
     if role not in ("user", "assistant"):
-        raise Invalid(f"a message of role {role!r} is not implemented", remedy="user or assistant")
+        raise Invalid(f"a message of role {role!r} is not implemented", hint="user or assistant")
     if isinstance(blocks, str):
         return [{"role": role, "content": blocks}]
     results = [

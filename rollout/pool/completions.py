@@ -45,7 +45,7 @@ def _ask_text(body: Body, _: Sequence[Message]) -> ChatRequest:
         prompt = prompt[0]
     tokens = isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt)
     if not prompt or not (tokens or isinstance(prompt, str)):
-        raise Invalid("prompt must be one text, or one list of tokens", remedy="send several prompts one by one")
+        raise Invalid("prompt must be one text, or one list of tokens", hint="send several prompts one by one")
     return ChatRequest(prompt=prompt)
 
 

@@ -188,7 +188,7 @@ def refuse(body: Body, only: dict[str, tuple[Any, ...]]) -> None:
     """Raise where a parameter has another value than these."""
     for name, values in only.items():
         if body.get(name) not in values:
-            raise Invalid(f"{name} = {body[name]!r} is not implemented", remedy="leave it out")
+            raise Invalid(f"{name} = {body[name]!r} is not implemented", hint="leave it out")
 
 
 def sampling_of(body: Body, default: Sampling) -> Sampling:
@@ -231,7 +231,7 @@ def texts(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) and "text" in part for part in content):
-        raise Invalid("a content has parts that are no text", remedy="send text alone")
+        raise Invalid("a content has parts that are no text", hint="send text alone")
     return "".join(str(part["text"]) for part in content)
 
 

@@ -123,7 +123,7 @@ class Doors:
         try:
             return self._responses[session, name]
         except KeyError:
-            raise Invalid(f"no response {name!r} is kept", remedy="send the whole conversation as input") from None
+            raise Invalid(f"no response {name!r} is kept", hint="send the whole conversation as input") from None
 
     async def count(self, request: web.Request) -> web.Response:
         ask = MESSAGES.ask(await _body(request), [])

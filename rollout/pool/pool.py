@@ -96,7 +96,7 @@ class EnginePool:
         it serves users, takes requests as its `slots` of the moment say, and may end them when its users need all of
         it."""
         if name in self.members:
-            raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
+            raise Conflict(f"the pool has a server {name!r}", hint="choose another name")
         member = self.members[name] = PoolMember(name, server, hardware, lent, note=self._note)
         await self._revive(member)
 
@@ -104,7 +104,7 @@ class EnginePool:
         """A server less: it finishes what it has and gets nothing new. It is not ended, but given back."""
         member = self.members.get(name)
         if member is None:
-            raise NotFound(f"the pool has no server {name!r}", remedy=f"there are: {', '.join(self.members) or 'none'}")
+            raise NotFound(f"the pool has no server {name!r}", hint=f"there are: {', '.join(self.members) or 'none'}")
         if member.state == "serving":
             member.state = "draining"
         while member.load:
@@ -199,7 +199,7 @@ class EnginePool:
 
     def _refuse_if_hopeless(self, error: EngineFailed) -> None:
         if all(member.state == "down" for member in self.members.values()):
-            self.slots.refuse(EngineFailed(f"no server of the pool is left: {error}", remedy=error.remedy))
+            self.slots.refuse(EngineFailed(f"no server of the pool is left: {error}", hint=error.hint))
 
     async def _watch(self) -> None:
         """Consumes: signs of life. Produces: servers that are given up."""

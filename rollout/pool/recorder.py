@@ -242,7 +242,7 @@ class SampleRecorder:
                     if new := told.more(kind, text):
                         await listener.more(kind, new)
         if made.finish_reason == "abort":
-            raise EngineFailed("the answer was ended from outside", remedy="ask again")
+            raise EngineFailed("the answer was ended from outside", hint="ask again")
         return made
 
     # ----------------------------------------------------------------- which sample

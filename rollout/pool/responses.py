@@ -42,7 +42,7 @@ def _ask(body: Body, before: Sequence[Message]) -> ChatRequest:
     refuse(body, ONLY)
     text = body.get("text")
     if text not in (None, {}) and (text.get("format") or {"type": "text"}) != {"type": "text"}:
-        raise Invalid("text.format other than text is not implemented", remedy="leave it out")
+        raise Invalid("text.format other than text is not implemented", hint="leave it out")
     given = body.get("input")
     row = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(row, list) or not (row or before):
@@ -57,7 +57,7 @@ def _ask(body: Body, before: Sequence[Message]) -> ChatRequest:
 
 def _tool(tool: dict[str, Any]) -> Tool:
     if tool["type"] != "function":
-        raise Invalid(f"no engine here has the tool {tool['type']!r}", remedy="name tools of type function")
+        raise Invalid(f"no engine here has the tool {tool['type']!r}", hint="name tools of type function")
     return function(tool)
 
 

@@ -36,7 +36,7 @@ class RewardFunction:
         try:
             inspect.signature(self.function).bind(None, **options)
         except TypeError as error:
-            raise Invalid(f"{self.function.__name__}: {error}", remedy="give the options that it has") from None
+            raise Invalid(f"{self.function.__name__}: {error}", hint="give the options that it has") from None
         name = f"{self.function.__module__}:{self.function.__qualname__}"
         place = task_code.place_of(self.function.__module__)
         return msgspec.structs.replace(self._scoring, function=name, code=place, options=options)
@@ -104,7 +104,7 @@ def find(scoring: Scoring) -> RewardFunction:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, RewardFunction):
-        raise Invalid(f"{scoring.function} is no reward function", remedy="decorate it with rollout.reward")
+        raise Invalid(f"{scoring.function} is no reward function", hint="decorate it with rollout.reward")
     return found
 
 

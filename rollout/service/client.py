@@ -79,7 +79,7 @@ class RolloutClient(Transport):
     @property
     def fence(self) -> Fence:
         if self._fence is None:
-            raise Closed("this trainer was not opened", remedy="call open(step=...) first")
+            raise Closed("this trainer was not opened", hint="call open(step=...) first")
         return self._fence
 
     async def open(self, step: int) -> None:
@@ -125,9 +125,7 @@ class RolloutClient(Transport):
             payloads = (await self._ask(named, wire.Payloads)).samples
             samples = [unpacked(payload) for payload in payloads]
             if [sample.index for sample in samples] != named.members:
-                raise NotFound(
-                    f"samples of {named.prompt} are missing", remedy="`pagurus rollouts show RUN` lists them"
-                )
+                raise NotFound(f"samples of {named.prompt} are missing", hint="`pagurus rollouts show RUN` lists them")
             groups.append(Group(prompt=named.prompt, seed=named.seed, trajectories=samples))
         return Batch(version=taken.version, groups=groups, step=taken.step, oldest=taken.oldest)
 
@@ -136,4 +134,4 @@ class RolloutClient(Transport):
 
     def _unreached(self, error: OSError) -> NoDaemon:
         why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)
-        return NoDaemon(f"the rollout of this run does not answer: {why}", remedy="`pagurus roles RUN` shows it")
+        return NoDaemon(f"the rollout of this run does not answer: {why}", hint="`pagurus roles RUN` shows it")

@@ -87,7 +87,7 @@ def launch(plan: RolloutPlan) -> Launch:
     if plan.engine == "embedded":
         pool = plan.pool
         return embedded(slots=slots, length=length, threads=pool.threads, device=pool.device, dtype=pool.dtype)
-    raise Invalid(f"no engine {plan.engine!r}", remedy="embedded or vllm")
+    raise Invalid(f"no engine {plan.engine!r}", hint="embedded or vllm")
 
 
 @asynccontextmanager

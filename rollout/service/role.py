@@ -132,11 +132,11 @@ class RolloutRole:
             attempts.faults = attempts.faults or self._faults()
         await controller.start()
         if controller.step != ask.step:
-            raise NotFound(f"step {controller.step} is next, not {ask.step}", remedy="open the trainer again")
+            raise NotFound(f"step {controller.step} is next, not {ask.step}", hint="open the trainer again")
         try:
             batch = await controller.next_batch()
         except NoMorePrompts as error:
-            raise NotFound(str(error), remedy="every prompt was trained or given up") from None
+            raise NotFound(str(error), hint="every prompt was trained or given up") from None
         spent = {name: value - before.get(name, 0.0) for name, value in controller.meter.seconds().items()}
         return by_reference(batch, spent=spent, published=self._published)
 
@@ -274,7 +274,7 @@ class RolloutRole:
             raise (
                 self._failure
                 if isinstance(self._failure, PagurusError)
-                else EngineFailed(f"the rollout cannot go on: {self._failure!r}", remedy=f"see {self.run}/rollout.log")
+                else EngineFailed(f"the rollout cannot go on: {self._failure!r}", hint=f"see {self.run}/rollout.log")
             )
         await self._need(fence)  # he may have been replaced while he waited
         assert self.controller is not None
@@ -292,7 +292,7 @@ class RolloutRole:
         there = await self._images()
         for wanted in sorted(self.environments.images() - set(there)):
             raise ImageNotFound(
-                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
+                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", hint="pagurus image ls"
             )
 
     async def _images(self) -> list[str]:
@@ -374,7 +374,7 @@ def _need_published(ref: wire.PublishedVersion) -> None:
         found = None
     if found is None or found.manifest.digest != ref.digest:
         raise EngineFailed(
-            f"{ref.folder} does not have what was published as version {ref.version}", remedy="publish it again"
+            f"{ref.folder} does not have what was published as version {ref.version}", hint="publish it again"
         )
 
 

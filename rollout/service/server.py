@@ -103,9 +103,9 @@ class RolloutServer:
         """Serve TCP as well, for who has the run's key or its token. The port: that of the address, if it is not 0."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise Invalid(f"{address!r} is no address", remedy="write it like 10.0.0.1:8710")
+            raise Invalid(f"{address!r} is no address", hint="write it like 10.0.0.1:8710")
         if tls is None and not _loopback(host):
-            raise Invalid(f"{address} would carry samples and a token in the clear", remedy="give certificate and key")
+            raise Invalid(f"{address} would carry samples and a token in the clear", hint="give certificate and key")
         self._token = _token(self.roles / wire.TOKEN)
         await web.TCPSite(self._runner, host, int(port), ssl_context=tls).start()
         return int(self._runner.addresses[-1][1])
@@ -139,7 +139,7 @@ class RolloutServer:
             return  # it has the run's key, or its certificate would have been refused
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise Invalid("no token, or a wrong one", remedy=f"give the content of {wire.TOKEN} of the run folder")
+            raise Invalid("no token, or a wrong one", hint=f"give the content of {wire.TOKEN} of the run folder")
 
 
 def _answer(body: msgspec.Struct) -> web.Response:

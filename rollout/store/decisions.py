@@ -48,7 +48,7 @@ def replay(folder: Path) -> ReplayReport:
     """Decide again on every logged view."""
     files, steps = sorted(folder.glob(PATTERN)), sorted(folder.glob(step_log.PATTERN))
     if not files and not steps:
-        raise NotFound(f"no log of decisions in {folder}", remedy="name a run folder")
+        raise NotFound(f"no log of decisions in {folder}", hint="name a run folder")
     found = ReplayReport()
     for path in files:
         for number, (rules, decision) in enumerate(read(path), 2):

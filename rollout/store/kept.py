@@ -86,12 +86,12 @@ class KeptBook:
         if found is None:
             raise NotFound(
                 f"the states of {prompt}/{member} are not kept",
-                remedy="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
+                hint="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
             )
         visits = msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
         if not visits:  # only its end is kept, to be scored anew
             text = f"only the end of {prompt}/{member} is kept: it executed nothing, or there is no `snapshot`"
-            raise NotFound(text, remedy="write `snapshot` and `load` of its environment")
+            raise NotFound(text, hint="write `snapshot` and `load` of its environment")
         return visits
 
     def visit(self, prompt: str, member: int, start: int, turn: int) -> Visit:
@@ -101,6 +101,6 @@ class KeptBook:
             there = ", ".join(map(str, known)) or "none"
             raise NotFound(
                 f"turn {turn} of {prompt}/{member} cannot be visited: no checkpoint holds the state before it",
-                remedy=f"there are: {there}",
+                hint=f"there are: {there}",
             )
         return known[turn]

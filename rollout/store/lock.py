@@ -25,7 +25,7 @@ def own(folder: Path, name: str = NAME) -> IO[str]:
         file.seek(0)
         pid = file.read().strip() or "unknown"
         file.close()
-        raise Conflict(f"process {pid} works in {folder}", remedy="wait for it, or end it, then call again") from None
+        raise Conflict(f"process {pid} works in {folder}", hint="wait for it, or end it, then call again") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

@@ -136,7 +136,7 @@ class SampleStore:
     def _fenced(self, fence: Fence) -> StaleOwner:
         return StaleOwner(
             f"another process is the {fence.owner} of {self.path.parent} now",
-            remedy="let it work; `pagurus roles` shows it",
+            hint="let it work; `pagurus roles` shows it",
         )
 
     # ----------------------------------------------------------------- prompts
@@ -255,7 +255,7 @@ class SampleStore:
         """A sample as it lies on disk: see `unpacked`."""
         rows = self._read("select payload from samples where prompt=? and member=?", prompt, member)
         if not rows:
-            raise NotFound(f"no finished trajectory {prompt}/{member}", remedy="`pagurus rollouts show RUN` lists them")
+            raise NotFound(f"no finished trajectory {prompt}/{member}", hint="`pagurus rollouts show RUN` lists them")
         return bytes(rows[0][0])
 
     def samples(self) -> Iterator[tuple[str, int, str, float]]:
@@ -377,7 +377,7 @@ def unpacked(payload: bytes) -> Trajectory:
     try:
         return msgspec.msgpack.decode(zstandard.decompress(payload), type=Trajectory)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise Invalid(f"a sample on disk is damaged: {error}", remedy="copy the run folder back") from error
+        raise Invalid(f"a sample on disk is damaged: {error}", hint="copy the run folder back") from error
 
 
 def _move(

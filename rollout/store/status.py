@@ -76,4 +76,4 @@ def read_status(folder: Path) -> Status:
     try:
         return msgspec.json.decode((folder / NAME).read_bytes(), type=Status)
     except FileNotFoundError:
-        raise NotFound(f"no rollout has worked in {folder}", remedy="name a run folder") from None
+        raise NotFound(f"no rollout has worked in {folder}", hint="name a run folder") from None

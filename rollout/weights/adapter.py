@@ -62,7 +62,7 @@ def config_of(folder: Path) -> AdapterConfig | None:
     try:
         return msgspec.json.decode(raw, type=AdapterConfig)
     except msgspec.MsgspecError as error:
-        raise Invalid(f"{folder / CONFIG} is no adapter: {error}", remedy="publish it again") from None
+        raise Invalid(f"{folder / CONFIG} is no adapter: {error}", hint="publish it again") from None
 
 
 def base_of(folder: Path, given: Path | None = None) -> Path | None:
@@ -74,7 +74,7 @@ def base_of(folder: Path, given: Path | None = None) -> Path | None:
     if not (base / "config.json").exists():
         raise NotFound(
             f"the adapter in {folder} wants the base model {base}, which is not here",
-            remedy="copy the model that the run began with, and name it with --base",
+            hint="copy the model that the run began with, and name it with --base",
         )
     return base
 

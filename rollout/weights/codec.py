@@ -92,7 +92,7 @@ def decode(raw: bytes | bytearray, words: int) -> SegmentDelta:
             return SegmentDelta(None, values)
         return SegmentDelta(_positions(chunk), values)
     except (ValueError, msgspec.MsgspecError, zstandard.ZstdError) as error:
-        raise Invalid(f"a chunk of weights cannot be read: {error}", remedy="fetch it again") from None
+        raise Invalid(f"a chunk of weights cannot be read: {error}", hint="fetch it again") from None
 
 
 def _gaps(positions: Positions) -> Words:

@@ -24,7 +24,7 @@ def store_of(run: Path) -> VersionStore:
     for folder in (run / "weights", run):
         if is_store(folder):
             return VersionStore(folder)
-    raise NotFound(f"{run} has no published weights", remedy="name a run folder, such as runs/latest")
+    raise NotFound(f"{run} has no published weights", hint="name a run folder, such as runs/latest")
 
 
 def put_together(store: VersionStore, folder: Path, version: int | None = None) -> Mirror:
@@ -48,7 +48,7 @@ def export(run: Path, folder: Path, version: int | None = None) -> int:
     Raises NotFound, Conflict."""
     store = store_of(run)
     if folder.exists():
-        raise Conflict(f"{folder} exists", remedy="name a new folder")
+        raise Conflict(f"{folder} exists", hint="name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
         aside = Path(place) / "model"

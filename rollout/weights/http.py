@@ -101,7 +101,7 @@ class Connections:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Invalid(f"{url!r} is no address of a relay", remedy="name one such as http://relay:8100")
+            raise Invalid(f"{url!r} is no address of a relay", hint="name one such as http://relay:8100")
         self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}

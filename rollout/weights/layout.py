@@ -79,7 +79,7 @@ class Layout(msgspec.Struct, frozen=True):
         if parts < 1 or self.slots % parts or not 0 <= part < parts:
             raise Invalid(
                 f"rank {part} of {parts} cannot read weights that are cut into {self.slots} slots",
-                remedy="publish with a number of slots that the tensor parallelism divides",
+                hint="publish with a number of slots that the tensor parallelism divides",
             )
         each = self.slots // parts
         mine = {EVERYBODY, *range(part * each, (part + 1) * each)}
@@ -127,7 +127,7 @@ def cut(tensors: Iterable[TensorSpec], *, ranks: int = 1, slots: int = 1, segmen
     specs = sorted(tensors, key=lambda spec: spec.name)
     strange = sorted({spec.dtype for spec in specs} - WORDS.keys())
     if strange:
-        raise Invalid(f"weights of dtype {strange[0]} cannot be published", remedy="publish them as bfloat16")
+        raise Invalid(f"weights of dtype {strange[0]} cannot be published", hint="publish them as bfloat16")
     segments = [
         LayoutSegment(rank, slot, pieces)
         for rank in range(ranks)

@@ -98,7 +98,7 @@ class Mirror:
             self._save(MirrorState())
             raise NotEqual(
                 f"{wrong} differs from version {version} after its changes were written",
-                remedy="fetch the whole image of this version",
+                hint="fetch the whole image of this version",
             )
         durable.sync(self._path)
         self._save(MirrorState(version=version, digest=manifest))
@@ -108,7 +108,7 @@ class Mirror:
         wrong = self.wrong(digests) if self._open(layout) else WEIGHTS
         if wrong is not None:
             self._save(MirrorState())
-            raise NotEqual(f"{wrong} in {self.folder} was damaged", remedy="fetch the whole image of this version")
+            raise NotEqual(f"{wrong} in {self.folder} was damaged", hint="fetch the whole image of this version")
 
     def wrong(self, digests: bytes) -> str | None:
         """The first tensor of which a piece differs from its digest; None: all that this rank holds is as published."""

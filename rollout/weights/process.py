@@ -86,7 +86,7 @@ class PullerProcess:
                 if report is not None:
                     break
             else:
-                raise EngineFailed("the process that pulls weights dies", remedy="read the engine's log")
+                raise EngineFailed("the process that pulls weights dies", hint="read the engine's log")
             if report.kind is not None:
                 raise KINDS.get(report.kind, EngineFailed)(report.error)
             writes = await asyncio.to_thread(_read_changes, self.mirror) if report.changes else None
@@ -226,7 +226,7 @@ async def _owned(folder: Path) -> AsyncIterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Conflict(f"another engine has the mirror {folder}", remedy="give each its own") from None
+                    raise Conflict(f"another engine has the mirror {folder}", hint="give each its own") from None
                 await asyncio.sleep(0.05)
         yield
 

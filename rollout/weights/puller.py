@@ -104,7 +104,7 @@ class Puller:
         since = holds if self.mirror.version is not None else None
         hops = route(known, holds, want.manifest.digest)
         if hops is None:
-            raise NotFound(f"nothing leads to version {want.version} of the weights", remedy="publish it again")
+            raise NotFound(f"nothing leads to version {want.version} of the weights", hint="publish it again")
         manifest = await self._manifest(want, spent)
         layout = await self._layout(manifest, spent)
         if not hops and self.mirror.version is not None:
@@ -145,7 +145,7 @@ class Puller:
     async def _hop(self, hop: Hop, manifest: VersionManifest, layout: Layout, spent: PullCost) -> list[Write]:
         """Fetch and write the segments of one version that this rank reads."""
         if manifest.layout.digest not in self._layouts or self._layouts[manifest.layout.digest] != layout:
-            raise NotFound(f"version {manifest.version} is cut in another way", remedy="fetch the whole image")
+            raise NotFound(f"version {manifest.version} is cut in another way", hint="fetch the whole image")
         refs = manifest.whole if hop.kind == "whole" else manifest.steps
         assert refs is not None
         slots = asyncio.Semaphore(AT_ONCE)
@@ -202,4 +202,4 @@ def _chosen(listed: Sequence[VersionRef], version: int | None) -> VersionRef:
         if version is None or ref.version == version:
             return ref
     what = "no weights are published yet" if version is None else f"version {version} of the weights is not published"
-    raise NotFound(what, remedy="list what there is: `pagurus weights ls`")
+    raise NotFound(what, hint="list what there is: `pagurus weights ls`")

@@ -95,7 +95,7 @@ class Relay:
             if self._token is not None and not hmac.compare_digest(
                 request.headers.get("Authorization", "").encode(), f"Bearer {self._token}".encode()
             ):
-                raise Unauthorized("this relay wants a token", remedy="send `Authorization: Bearer TOKEN`")
+                raise Unauthorized("this relay wants a token", hint="send `Authorization: Bearer TOKEN`")
             return await handler(request)
         except PagurusError as error:
             status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 503)
@@ -112,7 +112,7 @@ class Relay:
         name = request.match_info["digest"]
         path = self.cache.path(name)
         if self.serving >= MAX_SERVING:
-            raise TooMany("this relay serves as many as it can", remedy="ask again in a moment")
+            raise TooMany("this relay serves as many as it can", hint="ask again in a moment")
         if request.headers.get("Cache-Control") == "no-cache":  # its reader says that it was damaged
             await asyncio.to_thread(self.cache.check, name)
         if not path.exists():
@@ -123,7 +123,7 @@ class Relay:
     async def _fetch(self, name: str) -> None:
         """Bring content here, once for all who ask."""
         if self.upstream is None:
-            raise NotFound(f"no weights {name[:12]} here", remedy="ask for what /versions and its manifests name")
+            raise NotFound(f"no weights {name[:12]} here", hint="ask for what /versions and its manifests name")
         task = self._fetching.get(name)
         if task is None:
             task = self._fetching[name] = asyncio.create_task(self._bring(name, self.upstream))

@@ -79,7 +79,7 @@ class HttpSource:
         try:
             return msgspec.msgpack.decode(raw, type=list[VersionRef])
         except msgspec.MsgspecError as error:
-            raise EngineFailed(f"{self.url}/versions answered nonsense: {error}", remedy="is it a relay?") from None
+            raise EngineFailed(f"{self.url}/versions answered nonsense: {error}", hint="is it a relay?") from None
 
     async def read(self, path: str) -> Content:
         """A small answer, as it is."""
@@ -127,7 +127,7 @@ class HttpSource:
                 failed = 1 if progress() > before else failed + 1
                 before = progress()
                 if failed >= ATTEMPTS:
-                    raise EngineFailed(f"{self.url} gives no weights: {error}", remedy="look at the relay") from error
+                    raise EngineFailed(f"{self.url} gives no weights: {error}", hint="look at the relay") from error
                 await asyncio.sleep(min(2.0, 0.05 * 2**failed))
 
 

@@ -62,7 +62,7 @@ class VersionStore:
     def path(self, name: str) -> Path:
         """Where content lies. Raises Invalid unless `name` is a digest: names come from other hosts."""
         if len(name) != 64 or not HEX.issuperset(name):
-            raise Invalid(f"{name[:80]!r} is no digest", remedy="ask for the digest that a manifest names")
+            raise Invalid(f"{name[:80]!r} is no digest", hint="ask for the digest that a manifest names")
         return self.folder / "chunks" / name[:2] / name
 
     def has(self, name: str) -> bool:
@@ -94,10 +94,10 @@ class VersionStore:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise NotFound(f"{self.folder} has no weights {ref.digest[:12]}", remedy="publish again") from None
+            raise NotFound(f"{self.folder} has no weights {ref.digest[:12]}", hint="publish again") from None
         if digest(content) != ref.digest:
             path.unlink(missing_ok=True)
-            raise EngineFailed(f"weights {ref.digest[:12]} in {self.folder} were damaged", remedy="fetch them again")
+            raise EngineFailed(f"weights {ref.digest[:12]} in {self.folder} were damaged", hint="fetch them again")
         return content
 
     def check(self, name: str) -> None:
@@ -129,14 +129,14 @@ class VersionStore:
         if missing:
             raise NotFound(
                 f"version {manifest.version} lacks {len(missing)} of its parts, first {missing[0][:12]}",
-                remedy="put its content before its manifest",
+                hint="put its content before its manifest",
             )
         with self._locked():
             newest = self.newest()
             if newest is not None and self.manifest(newest).generation > manifest.generation:
                 raise Conflict(
                     f"version {manifest.version} comes from publisher {manifest.generation}, which was replaced",
-                    remedy="end this publisher",
+                    hint="end this publisher",
                 )
             ref = VersionRef(manifest.version, self.put(msgspec.msgpack.encode(manifest)))
             durable.publish(self._listed(manifest.version), msgspec.msgpack.encode(ref))
@@ -152,9 +152,7 @@ class VersionStore:
                 except FileNotFoundError:
                     continue  # collected meanwhile
                 except msgspec.MsgspecError:
-                    raise EngineFailed(
-                        f"{path} was damaged", remedy="remove it, or publish that version again"
-                    ) from None
+                    raise EngineFailed(f"{path} was damaged", hint="remove it, or publish that version again") from None
         return found
 
     def newest(self) -> VersionRef | None:
@@ -165,7 +163,7 @@ class VersionStore:
         for ref in self.versions():
             if ref.version == number:
                 return ref
-        raise NotFound(f"{self.folder} has no version {number}", remedy="list what there is: `pagurus weights ls`")
+        raise NotFound(f"{self.folder} has no version {number}", hint="list what there is: `pagurus weights ls`")
 
     def manifest(self, ref: VersionRef) -> VersionManifest:
         known = self._manifests.get(ref.manifest.digest)
@@ -190,7 +188,7 @@ class VersionStore:
     def lease(self, reader: str, lease: ReaderLease) -> None:
         """Write down what a reader holds, for `LEASE` seconds. Raises Invalid for a name that is no plain word."""
         if not reader.replace("-", "").replace("_", "").isalnum() or len(reader) > 100:
-            raise Invalid(f"{reader[:80]!r} is no name of a reader", remedy="use letters, digits, - and _")
+            raise Invalid(f"{reader[:80]!r} is no name of a reader", hint="use letters, digits, - and _")
         lease.until = time.time() + LEASE
         # Not durable: after a loss of power the reader says it again.
         durable.publish(self.folder / "readers" / reader, msgspec.msgpack.encode(lease), durable=False)

@@ -78,11 +78,11 @@ def decode_manifest(raw: Content) -> VersionManifest:
     try:
         return msgspec.msgpack.decode(raw, type=VersionManifest)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"a manifest of weights cannot be read: {error}", remedy="publish again") from None
+        raise EngineFailed(f"a manifest of weights cannot be read: {error}", hint="publish again") from None
 
 
 def decode_layout(raw: Content) -> Layout:
     try:
         return msgspec.msgpack.decode(raw, type=Layout)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"a layout of weights cannot be read: {error}", remedy="publish again") from None
+        raise EngineFailed(f"a layout of weights cannot be read: {error}", hint="publish again") from None

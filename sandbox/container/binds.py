@@ -35,6 +35,6 @@ def need_in_place(container: Container) -> None:
             if os.fsencode(str(PurePosixPath(target))) not in points:
                 raise CheckpointFailed(
                     f"a directory above the mount at {target} was moved or removed",
-                    remedy="move it back",
+                    hint="move it back",
                     sandbox=container.spec.id,
                 )

@@ -73,10 +73,10 @@ def parse_bytes(value: str | int) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
         if match is None or match[2].lower() not in _UNITS:
-            raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
+            raise Invalid(f"not a size: {value!r}", hint="write it like 512MiB or 1GiB")
         size = int(float(match[1]) * _UNITS[match[2].lower()])
     if not 0 < size < MAX_SIZE:
-        raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
+        raise Invalid(f"not a size: {value!r}", hint="write it like 512MiB or 1GiB")
     return size
 
 
@@ -115,7 +115,7 @@ def hierarchy() -> Hierarchy:
                 if name in CONTROLLERS:
                     v1.setdefault(name, Path(point))
     if unified is None:
-        raise Unsupported("no cgroup v2 hierarchy is mounted", remedy="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
+        raise Unsupported("no cgroup v2 hierarchy is mounted", hint="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
     return Hierarchy(unified, v1)
 
 

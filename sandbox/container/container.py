@@ -130,7 +130,7 @@ class Container:
         if not container.layer.is_dir():
             raise NotFound(
                 f"the runtime layer {spec.layer or 'of new sandboxes'} is not here",
-                remedy=f"run `make native`, with the version that made the sandbox, or bring {container.layer} back",
+                hint=f"run `make native`, with the version that made the sandbox, or bring {container.layer} back",
                 sandbox=spec.id,
             )
         try:
@@ -167,7 +167,7 @@ class Container:
             container.shim_pid = int(pid)
             await container.outside.hold()
         except (ShimGone, FileNotFoundError) as error:
-            raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
+            raise SandboxDead("its shim is gone", hint=f"pagurus restore {spec.id}", sandbox=spec.id) from error
         if int(init):
             container._adopt_init(int(init), fds[0])
         return container
@@ -380,7 +380,7 @@ class Container:
 
     def dead(self, why: str) -> SandboxDead:
         """The error for whoever wants something of a sandbox that has ended."""
-        return SandboxDead(why, remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
+        return SandboxDead(why, hint=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
     def _handles(self, pid: int, stream: int, pidfd: int, parented: bool) -> Handles:
         """What a running command needs of its sandbox."""

@@ -100,7 +100,7 @@ async def run_fork_hooks(container: Container, *, checkpoint: str) -> bool:
     if done.exit_code:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-SHOWN:]
         why = f"took more than {TIMEOUT:g} s" if done.timed_out else f"failed: {said}"
-        raise RestoreFailed(f"a fork hook {why}", remedy=f"look into /{HOOKS} of the sandbox", sandbox=spec.id)
+        raise RestoreFailed(f"a fork hook {why}", hint=f"look into /{HOOKS} of the sandbox", sandbox=spec.id)
     return True
 
 

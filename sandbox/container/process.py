@@ -73,7 +73,7 @@ def pidfd_tells_exit() -> bool:
     """True on kernels (>= 6.15) whose pidfds tell the exit code of another's child. Tried for real, once."""
     program = paths.shim()
     if not program.exists():
-        raise Unsupported(f"{program} is missing", remedy="run `make setup`")
+        raise Unsupported(f"{program} is missing", hint="run `make setup`")
     with (
         subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe,
         closing(os.pidfd_open(probe.pid)) as pidfd,

@@ -61,7 +61,7 @@ def launch(run_dir: Path, cgroup: Path, joined: Sequence[Path]) -> int:
     """Start a shim that listens in `run_dir`; returns its pid. It may still be starting: connecting already works."""
     program = paths.shim()
     if not program.exists():
-        raise Unsupported(f"{program} is missing", remedy="run `make setup`")
+        raise Unsupported(f"{program} is missing", hint="run `make setup`")
     directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -129,7 +129,7 @@ class Shim:
         if len(packet) > PACKET_MAX:
             raise Invalid(
                 f"arguments and environment of {len(packet)} bytes are too long; the limit is {PACKET_MAX}",
-                remedy="pass large input by stdin or a file",
+                hint="pass large input by stdin or a file",
             )
         async with self._sending:
             if self._socket.fileno() < 0:
@@ -213,7 +213,7 @@ class Shim:
     def _closed(self) -> None:
         self.close()
         self._gone.set()
-        gone = ShimGone(f"the shim of {self.run_dir.name} is gone", remedy="pagurus restore")
+        gone = ShimGone(f"the shim of {self.run_dir.name} is gone", hint="pagurus restore")
         pending: list[asyncio.Future[Any]] = [*self._waiting, *self._exits.values()]
         for future in pending:
             if not future.done():

@@ -59,7 +59,7 @@ async def start(
     except ShimError as error:
         if error.stage == "killed" and container.alive and container.cgroup.oom_kills() == before:
             raise KilledBeforeStart(
-                "killed while it was started", remedy="try again", sandbox=container.spec.id
+                "killed while it was started", hint="try again", sandbox=container.spec.id
             ) from error
         raise refusal(container, error, argv[0], cwd) from error
 
@@ -70,11 +70,11 @@ def no_process_left(container: Container) -> Conflict:
     if container.cgroup.host_is_full():
         return Conflict(
             "no process left: all sandboxes of this host together have as many as it can bear",
-            remedy="end some in any sandbox, or raise kernel.pid_max and kernel.threads-max",
+            hint="end some in any sandbox, or raise kernel.pid_max and kernel.threads-max",
             sandbox=here,
         )
     return Conflict(
-        f"no process left: all {limit} are in use", remedy="end some, or raise Limits.processes", sandbox=here
+        f"no process left: all {limit} are in use", hint="end some, or raise Limits.processes", sandbox=here
     )
 
 
@@ -86,13 +86,13 @@ def refusal(container: Container, error: ShimError, program: str, cwd: str) -> P
         case "exec", errno.ESRCH:
             return dead
         case "exec", errno.ENOENT | errno.ENOTDIR:
-            return CommandNotFound(f"{program}: no such program", remedy="check the name and PATH", sandbox=here)
+            return CommandNotFound(f"{program}: no such program", hint="check the name and PATH", sandbox=here)
         case "exec", errno.EACCES | errno.ENOEXEC | errno.EISDIR | errno.ELOOP:
             return CommandNotFound(
-                f"{program}: cannot be executed ({os.strerror(error.errno)})", remedy="chmod +x?", sandbox=here
+                f"{program}: cannot be executed ({os.strerror(error.errno)})", hint="chmod +x?", sandbox=here
             )
         case "exec", errno.E2BIG:
-            return Invalid(f"{program}: arguments too long", remedy="pass large input by stdin", sandbox=here)
+            return Invalid(f"{program}: arguments too long", hint="pass large input by stdin", sandbox=here)
         case "cwd", _:
             return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
         case _, errno.EAGAIN:
@@ -100,13 +100,13 @@ def refusal(container: Container, error: ShimError, program: str, cwd: str) -> P
         case (_, errno.ENOMEM) | ("killed", _):
             if not container.alive:
                 return dead
-            return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
+            return NoSpace("not enough memory to start a command", hint="raise Limits.memory", sandbox=here)
         case _, errno.ENOSPC | errno.EDQUOT:
-            return NoSpace(f"cannot start {program}: {error}", remedy="raise the limits", sandbox=here)
+            return NoSpace(f"cannot start {program}: {error}", hint="raise the limits", sandbox=here)
         case "stopped", _:
             return Conflict(
                 f"cannot start {program}: something in the sandbox stops new processes again and again (SIGSTOP)",
-                remedy="restore an older checkpoint, or kill the sandbox",
+                hint="restore an older checkpoint, or kill the sandbox",
                 sandbox=here,
             )
         case "join namespaces", _:

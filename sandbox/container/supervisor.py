@@ -178,8 +178,8 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
     failed = re.fullmatch(rb"error (\S{1,40}) (\d{1,5})\n", said)
     if failed is None:
         if not container.alive:
-            raise SandboxDead("it died meanwhile", remedy=f"pagurus restore {container.spec.id}")
-        raise Conflict("it was killed while it started", remedy="try again", sandbox=container.spec.id)
+            raise SandboxDead("it died meanwhile", hint=f"pagurus restore {container.spec.id}")
+        raise Conflict("it was killed while it started", hint="try again", sandbox=container.spec.id)
     refused = ShimError(failed[1].decode("ascii", "replace"), int(failed[2]))
     raise spawn.refusal(container, refused, program.argv[0], program.cwd)
 
@@ -234,7 +234,7 @@ class Supervisor:
                     await supervisor._send(_Op.ATTACH, data=supervisor._nonce)
                     state = await supervisor._attached
             except TimeoutError:
-                raise SupervisorGone(f"{name} does not answer", remedy="kill it, or restore the sandbox") from None
+                raise SupervisorGone(f"{name} does not answer", hint="kill it, or restore the sandbox") from None
             undo.pop_all()
         return supervisor, state
 
@@ -254,7 +254,7 @@ class Supervisor:
         call = self._some_day if wait else self._call
         answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=most)
         if isinstance(answer, SupervisorState):
-            raise Conflict(f"{self.name} serves too many readers", remedy="read less at once")
+            raise Conflict(f"{self.name} serves too many readers", hint="read less at once")
         return answer
 
     async def write(self, data: bytes, start: int) -> SupervisorState:
@@ -276,7 +276,7 @@ class Supervisor:
         if (state.busy or state.done) and state.key == key:
             return state
         if len(script) > MAX_TEXT:
-            raise Invalid(f"a command of {len(script)} bytes is too long", remedy="put it into a file first")
+            raise Invalid(f"a command of {len(script)} bytes is too long", hint="put it into a file first")
         part = _MAX_REQUEST - _REQUEST.size
         for start in range(0, len(script), part):
             state = await self._ask(_Op.TEXT, x=start, data=script[start : start + part])
@@ -285,7 +285,7 @@ class Supervisor:
         else:
             state = await self._ask(_Op.EXEC, x=len(script), y=limit, data=key)
         if state.error:
-            raise Conflict(f"the session refused: {os.strerror(state.error)}", remedy="wait for what runs in it")
+            raise Conflict(f"the session refused: {os.strerror(state.error)}", hint="wait for what runs in it")
         return state
 
     async def acknowledge(self, key: bytes) -> SupervisorState:

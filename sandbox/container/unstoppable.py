@@ -160,7 +160,7 @@ def blamed(container: Container, tasks: Iterable[Stuck]) -> Unstoppable:
     """The refusal for the first of these; also when there is none, for something holds the others."""
     for task in tasks:
         return refusal(container, task)
-    return Unstoppable("its processes did not stop in time", remedy="try again", sandbox=container.spec.id)
+    return Unstoppable("its processes did not stop in time", hint="try again", sandbox=container.spec.id)
 
 
 def refusal(container: Container, task: Stuck) -> Unstoppable:
@@ -169,12 +169,12 @@ def refusal(container: Container, task: Stuck) -> Unstoppable:
     if task.vforked:
         return Unstoppable(
             f"process {who} cannot be stopped: it waits for a vfork child that neither executes a program nor ends",
-            remedy="end that child; let it execute a program at once, or start it with fork",
+            hint="end that child; let it execute a program at once, or start it with fork",
             sandbox=container.spec.id,
         )
     return Unstoppable(
         f"process {who} cannot be stopped: it is in an uninterruptible wait, probably for a disk",
-        remedy="try again when that has ended",
+        hint="try again when that has ended",
         sandbox=container.spec.id,
     )
 
@@ -187,7 +187,7 @@ def refused_traced(container: Container, task: int, tracer: int) -> CheckpointFa
     )
     return CheckpointFailed(
         f"process {who} of the sandbox is traced by {by}",
-        remedy="detach the debugger, or end the command that traces (gdb, strace)",
+        hint="detach the debugger, or end the command that traces (gdb, strace)",
         sandbox=container.spec.id,
     )
 

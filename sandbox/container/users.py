@@ -93,7 +93,7 @@ def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
         return User(user.uid, gid, user.home)
     more = sorted({each.gid for each in groups.values() if name in each.members} - {user.gid})
     if len(more) > MAX_GROUPS:
-        raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", remedy=f"say which one, as {name[:64]}:GROUP")
+        raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", hint=f"say which one, as {name[:64]}:GROUP")
     return User(user.uid, user.gid, user.home, tuple(more))
 
 
@@ -130,17 +130,17 @@ def parse_groups(text: str) -> dict[str, GroupEntry]:
 def _words(who: int | str) -> tuple[str, str | None]:
     name, colon, group = str(who).partition(":")
     if not name or (colon and (not group or ":" in group)):
-        raise Invalid(f"not a user: {str(who)[:64]!r}", remedy="say NAME, UID, NAME:GROUP or UID:GID")
+        raise Invalid(f"not a user: {str(who)[:64]!r}", hint="say NAME, UID, NAME:GROUP or UID:GID")
     return name, group if colon else None
 
 
 def _unknown(what: str, name: str, path: str, table: UserTable) -> Invalid:
     why = f": {table.trouble}" if table.trouble else ""
     if name.isascii() and name.lstrip("-").isdigit():
-        return Invalid(f"no such {what} in a sandbox: {name[:64]}", remedy=f"ids lie between 0 and {IDS - 1}")
+        return Invalid(f"no such {what} in a sandbox: {name[:64]}", hint=f"ids lie between 0 and {IDS - 1}")
     return Invalid(
         f"no {what} {name[:64]!r} in the sandbox's {path}{why}",
-        remedy=f"use one that is in its {path}, add it there, or give a number",
+        hint=f"use one that is in its {path}, add it there, or give a number",
     )
 
 

@@ -150,7 +150,7 @@ def _full(directory: Path, wanted: int, reserve: int) -> NoSpace:
     return NoSpace(
         f"the disk of {directory} has {free >> 20} MiB free; the checkpoint may need "
         f"{max(1, -(free - wanted - reserve >> 20))} MiB more",
-        remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
+        hint="remove checkpoints or sandboxes, or give the state directory a larger disk",
     )
 
 
@@ -188,12 +188,12 @@ def read(path: Path) -> DumpFile:
     try:
         content = path.read_bytes()
         if blake3(content[32:]).digest() != content[:32]:
-            raise CheckpointFailed(f"{path} has changed on disk", remedy="the checkpoint is damaged")
+            raise CheckpointFailed(f"{path} has changed on disk", hint="the checkpoint is damaged")
         size_limit = 1 << 32
         unpacked = zstandard.ZstdDecompressor().decompress(content[32:], max_output_size=size_limit)
         dump = msgspec.msgpack.decode(unpacked, type=DumpFile)
     except (OSError, zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise CheckpointFailed(f"{path} cannot be read: {error}", remedy="the checkpoint is damaged") from error
+        raise CheckpointFailed(f"{path} cannot be read: {error}", hint="the checkpoint is damaged") from error
     if dump.format != FORMAT:
         raise CheckpointFailed(f"{path} has format {dump.format}, this version reads {FORMAT}")
     return dump

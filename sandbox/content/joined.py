@@ -41,7 +41,7 @@ def joined(streams: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
         reader.finish()
         wanted.contents -= came  # only now: a content comes in many pieces
     if wanted.contents or wanted.pages:
-        raise Protocol("the streams of a checkpoint lack something", remedy="use an older copy")
+        raise Protocol("the streams of a checkpoint lack something", hint="use an older copy")
     yield writer.end()
 
 
@@ -59,7 +59,7 @@ class ExpectedContent:
                 return writer.start(value)
             case FrameKind.LIST:
                 if value.count >= 0:
-                    raise Protocol("a stream of a store tells pages as changes", remedy="use an older copy")
+                    raise Protocol("a stream of a store tells pages as changes", hint="use an older copy")
                 self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
             case _:
                 self.contents |= {each.content for each in value if each.size}
@@ -91,4 +91,4 @@ class StreamChecker:
     def finish(self) -> None:
         """Raises Protocol unless the stream was whole."""
         if self._last != END + self._hash.digest():
-            raise Protocol("the stream broke off", remedy="export and send it again")
+            raise Protocol("the stream broke off", hint="export and send it again")

@@ -57,7 +57,7 @@ class PageListDelta:
     def need(self, before: np.ndarray) -> None:
         """Raise Conflict unless these hashes are the list that it changes."""
         if self.before is not None and self.before != digest(before):
-            raise Conflict("the checkpoint before has other memory pages here", remedy="export this one in full")
+            raise Conflict("the checkpoint before has other memory pages here", hint="export this one in full")
 
     def over(self, before: np.ndarray, values: np.ndarray) -> np.ndarray:
         """`before` [n, ...] with `values` at the places. Raises Protocol where something is at no place, or missing."""

@@ -138,7 +138,7 @@ class PageStore:
         except BlockingIOError:
             os.close(self._guard)
             raise Conflict(
-                f"{directory} is in use by another process", remedy="only one daemon may own a state directory"
+                f"{directory} is in use by another process", hint="only one daemon may own a state directory"
             ) from None
         try:
             self._db = connect(directory / "index.sqlite", SCHEMA)
@@ -147,7 +147,7 @@ class PageStore:
             os.close(self._guard)
             raise CheckpointFailed(
                 f"{directory / 'index.sqlite'} cannot be opened: {error}",
-                remedy="is the disk full or damaged? The pages themselves are in the segment files",
+                hint="is the disk full or damaged? The pages themselves are in the segment files",
             ) from error
         self._hashes: OrderedDict[tuple[bytes, str], int] = OrderedDict()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
@@ -322,7 +322,7 @@ class PageStore:
                 "SELECT segment, offset, length, count, hash FROM blocks WHERE id = ?", (number,)
             ).fetchone()
         if row is None:
-            raise CheckpointFailed(f"page block {number} is not in the store", remedy="the checkpoint is damaged")
+            raise CheckpointFailed(f"page block {number} is not in the store", hint="the checkpoint is damaged")
         segment, offset, length, count, digest = row
         try:
             packed = self._segments.read(segment, offset, length)
@@ -335,7 +335,7 @@ class PageStore:
             self._condemn(number)
             raise CheckpointFailed(
                 f"page block {number} in {self._segments.path(segment)} is damaged: {error}",
-                remedy="the checkpoint is damaged",
+                hint="the checkpoint is damaged",
             ) from error
         return data
 
@@ -364,7 +364,7 @@ class PageStore:
                     "SELECT hash FROM pages WHERE id = ?1 UNION ALL SELECT hash FROM lost WHERE id = ?1", (number,)
                 ).fetchone()
             if row is None:
-                raise CheckpointFailed(f"page {number} is not in the store", remedy="the checkpoint is damaged")
+                raise CheckpointFailed(f"page {number} is not in the store", hint="the checkpoint is damaged")
             table[place] = np.frombuffer(row[0], dtype=np.uint8)
         return table[back]
 
@@ -407,7 +407,7 @@ class PageStore:
         blocks = np.unique(numbers[numbers != ZERO] // SLOTS).tolist()
         wrong = self.check(blocks)
         if wrong:
-            raise CheckpointFailed("; ".join(wrong.values()), remedy="the checkpoint is damaged")
+            raise CheckpointFailed("; ".join(wrong.values()), hint="the checkpoint is damaged")
         return len(np.unique(numbers[numbers != ZERO]))
 
     # ----------------------------------------------------------------- collecting

@@ -74,7 +74,7 @@ class Former:
             if not searched and not known.keys() >= set(found):
                 known, searched = {**self._index(), **known}, True
             if missing := len(set(found) - known.keys()):
-                raise Lacking(f"{missing} memory pages neither came nor are here", remedy="export it again in full")
+                raise Lacking(f"{missing} memory pages neither came nor are here", hint="export it again in full")
             writes[name] = [(place, bytes(known[each])) for place, each in zip(places, found, strict=True)]
         return writes
 

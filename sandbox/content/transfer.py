@@ -244,7 +244,7 @@ class Reader:
     def finish(self) -> None:
         """Raises Protocol unless the whole stream was read."""
         if not self.ended or self._buffer:
-            raise Protocol("the stream broke off or has something behind its end", remedy="export and send it again")
+            raise Protocol("the stream broke off or has something behind its end", hint="export and send it again")
 
     def _take(self, size: int) -> bytes:
         taken = bytes(self._buffer[:size])
@@ -490,7 +490,7 @@ def write_have(have: Have) -> bytes:
 def read_have(data: bytes) -> Have:
     """Raises Protocol when it is not what :func:`write_have` made."""
     if not data.startswith(HAVE_MAGIC):
-        raise Protocol("this is no list of what a host has", remedy="make one with `pagurus checkpoint have`")
+        raise Protocol("this is no list of what a host has", hint="make one with `pagurus checkpoint have`")
     try:
         have = msgspec.msgpack.decode(unpack(data[len(HAVE_MAGIC) :], MAX_HAVE), type=Have)
     except msgspec.MsgspecError as error:

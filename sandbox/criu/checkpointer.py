@@ -327,7 +327,7 @@ class Checkpointer:
         except gate.ImageRefused as refusal:
             raise RestoreFailed(
                 f"its processes cannot be restored: {refusal.reason}",
-                remedy=refusal.remedy or "restore another checkpoint",
+                hint=refusal.hint or "restore another checkpoint",
                 sandbox=spec.id,
             ) from None
         adapted = rewrite.adapt(
@@ -398,7 +398,7 @@ class Checkpointer:
             if found:
                 raise NotEqual(
                     f"the restored state differs in {len(found)} points: " + "; ".join(found),
-                    remedy="restore an older checkpoint",
+                    hint="restore an older checkpoint",
                     sandbox=container.spec.id,
                 )
         finally:
@@ -446,8 +446,8 @@ def _check(container: Container, images: Path) -> None:
     try:
         gate.checked(gate.of_directory(images))
     except gate.ImageRefused as refusal:
-        remedy = refusal.remedy or "the sandbox keeps running"
-        raise CheckpointFailed(refusal.reason, remedy=remedy, sandbox=container.spec.id) from None
+        hint = refusal.hint or "the sandbox keeps running"
+        raise CheckpointFailed(refusal.reason, hint=hint, sandbox=container.spec.id) from None
 
 
 def _empty(directory: Path) -> None:
@@ -484,4 +484,4 @@ def _mount_tmpfs(directory: Path) -> None:
         if not library.mount(b"pagurus", os.fsencode(directory), b"tmpfs", 0, options):
             return
     number = ctypes.get_errno()
-    raise Unsupported(f"cannot mount a tmpfs on {directory}: {os.strerror(number)}", remedy="run as root")
+    raise Unsupported(f"cannot mount a tmpfs on {directory}: {os.strerror(number)}", hint="run as root")

@@ -34,8 +34,8 @@ from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, r
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals, shared_memory
+from sandbox.criu.gate.hints import hint_for
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
-from sandbox.criu.gate.remedies import remedy_for
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import OpenFiles, held_files
 from sandbox.descriptors import closing
@@ -123,7 +123,7 @@ async def ready(
     except OSError as error:
         raise CheckpointFailed(
             f"cannot look into its namespaces: {error}",
-            remedy="the sandbox keeps running; if files are the trouble, raise the daemon's LimitNOFILE",
+            hint="the sandbox keeps running; if files are the trouble, raise the daemon's LimitNOFILE",
             sandbox=container.spec.id,
         ) from error
     if outside:
@@ -144,7 +144,7 @@ async def ready(
         except ShimError as error:
             if error.errno == errno.EAGAIN:
                 why = no_process_left(container)
-                raise CheckpointFailed(f"CRIU: {why.message}", remedy=why.remedy, sandbox=why.sandbox) from error
+                raise CheckpointFailed(f"CRIU: {why.message}", hint=why.hint, sandbox=why.sandbox) from error
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
     with contextlib.ExitStack() as undo:
@@ -213,7 +213,7 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: Froze
     entries = files.entries if files is not None else []
     _check_terminals(container, directory, entries)
     if (wrong := frozen.held.unbindable()) is not None:
-        raise CheckpointFailed(wrong[0], remedy=wrong[1], sandbox=container.spec.id)
+        raise CheckpointFailed(wrong[0], hint=wrong[1], sandbox=container.spec.id)
     refusals.check_images(directory, entries, container.spec.id)
     process.inside.complete(directory)
     settings.write(directory, frozen.settings)
@@ -250,7 +250,7 @@ def _target(container: Container) -> int:
     """Pid 1's host pid."""
     pid = container.init_pid
     if pid is None:
-        raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
+        raise CheckpointFailed("the sandbox has no processes", hint="restore or start it", sandbox=container.spec.id)
     return int(pid)
 
 
@@ -281,9 +281,7 @@ class FrozenWindow:
 
     def __call__(self, pid: int) -> None:
         if _unseen(self._inside):
-            raise NewObjects(
-                "System V objects were made meanwhile", remedy="try again", sandbox=self._container.spec.id
-            )
+            raise NewObjects("System V objects were made meanwhile", hint="try again", sandbox=self._container.spec.id)
         self.pids = self._container.tasks()
         self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         _check_deleted(self._container, self._images, self.excluded)
@@ -308,7 +306,7 @@ def _check_deleted(container: Container, directory: Path, excluded: frozenset[in
         with gate.trees(*container.trees()) as opened:
             gate.refuse_lost(images, opened, excluded)
     except gate.ImageRefused as refusal:
-        raise CheckpointFailed(refusal.reason, remedy=refusal.remedy, sandbox=container.spec.id) from None
+        raise CheckpointFailed(refusal.reason, hint=refusal.hint, sandbox=container.spec.id) from None
 
 
 def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
@@ -353,7 +351,7 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     raise CheckpointFailed(
         f"{len(pids) - alive} of {len(pids)} processes are not below pid 1 and would be lost: "
         + (", ".join(outside) or "they have ended meanwhile"),
-        remedy="wait for them to end, then checkpoint again",
+        hint="wait for them to end, then checkpoint again",
         sandbox=container.spec.id,
     )
 
@@ -379,7 +377,7 @@ def _check_terminals(container: Container, directory: Path, entries: list[Any]) 
         ]
         raise CheckpointFailed(
             f"a terminal lies outside the sandbox: {', '.join(holders) or 'its holder has ended'}",
-            remedy="run the program without a terminal, or with one of the sandbox's own",
+            hint="run the program without a terminal, or with one of the sandbox's own",
             sandbox=container.spec.id,
         )
 
@@ -394,7 +392,7 @@ def _is_there(container: Container, path: str) -> bool:
 def _killed_meanwhile(container: Container, what: str) -> CheckpointFailed:
     return CheckpointFailed(
         f"the processes were killed while they were dumped: {what}",
-        remedy="restore an older checkpoint",
+        hint="restore an older checkpoint",
         sandbox=container.spec.id,
     )
 
@@ -411,15 +409,15 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
         return Unstoppable(
             f"its {len(container.tasks())} processes did not all stop within {MAX_SEIZE} s: "
             "they keep its processors busy, or start others again and again",
-            remedy="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
+            hint="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
             sandbox=container.spec.id,
         )
     if re.search("[Uu]n?seiz", text) and (found := traced(container.tasks())) is not None:
         return refused_traced(container, *found)
-    remedy = remedy_for(text)
+    hint = hint_for(text)
     words = _with_names(str(error), container.tasks())
     kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)
-    return kind(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
+    return kind(f"CRIU could not dump the processes: {words}", hint=hint, sandbox=container.spec.id)
 
 
 def _with_names(text: str, pids: list[int]) -> str:

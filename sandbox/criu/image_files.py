@@ -68,7 +68,7 @@ def parse(content: bytes, *kinds: type[Record]) -> CriuImageFile:
         (length,) = _SIZE.unpack_from(content, at)
         at += _SIZE.size
         if at + length > len(content):
-            raise CheckpointFailed("an image is cut short", remedy="the checkpoint is damaged")
+            raise CheckpointFailed("an image is cut short", hint="the checkpoint is damaged")
         kind = kinds[min(len(image.entries), len(kinds) - 1)]
         image.entries.append(kind.FromString(content[at : at + length]))
         at += length

@@ -86,9 +86,9 @@ class OpenFiles(msgspec.Struct, frozen=True):
 
     def unbindable(self) -> tuple[str, str] | None:
         """How files of Unix sockets would not come back as they are, and what to do about it."""
-        for mark, what, remedy in _UNBINDABLE:
+        for mark, what, hint in _UNBINDABLE:
             if paths := sorted(path for path in self.files if mark in path):
-                return f"the file of a Unix socket {what}: {', '.join(paths)}", remedy
+                return f"the file of a Unix socket {what}: {', '.join(paths)}", hint
         return None
 
 

@@ -158,12 +158,12 @@ def _forget(entry: Record, lost: set[int], gone: frozenset[int]) -> None:
     if entry.HasField("pidfd") and entry.pidfd.nspid in gone:
         raise CheckpointFailed(
             f"a process holds a pidfd of process {entry.pidfd.nspid}, which is no part of the checkpoint",
-            remedy="close it, or start that process without excluded=True",
+            hint="close it, or start that process without excluded=True",
         )
     if entry.HasField("reg") and (number := _process_of(image_files.text(entry.reg.name))) in gone:
         raise CheckpointFailed(
             f"a process holds {entry.reg.name} of process {number}, which is no part of the checkpoint",
-            remedy="close it, or start that process without excluded=True",
+            hint="close it, or start that process without excluded=True",
         )
 
 

@@ -43,7 +43,7 @@ LOG = "restore.log"
 SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
 IFF_UP = 1
 
-REMEDIES: tuple[tuple[str, str], ...] = (
+HINTS: tuple[tuple[str, str], ...] = (
     (
         r"bad size|bad mode|build-id|Can't open file|can't open file",
         "a file that a process holds differs from the checkpoint's: restore a checkpoint that captured both",
@@ -188,9 +188,9 @@ async def restore(
     except rpc.CriuError as error:
         await _end(container, images)
         text = f"{error.words} {error.log}"
-        remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "")
+        hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "")
         raise RestoreFailed(
-            f"CRIU could not restore the processes: {error}", remedy=remedy, sandbox=container.spec.id
+            f"CRIU could not restore the processes: {error}", hint=hint, sandbox=container.spec.id
         ) from None
     except BaseException:
         await _end(container, images)

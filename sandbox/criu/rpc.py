@@ -118,7 +118,7 @@ def _find_pycriu() -> None:
     for found in sorted((paths.prefix() / "criu").glob("**/pycriu/rpc_pb2.py")):
         sys.path.append(str(found.parent.parent))
         return
-    raise Unsupported("pycriu (CRIU's message classes) is not installed", remedy="run `make setup`")
+    raise Unsupported("pycriu (CRIU's message classes) is not installed", hint="run `make setup`")
 
 
 #: Where CRIU finds what it works with, in its root.
@@ -153,7 +153,7 @@ class Root:
         plugins = paths.criu_plugins().resolve()  # the private root has no link to it
         for needed in (launcher(), paths.criu(), plugins / "waits.so"):
             if not needed.exists():
-                raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
+                raise Unsupported(f"{needed} is missing", hint="run `make setup`")
         words = _words(paths.criu())
         return [
             str(launcher()),

@@ -278,7 +278,7 @@ def _stage(instruction: Instruction) -> BuildStage:
     if len(words) == 3 and words[1].lower() == "as":
         name = words[2].lower()
         if NAME.fullmatch(name) is None:
-            raise Invalid(f"line {line}: {words[2]!r} is no name of a stage", remedy="a letter, then a-z, 0-9, - _ .")
+            raise Invalid(f"line {line}: {words[2]!r} is no name of a stage", hint="a letter, then a-z, 0-9, - _ .")
     elif len(words) != 1 or not words[0]:
         raise Invalid(f"line {line}: FROM IMAGE [AS NAME]")
     return BuildStage(words[0], name, line, instruction.flags.get("platform", ""))

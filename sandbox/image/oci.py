@@ -113,7 +113,7 @@ def chosen(manifests: object) -> dict[str, Any]:
 def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
     manifests = _list(_document(_File(layout, "manifest.json"), kind=list))
     if len(manifests) != 1:
-        raise Invalid(f"the archive holds {len(manifests)} images", remedy="save one")
+        raise Invalid(f"the archive holds {len(manifests)} images", hint="save one")
     manifest = manifests[0]
     if not isinstance(manifest, dict):
         raise Invalid("the manifest of the image archive is not what it should be")
@@ -184,7 +184,7 @@ class _Blobs:
         found = _File(self.layout, f"blobs/{path}") if self.elsewhere is None else _File(self.elsewhere, path)
         with found.open() as file:
             if hashlib.file_digest(file, match[1]).hexdigest() != match[2]:  # type: ignore[arg-type]
-                raise Invalid(f"the blob {name} is damaged", remedy="fetch the image again")
+                raise Invalid(f"the blob {name} is damaged", hint="fetch the image again")
         return found
 
 
@@ -237,4 +237,4 @@ def decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
         else:
             yield file
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError) as error:
-        raise Invalid(f"the archive is damaged: {error}", remedy="fetch the image again") from error
+        raise Invalid(f"the archive is damaged: {error}", hint="fetch the image again") from error

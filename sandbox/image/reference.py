@@ -86,6 +86,6 @@ def parse(text: str) -> Reference:
     if not whole:
         raise Invalid(
             f"{text[:80]!r} is no name of an image",
-            remedy="registry/path:tag or registry/path@sha256:HEX, in small letters",
+            hint="registry/path:tag or registry/path@sha256:HEX, in small letters",
         )
     return Reference(registry, path, tag or LATEST, digest)

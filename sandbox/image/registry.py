@@ -51,7 +51,7 @@ PASSED_ON = re.compile(r"PATH|HOME|REGISTRY_AUTH_FILE|XDG_RUNTIME_DIR|SSL_CERT_(
 Tell = Callable[[int, int], object]  # bytes that are here, and of how many
 _FATAL = re.compile(r'level=(?:fatal|error) msg="((?:[^"\\]|\\.)*)"')
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-#: What skopeo says -> the error, and its remedy. The first that fits.
+#: What skopeo says -> the error, and its hint. The first that fits.
 _SAYS: tuple[tuple[str, type[PagurusError], str], ...] = (
     (r"no space left", NoSpace, "free disk space and pull again"),
     (r"toomanyrequests|too many requests|\b429\b", TooMany, "wait, or log in: docker login, skopeo login"),
@@ -87,7 +87,7 @@ def manifest(wanted: Reference) -> ImageManifest:
     if "layers" not in document or document.get("mediaType", MANIFESTS[0]) not in MANIFESTS:
         raise Unsupported(
             f"{wanted.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
-            remedy="push it again with a current docker or podman",
+            hint="push it again with a current docker or podman",
         )
     return ImageManifest(Reference(wanted.registry, wanted.path, wanted.tag, digest), _blobs(wanted, document))
 
@@ -125,7 +125,7 @@ def _document(wanted: Reference) -> tuple[str, dict[str, Any]]:
     raw = _skopeo(wanted, ["inspect", "--raw", *options, f"docker://{wanted.address}"], most=oci.MAX_DOCUMENT)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     if wanted.digest and digest != wanted.digest:
-        raise Invalid(f"{wanted.name}: the registry sent {digest}", remedy="the registry damages it")
+        raise Invalid(f"{wanted.name}: the registry sent {digest}", hint="the registry damages it")
     try:
         document = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
@@ -145,7 +145,7 @@ def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
         if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None or not isinstance(size, int) or size < 0:
             raise Invalid(f"{wanted.name}: its manifest names a layer without digest or size")
         if each.get("urls"):
-            raise Unsupported(f"{wanted.name} has layers that lie elsewhere", remedy="images of Windows do")
+            raise Unsupported(f"{wanted.name} has layers that lie elsewhere", hint="images of Windows do")
         found[digest] = size
     if sum(found.values()) > MAX_FETCH:
         raise Invalid(f"{wanted.name} is larger than {MAX_FETCH >> 30} GiB")
@@ -210,7 +210,7 @@ def _skopeo(
 ) -> bytes:
     """What skopeo prints. It writes no file larger than `most`, and ends when nothing comes for long."""
     if shutil.which("skopeo") is None:
-        raise Unsupported("skopeo is missing, which fetches images", remedy="make setup, or apt-get install skopeo")
+        raise Unsupported("skopeo is missing, which fetches images", hint="make setup, or apt-get install skopeo")
     architecture = oci.ARCHITECTURES.get(platform.machine(), platform.machine())
     command = ["setpriv", "--pdeathsig=KILL", "--", "prlimit", f"--fsize={most}", "--"]  # it ends with who started it
     command += ["skopeo", f"--override-arch={architecture}", "--override-os=linux"]
@@ -248,7 +248,7 @@ def _watch(
             return
         if time.monotonic() - since > MAX_SILENCE:
             raise Protocol(
-                f"{wanted.name}: nothing came from {wanted.registry} for {MAX_SILENCE:g} s", remedy="pull again"
+                f"{wanted.name}: nothing came from {wanted.registry} for {MAX_SILENCE:g} s", hint="pull again"
             )
 
 
@@ -258,7 +258,7 @@ def _failure(wanted: Reference, said: str, status: int) -> PagurusError:
     last = words[-1].replace('\\"', '"') if words else said.strip().rpartition("\n")[2] or f"skopeo ended with {status}"
     if status == -signal.SIGXFSZ:
         last = "file too large: larger than its manifest says"
-    for sign, kind, remedy in _SAYS:
+    for sign, kind, hint in _SAYS:
         if re.search(sign, last, re.IGNORECASE):
-            return kind(f"{wanted.name}: {last[-600:]}", remedy=remedy)
+            return kind(f"{wanted.name}: {last[-600:]}", hint=hint)
     return Invalid(f"{wanted.name}: {last[-600:]}")

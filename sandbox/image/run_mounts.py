@@ -54,7 +54,7 @@ def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) ->
             if kind == "ssh"
             else "bind, cache, secret and tmpfs are"
         )
-        raise Invalid(f"{here}=type={kind} is not supported", remedy=why)
+        raise Invalid(f"{here}=type={kind} is not supported", hint=why)
     target = next((options.pop(name) for name in _TARGETS if name in options), "")
     source = next((options.pop(name) for name in _SOURCES if name in options), "")
     if unknown := set(options) - _KEYS[kind]:

@@ -40,7 +40,7 @@ def archive(source: Path, tree: Path) -> ImageConfig | None:
 def debootstrap(tree: Path, suite: str, include: Sequence[str], mirror: str | None) -> None:
     """Install a minimal Debian."""
     if shutil.which("debootstrap") is None:
-        raise Unsupported("debootstrap is missing", remedy="apt-get install debootstrap")
+        raise Unsupported("debootstrap is missing", hint="apt-get install debootstrap")
     extra = [f"--include={','.join(include)}"] if include else []
     _run("debootstrap", "--variant=minbase", *extra, suite, str(tree), mirror or _host_mirror())
     for leftover in (tree / "var/cache/apt/archives").glob("*.deb"):
@@ -57,7 +57,7 @@ def docker(reference: str, tree: Path) -> ImageConfig | None:
         engine = sdk.from_env()
     except DockerException as error:
         raise Unsupported(
-            f"no Docker Engine answers: {error}", remedy="start dockerd, or import an archive, or use debootstrap"
+            f"no Docker Engine answers: {error}", hint="start dockerd, or import an archive, or use debootstrap"
         ) from error
     try:
         with contextlib.closing(engine), tempfile.NamedTemporaryFile(dir=tree.parent) as saved:
@@ -103,7 +103,7 @@ def _host_mirror() -> str:
             match = re.search(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(\S*/debian/?)(?:\s|$)", text, re.MULTILINE)
             if match is not None:
                 return match[1]
-    raise Unsupported("apt's sources name no Debian mirror", remedy="name one: debootstrap(..., mirror=...)")
+    raise Unsupported("apt's sources name no Debian mirror", hint="name one: debootstrap(..., mirror=...)")
 
 
 def _run(*argv: str) -> None:
@@ -111,9 +111,7 @@ def _run(*argv: str) -> None:
     if done.returncode:
         tail = " | ".join((done.stdout + done.stderr).strip().splitlines()[-4:])
         if "No space left" in done.stdout + done.stderr:
-            raise NoSpace(f"{argv[0]}: {tail}", remedy="free disk space and repeat")
+            raise NoSpace(f"{argv[0]}: {tail}", hint="free disk space and repeat")
         if "is larger than a file" in tail:
-            raise Invalid(
-                tail, remedy="make the file smaller (`truncate`) or remove it, then take a checkpoint of that"
-            )
+            raise Invalid(tail, hint="make the file smaller (`truncate`) or remove it, then take a checkpoint of that")
         raise Invalid(f"{argv[0]} failed: {tail}")

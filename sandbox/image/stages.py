@@ -116,7 +116,7 @@ class BuildArguments:
         """What a stage begins with. Raises Unsupported for another platform than this machine's."""
         name = _expand(stage.base, self.outside, self.escape, stage.line)
         if not name:
-            raise Invalid(f"line {stage.line}: FROM names nothing: {stage.base} is empty", remedy="--build-arg")
+            raise Invalid(f"line {stage.line}: FROM names nothing: {stage.base} is empty", hint="--build-arg")
         wanted = _expand(stage.platform, self.outside, self.escape, stage.line)
         if wanted and not fits(wanted):
             raise Unsupported(
@@ -172,8 +172,8 @@ class _Meaning:
     def _word(self, text: str) -> str:
         return _expand(text, self._before.scope, self._arguments.escape, self._is.line)
 
-    def _refuse(self, why: str, remedy: str = "") -> Invalid:
-        return Invalid(f"line {self._is.line}: {why}", remedy=remedy)
+    def _refuse(self, why: str, hint: str = "") -> Invalid:
+        return Invalid(f"line {self._is.line}: {why}", hint=hint)
 
     def state(self) -> StageState:
         before, config, here = self._before, self._before.config, self._is

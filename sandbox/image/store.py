@@ -105,7 +105,7 @@ class ImageStore:
         path = self._path(name)
         if path is None:
             known = ", ".join(self.list()) or "none"
-            raise ImageNotFound(f"no image {name!r}; there are: {known}", remedy="pagurus image import, or make setup")
+            raise ImageNotFound(f"no image {name!r}; there are: {known}", hint="pagurus image import, or make setup")
         tree = path.resolve()
         if not _stored(tree):
             tree = self._take_in(path, tree)
@@ -147,7 +147,7 @@ class ImageStore:
             for name in self.list():  # a name may point into another store
                 if (found := self.resolve(name)).digest == content:
                     return found.tree
-        raise ImageNotFound(f"no image with the content {content[:16]}", remedy="import the image that it came from")
+        raise ImageNotFound(f"no image with the content {content[:16]}", hint="import the image that it came from")
 
     # ---------------------------------------------------------------- removing
 
@@ -201,7 +201,7 @@ class ImageStore:
             if any(place.exists() and place.samefile(source) for place in (store, *store.parents)):
                 raise Invalid(
                     f"{source} holds the image store itself, {store}: the copy would have no end",
-                    remedy="import a directory beside it, or an archive made with `tar --exclude`",
+                    hint="import a directory beside it, or an archive made with `tar --exclude`",
                 )
         return self.build(name, lambda tree: sources.directory(source, tree), f"directory {source}", replace)
 
@@ -236,10 +236,10 @@ class ImageStore:
         file = filed(name)
         if file is None:
             raise Invalid(
-                f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore, or registry/path:tag"
+                f"not an image name: {name!r}", hint="use a-z, 0-9, dot, dash and underscore, or registry/path:tag"
             )
         if not replace and (self.folder / file).exists():
-            raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+            raise Conflict(f"image {name} exists already", hint=f"replace it, or pagurus image rm {name}")
 
     def give_name(self, name: str, content: str, source: str, config: ImageConfig, *, replace: bool = False) -> bool:
         """Let a name point to the tree with this digest; False: that is not here."""
@@ -330,7 +330,7 @@ class ImageStore:
 
     def _take_in(self, path: Path, tree: Path) -> Path:
         if tree != path:
-            raise ImageNotFound(f"image {path.name} points to {tree}, which is no image", remedy="remove the link")
+            raise ImageNotFound(f"image {path.name} points to {tree}, which is no image", hint="remove the link")
         with self._locked():
             if path.is_symlink():  # another process was faster
                 return path.resolve()

@@ -49,7 +49,7 @@ def unpack(source: Path, tree: Path) -> ImageConfig | None:
         said = msgspec.json.decode(done.stdout, type=UnpackedImage)
     except msgspec.DecodeError:
         text = f"the process that unpacked {source.name} ended with status {done.returncode}"
-        raise PagurusError(text, remedy="try again; see the host's memory and the log") from None
+        raise PagurusError(text, hint="try again; see the host's memory and the log") from None
     if said.error is not None:
         raise from_body(said.error)
     return said.config
@@ -85,9 +85,9 @@ def main(source: str, tree: str) -> int:
         said = UnpackedImage(error=error.body())
     except MemoryError:
         text = f"reading the archive takes more than {MAX_MEMORY >> 20} MiB of memory"
-        said = UnpackedImage(error=Invalid(text, remedy="pack the image again").body())
+        said = UnpackedImage(error=Invalid(text, hint="pack the image again").body())
     except OSError as error:
-        said = UnpackedImage(error=NoSpace(str(error), remedy="free disk space and repeat").body())
+        said = UnpackedImage(error=NoSpace(str(error), hint="free disk space and repeat").body())
     sys.stdout.buffer.write(msgspec.json.encode(said))
     return 0
 

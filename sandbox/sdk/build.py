@@ -134,9 +134,9 @@ class Builder:
         try:
             convert(name, ImageName)
         except ValidationError:
-            raise Invalid(f"{name!r} is no name of an image", remedy="write it like debian or team/tools:1.2") from None
+            raise Invalid(f"{name!r} is no name of an image", hint="write it like debian or team/tools:1.2") from None
         if not replace_name and name in {each.name for each in await self._host.images.list()}:
-            raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+            raise Conflict(f"image {name} exists already", hint=f"replace it, or pagurus image rm {name}")
 
     async def _commit(self, stage: _Stage, name: str, replace_name: bool) -> ImageInfo:
         images, config = self._host.images, stage.state.config
@@ -230,7 +230,7 @@ class Builder:
             return name
         kind, _, image = place.partition("://")
         if kind != "docker-image" or not image:
-            raise Invalid(f"--build-context {name}={place} is no image", remedy="docker-image://NAME, or a directory")
+            raise Invalid(f"--build-context {name}={place} is no image", hint="docker-image://NAME, or a directory")
         return image
 
     async def _image(self, name: str, line: int) -> ImageInfo:
@@ -246,7 +246,7 @@ class Builder:
             return await self._host.images.pull(name)
         except PagurusError as error:
             text = f"line {line}: no image {name!r} on this host, and {error.message}"
-            raise type(error)(text, remedy=error.remedy) from error
+            raise type(error)(text, hint=error.hint) from error
 
     async def _need_scratch(self) -> None:
         with contextlib.suppress(NotFound):
@@ -376,5 +376,5 @@ def _triggered(text: str, line: int) -> list[Instruction]:
 def _folder(place: str, name: str) -> Path:
     folder = Path(place)
     if not folder.is_dir():
-        raise Invalid(f"--build-context {name}={place} is no directory", remedy="or docker-image://NAME")
+        raise Invalid(f"--build-context {name}={place} is no directory", hint="or docker-image://NAME")
     return folder

@@ -61,7 +61,7 @@ async def mounted(
                         variables[mount.variable] = given[mount.id].decode("utf-8", "surrogateescape")
                 elif mount.required:
                     here = f"line {line}: the secret {mount.id} is required"
-                    raise Invalid(here, remedy=f"--secret id={mount.id},src=FILE")
+                    raise Invalid(here, hint=f"--secret id={mount.id},src=FILE")
                 continue
             await stack.enter_async_context(_set_aside(sandbox, mount.target))
             if mount.kind == "bind":

@@ -101,7 +101,7 @@ class StepRunner:
                 await self._copy(sandbox, action, instruction, origins[action.origin])
         except (Invalid, CommandNotFound, NotFound, NoSpace) as error:  # no such user, working directory, source
             text = here + error.message.removeprefix(here)
-            raise Invalid(text, remedy=error.remedy) from error
+            raise Invalid(text, hint=error.hint) from error
 
     # ----------------------------------------------------------------- commands
 
@@ -153,7 +153,7 @@ class StepRunner:
         unreached = self._network.mode != "open" and NO_NAMES.search(lines.tail)
         raise Invalid(
             f"line {instruction.line}: {instruction.kind} failed: {why}{said}",
-            remedy="RUN reaches no network unless told: build with --network open" if unreached else "",
+            hint="RUN reaches no network unless told: build with --network open" if unreached else "",
         )
 
     # ----------------------------------------------------------------- copying

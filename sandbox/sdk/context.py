@@ -171,7 +171,7 @@ class _Walk:
                 left_out = self._ignored.matches(here) and os.path.lexists(named(self._root, here))
                 raise Invalid(
                     f"line {self._line}: {source} is not in the context",
-                    remedy="its .dockerignore leaves it out" if left_out else "",
+                    hint="its .dockerignore leaves it out" if left_out else "",
                 )
             self._pass(here)
             if stat.S_ISLNK(status.st_mode):

@@ -50,7 +50,7 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
                     await asyncio.to_thread(file.write, part)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Invalid(
-            f"{address} cannot be fetched: {error or type(error).__name__}", remedy="is it reachable from here?"
+            f"{address} cannot be fetched: {error or type(error).__name__}", hint="is it reachable from here?"
         ) from error
     if checked is not None and checked.hexdigest() != wanted:
         raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
@@ -95,5 +95,5 @@ class RemoteSources:
                     await asyncio.to_thread(file.chmod, 0o600)
                     self._fetched[key] = file.name, folder, f"sha256:{seen}"
             except Invalid as error:
-                raise Invalid(f"line {line}: {error.message}", remedy=error.remedy) from error
+                raise Invalid(f"line {line}: {error.message}", hint=error.hint) from error
         return self._fetched[key]

@@ -44,7 +44,7 @@ class Files(Facet):
         """
         async with self._content(path, offset, limit) as response:
             if limit is None and (size := response.content_length or 0) > MAX_READ:
-                raise Invalid(f"{path} holds {size} bytes, too many at once", remedy="give a limit, or use stream()")
+                raise Invalid(f"{path} holds {size} bytes, too many at once", hint="give a limit, or use stream()")
             return await response.read()
 
     async def stream(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:

@@ -331,7 +331,7 @@ def checkpoint_id(checkpoint: str | CheckpointInfo) -> str:
 def checkpoint_of(of: ExecResult | CheckpointInfo | str) -> str:
     if isinstance(of, ExecResult):
         if of.checkpoint is None:
-            raise PagurusError("this command ended no turn, so it has no checkpoint", remedy="call checkpoint()")
+            raise PagurusError("this command ended no turn, so it has no checkpoint", hint="call checkpoint()")
         return of.checkpoint
     return checkpoint_id(of)
 

@@ -83,7 +83,7 @@ class Images(Facet):
                     return part.image
                 if progress is not None:
                     progress(part.done, part.total)
-        raise Protocol(f"the pull of {reference} broke off", remedy="is the daemon alive?")
+        raise Protocol(f"the pull of {reference} broke off", hint="is the daemon alive?")
 
     async def commit(
         self,

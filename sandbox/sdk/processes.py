@@ -120,7 +120,7 @@ class Process:
             if self.info.state is ProgramState.EXITED:
                 return self.info.exit_code
             if self.info.state is ProgramState.LOST:
-                raise Closed(f"process {self.id} was lost", remedy="restore the sandbox, or start it again")
+                raise Closed(f"process {self.id} was lost", hint="restore the sandbox, or start it again")
             if deadline is not None and asyncio.get_running_loop().time() >= deadline:
                 return None
 
@@ -179,7 +179,7 @@ def signal_number(signal: int | str) -> int:
     try:
         return int(signals.Signals[f"SIG{signal.upper().removeprefix('SIG')}"])
     except KeyError:
-        raise Invalid(f"no such signal: {signal}", remedy="a name such as INT, or a number") from None
+        raise Invalid(f"no such signal: {signal}", hint="a name such as INT, or a number") from None
 
 
 def _since(out: int, errors: int) -> str:
@@ -301,7 +301,7 @@ class Terminal:
 
         while self.exit_code is None:
             if self._socket is None:
-                raise Closed("not at the terminal", remedy="use it as a context manager")
+                raise Closed("not at the terminal", hint="use it as a context manager")
             message = await self._socket.receive()
             if message.type is WSMsgType.BINARY:
                 self._seen = (self._seen or 0) + len(message.data)
@@ -321,7 +321,7 @@ class Terminal:
         self._end += len(content)
         del self._typed[:-TYPED_KEPT]
         if self._socket is None:
-            raise Closed("not at the terminal", remedy="use it as a context manager")
+            raise Closed("not at the terminal", hint="use it as a context manager")
         with contextlib.suppress(ConnectionError, ClientError):  # whoever reads attaches again, and sends it then
             await self._socket.send_bytes(content)
 

@@ -22,7 +22,7 @@ def clone(address: str, folder: Path, commit: str, keep: bool) -> tuple[str, Pat
     `commit`: what it must be, or the beginning of it. `keep`: with its ``.git``.
     """
     if shutil.which("git") is None:
-        raise Unsupported("git is missing", remedy="apt-get install git")
+        raise Unsupported("git is missing", hint="apt-get install git")
     where, _, fragment = address.partition("#")
     name, _, below = fragment.partition(":")
     work = str(folder)

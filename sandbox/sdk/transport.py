@@ -70,12 +70,10 @@ class Transport:
         self._url = text.rstrip("/") if text.startswith(("http://", "https://")) else None
         self._socket = None if self._url else text
         if self._socket is not None and re.search(r"^\w+://|^[\w.-]+:\d+$", text):
-            raise Invalid(
-                f"{text!r} is no address of a daemon", remedy="give a socket's path, http://... or https://..."
-            )
+            raise Invalid(f"{text!r} is no address of a daemon", hint="give a socket's path, http://... or https://...")
         self._base = self._url or "http://daemon"
         if self._url is not None and token is not None and not _private(self._url):
-            raise Invalid(f"a token would travel in the clear to {self._url}", remedy="use https://")
+            raise Invalid(f"a token would travel in the clear to {self._url}", hint="use https://")
         self._trust = _trust(ca)
         self._patience = patience
         self._met = False  # it answered once: when it does not any more, it is being replaced
@@ -138,7 +136,7 @@ class Transport:
                         raise Protocol(f"{method} {path}: a part of {size} bytes")
                     yield msgspec.msgpack.decode(await response.content.readexactly(size), type=kind)
             except EOFError as error:  # asyncio.IncompleteReadError
-                raise Protocol(f"{method} {path}: the stream broke off", remedy="is the daemon alive?") from error
+                raise Protocol(f"{method} {path}: the stream broke off", hint="is the daemon alive?") from error
 
     async def _until_answered(self, repeatable: bool, method: str, path: str, **request: Any) -> bytes:
         """The bytes of the answer; sent again while there is patience, where that does no harm."""
@@ -198,7 +196,7 @@ class Transport:
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch) as error:
             raise PagurusError(
                 f"{self._url} is not the daemon that it should be: {error}",
-                remedy="give its certificate or fingerprint as `ca`",
+                hint="give its certificate or fingerprint as `ca`",
             ) from error
         except aiohttp.ClientConnectorError as error:
             raise self._unreached(error.os_error) from None
@@ -213,10 +211,10 @@ class Transport:
         if error.errno in (errno.EACCES, errno.EPERM):
             return NoDaemon(
                 f"{place} belongs to another user's daemon, as a rule root's",
-                remedy="use sudo, or ask for a token and PAGURUS_HOST",
+                hint="use sudo, or ask for a token and PAGURUS_HOST",
             )
         why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)
-        return NoDaemon(f"no daemon answers at {place}: {why}", remedy="start one with `sudo pagurus daemon`")
+        return NoDaemon(f"no daemon answers at {place}: {why}", hint="start one with `sudo pagurus daemon`")
 
     @contextlib.asynccontextmanager
     async def socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -227,7 +225,7 @@ class Transport:
             made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=MAX_FRAME, compress=0)
         except aiohttp.WSServerHandshakeError:
             await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
-            raise ConnectionBroken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None
+            raise ConnectionBroken(f"GET {path}: the connection was refused", hint="is the daemon alive?") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise broken("GET", path, error) from None
         try:
@@ -257,7 +255,7 @@ class Transport:
 async def _stay(_: object, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
     """No daemon sends a call elsewhere; one that lies would have us ask what only we can reach."""
     told.response.close()
-    raise Protocol(f"{told.method} {told.url.path}: the answer sends the call elsewhere", remedy="is it a daemon?")
+    raise Protocol(f"{told.method} {told.url.path}: the answer sends the call elsewhere", hint="is it a daemon?")
 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
@@ -289,7 +287,7 @@ def _trust(ca: str | Path | ssl.SSLContext | None) -> ssl.SSLContext | aiohttp.F
     if (pinned := re.fullmatch(r"sha256:([0-9a-fA-F:]+)", str(ca))) is not None:
         digest = bytes.fromhex(pinned[1].replace(":", ""))
         if len(digest) != 32:
-            raise Invalid(f"{ca} is no SHA-256 fingerprint", remedy="the daemon prints it when it starts")
+            raise Invalid(f"{ca} is no SHA-256 fingerprint", hint="the daemon prints it when it starts")
         from aiohttp import Fingerprint
 
         return Fingerprint(digest)
@@ -300,7 +298,7 @@ def _trust(ca: str | Path | ssl.SSLContext | None) -> ssl.SSLContext | aiohttp.F
 
 
 def broken(method: str, path: str, error: Exception) -> ConnectionBroken:
-    return ConnectionBroken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?")
+    return ConnectionBroken(f"{method} {path}: {error or type(error).__name__}", hint="is the daemon alive?")
 
 
 class Facet:
@@ -335,4 +333,4 @@ def decoded_error(status: int, raw: bytes, where: str) -> PagurusError:
     try:
         return from_body(msgspec.msgpack.decode(raw, type=ErrorBody))
     except (msgspec.DecodeError, msgspec.ValidationError):
-        return PagurusError(f"{where}: status {status}", remedy="see the daemon's log")
+        return PagurusError(f"{where}: status {status}", hint="see the daemon's log")

@@ -50,6 +50,6 @@ class Turn(Facet):
                 said = await self._socket.receive()
             if said.type is not WSMsgType.BINARY:
                 if error[0] is None:
-                    raise Protocol("the turn was cut short", remedy="its acts belong to the next turn")
+                    raise Protocol("the turn was cut short", hint="its acts belong to the next turn")
                 return
             self.result = msgspec.msgpack.decode(said.data, type=ExecResult)

@@ -62,7 +62,7 @@ class FileRoutes:
         path = self._there(request)
         if path.is_dir() and not path.is_symlink():
             if request.query.get("recursive") not in ("1", "true") and any(path.iterdir()):
-                raise Conflict(f"{request.query['path']} is not empty", remedy="remove it recursively")
+                raise Conflict(f"{request.query['path']} is not empty", hint="remove it recursively")
             delete(path)
         else:
             path.unlink()

@@ -150,7 +150,7 @@ class FakeHost(FileRoutes):
     @property
     def _place(self) -> Path:
         if self._folder is None:
-            raise Invalid("the fake host is not open", remedy="async with FakeHost() as fake")
+            raise Invalid("the fake host is not open", hint="async with FakeHost() as fake")
         return Path(self._folder.name)
 
     # ----------------------------------------------------------------- finding
@@ -159,18 +159,18 @@ class FakeHost(FileRoutes):
         found = self._sandboxes.get(name)
         found = found or next((s for s in self._sandboxes.values() if s.info.name == name), None)
         if found is None:
-            raise NotFound(f"no such sandbox: {name}", remedy="list those there are with `pagurus ls`")
+            raise NotFound(f"no such sandbox: {name}", hint="list those there are with `pagurus ls`")
         return found
 
     def _alive(self, request: web.Request) -> _Sandbox:
         found = self._find(request.match_info["id"])
         if found.info.state is not SandboxState.RUNNING:
-            raise SandboxDead("it has no living pid 1", remedy="restore it", sandbox=found.info.id)
+            raise SandboxDead("it has no living pid 1", hint="restore it", sandbox=found.info.id)
         return found
 
     def _saved(self, checkpoint: str) -> CheckpointInfo:
         if checkpoint not in self._checkpoints:
-            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+            raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
         return self._checkpoints[checkpoint]
 
     def _copy_of(self, checkpoint: str) -> Path:
@@ -198,7 +198,7 @@ class FakeHost(FileRoutes):
         if wanted.image not in self._images:
             raise ImageNotFound(f"no image {wanted.image!r}; there are: {', '.join(self._images) or 'none'}")
         if wanted.name and any(s.info.name == wanted.name for s in self._sandboxes.values()):
-            raise Conflict(f"there is a sandbox named {wanted.name} already", remedy="choose another name")
+            raise Conflict(f"there is a sandbox named {wanted.name} already", hint="choose another name")
         sandbox = self._new(wanted, None)
         self._save(sandbox, Verdict.NONE, "created")
         return reply(sandbox.info, 201)
@@ -253,7 +253,7 @@ class FakeHost(FileRoutes):
 
     async def _signal_command(self, request: web.Request) -> web.Response:
         self._alive(request)
-        raise NotFound("no command of this key runs", remedy="those of this host end at once")
+        raise NotFound("no command of this key runs", hint="those of this host end at once")
 
     async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
         """Carry out a command; one that is late ends with SIGTERM, as a real one."""

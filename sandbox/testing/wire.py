@@ -25,7 +25,7 @@ async def errors(request: web.Request, handler: Callable[[web.Request], Any]) ->
     except PagurusError as error:
         return reply(error.body(), error.status)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-        missing = Unsupported(f"the fake host has no {request.method} {request.path}", remedy="use a real daemon")
+        missing = Unsupported(f"the fake host has no {request.method} {request.path}", hint="use a real daemon")
         return reply(missing.body(), missing.status)
 
 

@@ -73,7 +73,7 @@ def opened(path: Path) -> closing:
 def _translate(error: OSError, doing: str, path: Path) -> Exception:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return NoSpace(f"{doing} {path}: the disk is full", remedy="remove checkpoints or enlarge the pool")
+            return NoSpace(f"{doing} {path}: the disk is full", hint="remove checkpoints or enlarge the pool")
         case errno.EEXIST:
             return Conflict(f"{doing} {path}: exists already")
         case errno.ENOENT:

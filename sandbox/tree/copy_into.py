@@ -301,9 +301,7 @@ class _Copier:
     def _take(self, size: int) -> None:
         self.copied.bytes += size
         if self.copied.bytes > self._limit:
-            raise Invalid(
-                f"more than {self._limit} bytes would be copied", remedy="raise the limit disk of the sandbox"
-            )
+            raise Invalid(f"more than {self._limit} bytes would be copied", hint="raise the limit disk of the sandbox")
 
     def _finish(self, parent: int, name: str, found: os.stat_result, holder: int, target: str) -> None:
         self._attributes(named(parent, name), found, holder, target)

@@ -57,7 +57,7 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
                 if left < 0:
                     raise Invalid(
                         f"more differs than can be told: paths of {MAX_TOLD >> 20} MiB",
-                        remedy="compare by a command in the sandbox and in a fork of the checkpoint",
+                        hint="compare by a command in the sandbox and in a fork of the checkpoint",
                     )
     return found
 

@@ -71,7 +71,7 @@ class FileRange:
         except OSError as error:
             raise refused(error, self._path) from error
         if self.left and not part:
-            raise Conflict(f"{self._path} was cut while it was read", remedy="read it again")
+            raise Conflict(f"{self._path} was cut while it was read", hint="read it again")
         self._at += len(part)
         self.left -= len(part)
         return part
@@ -123,7 +123,7 @@ def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
     ):
         for entry in listing:
             if len(found) >= MAX_ENTRIES:
-                raise Invalid(f"{path} has more than {MAX_ENTRIES} entries", remedy="list it by a command")
+                raise Invalid(f"{path} has more than {MAX_ENTRIES} entries", hint="list it by a command")
             with contextlib.suppress(FileNotFoundError):  # removed while we look
                 found.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
     return sorted(found, key=lambda info: info.name)
@@ -157,9 +157,9 @@ def remove(inside: SandboxRoot, uid_base: int, path: str, *, recursive: bool = F
                 os.rmdir(name, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                raise Conflict(f"{path} is not empty", remedy="remove it recursively") from error
+                raise Conflict(f"{path} is not empty", hint="remove it recursively") from error
             if error.errno == errno.ESTALE:
-                raise Conflict(f"{path} changes while it is removed", remedy="remove it again") from error
+                raise Conflict(f"{path} changes while it is removed", hint="remove it again") from error
             raise refused(error, path) from error
 
 

@@ -94,7 +94,7 @@ class Digest:
             attributes = np.frombuffer(raw.attributes, dtype=np.uint8).reshape(len(inodes), ATTRIBUTES)
             contents = np.frombuffer(raw.contents, dtype=np.uint8).reshape(len(inodes), CONTENT)
         except (ValueError, zstandard.ZstdError, msgspec.MsgspecError) as error:
-            raise CheckpointFailed(f"{path.name}: {error}", remedy="the digest of its files is damaged") from error
+            raise CheckpointFailed(f"{path.name}: {error}", hint="the digest of its files is damaged") from error
         return cls(inodes, attributes, contents)
 
     @property

@@ -49,7 +49,7 @@ def target(local: str | Path, below: str = "") -> Iterator[int]:
     except OSError as error:
         if os.path.islink(text.rstrip("/")):
             raise Invalid(
-                f"{text} is a symbolic link", remedy="name the directory that it leads to, or end the path with a slash"
+                f"{text} is a symbolic link", hint="name the directory that it leads to, or end the path with a slash"
             ) from error
         raise Invalid(f"{text} cannot be a directory to copy into: {os.strerror(error.errno or 0)}") from error
     with closing(top):
@@ -137,7 +137,7 @@ def open_file(directory: Path, name: str) -> IO[bytes]:
     except OSError as error:
         if error.errno == errno.EXDEV:
             text = f"{name} is a link that leads out of {directory}"
-            raise Invalid(text, remedy="put the file itself there") from error
+            raise Invalid(text, hint="put the file itself there") from error
         raise refused(error, name) from error
 
 

@@ -114,12 +114,12 @@ class BtrfsPool:
 
     def _make_file(self) -> None:
         if shutil.which("mkfs.btrfs") is None:
-            raise Unsupported("mkfs.btrfs is missing", remedy="apt-get install btrfs-progs")
+            raise Unsupported("mkfs.btrfs is missing", hint="apt-get install btrfs-progs")
         free, size = shutil.disk_usage(self.state).free, self.planned()
         if size < SMALLEST:
             raise NoSpace(
                 f"{self.state} has {free >> 20} MiB free; the pool needs {SMALLEST * 5 // 2 >> 20} MiB",
-                remedy="free space or set PAGURUS_STATE to another disk",
+                hint="free space or set PAGURUS_STATE to another disk",
             )
         unfinished = self.file.with_suffix(".new")
         private.file(unfinished)
@@ -179,7 +179,7 @@ class BtrfsPool:
             raise NoSpace(
                 f"{self.path} has {usage.free >> 20} MiB free for files and {usage.metadata >> 20} MiB for tree "
                 f"blocks of {usage.total >> 20} MiB, {missing / (1 << 20):.1f} MiB more are needed",
-                remedy="remove sandboxes or checkpoints, keep fewer (`Retention`), or enlarge the disk; older "
+                hint="remove sandboxes or checkpoints, keep fewer (`Retention`), or enlarge the disk; older "
                 "checkpoints are whole",
             )
 

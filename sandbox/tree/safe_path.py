@@ -109,7 +109,7 @@ class SandboxRoot:
 
 def _need_own(root: int) -> None:
     if os.path.samestat(os.fstat(root), os.stat("/")):
-        raise Conflict("its root is that of the host", remedy="restore the sandbox")
+        raise Conflict("its root is that of the host", hint="restore the sandbox")
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def _lives(pidfd: int) -> bool:
 
 
 def _gone() -> Conflict:
-    return Conflict("its root is gone: pid 1 has ended", remedy="restore the sandbox")
+    return Conflict("its root is gone: pid 1 has ended", hint="restore the sandbox")
 
 
 def directory(path: Path) -> closing:
@@ -289,7 +289,7 @@ def need_regular(file: int, path: str) -> None:
 
 def not_regular(path: str) -> Invalid:
     """Only regular files and directories are opened."""
-    return Invalid(f"{path} is not a regular file", remedy="use a command in the sandbox for anything else")
+    return Invalid(f"{path} is not a regular file", hint="use a command in the sandbox for anything else")
 
 
 def refused(error: OSError, path: str) -> PagurusError:
@@ -298,7 +298,7 @@ def refused(error: OSError, path: str) -> PagurusError:
     if error.errno == errno.ENOENT:
         return NotFound(f"no such file or directory: {path}")
     if error.errno == errno.ENOSPC:
-        return NoSpace(f"cannot write {path}: the disk is full", remedy="remove checkpoints or sandboxes")
+        return NoSpace(f"cannot write {path}: the disk is full", hint="remove checkpoints or sandboxes")
     if error.errno == errno.EXDEV:
-        return Invalid(f"{path} is not part of the sandbox's file tree", remedy="read it with a command")
+        return Invalid(f"{path} is not part of the sandbox's file tree", hint="read it with a command")
     return Invalid(f"{path}: {reason}")

@@ -130,7 +130,7 @@ class TreeWatch:
                         yield FileEvent(kind="created", path=name)
                     if is_directory:
                         if len(self._names) + len(pending) >= MAX_DIRECTORIES:
-                            raise Invalid(f"more than {MAX_DIRECTORIES} directories", remedy="watch a smaller part")
+                            raise Invalid(f"more than {MAX_DIRECTORIES} directories", hint="watch a smaller part")
                         pending.append(name)
 
     def _add(self, root: int, path: str) -> Iterator[tuple[str, bool]]:
@@ -167,5 +167,5 @@ class TreeWatch:
 
 def _failure(what: str) -> PagurusError:
     number = ctypes.get_errno()
-    remedy = "raise fs.inotify.max_user_watches" if number in (errno.ENOSPC, errno.EMFILE) else ""
-    return Unsupported(f"{what}: {os.strerror(number)}", remedy=remedy)
+    hint = "raise fs.inotify.max_user_watches" if number in (errno.ENOSPC, errno.EMFILE) else ""
+    return Unsupported(f"{what}: {os.strerror(number)}", hint=hint)

@@ -52,10 +52,10 @@ def test_what_should_come_back(kind: str, said: str, verdict: str) -> None:
     assert classify.Seen(kind, said).verdict(classify.Promise("restored")) == verdict
 
 
-def test_a_refusal_says_the_remedy() -> None:
+def test_a_refusal_says_the_hint() -> None:
     promise = classify.Promise("refused", "close it")
-    assert classify.Seen("refused", "no | remedy: close it").verdict(promise) == "refused"
-    assert classify.Seen("refused", "no | remedy: the sandbox keeps running").verdict(promise) == "silent"
+    assert classify.Seen("refused", "no | hint: close it").verdict(promise) == "refused"
+    assert classify.Seen("refused", "no | hint: the sandbox keeps running").verdict(promise) == "silent"
     assert classify.Seen("restored").verdict(promise) == "silent"
     assert classify.Seen("differs").verdict(classify.Promise("named", "harmless")) == "named"
     assert classify.Seen("restored").verdict(classify.Promise("named", "harmless")) == "silent"

@@ -54,7 +54,7 @@ class Recorded:
             await asyncio.Event().wait()  # the trainer is ended while it waits
         batch = self.store.batch(ask.step)
         if batch is None:
-            raise NotFound(f"step {ask.step} was not recorded", remedy="this is where the record ends")
+            raise NotFound(f"step {ask.step} was not recorded", hint="this is where the record ends")
         return by_reference(batch)
 
     async def whole(self, ask: wire.Whole) -> wire.BatchReference:

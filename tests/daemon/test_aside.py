@@ -59,7 +59,7 @@ async def test_answers_and_errors_come_back(work: Aside) -> None:
         await work.run(os.stat, "/nothing/here", sandbox="s")
     with pytest.raises(NotFound, match="no such thing") as caught:
         await work.run(refuse, sandbox="s")
-    assert (caught.value.remedy, caught.value.sandbox) == ("look elsewhere", "s-1")
+    assert (caught.value.hint, caught.value.sandbox) == ("look elsewhere", "s-1")
     with pytest.raises(PagurusError, match="Local: here"):
         await work.run(raise_local, sandbox="s")
     with pytest.raises(PagurusError, match="more to read than fits"):
@@ -68,7 +68,7 @@ async def test_answers_and_errors_come_back(work: Aside) -> None:
 
 
 def refuse() -> None:
-    raise NotFound("no such thing", remedy="look elsewhere", sandbox="s-1")
+    raise NotFound("no such thing", hint="look elsewhere", sandbox="s-1")
 
 
 def raise_local() -> None:

@@ -110,7 +110,7 @@ async def test_a_refused_change_leaves_nothing_and_others_alone(tmp_path: Path) 
     await again.close()
 
 
-async def test_another_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:
+async def test_another_schema_is_refused_with_a_hint(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
     database.execute("PRAGMA user_version = 99")
     database.close()

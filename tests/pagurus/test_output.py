@@ -22,7 +22,7 @@ def test_errors_are_printed_without_what_a_terminal_obeys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(**_: object) -> None:
-        raise NotFound(f"no such file: {EVIL}", remedy=EVIL, sandbox=EVIL)
+        raise NotFound(f"no such file: {EVIL}", hint=EVIL, sandbox=EVIL)
 
     monkeypatch.setattr(program, "application", refuse)
     with pytest.raises(SystemExit) as ended:

@@ -74,7 +74,7 @@ def test_every_row_is_trained_on_once_before_any_is_again_and_none_that_is_held_
     assert mixture.of(6)[0].row is None
 
 
-def test_rows_are_read_from_three_kinds_of_files_and_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_rows_are_read_from_three_kinds_of_files_and_refused_with_the_hint(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ask,answer\n1,2\n3,4\n")
     (tmp_path / "a.json").write_text('[{"ask": 1}, {"ask": 2}]')
     assert read_rows(tmp_path / "a.csv")[1] == {"ask": "3", "answer": "4"}

@@ -47,7 +47,7 @@ class Host(FakeHost):
     async def remove(self, left: list[str]) -> int:
         self.swept += 1
         if self.away:
-            raise NoDaemon("the host is away", remedy="wait")
+            raise NoDaemon("the host is away", hint="wait")
         self.orphans = tuple(name for name in self.orphans if name not in left)
         return len(left)
 

@@ -146,7 +146,7 @@ asyncio.run(main())
     assert ended
 
 
-def test_a_missing_vllm_names_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_vllm_names_the_hint(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match="make setup-vllm"):
         vllm(python=tmp_path / "python")
 

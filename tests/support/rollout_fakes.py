@@ -163,7 +163,7 @@ class FakeSandbox:
         if self.removed:
             raise NotFound("removed", sandbox=self.id)
         if not self.alive:
-            raise SandboxDead("pid 1 is gone", remedy="restore it", sandbox=self.id)
+            raise SandboxDead("pid 1 is gone", hint="restore it", sandbox=self.id)
 
 
 class FakeHost:

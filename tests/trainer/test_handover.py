@@ -83,5 +83,5 @@ def test_a_run_that_has_nothing_to_hand_over_is_refused(changes: dict[str, objec
     options = {"handover": True, "staleness": 0, "pool": PoolPlan(engines=2), "faults": 0, **changes}
     with pytest.raises(Invalid) as refused:
         open_run(small(tmp_path, **options))
-    assert why in f"{refused.value.message} {refused.value.remedy}"
+    assert why in f"{refused.value.message} {refused.value.hint}"
     assert not list(tmp_path.iterdir())

@@ -211,7 +211,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         fleet.wait(1)
 
 
-def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_remedy(
+def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_LOSSES", 1)

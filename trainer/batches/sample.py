@@ -116,7 +116,7 @@ class SampleLog:
     def read(self, step: int) -> list[Sample]:
         found = self._read(self.path(step))
         if found is None:
-            raise NotFound(f"no batch of step {step} in {self.folder}", remedy="it is written before a step")
+            raise NotFound(f"no batch of step {step} in {self.folder}", hint="it is written before a step")
         return found
 
     def write_part(self, step: int, number: int, samples: Sequence[Sample]) -> None:

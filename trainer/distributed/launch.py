@@ -108,7 +108,7 @@ class Fleet:
         path = self.folder / "results" / f"step-{step:06d}.json"
         while not path.exists():
             if step > self.plan.steps:
-                raise Invalid(f"the plan ends with step {self.plan.steps}", remedy="start with a longer plan")
+                raise Invalid(f"the plan ends with step {self.plan.steps}", hint="start with a longer plan")
             self.check()
             time.sleep(POLL)
         return msgspec.json.decode(path.read_bytes(), type=Result)
@@ -125,7 +125,7 @@ class Fleet:
             self.stop()
             self._raise_said()
             raise RankLost(
-                self._cause(), remedy=f"see {self.folder / 'ranks.log'}; start again to go on from the last save"
+                self._cause(), hint=f"see {self.folder / 'ranks.log'}; start again to go on from the last save"
             )
         beats = read(self.folder / "beats")
         lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
@@ -137,7 +137,7 @@ class Fleet:
                     return
             self.stop()
             self._raise_said()
-            raise RankLost("; ".join(each.reason for each in lost), remedy="start again to go on from the last save")
+            raise RankLost("; ".join(each.reason for each in lost), hint="start again to go on from the last save")
 
     def stop(self) -> None:
         """Ends all ranks, whatever state they are in. Idempotent."""
@@ -165,7 +165,7 @@ class Fleet:
             said = msgspec.json.decode(path.read_bytes(), type=Said)
             if said.errno is not None:
                 raise OSError(said.errno, said.message)
-            raise TrainerFailed(said.message, remedy=said.remedy)
+            raise TrainerFailed(said.message, hint=said.hint)
 
     def _cause(self) -> str:
         with (self.folder / "ranks.log").open("rb") as log:

@@ -93,7 +93,7 @@ class Said(msgspec.Struct, kw_only=True):
     """A rank -> whoever watches: why it cannot go on."""
 
     message: str
-    remedy: str = ""
+    hint: str = ""
     errno: int | None = None
 
 
@@ -238,7 +238,7 @@ def _say(folder: Path, rank: int, error: PagurusError | OSError) -> None:
     """On a full disk even this may not be written; who watches looks at the disk as well."""
     said = Said(message=str(error))
     if isinstance(error, PagurusError):
-        said = Said(message=error.message, remedy=error.remedy)
+        said = Said(message=error.message, hint=error.hint)
     elif isinstance(error, OSError):
         said.errno = error.errno
     (folder / "results").mkdir(exist_ok=True)
@@ -248,7 +248,7 @@ def _say(folder: Path, rank: int, error: PagurusError | OSError) -> None:
 def main(argv: list[str]) -> int:
     """``python -m trainer.distributed.worker PLAN``, as one rank of torchrun's, or alone."""
     if len(argv) != 1:
-        raise Invalid("one argument: the plan", remedy="plan.json of a run")
+        raise Invalid("one argument: the plan", hint="plan.json of a run")
     structs.learn()
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
     torch.set_num_threads(plan.threads)

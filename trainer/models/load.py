@@ -63,9 +63,9 @@ def configuration(folder: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
-        raise NotFound(f"{folder} is no model: it has no config.json", remedy="name a Hugging Face folder") from None
+        raise NotFound(f"{folder} is no model: it has no config.json", hint="name a Hugging Face folder") from None
     except ValueError as error:
-        raise Invalid(f"{folder}/config.json is damaged: {error}", remedy="download the model again") from None
+        raise Invalid(f"{folder}/config.json is damaged: {error}", hint="download the model again") from None
     return content
 
 
@@ -89,15 +89,15 @@ def take(start: Path, base: Path) -> None:
     content = configuration(start)
     for name in NEEDED:
         if not (start / name).is_file():
-            raise NotFound(f"{start} has no {name}", remedy="name a Hugging Face folder with its tokenizer")
+            raise NotFound(f"{start} has no {name}", hint="name a Hugging Face folder with its tokenizer")
     weights = [path for pattern in WEIGHTS for path in sorted(start.glob(pattern))]
     if not weights:
-        raise NotFound(f"{start} has no weights: no .safetensors", remedy="save the model with safetensors")
+        raise NotFound(f"{start} has no weights: no .safetensors", hint="save the model with safetensors")
     if is_plain(content):
         try:
             ModelConfig.load(start)
         except (ValueError, TypeError) as error:
-            raise Invalid(f"a run cannot begin with {start}: {error}", remedy="mend its config.json") from None
+            raise Invalid(f"a run cannot begin with {start}: {error}", hint="mend its config.json") from None
     else:
         _refuse_logits(start, content)
     aside = base.with_name(".policy.new")
@@ -130,7 +130,7 @@ def empty(folder: Path, *, lora: Lora | None = None) -> nn.Module:
 def _refuse_logits(folder: Path, content: Mapping[str, Any]) -> None:
     changed = [name for name in CHANGED_LOGITS if content.get(name) not in (None, 1.0)]
     if changed:
-        raise Invalid(f"{folder}: {', '.join(changed)} is not supported", remedy="use a model with plain logits")
+        raise Invalid(f"{folder}: {', '.join(changed)} is not supported", hint="use a model with plain logits")
 
 
 def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
@@ -143,11 +143,11 @@ def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
             folder, attn_implementation=attention.NAME, dtype=torch.float32, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
-        raise Invalid(f"transformers cannot load {folder}: {error}", remedy="try it there first") from None
+        raise Invalid(f"transformers cannot load {folder}: {error}", hint="try it there first") from None
     if not getattr(model, "_supports_attention_backend", False):
         raise Invalid(
             f"{type(model).__name__} has attention of its own, which would mix packed trajectories",
-            remedy="use a model whose attention transformers can exchange",
+            hint="use a model whose attention transformers can exchange",
         )
     return model
 
@@ -157,7 +157,7 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise Invalid("LoRA needs peft", remedy="pip install 'pagurus[lora]'") from None
+        raise Invalid("LoRA needs peft", hint="pip install 'pagurus[lora]'") from None
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     chosen = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.modules), lora_dropout=0.0)

@@ -70,7 +70,7 @@ class Scorer(nn.Module):
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.model.config.num_hidden_layers:  # type: ignore[union-attr]
                 return list(module)
-        raise Invalid(f"no list of layers in {type(self.model).__name__}", remedy="use a decoder-only model")
+        raise Invalid(f"no list of layers in {type(self.model).__name__}", hint="use a decoder-only model")
 
     def forward(self, packed: PackedBatch) -> Scores:
         kind = "cuda" if packed.tokens.is_cuda else "cpu"

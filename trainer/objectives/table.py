@@ -160,7 +160,7 @@ def with_corrections(objective: Objective, names: Sequence[str]) -> Objective:
     """The row with these corrections. Example: ``with_corrections(named("dapo"), ["tis"])``."""
     found = tuple(_lookup(CORRECTIONS, name, "correction") for name in names)
     if found and objective.ratio == "none":
-        raise Invalid("an objective without a ratio takes no corrections", remedy="name one with a ratio, as dapo")
+        raise Invalid("an objective without a ratio takes no corrections", hint="name one with a ratio, as dapo")
     return dataclasses.replace(objective, corrections=found)
 
 
@@ -168,4 +168,4 @@ def _lookup(table: Mapping[str, T], name: str, what: str) -> T:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)
-    raise Invalid(f"no {what} {name!r}", remedy=f"nearest: {near[0]}; there are: {', '.join(table)}")
+    raise Invalid(f"no {what} {name!r}", hint=f"nearest: {near[0]}; there are: {', '.join(table)}")

@@ -49,7 +49,7 @@ def load_served(
         parent, _, last = module.rpartition(".")
         layer = model.get_submodule(module)
         if not isinstance(layer, nn.Linear):
-            raise Invalid(f"an adapter of {module}, which is no matrix", remedy="train adapters of matrices")
+            raise Invalid(f"an adapter of {module}, which is no matrix", hint="train adapters of matrices")
         adapted = LoraLinear(layer, config.r, config.scaling)
         setattr(model.get_submodule(parent), last, adapted)
         weights |= dict(zip(adapter.names_of(module), (adapted.down.data, adapted.up.data), strict=True))

@@ -66,7 +66,7 @@ def _conversion(
     """How words of a published tensor become elements of ours: the flat target, and the values for it."""
     parameter = parameters.get(name)
     if parameter is None or name not in dtypes:
-        raise EngineFailed(f"{name} was published, but this engine has no such weight", remedy="publish its own model")
+        raise EngineFailed(f"{name} was published, but this engine has no such weight", hint="publish its own model")
     flat = parameter.detach().view(-1)
     published = PUBLISHED[dtypes[name]]
     if flat.dtype == published:
@@ -75,5 +75,5 @@ def _conversion(
     if published == torch.bfloat16 and flat.dtype == torch.float32:
         return lambda values: (flat, values.view(torch.bfloat16).float())
     raise EngineFailed(
-        f"{name} is published as {published} and computed with as {flat.dtype}", remedy="publish it in that dtype"
+        f"{name} is published as {published} and computed with as {flat.dtype}", hint="publish it in that dtype"
     )

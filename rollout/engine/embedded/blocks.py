@@ -68,7 +68,7 @@ class BlockTables:
         while not self._free:
             row = evict()
             if row is None:
-                raise EngineFailed("no block of the cache is free", remedy="give the engine a larger --cache")
+                raise EngineFailed("no block of the cache is free", hint="give the engine a larger --cache")
             self.release([row])
         block = self._free.pop()
         self._users[block] = 1

@@ -123,7 +123,7 @@ class Core:
         if any(not 0 <= token < top for token in request.tokens):
             raise ValueError(f"token ids must be in 0..{top - 1}")
         if self.lending is not None and self.lending.frozen and request.lent:
-            raise EngineFailed("users need all of this engine until its next version", remedy="ask another one")
+            raise EngineFailed("users need all of this engine until its next version", hint="ask another one")
         request.since = request.since or self._clock()
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -176,7 +176,7 @@ class Core:
             prepared.apply()
         except (RuntimeError, ValueError) as error:
             self.broken = f"version {version} was written in part: {error}"
-            raise EngineFailed(self.broken, remedy="restart the engine; it serves nothing now") from error
+            raise EngineFailed(self.broken, hint="restart the engine; it serves nothing now") from error
         self.broken = None
         self.version = self.statistics.version = str(version)
         self.statistics.weight_updates += 1

@@ -93,7 +93,7 @@ class PagedModel:
             )
         except (RuntimeError, MemoryError) as error:
             wanted = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
-            raise EngineFailed(f"a cache of {wanted} does not fit: {error}", remedy="give a smaller --cache") from None
+            raise EngineFailed(f"a cache of {wanted} does not fit: {error}", hint="give a smaller --cache") from None
         self._gathered = [weights.new_empty(0), weights.new_empty(0)]
         self._parts: list[AttentionRows] = []
         self._places: Tensor  # [N] where the step's keys and values are kept

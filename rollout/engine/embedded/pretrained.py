@@ -25,7 +25,7 @@ from sandbox.errors import Invalid
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LAYERS = {"full_attention", "sliding_attention"}
 OFFLINE = {"local_files_only": True}
-REMEDY = "serve it by vLLM (--engine vllm)"
+HINT = "serve it by vLLM (--engine vllm)"
 CHANGING = {"dynamic", "longrope"}  # rotations that depend on the longest sequence that is computed together
 
 
@@ -50,7 +50,7 @@ def load(folder: Path, *, device: str = "cpu", dtype: str = "float32", paged: bo
         model, told = auto.from_pretrained(folder, config=config, output_loading_info=True, **OFFLINE, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if told[kind]:
-                raise Invalid(f"{folder}: {kind.replace('_', ' ')} {sorted(told[kind])[:3]}", remedy="publish it again")
+                raise Invalid(f"{folder}: {kind.replace('_', ' ')} {sorted(told[kind])[:3]}", hint="publish it again")
         return model.to(device)  # type: ignore[no-any-return]
 
     return _made(folder, read, dtype=DTYPES[dtype])
@@ -90,7 +90,7 @@ def layers(model: nn.Module) -> list[Heads]:
     for layer, kind in enumerate(kinds):
         heads = probe.heads.get(layer)
         if heads is None or kind not in LAYERS or (kind == "sliding_attention" and heads.window is None):
-            raise Invalid(f"{type(model).__name__}: layer {layer} ({kind}) is not plain attention", remedy=REMEDY)
+            raise Invalid(f"{type(model).__name__}: layer {layer} ({kind}) is not plain attention", hint=HINT)
         found.append(heads)
     return found
 
@@ -104,7 +104,7 @@ class _Probe:
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         others = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
         if others or not getattr(module, "is_causal", True):
-            raise Invalid(f"{type(module).__name__} attends with {' and '.join(others) or 'no order'}", remedy=REMEDY)
+            raise Invalid(f"{type(module).__name__} attends with {' and '.join(others) or 'no order'}", hint=HINT)
         self.heads[module.layer_idx] = Heads(len(k), k.shape[-1], v.shape[-1], options.get("sliding_window"))
         return q.new_zeros(q.shape[1], len(q), v.shape[-1])
 
@@ -118,10 +118,10 @@ def _made(folder: Path, make: Callable[[Any, Any, dict[str, Any]], nn.Module], *
         config = AutoConfig.from_pretrained(folder, **OFFLINE)
         model = make(AutoModelForCausalLM, config, {"attn_implementation": NAME, **options})
     except (OSError, ValueError, KeyError) as error:
-        raise Invalid(f"transformers cannot load {folder}: {error}", remedy="try it there first") from None
+        raise Invalid(f"transformers cannot load {folder}: {error}", hint="try it there first") from None
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") in CHANGING:
-        raise Invalid(f"{folder}: its rotations ({rope['rope_type']}) depend on what is beside it", remedy=REMEDY)
+        raise Invalid(f"{folder}: its rotations ({rope['rope_type']}) depend on what is beside it", hint=HINT)
     if not getattr(model, "_supports_attention_backend", False):
-        raise Invalid(f"{type(model).__name__} has attention of its own", remedy=REMEDY)
+        raise Invalid(f"{type(model).__name__} has attention of its own", hint=HINT)
     return model.eval()

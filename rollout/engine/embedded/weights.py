@@ -57,10 +57,10 @@ class PulledWeights:
     def apply(self, core: Core, version: int, *, recompute: bool) -> float:
         """Between two steps, in the engine's thread: serve the version that is ready. Seconds that it took."""
         if self._pulling.locked():
-            raise Invalid("another version is being pulled", remedy="wait for it")
+            raise Invalid("another version is being pulled", hint="wait for it")
         if self._ready is None or self._ready[0] != version:
             has = "none is" if self._ready is None else f"version {self._ready[0]} is"
-            raise Invalid(f"version {version} is not ready ({has})", remedy="pull it first")
+            raise Invalid(f"version {version} is not ready ({has})", hint="pull it first")
         began = time.monotonic()
         core.adopt(self._ready[1], version, recompute=recompute)
         self._writes, self._ready = [], None

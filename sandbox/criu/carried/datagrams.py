@@ -88,7 +88,7 @@ def joined(one: socket.socket, groups: list[Group]) -> list[Group]:
             if (mode, sources) != (_EXCLUDE, 0):
                 raise CheckpointFailed(
                     f"a socket of the sandbox takes the multicast group {name} from some senders only",
-                    remedy="join the whole group (IP_ADD_MEMBERSHIP), or close it",
+                    hint="join the whole group (IP_ADD_MEMBERSHIP), or close it",
                 )
             found.append((index, name))
     return found

@@ -68,5 +68,5 @@ def _is_socket(pid: int, descriptor: int) -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL:
     if not paths.frozen().exists():
-        raise Unsupported(f"{paths.frozen()} is missing", remedy="run `make native`")
+        raise Unsupported(f"{paths.frozen()} is missing", hint="run `make native`")
     return ctypes.CDLL(os.fspath(paths.frozen()))

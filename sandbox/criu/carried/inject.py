@@ -197,7 +197,7 @@ def _stopped(thread: int) -> int:
     """Wait until a thread has stopped; the signal that it says it stopped with."""
     status = _wait(thread)
     if not os.WIFSTOPPED(status):
-        raise RestoreFailed(f"task {thread} was killed meanwhile", remedy="restore again")
+        raise RestoreFailed(f"task {thread} was killed meanwhile", hint="restore again")
     return os.WSTOPSIG(status)
 
 
@@ -208,7 +208,7 @@ def _wait(thread: int) -> int:
         if found:
             return status
         if time.monotonic() > deadline:
-            raise RestoreFailed(f"task {thread} does not stop (in an uninterruptible wait)", remedy="try again")
+            raise RestoreFailed(f"task {thread} does not stop (in an uninterruptible wait)", hint="try again")
         time.sleep(0.0001)
 
 

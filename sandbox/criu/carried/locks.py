@@ -72,5 +72,5 @@ def take(lost: list[Lock], numbers: dict[int, int], tasks: inject.Standing) -> N
             raise RestoreFailed(
                 f"process {lock.pid} cannot lock bytes {lock.start} to {lock.start + lock.length - 1} of descriptor "
                 f"{lock.fd} again: {os.strerror(-result)}",
-                remedy="restore an older checkpoint",
+                hint="restore an older checkpoint",
             )

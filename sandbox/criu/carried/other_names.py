@@ -76,7 +76,7 @@ def link_again(container: Container, images: Path) -> None:
                 raise RestoreFailed(
                     f"{os.fsdecode(other)}, which a process holds by a name that is gone, cannot be linked:"
                     f" {os.strerror(error.errno or 0)}",
-                    remedy="restore a checkpoint that captured files and processes together",
+                    hint="restore a checkpoint that captured files and processes together",
                     sandbox=container.spec.id,
                 ) from error
 

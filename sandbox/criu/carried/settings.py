@@ -93,7 +93,7 @@ class ProcessVanished(CheckpointFailed):
     """A process was killed while it was looked at: what was read may not be all."""
 
     def __init__(self) -> None:
-        super().__init__("the processes were killed while they were dumped", remedy="restore an older checkpoint")
+        super().__init__("the processes were killed while they were dumped", hint="restore an older checkpoint")
 
 
 @dataclass
@@ -274,7 +274,7 @@ def load(directory: Path) -> KernelSettings:
     except FileNotFoundError:
         return KernelSettings()
     except ValueError as error:
-        raise CheckpointFailed(f"{FILE} is damaged: {error}", remedy="the checkpoint is damaged") from error
+        raise CheckpointFailed(f"{FILE} is damaged: {error}", hint="the checkpoint is damaged") from error
 
 
 def decode(content: bytes) -> KernelSettings:

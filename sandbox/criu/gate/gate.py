@@ -165,7 +165,7 @@ def refuse_lost(images: CriuImages, opened: Mapping[str, int], excluded: Collect
             held_by = _holders(images, ghost.id)
             if held_by.keys() - excluded:
                 names = ", ".join(f"pid {pid} in the sandbox ({name})" for pid, name in held_by.items())
-                raise ImageRefused(f"{refusal.reason}: held by {names}", refusal.remedy) from None
+                raise ImageRefused(f"{refusal.reason}: held by {names}", refusal.hint) from None
 
 
 def _holders(images: CriuImages, file: int) -> dict[int, str]:

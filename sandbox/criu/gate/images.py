@@ -28,12 +28,12 @@ EXTERNAL_MOUNT = "pagurus-mount-"  # the key of a directory of the host in the i
 
 
 class ImageRefused(Exception):
-    """An image says what no sandbox of ours may. `remedy` says what the user may do."""
+    """An image says what no sandbox of ours may. `hint` says what the user may do."""
 
-    def __init__(self, reason: str, remedy: str = ""):
+    def __init__(self, reason: str, hint: str = ""):
         super().__init__(reason)
         self.reason = reason
-        self.remedy = remedy
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class CriuImages:
             raise ImageRefused(f"{name} cannot be read: {error}") from None
 
 
-def need(truth: object, reason: str, remedy: str = "") -> None:
+def need(truth: object, reason: str, hint: str = "") -> None:
     if not truth:
-        raise ImageRefused(reason, remedy)
+        raise ImageRefused(reason, hint)
 
 
 def printable(path: bytes) -> str:

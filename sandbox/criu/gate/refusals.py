@@ -1,4 +1,4 @@
-"""What CRIU would dump without a word and could not bring back: refused at the dump, with the remedy.
+"""What CRIU would dump without a word and could not bring back: refused at the dump, with the hint.
 
 Owns: the list. Does not own: CRIU's own refusals (:mod:`sandbox.criu.dump`), what is put back after a restore
 (:mod:`sandbox.criu.carried.settings`), what a sandbox does not let a program have (native/confine.c).
@@ -34,8 +34,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def check_frozen(processes: Iterable[FrozenProcess], sandbox: str) -> None:
     """Raise CheckpointFailed for the first of these processes that holds what cannot come back. Blocks."""
     for one in processes:
-        for what, remedy in _found(one):
-            raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", remedy=remedy, sandbox=sandbox)
+        for what, hint in _found(one):
+            raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", hint=hint, sandbox=sandbox)
 
 
 def _found(one: FrozenProcess) -> Iterator[tuple[str, str]]:
@@ -125,8 +125,8 @@ def _is_writable(pid: int, descriptor: int) -> bool:
 
 def check_images(directory: Path, entries: Sequence[Record], sandbox: str) -> None:
     """Likewise for what the images tell, after the thaw; `entries` are those of files.img. Blocks."""
-    for what, remedy in _told(directory, entries):
-        raise CheckpointFailed(what, remedy=remedy, sandbox=sandbox)
+    for what, hint in _told(directory, entries):
+        raise CheckpointFailed(what, hint=hint, sandbox=sandbox)
 
 
 def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str]]:

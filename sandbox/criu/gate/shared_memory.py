@@ -30,7 +30,7 @@ def check(pids: Iterable[int], inside: Inside, sandbox: str) -> None:
     if total > MAX_BYTES:
         raise CheckpointFailed(
             f"its processes name {total >> 30} GiB of shared memory, used or not; {MAX_BYTES >> 30} GiB are the most",
-            remedy="make memfds, shared mappings and System V segments only as large as they are used",
+            hint="make memfds, shared mappings and System V segments only as large as they are used",
             sandbox=sandbox,
         )
 

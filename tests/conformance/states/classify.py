@@ -34,7 +34,7 @@ SOURCES = paths.CHECKOUT / "tests" / "conformance" / "native" / "states"
 PLACE = "states"  # in the sandbox: the program, and the directory of the states
 TOGETHER = 120  # states in one sandbox
 TIMEOUT = 120.0
-NO_REMEDY = "the sandbox keeps running"
+NO_HINT = "the sandbox keeps running"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Seen:
     """
 
     kind: str
-    said: str = ""  # the refusal with its remedy, or what differs
+    said: str = ""  # the refusal with its hint, or what differs
 
     def verdict(self, promise: Promise) -> str:
         """Its class in the table: restored, refused, impossible, named, or silent."""
@@ -121,7 +121,7 @@ class States:
         left = [name for name in names if name not in self._found.seen]
         if len(left) == 1:
             kind = "refused" if isinstance(failed, CheckpointFailed) else "broken"
-            self._found.note(left[0], kind, f"{failed} | remedy: {failed.remedy}")
+            self._found.note(left[0], kind, f"{failed} | hint: {failed.hint}")
         else:
             await self._divide(left[: len(left) // 2])
             await self._divide(left[len(left) // 2 :])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Promise:
     """What becomes of a state.
 
-    `kind`: restored; refused (`reason` is part of the remedy that the refusal says); named (`reason` says why it does
+    `kind`: restored; refused (`reason` is part of the hint that the refusal says); named (`reason` says why it does
     not matter); impossible (`reason` says why no program in a sandbox has it).
     """
 

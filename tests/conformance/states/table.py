@@ -34,7 +34,7 @@ def table(listed: Sequence[Row]) -> str:
     counts = Counter(row.promise.kind for row in listed)
     lines = [
         f"{len(listed)} states: {counts['restored']} come back, {counts['refused']} are refused at the dump with a "
-        f"remedy, {counts['named']} are not compared, {counts['impossible']} cannot be made in a sandbox.",
+        f"hint, {counts['named']} are not compared, {counts['impossible']} cannot be made in a sandbox.",
     ]
     for group in dict.fromkeys(row.group for row in listed):
         lines += ["", f"**{group}**", "", "| state | made by | what becomes of it |", "|---|---|---|"]

@@ -56,7 +56,7 @@ def test_a_job_holds_its_room_from_its_start_to_its_end(
 def test_prices_that_are_none_are_refused(given: list[str]) -> None:
     with pytest.raises(Invalid) as refused:
         parse_prices(given)
-    assert refused.value.remedy
+    assert refused.value.hint
 
 
 def test_a_coordinator_does_not_start_with_prices_that_are_none(tmp_path: Path) -> None:

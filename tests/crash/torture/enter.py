@@ -27,11 +27,11 @@ STILL = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
 def compiled(source: str, target: Path) -> Path:
     """A static program from native/."""
     if shutil.which("cc") is None:
-        raise Unsupported("no C compiler", remedy="install gcc and libc6-dev")
+        raise Unsupported("no C compiler", hint="install gcc and libc6-dev")
     command = ["cc", "-O2", "-static", "-pthread", "-o", str(target), str(NATIVE / source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unsupported(f"{source} does not compile: {done.stderr[-500:]}", remedy="install libc6-dev")
+        raise Unsupported(f"{source} does not compile: {done.stderr[-500:]}", hint="install libc6-dev")
     return target
 
 

@@ -77,18 +77,18 @@ class Series:
         """
         where, _, rest = text.removeprefix(PREFIX).partition(": ")
         if where not in PLACES:
-            raise Invalid(f"no place {where!r}", remedy=f"one of: {', '.join(PLACES)}")
+            raise Invalid(f"no place {where!r}", hint=f"one of: {', '.join(PLACES)}")
         programs = []
         for part in rest.split(";"):
             way, *words = part.split() or ("",)
             if way not in _WAYS or not words:
                 raise Invalid(
-                    f"not a program: {part.strip()!r}", remedy=f"say WAY CALL ..., WAY one of {', '.join(_WAYS[1:])}"
+                    f"not a program: {part.strip()!r}", hint=f"say WAY CALL ..., WAY one of {', '.join(_WAYS[1:])}"
                 )
             for word in words:
                 actor, _, name = word.partition(":")
                 if actor not in _ACTORS or name not in vocabulary.names:
-                    raise Invalid(f"no call {word!r}", remedy=f"say ACTOR:CALL, ACTOR one of {', '.join(_ACTORS[1:])}")
+                    raise Invalid(f"no call {word!r}", hint=f"say ACTOR:CALL, ACTOR one of {', '.join(_ACTORS[1:])}")
             programs.append(Program(way, tuple(words)))
         return Series(PLACES[where], tuple(programs))
 
@@ -211,8 +211,8 @@ def _explore(vocabulary: Vocabulary, seed: str, visit: Callable[[Series], None],
     try:
         import hypothesis
     except ImportError as error:
-        remedy = "pip install 'pagurus[dev]' (make setup does it), or go without them: --programs 0"
-        raise Unsupported("random programs are drawn by hypothesis, which is not installed", remedy=remedy) from error
+        hint = "pip install 'pagurus[dev]' (make setup does it), or go without them: --programs 0"
+        raise Unsupported("random programs are drawn by hypothesis, which is not installed", hint=hint) from error
 
     @hypothesis.seed(seed)
     @hypothesis.settings(

@@ -172,14 +172,14 @@ def check(): return True""",
 
 
 @pytest.mark.parametrize("lost", list(LOST))
-async def test_what_cannot_come_back_is_refused_with_the_remedy(host: Client, lost: str) -> None:
+async def test_what_cannot_come_back_is_refused_with_the_hint(host: Client, lost: str) -> None:
     body, act = LOST[lost]
     async with host.create(IMAGE) as sb:
         await sb.durable(await sb.exec(python_program(body + SERVE)))
         await sb.exec(act)
         with pytest.raises(CheckpointFailed) as caught:
             await sb.checkpoint(wait="durable")
-        assert caught.value.remedy
+        assert caught.value.hint
         assert (await sb.exec(CHECK)).stdout == b"good\n"  # it goes on
 
 
@@ -228,7 +228,7 @@ async def test_whatever_turns_do_to_what_is_held_a_durable_checkpoint_can_be_res
             try:
                 found = await sb.checkpoint(wait="durable")
             except CheckpointFailed as error:
-                assert error.remedy
+                assert error.hint
                 continue
             await sb.restore(found.id, verify=True)
             assert (await sb.exec(CHECK)).stdout == b"good\n", turns

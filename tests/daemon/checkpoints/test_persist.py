@@ -161,7 +161,7 @@ class Broken(Capturer):
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
-        (NoSpace("3.0 MiB more are needed", remedy="remove some"), NoSpace, r"3\.0 MiB more.*remove some"),
+        (NoSpace("3.0 MiB more are needed", hint="remove some"), NoSpace, r"3\.0 MiB more.*remove some"),
         (OSError(5, "Input/output error"), CheckpointFailed, "Input/output error"),
         (sqlite3.OperationalError("disk I/O error"), CheckpointFailed, "disk I/O error"),
         (KeyError("a bug"), CheckpointFailed, "a bug"),

@@ -289,7 +289,7 @@ def test_secrets_of_the_sandbox_do_not_travel() -> None:
 
 
 def test_our_errors_have_the_form_of_the_protocol() -> None:
-    openai = json.loads(wire.error_body(wire.family_of("/v1/responses"), Conflict("no", remedy="do")))
+    openai = json.loads(wire.error_body(wire.family_of("/v1/responses"), Conflict("no", hint="do")))
     assert openai["error"]["code"] == "conflict"
     assert openai["error"]["message"] == "pagurus: no (do)"
     anthropic = json.loads(wire.error_body(wire.family_of("/v1/messages"), TooMany("no")))

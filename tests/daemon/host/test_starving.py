@@ -141,7 +141,7 @@ async def test_under_a_fork_bomb_a_checkpoint_says_what_is_wrong(daemon: Daemon,
             except CheckpointFailed as error:
                 said = str(error)
                 assert re.search("did not all stop within|no process left: all 32 are in use", said), said
-                assert re.search("end some|raise Limits", error.remedy or ""), error.remedy
+                assert re.search("end some|raise Limits", error.hint or ""), error.hint
         await sandbox.restore((await sandbox.tree())[0].id)
         assert (await sandbox.exec("echo well")).text == "well\n"
 

@@ -30,7 +30,7 @@ def test_every_pair(state: S, event: Event) -> None:
     with pytest.raises(wanted) as caught:
         states.after(state, event, sandbox="s-1", turn=3)
     assert (caught.value.sandbox, caught.value.turn) == ("s-1", 3)
-    assert caught.value.remedy
+    assert caught.value.hint
 
 
 def test_a_dead_sandbox_says_how_to_bring_it_back() -> None:

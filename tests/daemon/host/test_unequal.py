@@ -23,7 +23,7 @@ async def test_a_failed_comparison_leaves_a_living_sandbox(sb: Sandbox, daemon: 
         settings.write(directory, changed)
     with pytest.raises(NotEqual, match="io_priority") as raised:
         await sb.restore(saved, verify=True)
-    assert "runs in this state" in raised.value.remedy
+    assert "runs in this state" in raised.value.hint
     assert (await sb.exec("cat /kept")).text == "kept\n"
     again = await sb.checkpoint()
     await sb.restore(again)

@@ -84,7 +84,7 @@ def test_modes_and_names() -> None:
 def test_refused_policies(network: Network) -> None:
     with pytest.raises(Invalid) as raised:
         compile_policy(network)
-    assert raised.value.remedy
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(

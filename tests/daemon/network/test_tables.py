@@ -443,7 +443,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_table_that_nft_dies_over_is_not_listed(foreign: str, owned: bool) -> None:
     with pytest.raises(Unsupported, match="died of SIGSEGV") as died:
         nft("list", "ruleset")
-    assert f"ip {foreign}" in died.value.message and "install that nft here" in died.value.remedy
+    assert f"ip {foreign}" in died.value.message and "install that nft here" in died.value.hint
     made = a_table(owned=owned)
     try:
         assert made.ensure() and not made.ensure() and made.present()

@@ -237,7 +237,7 @@ async def test_holes_of_a_checkpoint_cost_an_image_nothing(host: Client, sb: San
     try:
         await host.images.commit((await sb.checkpoint()).id, "larger")
     except Invalid as error:  # ext4 has none of more than 16 TiB, other file systems have
-        assert "/huge of 18691697672192 bytes is larger than a file" in str(error) and "truncate" in error.remedy
+        assert "/huge of 18691697672192 bytes is larger than a file" in str(error) and "truncate" in error.hint
     else:
         await host.images.remove("larger")
 
@@ -419,7 +419,7 @@ async def test_output_comes_in_lines_and_a_failure_hints_at_the_network(host: Cl
         await host.images.build("broken", tmp_path, output=said.append)
     shown = [line for line in said if line.startswith("a line")]
     assert shown == [f"a line of some length that is {i}" for i in range(3000)] and "no end" in said
-    assert caught.value.message == "line 3: RUN failed: exit code 6" and "--network open" in caught.value.remedy
+    assert caught.value.message == "line 3: RUN failed: exit code 6" and "--network open" in caught.value.hint
     with pytest.raises(Invalid, match="Could not resolve"):  # who is shown nothing else is told the end of it
         await host.images.build("broken", tmp_path)
     await host.images.prune()

@@ -55,7 +55,7 @@ async def test_a_handle_from_before_a_restore_says_what_is_wrong(sb: Sandbox) ->
         await new.write("x")
     with pytest.raises(Conflict, match=r"has got 0 bytes in its present state, not 11: .*restored") as refused:
         await old.write("lost")
-    assert "refresh()" in (refused.value.remedy or "")
+    assert "refresh()" in (refused.value.hint or "")
     await old.refresh()
     await sb.restore(after)
     with pytest.raises(Conflict, match="has got 11 bytes in its present state, not 0"):  # no repetition of what it got

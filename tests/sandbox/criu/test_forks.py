@@ -61,7 +61,7 @@ async def test_hooks_of_a_fork_run_once_in_it(bench: Bench) -> None:
     await shell(one, f"printf '#!/bin/sh\\necho no new key >&2; exit 3\\n' > /{HOOKS}/20-second")
     with pytest.raises(RestoreFailed, match=r"(?s)no new key.*20-second: exit 3") as caught:
         await run_fork_hooks(one, checkpoint="c-1")
-    assert HOOKS in caught.value.remedy
+    assert HOOKS in caught.value.hint
 
 
 async def test_a_directory_of_hooks_is_not_looked_for_outside(bench: Bench, tmp_path: Path) -> None:

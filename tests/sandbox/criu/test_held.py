@@ -56,7 +56,7 @@ async def test_a_socket_whose_file_was_moved_is_refused(bench: Bench) -> None:
     await shell(sb, UNIX[0] + "; mv /t/socket /t/moved")
     with pytest.raises(CheckpointFailed, match=re.escape("/t/moved (bound as /t/socket)")) as caught:
         await bench.save(sb)
-    assert "move it back" in caught.value.remedy
+    assert "move it back" in caught.value.hint
     await shell(sb, "mv /t/moved /t/socket")
     saved = await bench.save(sb)
     await bench.kill_and_restore(sb, saved, saved.dump)

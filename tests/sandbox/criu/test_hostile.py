@@ -128,7 +128,7 @@ os.unlink('/b/f'); os.rmdir('/b'); os.symlink('/etc', '/b')
 
 
 @pytest.mark.parametrize(
-    ("body", "reason", "remedy"),
+    ("body", "reason", "hint"),
     [
         (MADE_AGAIN, "the directory /b was deleted and made again", "cd"),
         (WITH_ITS_PARENT, "deleted directory /b/c and the one above it are both held", "leave"),
@@ -138,14 +138,14 @@ os.unlink('/b/f'); os.rmdir('/b'); os.symlink('/etc', '/b')
     ids=["made again", "with its parent", "below a deleted one", "behind a link"],
 )
 async def test_what_cannot_come_back_is_refused_when_it_is_dumped(
-    bench: Bench, body: str, reason: str, remedy: str
+    bench: Bench, body: str, reason: str, hint: str
 ) -> None:
     sb = await bench.maker.create()
     await hold(sb, body)
     with pytest.raises(CheckpointFailed, match=reason) as caught:
         await bench.save(sb)
     assert re.search(r"held by pid \d+ in the sandbox \(python3\)|both held", str(caught.value)), caught.value
-    assert remedy in caught.value.remedy
+    assert hint in caught.value.hint
     await shell(sb, "kill -9 $(pgrep -x python3); while pgrep -x python3; do sleep 0.02; done")
     await bench.save(sb)
 

@@ -135,4 +135,4 @@ async def test_what_has_ended_cannot_be_looked_into(bench: Bench) -> None:
     await sb.kill()
     with pytest.raises(dump.CheckpointFailed) as caught:
         await _capture(bench, sb, "dead")
-    assert "older checkpoint" in caught.value.remedy or "restore" in caught.value.remedy
+    assert "older checkpoint" in caught.value.hint or "restore" in caught.value.hint

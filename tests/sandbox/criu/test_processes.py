@@ -218,7 +218,7 @@ async def test_a_refused_dump_says_why_and_leaves_the_sandbox_running(bench: Ben
     try:
         with pytest.raises(CheckpointFailed, match=f"{pid}.*python3") as caught:
             await bench.save(sb)
-        assert "debugger" in caught.value.remedy
+        assert "debugger" in caught.value.hint
     finally:
         interrupt = 0x4207
         libc.ptrace(interrupt, pid, None, None)

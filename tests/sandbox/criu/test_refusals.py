@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox.criu.gate.hints import hint_for
 
 from sandbox.container.container import Container
 from sandbox.criu import dump
-from sandbox.criu.gate.remedies import remedy_for
 from sandbox.errors import CheckpointFailed
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell
@@ -102,7 +102,7 @@ async def test_a_socket_bound_by_a_crooked_relative_name(bench: Bench) -> None:
     await tell(sb, "relative()")
     error = await refused(bench, sb)
     assert "../t/./crooked" in error.message and "tun" not in error.message
-    assert "bind it by its whole path" in error.remedy
+    assert "bind it by its whole path" in error.hint
 
 
 async def test_half_a_socket_pair(bench: Bench, descriptors: list[int]) -> None:
@@ -112,7 +112,7 @@ async def test_half_a_socket_pair(bench: Bench, descriptors: list[int]) -> None:
     await give(sb, descriptors[1])
     error = await refused(bench, sb)
     names(error, r"descriptor \d+ of python3")
-    assert "Unix socket" in error.remedy
+    assert "Unix socket" in error.hint
 
 
 async def test_a_connection_from_the_host(bench: Bench) -> None:
@@ -123,7 +123,7 @@ async def test_a_connection_from_the_host(bench: Bench) -> None:
         await tell(sb, "accept()")
         error = await refused(bench, sb)
     names(error, r"descriptor \d+ of python3")
-    assert "Unix socket" in error.remedy
+    assert "Unix socket" in error.hint
 
 
 async def test_a_terminal_of_the_host(bench: Bench, descriptors: list[int]) -> None:
@@ -132,7 +132,7 @@ async def test_a_terminal_of_the_host(bench: Bench, descriptors: list[int]) -> N
     await give(sb, descriptors[1])
     error = await refused(bench, sb)
     names(error, r"descriptor \d+ \(/dev/pts/\d+\)")
-    assert "terminal" in error.remedy
+    assert "terminal" in error.hint
 
 
 async def test_a_file_of_the_host(bench: Bench, descriptors: list[int], tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_file_of_the_host(bench: Bench, descriptors: list[int], tmp_path
     await give(sb, descriptors[0])
     error = await refused(bench, sb)
     names(error, r"fd=\d+ path=/")
-    assert "outside" in error.remedy
+    assert "outside" in error.hint
 
 
 async def test_a_deleted_file_that_is_too_large(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ async def test_a_deleted_file_that_is_too_large(bench: Bench, monkeypatch: pytes
     await tell(sb, "ghost()")
     error = await refused(bench, sb)
     names(error, r"ghost file /t/ghost of 2097152")
-    assert "deleted file" in error.remedy
+    assert "deleted file" in error.hint
 
 
 async def test_a_watched_file_that_is_gone(bench: Bench) -> None:
@@ -158,7 +158,7 @@ async def test_a_watched_file_that_is_gone(bench: Bench) -> None:
     await tell(sb, "watch()")
     error = await refused(bench, sb)
     names(error, r"watches: descriptor \d+ of python3")
-    assert "watch" in error.remedy
+    assert "watch" in error.hint
 
 
 async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
@@ -170,7 +170,7 @@ async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"),
+    ("words", "hint"),
     [
         ("Unknown shit 0600 (anon_inode:[io_uring])", "io_uring"),
         ("fsnotify: \tCan't dump that handle", "watch"),
@@ -182,8 +182,8 @@ async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
         ("Can't write to pages-1.img: No space left on device", "memory for captures"),
     ],
 )
-def test_remedies(words: str, remedy: str) -> None:
-    assert remedy in remedy_for(words)
+def test_hints(words: str, hint: str) -> None:
+    assert hint in hint_for(words)
 
 
 MANY = "for n in range(3): "
@@ -206,7 +206,7 @@ async def test_sparse_memory_is_not_looked_through(bench: Bench, kind: str) -> N
     assert begun.exit_code == 0, begun
     with pytest.raises(CheckpointFailed, match="its processes name 300 GiB of shared memory") as caught:
         await bench.save(sb)
-    assert "as large as they are used" in (caught.value.remedy or "")
+    assert "as large as they are used" in (caught.value.hint or "")
     assert await shell(sb, "kill -0 $(cat /t/pid) && echo on") == "on\n"
 
 

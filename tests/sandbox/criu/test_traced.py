@@ -53,7 +53,7 @@ async def test_what_is_traced_is_named_and_dumped_once_it_is_free(bench: Bench, 
     ) as caught:
         await need_stoppable(sb)
         await bench.save(sb)
-    assert "detach the debugger" in caught.value.remedy
+    assert "detach the debugger" in caught.value.hint
     await shell(sb, "touch /tmp/enough; until [ -e /tmp/free ]; do sleep 0.01; done")
     await bench.save(sb)
 

@@ -95,7 +95,7 @@ async def test_nobody_waits_for_what_does_not_stop(bench: Bench) -> None:
         await need_stoppable(sb)
     with pytest.raises(Unstoppable, match=r"\[python3\] cannot be stopped: it waits for a vfork child") as caught:
         await bench.save(sb)  # CRIU is stopped while it waits, and leaves the tasks as they were
-    assert "fork" in (caught.value.remedy or "")
+    assert "fork" in (caught.value.hint or "")
     assert await shell(sb, "cat /tmp/kept") == "kept\n"
     await shell(sb, "touch /tmp/enough; until [ -e /tmp/free ]; do :; done")
     await need_stoppable(sb)

@@ -67,7 +67,7 @@ def test_a_folder_that_holds_the_image_store_is_refused(store: ImageStore, tmp_p
     for source in (store.folder.parent, alias, store.folder, Path("/")):
         with pytest.raises(Invalid, match="holds the image store itself") as refused:
             store.import_directory("whole", source)
-        assert "beside it" in (refused.value.remedy or "")
+        assert "beside it" in (refused.value.hint or "")
         assert [path.name for path in store.trees.iterdir()] == ["stop"]
     beside = tmp_path / "beside"
     beside.mkdir()

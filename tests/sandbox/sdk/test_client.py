@@ -25,7 +25,7 @@ def test_each_public_name_is_there_and_known_to_type_checkers() -> None:
 
 def test_every_error_crosses_the_wire_as_itself() -> None:
     for kind in errors.TABLE.values():
-        sent = kind("what", remedy="do", sandbox="s-1", turn=4)
+        sent = kind("what", hint="do", sandbox="s-1", turn=4)
         got = errors.from_body(msgspec.msgpack.decode(msgspec.msgpack.encode(sent.body()), type=errors.ErrorBody))
         assert (type(got), str(got)) == (kind, str(sent))
 
@@ -50,7 +50,7 @@ async def server(tmp_path: Path):
 
 async def test_an_error_body_becomes_its_class(server) -> None:
     client, answer = server
-    body = errors.SandboxDead("gone", remedy="restore", sandbox="s-1", turn=2).body()
+    body = errors.SandboxDead("gone", hint="restore", sandbox="s-1", turn=2).body()
     answer["response"] = web.Response(status=410, body=msgspec.msgpack.encode(body))
     with pytest.raises(sandbox.SandboxDead, match="s-1 turn 2: gone \\(restore\\)"):
         await client.get("s-1")
@@ -111,7 +111,7 @@ async def test_no_daemon_is_one_clear_error(tmp_path: Path) -> None:
     async with Client(tmp_path / "nothing.sock") as host:
         with pytest.raises(NoDaemon, match=r"no daemon answers at .*nothing\.sock: nothing is there") as caught:
             await host.sandboxes()
-    assert "sudo pagurus daemon" in caught.value.remedy
+    assert "sudo pagurus daemon" in caught.value.hint
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 

@@ -134,7 +134,7 @@ def test_what_sources_reach(tmp_path: Path) -> None:
             reached(wrong)
     with pytest.raises(Invalid) as caught:
         reached("src/app.py", "src")
-    assert "dockerignore" in caught.value.remedy
+    assert "dockerignore" in caught.value.hint
 
 
 _STEPS = st.lists(

@@ -45,7 +45,7 @@ def test_one_that_may_be_somebody_elses_is_refused_and_left(tmp_path: Path, wide
     tmp_path.chmod(wide)
     with pytest.raises(Invalid, match="other users may enter") as refused:
         private.directory(tmp_path, ours=OURS)
-    assert "directory of its own" in (refused.value.remedy or "") and mode(tmp_path) == wide
+    assert "directory of its own" in (refused.value.hint or "") and mode(tmp_path) == wide
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

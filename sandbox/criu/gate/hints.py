@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 #: CRIU's words -> what to do about it. First match wins.
-REMEDIES: tuple[tuple[str, str], ...] = (
+HINTS: tuple[tuple[str, str], ...] = (
     (r"VM id", "two processes share their memory: make the child without CLONE_VM"),
     (r"FS id", "two processes share their working directory: make the child without CLONE_FS"),
     (r"PIDFD_THREAD", "a descriptor of a thread is open: open the pidfd of its process, without PIDFD_THREAD"),
@@ -40,6 +40,6 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
-def remedy_for(words: str) -> str:
+def hint_for(words: str) -> str:
     """What to do about what CRIU and its log say."""
-    return next((remedy for pattern, remedy in REMEDIES if re.search(pattern, words)), "the sandbox keeps running")
+    return next((hint for pattern, hint in HINTS if re.search(pattern, words)), "the sandbox keeps running")
