@@ -72,6 +72,8 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     started_at: float
     pid: int = 0  # inside the sandbox; 0: being started
     exit_status: int | None = None  # wait status, once seen
+    argv: list[str] = []  # started by a client of E2B, which lists it with its arguments
+    tag: str = ""  # the name that such a client gave it
     excluded: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
     answer: AnswerRow | None = None  # session: the last one given
     answered: list[str] = []  # session: keys before it

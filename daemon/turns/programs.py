@@ -51,6 +51,7 @@ log = logging.getLogger("pagurus.processes")
 MAX_PROGRAMS = 64  # that run at once in one sandbox
 ENDED_KEPT = 16  # that have ended, with their logs
 COMMAND_KEPT = 200  # characters
+ARGUMENT_KEPT = 4096  # characters of each argument, where they are listed
 MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
 
@@ -172,9 +173,13 @@ class Programs:
         request: ProcessRequest | TerminalRequest | SessionRequest,
         *,
         excluded: bool = False,
+        tag: str | None = None,
         **more: Any,
     ) -> ProgramRow:
-        """Start a program with its supervisor, and have a row for it. Behind the gate."""
+        """Start a program with its supervisor, and have a row for it. Behind the gate.
+
+        `tag`: not None where its arguments are listed, too.
+        """
         live = self._live
         live.need_alive()
         await self._make_room()
@@ -195,6 +200,8 @@ class Programs:
             kind=kind,
             command=shown(getattr(request, "command", None) or argv),
             started_at=time.time(),
+            argv=[] if tag is None else [word[:ARGUMENT_KEPT] for word in argv[:16]],
+            tag=tag or "",
         )
         self.put(row)
         await self.publish()  # before it runs: what has no row could not be found again
@@ -378,6 +385,13 @@ class Programs:
                 await connection.finish()
         self._drop(program)
         await self.publish()
+
+    async def release(self, program: str) -> None:
+        """Forget one that has ended, and its log; what it started goes on."""
+        with contextlib.suppress(SupervisorGone):
+            await (await self.supervisor(program)).finish()
+        self._drop(program)
+        self._live.services.catalogue.later([put_sandbox(self._live.row)])
 
     def _kill_tree(self, inner: int) -> None:
         container = self._live.container

@@ -143,7 +143,7 @@ class Program:
     log_limit: int = 1 << 20  # bytes kept of each output; not of a session
     rows: int = 24
     columns: int = 80
-    first: int = 7  # session: the first of two descriptors
+    first: int = 7  # session: the first of two descriptors; else 0: it waits for whoever attaches first to read
 
 
 @dataclass(frozen=True)

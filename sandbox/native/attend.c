@@ -107,6 +107,7 @@ static bool exited;
 static int exit_status;
 static int child;
 static bool holding;
+static bool fresh = true;    /* nobody has attached yet */
 static bool terminal, session;
 static int rq = -1, rs = -1, signals = -1, in = -1, codes = -1;
 static char directory[256], rq_path[272], rs_path[272];
@@ -522,7 +523,8 @@ static void later(const struct request *r) {
 
 static void attach(const char *nonce) {
     memset(pending, 0, sizeof pending);
-    holding = false;
+    holding = holding && fresh;  /* a daemon that has died must not leave it waiting */
+    fresh = false;
     if (!busy) text_size = text_sent = 0;
     answer_state(0, 0);
     memmove(answer_data + 16, answer_data, answer_size);
@@ -716,6 +718,7 @@ __attribute__((used)) static void start(long *stack) {
     terminal = is(argv[2], "terminal");
     session = is(argv[2], "session");
     long limit = number(argv[5]);
+    holding = !session && !number(argv[8]);
     mask_all(true);
     call(SYS_umask, 077, 0, 0, 0);
     call(SYS_mkdir, "/.pagurus/run", 0700, 0, 0);

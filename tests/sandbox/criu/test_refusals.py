@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox.criu.gate.hints import hint_for
 
 from sandbox.container.container import Container
 from sandbox.criu import dump
+from sandbox.criu.gate.hints import hint_for
 from sandbox.errors import CheckpointFailed
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell
