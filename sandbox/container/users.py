@@ -56,6 +56,16 @@ def find(inside: SandboxRoot, who: int | str) -> User:
     return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
 
 
+def known_users(inside: SandboxRoot) -> dict[str, User]:
+    """All users of the sandbox, in the order of its file. Blocks."""
+    return parse(_table(inside, PASSWD).text)
+
+
+def known_groups(inside: SandboxRoot) -> dict[str, GroupEntry]:
+    """All its groups. Blocks."""
+    return parse_groups(_table(inside, GROUP).text)
+
+
 def _table(inside: SandboxRoot, path: str) -> UserTable:
     try:
         data = files.read(inside, path, limit=MAX_FILE + 1)

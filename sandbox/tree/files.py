@@ -84,10 +84,20 @@ def read(inside: SandboxRoot, path: str, *, offset: int = 0, limit: int) -> byte
 
 
 def write(
-    inside: SandboxRoot, uid_base: int, path: str, source: IO[bytes], *, mode: int = 0o644, append: bool = False
+    inside: SandboxRoot,
+    uid_base: int,
+    path: str,
+    source: IO[bytes],
+    *,
+    mode: int = 0o644,
+    append: bool = False,
+    owner: tuple[int, int] = (0, 0),
 ) -> None:
-    """Write what `source` holds to the regular file `path`, created with its missing parents when need be."""
-    with inside.opened() as root, as_sandbox_root(uid_base):
+    """Write what `source` holds to the regular file `path`, created with its missing parents when need be.
+
+    `owner`: user and group of what is created.
+    """
+    with inside.opened() as root, as_sandbox_root(uid_base, owner):
         make_parents(root, absolute(path).parent)
         with opened(root, native(path), os.O_WRONLY | os.O_CREAT, mode) as file:
             need_regular(file, path)
@@ -129,15 +139,17 @@ def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
     return sorted(found, key=lambda info: info.name)
 
 
-def make_directory(inside: SandboxRoot, uid_base: int, path: str, *, mode: int = 0o755) -> None:
+def make_directory(
+    inside: SandboxRoot, uid_base: int, path: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0)
+) -> None:
     """Make the directory `path` and its missing parents. One that exists is left as it is."""
-    with inside.opened() as root, as_sandbox_root(uid_base):
+    with inside.opened() as root, as_sandbox_root(uid_base, owner):
         make_parents(root, absolute(path), mode)
 
 
-def move(inside: SandboxRoot, uid_base: int, source: str, target: str) -> None:
+def move(inside: SandboxRoot, uid_base: int, source: str, target: str, *, owner: tuple[int, int] = (0, 0)) -> None:
     """Rename `source` to `target`, over a file that is there. Missing parents of `target` are made."""
-    with inside.opened() as root, as_sandbox_root(uid_base):
+    with inside.opened() as root, as_sandbox_root(uid_base, owner):
         make_parents(root, absolute(target).parent)
         with _located(root, source) as (from_parent, from_name), _located(root, target) as (to_parent, to_name):
             try:

@@ -265,15 +265,15 @@ def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755, *, reso
 
 
 @contextlib.contextmanager
-def as_sandbox_root(uid_base: int) -> Iterator[None]:
-    """This thread creates files as the sandbox's root, without losing its capabilities.
+def as_sandbox_root(uid_base: int, owner: tuple[int, int] = (0, 0)) -> Iterator[None]:
+    """This thread creates files as the sandbox's root, or for this user and group, without losing its capabilities.
 
     The upper is mounted with an id mapping, in which host root has no place: a file that host root
     creates fails with EOVERFLOW. File-system ids and secure bits belong to the thread, not the process.
     """
     _libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    _libc.setfsgid(uid_base)
-    _libc.setfsuid(uid_base)
+    _libc.setfsgid(uid_base + owner[1])
+    _libc.setfsuid(uid_base + owner[0])
     try:
         yield
     finally:
