@@ -7,11 +7,13 @@ Owns: what a token grants, and the judgement of a call. Does not own: where toke
 Guarantee: a caller sees its own sandboxes and no others; what it may not see it is told does not exist.
 
 A token is ``pgr_<id>_<secret>``. The secret is 256 random bits, so a plain SHA-256 of it is kept: there is
-nothing to guess that a slow, salted hash would protect, and it is compared on every request.
+nothing to guess that a slow, salted hash would protect, and it is compared on every request. Clients of E2B refuse
+whatever is not ``e2b_<hexadecimal>``: so each token has a second spelling of that form.
 """
 
 from __future__ import annotations
 
+import base64
 import contextvars
 import hashlib
 import hmac
@@ -28,6 +30,7 @@ RANK: dict[str, int] = {"open": 0, "read": 1, "exec": 2, "admin": 3}
 
 PREFIX = "pgr"
 _FORM = re.compile(rf"{PREFIX}_([0-9a-f]{{12}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
+_E2B = re.compile(r"e2b_([0-9a-f]{12})([0-9a-f]{64})", re.ASCII)
 _NOBODY = hashlib.sha256(b"nobody").hexdigest()  # compared with where there is no such token
 
 
@@ -70,8 +73,20 @@ def split(token: str) -> tuple[str, str] | None:
     >>> split("pgr_0123456789ab_" + "x" * 43)[0]
     '0123456789ab'
     """
+    if (spelled := _E2B.fullmatch(token)) is not None:
+        return spelled[1], base64.urlsafe_b64encode(bytes.fromhex(spelled[2])).decode().rstrip("=")
     found = _FORM.fullmatch(token)
     return None if found is None else (found[1], found[2])
+
+
+def e2b_spelling(token: str) -> str:
+    """The same token as clients of E2B accept it.
+
+    >>> split(e2b_spelling("pgr_0123456789ab_" + "x" * 42 + "w")) == split("pgr_0123456789ab_" + "x" * 42 + "w")
+    True
+    """
+    number, secret = split(token) or ("", "")
+    return f"e2b_{number}{base64.urlsafe_b64decode(secret + '=').hex()}"
 
 
 def bearer(header: str | None) -> str | None:
@@ -89,8 +104,12 @@ def identify(secret: str, grant: Grant | None, now: float) -> Caller:
     """
     expected = _NOBODY if grant is None else grant.secret
     same = hmac.compare_digest(digest(secret), expected)
-    valid = grant is not None and grant.revoked_at is None and (grant.expires_at is None or now < grant.expires_at)
-    if grant is None or not (same and valid):
+    return holder(grant if same else None, now)
+
+
+def holder(grant: Grant | None, now: float) -> Caller:
+    """Who holds the token of `grant`. Raises Unauthorized where it is not valid any more."""
+    if grant is None or grant.revoked_at is not None or (grant.expires_at is not None and now >= grant.expires_at):
         raise Unauthorized("this token is not valid", hint="make one with `pagurus token create` on the host")
     return Caller(
         token=grant.id, owner=grant.owner, scope=grant.scope, everything=grant.scope == "admin", quota=grant.quota

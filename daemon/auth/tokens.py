@@ -97,6 +97,10 @@ class TokenStore:
         number, secret = access.split(text) or ("", "")
         return access.identify(secret, self._grants.get(number), self._clock())
 
+    def known(self, token: str) -> Caller:
+        """Who holds the token of this id, if it is still valid: for what was given to them. Raises Unauthorized."""
+        return access.holder(self._grants.get(token), self._clock())
+
     def caller(self, request: web.Request) -> Caller:
         """Who calls: by a token, else by the socket that only the server's own user can open. Raises Unauthorized."""
         token = access.bearer(request.headers.get("Authorization"))

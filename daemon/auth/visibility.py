@@ -46,13 +46,22 @@ def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
 
     What other owners name, or how their ids begin, decides nothing for a caller that sees all.
     """
-    found = live_sandboxes.get(sandbox)
+    found = live_sandboxes.get(sandbox) or live_sandboxes.get(dashed(sandbox))
     if found is not None and visible(found.row.owner):
         return found
     own = {id: live for id, live in live_sandboxes.items() if is_own(live.row.owner)}
     if not looks_like_id(sandbox):
         return next((live for live in own.values() if live.row.name == sandbox), None)
     return _only({id: live for id, live in own.items() if begins(id, sandbox)}, f"begin with {sandbox}")
+
+
+def dashed(sandbox: str) -> str:
+    """The id that is spelled without its dash, as in the names of E2B's hosts.
+
+    >>> dashed("s4f1c00aa12")
+    's-4f1c00aa12'
+    """
+    return f"s-{sandbox[1:]}" if sandbox[:1] == "s" and sandbox[1:2] != "-" else sandbox
 
 
 def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str, *, anyones: bool = False) -> CheckpointRow | None:

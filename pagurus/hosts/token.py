@@ -31,9 +31,11 @@ def create(
     disk: Annotated[str | None, typer.Option(help="Disk of all its sandboxes, such as 64GiB.")] = None,
     requests: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     execs: Annotated[int | None, typer.Option(help="Calls that act, at the same time.")] = None,
+    e2b: Annotated[bool, typer.Option("--e2b", help="Print it as clients of E2B accept it.")] = False,
     json: Json = False,
 ) -> None:
     """Make a token. It is printed this once and kept nowhere."""
+    from daemon.auth.access import e2b_spelling
     from sandbox.container.cgroup import parse_bytes
     from sandbox.messages.tokens import NewToken, TokenQuota, TokenRequest
 
@@ -52,6 +54,8 @@ def create(
         ),
     )
     made = call(lambda host: host.call("POST", "/v1/tokens", NewToken, request))
+    if e2b:
+        made.text = e2b_spelling(made.text)
     if json:
         output.as_json(made)
     else:
