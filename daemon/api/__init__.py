@@ -51,6 +51,7 @@ AREAS = (
     ports,
     members,
 )
+GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 MAX_RAW = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 
 
@@ -67,7 +68,7 @@ def application(host: Host, token_file: Path, answers: Answers | None = None) ->
     app[SOCKETS] = Sockets()
     app.on_shutdown.append(close_all)
     app[TOKENS] = TokenStore(token_file, clock=time.time)
-    gate = Gate(host, app[TOKENS], answers)
+    app[GATE] = gate = Gate(host, app[TOKENS], answers)
     for route in routes():
         app.router.add_route(route.method, route.path, gate.handler(route))
     app[DESCRIPTION] = describe(routes())

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Protocol
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -41,10 +42,29 @@ LARGE = 1 << 20  # bytes of an answer that count as long as whoever asked does n
 _UNKEPT = (401, 403, 429, 503)  # answers that say: it was not carried out
 
 
+class Dialect(Protocol):
+    """How those who call say who they are, and how they are refused."""
+
+    def caller(self, request: web.Request) -> Caller:
+        """Who calls. Raises Unauthorized."""
+
+    def refusal(self, request: web.Request, error: BaseException) -> web.Response:
+        """The answer that tells of an error."""
+
+
+class OwnDialect:
+    """Of our own API."""
+
+    def __init__(self, tokens: TokenStore) -> None:
+        self.caller = tokens.caller
+        self.refusal = refusal
+
+
 class Gate:
     """The gate of one host's API."""
 
     def __init__(self, host: Host, tokens: TokenStore, answers: Answers | None) -> None:
+        self._own = OwnDialect(tokens)
         self.host = host
         self.tokens = tokens
         self._answers = answers
@@ -52,8 +72,9 @@ class Gate:
         self._memory = Shares("in memory", memory_part())
         self._disk = Shares("of uploads", MAX_DISK)
 
-    def handler(self, route: ApiRoute) -> Handler:
-        """What the router calls for `route`."""
+    def handler(self, route: ApiRoute, dialect: Dialect | None = None) -> Handler:
+        """What the router calls for `route`. `dialect`: None is our own API's."""
+        spoken = dialect or self._own
 
         async def handle(request: web.Request) -> web.StreamResponse:
             request[ROUTE] = route
@@ -61,9 +82,9 @@ class Gate:
             answer: web.StreamResponse | None = None
             REQUEST.set(request_id(request.headers.get(ID_HEADER)))
             try:
-                answer = await self._admit(request, route)
+                answer = await self._admit(request, route, spoken)
             except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
-                answer = _broken_off(request, error) if STARTED in request else refusal(request, error)
+                answer = _broken_off(request, error) if STARTED in request else spoken.refusal(request, error)
             finally:
                 metrics.request(route.name, answer.status if answer is not None else 499, time.monotonic() - began)
             if log.isEnabledFor(logging.DEBUG):
@@ -72,17 +93,17 @@ class Gate:
 
         return handle
 
-    async def _admit(self, request: web.Request, route: ApiRoute) -> web.StreamResponse:
+    async def _admit(self, request: web.Request, route: ApiRoute, dialect: Dialect) -> web.StreamResponse:
         CALLER.set(access.NOBODY)
         SUBJECT.set(None)
-        caller = access.NOBODY if route.scope == "open" else self.tokens.caller(request)
+        caller = access.NOBODY if route.scope == "open" else dialect.caller(request)
         if (refused := access.refusal(caller, route.scope)) is not None:
             raise refused
         CALLER.set(caller)
         if route.scope == "exec" and route.method != "DELETE":
             self.host.fence.need_lease()
         self._pace.need(caller)
-        if route.path.startswith("/v1/sandboxes/{id}"):
+        if "/sandboxes/{id}" in route.path:
             # From here on the id, whether a name was given or not: handlers and keys see one spelling.
             row = self.host.live(request.match_info["id"]).row
             request.match_info["id"] = row.id
@@ -93,7 +114,7 @@ class Gate:
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
                 answer = await carry_out(request, route)
             else:
-                answer = await self._once(request, route, caller, self._answers)
+                answer = await self._once(request, route, dialect, caller, self._answers)
             if isinstance(answer, web.Response) and (answer.content_length or 0) > LARGE:
                 memory.count(answer.content_length or 0)
                 await _sent(request, answer)
@@ -102,7 +123,7 @@ class Gate:
     # ----------------------------------------------------------------- once
 
     async def _once(
-        self, request: web.Request, route: ApiRoute, caller: Caller, answers: Answers
+        self, request: web.Request, route: ApiRoute, dialect: Dialect, caller: Caller, answers: Answers
     ) -> web.StreamResponse:
         """Carry a keyed call out, or give the answer that it had."""
         assert route.keyed is not None
@@ -122,7 +143,7 @@ class Gate:
             try:
                 answer = await carry_out(request, route)
             except Exception as error:  # noqa: BLE001 - an error is an answer, and kept like one
-                answer = refusal(request, error)
+                answer = dialect.refusal(request, error)
         except BaseException:
             answers.abandon(name)
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Sequence
 
 from aiohttp import WSCloseCode, web
 
@@ -25,9 +26,11 @@ class Sockets:
 SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", Sockets)
 
 
-def socket(request: web.Request, *, heartbeat: float) -> web.WebSocketResponse:
+def socket(request: web.Request, *, heartbeat: float, protocols: Sequence[str] = ()) -> web.WebSocketResponse:
     """A connection, not yet upgraded. `heartbeat`: seconds between signs of life."""
-    made = web.WebSocketResponse(heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MAX_MESSAGE, compress=False)
+    made = web.WebSocketResponse(
+        heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MAX_MESSAGE, compress=False, protocols=protocols
+    )
     request.app[SOCKETS].open.add(made)
     return made
 
