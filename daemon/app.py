@@ -26,6 +26,8 @@ from daemon.api import application
 from daemon.api.idempotency import Answers
 from daemon.auth import tls
 from daemon.config import DaemonConfig
+from daemon.e2b.keys import secret as e2b_secret
+from daemon.e2b.serve import serve as e2b
 from daemon.host.host import Host
 from daemon.listener import Listeners
 from daemon.notify import notify
@@ -62,7 +64,11 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
     host = await open_host(options)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again and again only takes time
-    listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
+    app = application(host, state / "tokens.json", answers)
+    if options.e2b:
+        secret = await asyncio.to_thread(e2b_secret, state / "e2b.key")
+        e2b(app, secret, options.e2b_templates, options.e2b_domain)
+    listeners = Listeners(app, connections=options.connections)
     await listeners.open()
     for each in sockets:
         await listeners.serve(each, None if each.family == socket.AF_UNIX else secure)

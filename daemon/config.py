@@ -44,6 +44,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool_size: str | int | None = None  # bytes of the pool's file, or "64GiB"; None: see Pool
     share_pages: bool = False  # owners share memory pages on the disk, and may learn what others have
     stop_sandboxes: bool = False
+    e2b: bool = True  # serve clients of E2B beside our own
+    e2b_templates: dict[str, str] = {}  # names of templates and the images that they mean
+    e2b_domain: str = ""  # of sandboxes' host names, as in 8000-ID.DOMAIN; "": the host that the client asked
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -132,8 +135,14 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
         help="store equal memory pages of different owners once: less disk, less secrecy",
     )
     parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
+    parser.add_argument("--no-e2b", dest="e2b", action="store_const", const=False, help="serve no clients of E2B")
+    parser.add_argument("--e2b-domain", metavar="NAME", help="domain of the host names that E2B's get_host gives")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}
+    given = {
+        name: value
+        for name, value in vars(parser.parse_args(arguments)).items()
+        if value is not None and (value or name == "e2b")
+    }
     return check(load(given.pop("config", None), given, environment))
 
 

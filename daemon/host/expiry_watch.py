@@ -12,6 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from daemon.catalogue import put_sandbox
 from daemon.host.expiry import ExpiryCheck, Life, judge
 from sandbox.errors import PagurusError
 from sandbox.messages import AtEnd, SandboxState
@@ -34,6 +35,12 @@ def life(live: LiveSandbox) -> Life:
         lifetime=row.lifetime,
         idle_timeout=row.idle_timeout,
     )
+
+
+async def move_end(host: Host, live: LiveSandbox, seconds: float | None) -> None:
+    """Its lifetime is over in so many seconds from now, whatever it was before; None: never."""
+    live.row.lifetime = None if seconds is None else time.time() - live.row.created_at + seconds
+    await host.services.catalogue.write([put_sandbox(live.row)])
 
 
 async def watch(host: Host) -> None:

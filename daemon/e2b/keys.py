@@ -1,0 +1,118 @@
+"""Who a client of E2B is: the owner of an API key, or whoever holds the token of one sandbox.
+
+Owns: the tokens of single sandboxes and the signatures made of them. Does not own: API keys, which are our tokens
+(:mod:`daemon.auth.tokens`). Guarantee: a token of a sandbox is good for that sandbox only, reaches no further than the
+API key that it was given for, and ends with it; none is stored: it is computed from a secret of this host.
+
+    s-<id>  ▸  es_<id>_<token id>_<HMAC of both>
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from daemon.auth import access
+from daemon.auth.access import RANK, Caller
+from daemon.auth.tokens import TokenStore
+from daemon.auth.visibility import dashed
+from sandbox import durable
+from sandbox.errors import Forbidden, Unauthorized
+
+LOCAL = "local"  # in place of a token's id: the host's own user, over its socket
+_FORM = re.compile(r"es_([0-9a-f]{10})_([0-9a-f]{12}|local)_([0-9a-f]{64})", re.ASCII)
+_SIGNATURE = re.compile(r"v1_([A-Za-z0-9+/]{43})", re.ASCII)
+MAX_CANDIDATES = 100_000  # tokens that one signature is compared with
+
+
+def secret(path: Path) -> bytes:
+    """What is in this file, which is made when it is missing. Blocks."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    made = secrets.token_bytes(32)
+    durable.publish(path, made, mode=0o600)
+    return made
+
+
+class Keys:
+    """The keys of one host. `secret` never leaves it."""
+
+    def __init__(self, secret: bytes, tokens: TokenStore) -> None:
+        self._secret = secret
+        self._tokens = tokens
+
+    def owner(self, key: str | None, request: web.Request) -> Caller:
+        """Who shows this API key; without one, who opened the connection. Raises Unauthorized."""
+        return self._tokens.identify(key) if key is not None else self._tokens.caller(request)
+
+    def token(self, sandbox: str, caller: Caller) -> str:
+        """The token of a sandbox, for whoever called with `caller`'s key."""
+        return self._token(sandbox.removeprefix("s-"), caller.token or LOCAL)
+
+    def _token(self, number: str, grant: str) -> str:
+        mac = hmac.new(self._secret, f"sandbox {number} {grant}".encode(), hashlib.sha256).hexdigest()
+        return f"es_{number}_{grant}_{mac}"
+
+    def sandbox_of(self, token: str) -> str | None:
+        """The sandbox that a token is for, by its own word."""
+        form = _FORM.fullmatch(token)
+        return None if form is None else f"s-{form[1]}"
+
+    def visitor(self, token: str | None, sandbox: str) -> Caller:
+        """Who shows `token` for this sandbox. Raises Unauthorized."""
+        form = _FORM.fullmatch(token or "")
+        if token is None or form is None or not hmac.compare_digest(token, self._token(form[1], form[2])):
+            raise Unauthorized("the access token of the sandbox is missing or wrong", hint="X-Access-Token: TOKEN")
+        if f"s-{form[1]}" != dashed(sandbox):
+            raise Forbidden("this access token is another sandbox's")
+        return self._narrowed(form[2])
+
+    def _narrowed(self, grant: str) -> Caller:
+        """The caller of an API key, who may not do more than use a sandbox."""
+        caller = access.LOCAL if grant == LOCAL else self._tokens.known(grant)
+        return caller if RANK[caller.scope] <= RANK["exec"] else msgspec.structs.replace(caller, scope="exec")
+
+    # ----------------------------------------------------------------- signed addresses
+
+    def bearer_of_signature(self, request: web.Request) -> Caller:
+        """Who gave away a signed address that names its sandbox. Raises Unauthorized."""
+        found = self.signer(request, [dashed(request.match_info["id"])])
+        if found is None:
+            raise Unauthorized("the signature is wrong, or has expired")
+        return self._narrowed(found[1])
+
+    def signer(self, request: web.Request, sandboxes: Iterable[str]) -> tuple[str, str] | None:
+        """The sandbox, of these, and the key whose token signed an address. Takes microseconds for each pair."""
+        query, operation = request.query, "read" if request.method == "GET" else "write"
+        form = _SIGNATURE.fullmatch(query.get("signature", ""))
+        expiration = query.get("signature_expiration")
+        if form is None or (expiration is not None and not _in_future(expiration)):
+            return None
+        wanted = base64.b64decode(form[1] + "=")
+        before = f"{query.get('path', '')}:{operation}:{query.get('username', '')}:"
+        after = "" if expiration is None else f":{expiration}"
+        grants = [LOCAL, *(grant.id for grant in self._tokens.list() if grant.revoked_at is None)]
+        left = MAX_CANDIDATES
+        for sandbox in sandboxes:
+            for grant in grants:
+                said = f"{before}{self._token(sandbox.removeprefix('s-'), grant)}{after}"
+                if hmac.compare_digest(hashlib.sha256(said.encode()).digest(), wanted):
+                    return sandbox, grant
+                left -= 1
+            if left <= 0:
+                return None
+        return None
+
+
+def _in_future(expiration: str) -> bool:
+    return expiration.isascii() and expiration.isdigit() and len(expiration) < 13 and int(expiration) > time.time()

@@ -1,0 +1,187 @@
+"""HTTP and WebSocket to a port of a sandbox, by the address that E2B's get_host gives.
+
+Owns: passing requests on, and E2B's words for what cannot be reached. Does not own: connecting to a port
+(:mod:`daemon.turns.ports`). Guarantee: a request reaches the loopback of that sandbox and nothing else; whoever shows
+no token of it is let through only where its owner opened its ports; our tokens do not reach it; nothing is kept in
+memory but what is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import aiohttp
+from aiohttp import WSMsgType, web
+from aiohttp.client_proto import ResponseHandler
+from multidict import CIMultiDict
+from yarl import URL
+
+from daemon.api import sockets
+from daemon.api.gate import Gate
+from daemon.api.presence import while_there
+from daemon.api.route import Handler
+from daemon.auth.access import Caller
+from daemon.auth.visibility import dashed
+from daemon.e2b.bodies import PUBLIC
+from daemon.e2b.keys import Keys
+from daemon.e2b.route import BELOW, declared
+from daemon.e2b.wire import EnvdDialect, gone, is_gone, proxy_error
+from daemon.host.host import Host
+from daemon.turns import ports
+from daemon.turns.turns import LiveSandbox
+from sandbox.errors import Conflict, Forbidden, PagurusError, Unauthorized
+
+TOKEN_HEADER = "E2b-Traffic-Access-Token"
+HEARTBEAT = 30.0  # seconds between signs of life of a WebSocket
+CHUNK = 64 << 10
+_OURS = {"e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token", "x-access-token", "x-api-key"}
+_HOP = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+_SOCKET = {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
+
+
+class TrafficDialect(EnvdDialect):
+    """Whoever shows the token of the sandbox, or anybody where its owner opened its ports."""
+
+    def __init__(self, keys: Keys, host: Host) -> None:
+        super().__init__(keys)
+        self._host = host
+
+    def caller(self, request: web.Request) -> Caller:
+        headers, sandbox = request.headers, request.match_info["id"]
+        token = headers.get(TOKEN_HEADER) or headers.get("X-Access-Token")
+        if token is not None:
+            return self.keys.visitor(token, sandbox)
+        live = self._host.live_sandboxes.get(dashed(sandbox))
+        if live is not None and live.row.labels.get(PUBLIC) == "yes":
+            return Caller(owner=live.row.owner, scope="exec", everything=not live.row.owner)
+        raise Unauthorized(
+            "this port is not public",
+            hint=f"send {TOKEN_HEADER} (sandbox.traffic_access_token), or create the sandbox with "
+            'network={"allow_public_traffic": True}',
+        )
+
+    def refusal(self, request: web.Request, error: BaseException) -> web.Response:
+        sandbox = request.match_info["id"]
+        if is_gone(error):
+            return gone(sandbox)
+        if isinstance(error, Conflict) and "nothing listens" in error.message:
+            return proxy_error(sandbox, "The sandbox is running but port is not open")
+        if isinstance(error, PagurusError) and not isinstance(error, Unauthorized | Forbidden):
+            answer = super().refusal(request, error)
+            return answer if answer.status < 500 else proxy_error(sandbox, str(error))
+        return super().refusal(request, error)
+
+
+class SandboxConnector(aiohttp.UnixConnector):
+    """Connections of one client to one port inside a sandbox."""
+
+    def __init__(self, live: LiveSandbox, port: int) -> None:
+        super().__init__("unused", force_close=True)
+        self._live, self._inside = live, port
+
+    async def _create_connection(self, *_: object) -> ResponseHandler:
+        inside = await ports.connect(self._live, self._inside)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(inside)
+            made = await asyncio.get_running_loop().create_connection(self._factory, sock=inside)
+            undo.pop_all()
+        return made[1]
+
+
+def proxy(gate: Gate, keys: Keys, host: Host) -> Handler:
+    """What answers requests for ports of sandboxes."""
+    return gate.handler(declared("*", f"{BELOW}/proxy", _pass, scope="exec"), TrafficDialect(keys, host))
+
+
+async def _pass(request: web.Request, live: LiveSandbox, port: str) -> web.StreamResponse:
+    live.need_alive()
+    url = f"http://{request.host}{request.raw_path}"
+    with live.attending():
+        async with aiohttp.ClientSession(
+            connector=SandboxConnector(live, int(port)),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        ) as session:
+            if request.headers.get("Upgrade", "").lower() == "websocket":
+                return await _socket(request, session, url)
+            return await _request(request, session, url)
+
+
+def _headers(request: web.Request, without: set[str] = frozenset()) -> CIMultiDict[str]:  # type: ignore[assignment]
+    named = {each.strip().lower() for each in request.headers.get("Connection", "").split(",")}
+    dropped = _OURS | _HOP | named | without
+    return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
+
+
+async def _request(request: web.Request, session: aiohttp.ClientSession, url: str) -> web.StreamResponse:
+    body = request.content.iter_chunked(CHUNK) if request.body_exists else None
+    response: web.StreamResponse | None = None
+
+    async def carry() -> None:
+        nonlocal response
+        async with session.request(
+            request.method, URL(url, encoded=True), headers=_headers(request), data=body, allow_redirects=False
+        ) as answer:
+            response = web.StreamResponse(status=answer.status, reason=answer.reason)
+            for name, value in answer.headers.items():
+                if name.lower() not in _HOP:
+                    response.headers.add(name, value)
+            await response.prepare(request)
+            async for data in answer.content.iter_any():
+                await response.write(data)
+            await response.write_eof()
+
+    try:
+        await while_there(request, carry())
+    except* aiohttp.ClientError as errors:
+        if response is not None and response.prepared:
+            raise
+        raise Conflict(f"the server in the sandbox did not answer: {errors.exceptions[0]}") from None
+    assert response is not None
+    return response
+
+
+async def _socket(request: web.Request, session: aiohttp.ClientSession, url: str) -> web.StreamResponse:
+    wanted = [each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if each.strip()]
+    try:
+        inside = await session.ws_connect(
+            url, headers=_headers(request, _SOCKET), protocols=wanted, max_msg_size=sockets.MAX_MESSAGE
+        )
+    except aiohttp.ClientError as error:
+        raise Conflict(f"the server in the sandbox took no WebSocket: {error}") from None
+    async with inside:
+        outside = sockets.socket(request, heartbeat=HEARTBEAT, protocols=[inside.protocol] if inside.protocol else [])
+        await outside.prepare(request)
+        ways = [asyncio.ensure_future(_carry(outside, inside)), asyncio.ensure_future(_carry(inside, outside))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            with contextlib.suppress(ConnectionError):
+                await outside.close(code=inside.close_code or 1000)
+    return outside
+
+
+Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def _carry(source: Socket, target: Socket) -> None:
+    async for message in source:
+        if message.type is WSMsgType.TEXT:
+            await target.send_str(message.data)
+        elif message.type is WSMsgType.BINARY:
+            await target.send_bytes(message.data)

@@ -1,0 +1,38 @@
+"""Puts E2B's API in front of an application and into it.
+
+Owns: which of its parts there are. Does not own: any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from daemon.api import GATE
+from daemon.api.wire import HOST, TOKENS
+from daemon.e2b import content, control, filesystem, process
+from daemon.e2b.commands import AllCommands
+from daemon.e2b.control import ALIASES, DOMAIN, KEYS
+from daemon.e2b.door import Door
+from daemon.e2b.keys import Keys
+from daemon.e2b.process import COMMANDS
+from daemon.e2b.proxy import proxy
+from daemon.e2b.watchers import WATCHERS, Watchers
+from daemon.e2b.wire import ControlDialect
+
+TEMPLATES = {"base": "debian", "code-interpreter-v1": "code-interpreter"}  # names that clients use unasked
+
+
+def serve(app: web.Application, secret: bytes, templates: Mapping[str, str], domain: str) -> None:
+    """Serve it beside the API of `app`. `domain`: of sandboxes' host names; "": what the caller's request names."""
+    gate, host = app[GATE], app[HOST]
+    keys = Keys(secret, app[TOKENS])
+    app[KEYS], app[DOMAIN], app[ALIASES] = keys, domain, {**TEMPLATES, **templates}
+    app[COMMANDS], app[WATCHERS] = AllCommands(), Watchers()
+    app.on_shutdown.append(app[WATCHERS].close)
+    dialect = ControlDialect(keys)
+    for route in control.ROUTES:
+        app.router.add_route(route.method, route.path, gate.handler(route, dialect))
+    envd = [*process.SERVICE.routes, *filesystem.SERVICE.routes, *content.ROUTES]
+    app.middlewares.insert(0, Door(gate, keys, host, envd, proxy(gate, keys, host)).enter)

@@ -1,0 +1,105 @@
+"""Watches whose events are fetched call by call, as E2B's blocking client does.
+
+Owns: which there are, and the end of those that nobody asks any more. Does not own: a watch
+(:mod:`daemon.turns.watches`).
+Guarantee: each takes a place as every watch does; one that nobody asked for a while is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from daemon.turns import watches
+from daemon.turns.turns import LiveSandbox
+from sandbox.errors import NotFound
+from sandbox.messages import FileEvent
+
+UNASKED = 600.0  # seconds after which a watcher ends
+
+
+@dataclass(eq=False)
+class Watcher:
+    live: LiveSandbox
+    path: str
+    recursive: bool
+    owner: str
+    events: asyncio.Queue[FileEvent] | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def taken(self) -> list[FileEvent]:
+        """What happened since the last call."""
+        self.asked.set()
+        found = []
+        with contextlib.suppress(asyncio.QueueEmpty):
+            while self.events is not None:
+                found.append(self.events.get_nowait())
+        return found
+
+    async def run(self) -> None:
+        """For as long as somebody asks."""
+        try:
+            inside = self.live.container.inside.opened
+            with watches.place(self.owner):
+                async with watches.events(inside, self.path, recursive=self.recursive) as self.events:
+                    self.begun.set()
+                    with contextlib.suppress(TimeoutError):
+                        while True:
+                            self.asked.clear()
+                            async with asyncio.timeout(UNASKED):
+                                await self.asked.wait()
+        finally:
+            self.begun.set()
+
+
+class Watchers:
+    """Those of all sandboxes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Watcher] = {}
+
+    async def add(self, watcher: Watcher) -> str:
+        """Its id, once it watches. Raises what kept it from that."""
+        name = secrets.token_hex(8)
+        watcher.task = asyncio.ensure_future(watcher.run())
+        watcher.task.add_done_callback(lambda _: self._known.pop(name, None))
+        try:
+            await watcher.begun.wait()
+        except asyncio.CancelledError:
+            watcher.task.cancel()
+            raise
+        if watcher.events is None:
+            await watcher.task
+        self._known[name] = watcher
+        return name
+
+    def find(self, live: LiveSandbox, name: str) -> Watcher:
+        found = self._known.get(name)
+        if found is None or found.live is not live:
+            raise NotFound(f"watcher with id {name[:40]} not found", sandbox=live.row.id)
+        return found
+
+    async def remove(self, live: LiveSandbox, name: str) -> None:
+        watcher = self.find(live, name)
+        del self._known[name]
+        await _ended(watcher)
+
+    async def close(self, app: web.Application) -> None:
+        """The daemon stops."""
+        for watcher in list(self._known.values()):
+            await _ended(watcher)
+
+
+async def _ended(watcher: Watcher) -> None:
+    if watcher.task is not None:
+        watcher.task.cancel()
+        await asyncio.wait({watcher.task})
+
+
+WATCHERS: web.AppKey[Watchers] = web.AppKey("e2b watchers", Watchers)
