@@ -105,6 +105,8 @@ class Sandbox:
         key: str | None = None,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn."""
+    def extend(self, seconds: float | None) -> SandboxInfo:
+        """Move its end: so many seconds from now, sooner or later than it was; None: it does not end by itself."""
     def fork(
         self, count: int = 1, *, verify: bool = False, labels: dict[str, str] | None = None
     ) -> builtins.list[Fork]:

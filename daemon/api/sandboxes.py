@@ -13,9 +13,10 @@ from daemon.api.route import Area
 from daemon.api.wire import JSON
 from daemon.catalogue import put_sandbox
 from daemon.host.create import need_labels
+from daemon.host.expiry_watch import move_end
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
-from sandbox.messages import CreateRequest, LabelsRequest, SandboxInfo, Statistics
+from sandbox.messages import CreateRequest, LabelsRequest, LifetimeRequest, SandboxInfo, Statistics
 
 AREA = Area()
 DESCRIPTION: web.AppKey[dict[str, Any]] = web.AppKey("description", dict)
@@ -75,6 +76,13 @@ async def _set_labels(host: Host, live: LiveSandbox, body: LabelsRequest) -> San
     need_labels(labels)
     live.row.labels = labels
     await host.services.catalogue.write([put_sandbox(live.row)])
+    return live.row.info()
+
+
+@AREA("PUT", "/v1/sandboxes/{id}/lifetime", scope="exec")
+async def _set_lifetime(host: Host, live: LiveSandbox, body: LifetimeRequest) -> SandboxInfo:
+    """Move the end of a sandbox, counted from now."""
+    await move_end(host, live, body.seconds)
     return live.row.info()
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.warden")
 
+SHORTEST, LONGEST = 1e-3, 1e9  # seconds of a lifetime, as in sandbox.messages
 POLL_INTERVAL = 0.5  # seconds between looks, at least
 
 
@@ -39,7 +40,8 @@ def life(live: LiveSandbox) -> Life:
 
 async def move_end(host: Host, live: LiveSandbox, seconds: float | None) -> None:
     """Its lifetime is over in so many seconds from now, whatever it was before; None: never."""
-    live.row.lifetime = None if seconds is None else time.time() - live.row.created_at + seconds
+    passed = max(0.0, time.time() - live.row.created_at)
+    live.row.lifetime = None if seconds is None else min(passed + max(seconds, SHORTEST), LONGEST)
     await host.services.catalogue.write([put_sandbox(live.row)])
 
 

@@ -60,6 +60,7 @@ from sandbox.messages.sandboxes import (
     AtEnd,
     CreateRequest,
     LabelsRequest,
+    LifetimeRequest,
     Limits,
     Mount,
     Retention,

@@ -125,6 +125,12 @@ class SandboxInfo(Brief, kw_only=True, omit_defaults=True):
     at_end: AtEnd = AtEnd.STOP
 
 
+class LifetimeRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: PUT /v1/sandboxes/{id}/lifetime"""
+
+    seconds: Seconds | None  # from now; None: it does not end by itself
+
+
 class LabelsRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: PATCH /v1/sandboxes/{id}/labels: set those with a value, remove those with null."""
 

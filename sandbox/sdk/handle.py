@@ -24,6 +24,7 @@ from sandbox.messages import (
     ForkEntry,
     ForkRequest,
     LabelsRequest,
+    LifetimeRequest,
     Metrics,
     RestoreRequest,
     RestoreResult,
@@ -180,6 +181,12 @@ class Sandbox:
     async def set_labels(self, labels: dict[str, str | None]) -> SandboxInfo:
         """Set labels, and remove those with None."""
         self.info = await self._client.call("PATCH", f"{self._path}/labels", SandboxInfo, LabelsRequest(labels=labels))
+        return self.info
+
+    async def extend(self, seconds: float | None) -> SandboxInfo:
+        """Move its end: so many seconds from now, sooner or later than it was; None: it does not end by itself."""
+        request = LifetimeRequest(seconds=seconds)
+        self.info = await self._client.call("PUT", f"{self._path}/lifetime", SandboxInfo, request)
         return self.info
 
     async def turns(self) -> list[TurnInfo]:

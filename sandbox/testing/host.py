@@ -28,6 +28,7 @@ from sandbox.messages import (
     ForkRequest,
     ImageInfo,
     LabelsRequest,
+    LifetimeRequest,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -100,6 +101,7 @@ class FakeHost(FileRoutes):
             ("POST", "/v1/sandboxes/{id}/fork"): self._fork_sandbox,
             ("GET", "/v1/sandboxes/{id}/diff"): self._diff,
             ("PATCH", "/v1/sandboxes/{id}/labels"): self._set_labels,
+            ("PUT", "/v1/sandboxes/{id}/lifetime"): self._set_lifetime,
             ("GET", "/v1/checkpoints"): self._checkpoint_list,
             ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
@@ -241,6 +243,13 @@ class FakeHost(FileRoutes):
         sandbox = self._find(request.match_info["id"])
         merged = {**sandbox.info.labels, **(await body(request, LabelsRequest)).labels}
         sandbox.info.labels = {name: value for name, value in merged.items() if value is not None}
+        return reply(sandbox.info)
+
+    async def _set_lifetime(self, request: web.Request) -> web.Response:
+        """Nothing ends by itself here."""
+        sandbox = self._find(request.match_info["id"])
+        seconds = (await body(request, LifetimeRequest)).seconds
+        sandbox.info.lifetime = None if seconds is None else time.time() - sandbox.info.created_at + seconds
         return reply(sandbox.info)
 
     # ----------------------------------------------------------------- commands

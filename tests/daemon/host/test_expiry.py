@@ -84,6 +84,12 @@ async def test_a_call_under_way_defers_the_end_and_a_stopped_sandbox_comes_back(
     await sb.remove()
 
 
+async def test_an_end_that_was_moved_comes_sooner(host: Client) -> None:
+    sb = await host.create("debian", lifetime=1e6, at_end=AtEnd.REMOVE)
+    await sb.extend(0.01)
+    await until(host, sb.id, None)
+
+
 async def test_an_unused_sandbox_is_removed(host: Client) -> None:
     sb = await host.create("debian", idle_timeout=2.5, at_end=AtEnd.REMOVE)
     began = time.monotonic()

@@ -315,6 +315,17 @@ async def test_labels_change(sb, host: Client) -> None:
     assert await host.sandboxes({"task": "9"}) == []
 
 
+async def test_the_end_moves(sb) -> None:
+    """It is counted from now, not from the creation."""
+    first = (await sb.extend(1000.0)).lifetime
+    assert first is not None and first > 1000 and (await sb.extend(2000.0)).lifetime > first + 900
+    assert (await sb.extend(None)).lifetime is None
+    assert (await sb.refresh()).lifetime is None
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(Invalid):
+            await sb.extend(wrong)
+
+
 async def test_trees(sb, tmp_path: Path) -> None:
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/f").write_bytes(b"carried")
