@@ -193,6 +193,7 @@ class Commands:
         """`row` runs. From now on its end is waited for."""
         command = self._known[row.id] = Command(self._live, row)
         command.owes_turn = owes_turn
+        self._live.programs.read.add(row.id)
         self._live.services.spawn(
             self._attend(command, deadline), f"command {row.pid} of {self._live.row.id}", lasting=True
         )
@@ -205,6 +206,7 @@ class Commands:
             command.exited.set()
             command.over.set()
             self._known.pop(command.row.id, None)
+            self._live.programs.read.discard(command.row.id)
             self._ended[command.row.pid] = command, time.monotonic()
             self._forget_old()
 

@@ -20,6 +20,7 @@ from daemon.e2b.commands import AllCommands, Command
 from daemon.e2b.route import Service
 from daemon.e2b.wire import STREAM, basic_user, first, last, message, messages, quoted, single, unquoted
 from daemon.turns.turns import LiveSandbox
+from sandbox.container.supervisor import SupervisorGone
 from sandbox.container.users import User
 from sandbox.errors import CommandNotFound, Invalid, PagurusError, Unauthorized
 from sandbox.messages import ProcessRequest, ProgramKind, TerminalRequest
@@ -132,8 +133,6 @@ async def _start(request: web.Request, alive: LiveSandbox) -> web.StreamResponse
     deadline = _deadline(request)
     row = await _launched(alive, body, basic_user(request))
     command = request.app[COMMANDS].of(alive).begin(row, deadline, owes_turn=True)
-    if not body.stdin and body.stdin is not None and body.pty is None:
-        await alive.programs.close_stdin(row.id)
     return await _follow(request, command, from_start=True)
 
 
@@ -156,26 +155,26 @@ async def _launched(live: LiveSandbox, body: StartRequest, name: str | None) -> 
     config = body.process
     if not config.cmd:
         raise Invalid("a command is missing")
-    argv = [config.cmd, *config.args]
     async with live.using():
         user = await need_user(live, name)
         # What starts in its home where the sandbox's own place to begin is nobody's.
-        begin = user.home if live.row.workdir == "/" else live.row.workdir
-        cwd = located(config.cwd or "", user.home, begin)
-        who = name or live.row.user or "root"
-        own = {"USER": who.partition(":")[0], "LOGNAME": who.partition(":")[0]}
+        cwd = located(config.cwd or "", user.home, user.home if live.row.workdir == "/" else live.row.workdir)
+        who = (name or live.row.user or "root").partition(":")[0]
+        env = {"USER": who, "LOGNAME": who, **live.row.env, **config.envs}
         try:
-            return await _program(live, argv, body, {**own, **live.row.env, **config.envs}, cwd, name)
+            row = await _program(live, [config.cmd, *config.args], body, env, cwd, name)
         except CommandNotFound:
             if config.cmd != _BASH:
                 raise
-            return await _program(
-                live, ["/bin/sh", *config.args], body, {**own, **live.row.env, **config.envs}, cwd, name
-            )
+            row = await _program(live, ["/bin/sh", *config.args], body, env, cwd, name)
         except Invalid as error:
             if error.message.startswith("working directory "):
                 raise Invalid(f"cwd '{cwd}' does not exist") from error
             raise
+        if body.stdin is False and body.pty is None:
+            with contextlib.suppress(SupervisorGone):  # it has been killed already
+                await (await live.programs.supervisor(row.id)).close_stdin()
+    return row
 
 
 async def _program(

@@ -237,8 +237,12 @@ async def messages(request: web.Request, kind: type[T], most: int = MAX_BODY) ->
 
 async def first(request: web.Request, kind: type[T]) -> T:
     """The one message of a call whose answer is a stream."""
-    async for each in messages(request, kind):
-        return each
+    try:
+        async with asyncio.timeout(wire.TIMEOUT):
+            async for each in messages(request, kind):
+                return each
+    except TimeoutError:
+        raise Timeout(f"no message came within {wire.TIMEOUT:g} s") from None
     raise Invalid("the stream holds no message")
 
 

@@ -64,6 +64,7 @@ class Programs:
         self._inside: dict[str, SandboxRoot] = {}  # the state that a connection belongs to
         self._connecting = asyncio.Lock()
         self.attached: set[str] = set()  # terminals that somebody sits at
+        self.read: set[str] = set()  # those whose output is for somebody, also after their end
 
     # ----------------------------------------------------------------- rows
 
@@ -227,7 +228,7 @@ class Programs:
 
     async def _make_room(self) -> None:
         rows = list(self._live.row.programs.values())
-        ended = [row for row in rows if row.exit_status is not None]
+        ended = [row for row in rows if row.exit_status is not None and row.id not in self.read]
         for row in ended[: max(0, len(ended) - ENDED_KEPT + 1)]:
             await self.remove(row.id)
         if len(rows) - len(ended) >= MAX_PROGRAMS:

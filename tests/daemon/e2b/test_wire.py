@@ -160,6 +160,13 @@ async def test_a_slow_client_loses_nothing(client: Client, made: dict[str, str])
     assert size == 60_000_000
 
 
+async def test_many_commands_at_once(client: Client, made: dict[str, str]) -> None:
+    """Each has its own output, though more of them have ended than the sandbox remembers."""
+    ran = await asyncio.gather(*(client.run(made, f"echo {number}") for number in range(40)))
+    assert [out for out, _ in ran] == [f"{number}\n" for number in range(40)]
+    assert all(end["exitCode"] == 0 for _, end in ran)
+
+
 async def test_stdin_by_a_stream(client: Client, made: dict[str, str]) -> None:
     events = client.stream(made, "process.Process/Start", start("cat", stdin=True))
     pid = (await anext(events))["event"]["start"]["pid"]
