@@ -28,6 +28,11 @@ class Served:
 
         return asyncio.run(make())
 
+    def restart(self) -> None:
+        """kill -9, and another daemon."""
+        self.daemon.kill()
+        self.daemon.start("--listen", self.url.removeprefix("http://"), "--plain")
+
     def key(self, **request: object) -> str:
         return e2b_spelling(self.token(**request))
 

@@ -404,11 +404,7 @@ ThreadingHTTPServer(("127.0.0.1", 8000), Echo).serve_forever()
 
 
 async def test_http_to_a_port(client: Client, made: dict[str, str]) -> None:
-    headers = {**client.headers(made), "Content-Type": "application/octet-stream"}
-    async with client.session.post(
-        f"{client.url}/files", params={"path": "/tmp/server.py"}, data=SERVER.encode(), headers=headers
-    ) as answer:
-        assert answer.status == 200
+    await put(client, made, "/tmp/server.py", SERVER)
     events = client.stream(made, "process.Process/Start", start("exec python3 /tmp/server.py"))
     await anext(events)
     token = {"E2b-Traffic-Access-Token": made["trafficAccessToken"]}
@@ -436,6 +432,72 @@ async def test_http_to_a_port(client: Client, made: dict[str, str]) -> None:
     await events.aclose()  # type: ignore[attr-defined]
 
 
+SOCKET_SERVER = """
+import base64, hashlib, socket
+server = socket.create_server(("127.0.0.1", 8001))
+while True:
+    peer, _ = server.accept()
+    head = b""
+    while not head.endswith(b"\\r\\n\\r\\n"):
+        more = peer.recv(1)
+        if not more: break
+        head += more
+    lines = dict(line.split(": ", 1) for line in head.decode().split("\\r\\n")[1:] if ": " in line)
+    named = {name.lower(): value for name, value in lines.items()}
+    if "sec-websocket-key" not in named:
+        peer.close(); continue
+    key = named["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+    peer.sendall(("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                  f"Sec-WebSocket-Protocol: {named['sec-websocket-protocol'].split(',')[0]}\\r\\n"
+                  f"Sec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
+    while True:
+        first = peer.recv(2)
+        if len(first) < 2 or first[0] & 15 == 8: break
+        size = first[1] & 127
+        mask, data = peer.recv(4), peer.recv(size) if size else b""
+        data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
+        if first[0] & 15 in (1, 2):
+            peer.sendall(bytes([first[0], size]) + data[::-1])
+    peer.close()
+"""
+
+
+async def test_web_sockets_to_a_port(client: Client, made: dict[str, str]) -> None:
+    await put(client, made, "/tmp/socket_server.py", SOCKET_SERVER)
+    events = client.stream(made, "process.Process/Start", start("exec python3 /tmp/socket_server.py"))
+    await anext(events)
+    headers = {
+        "E2b-Traffic-Access-Token": made["trafficAccessToken"],
+        "Host": f"8001-{made['sandboxID']}.localhost",
+    }
+
+    async def connected() -> aiohttp.ClientWebSocketResponse | None:
+        try:
+            return await client.session.ws_connect(client.url, headers=headers, protocols=["first", "second"])
+        except aiohttp.WSServerHandshakeError as error:
+            assert error.status == 502
+            return None
+
+    socket = await until(connected)
+    assert socket is not None and socket.protocol == "first"
+    await socket.send_str("text")
+    assert await socket.receive_str() == "txet"
+    await socket.send_bytes(b"\0\1\2")
+    assert await socket.receive_bytes() == b"\2\1\0"
+    await socket.close()
+    await events.aclose()  # type: ignore[attr-defined]
+
+
+async def put(client: Client, made: dict[str, str], path: str, text: str) -> None:
+    """Write a file of a sandbox."""
+    headers = {**client.headers(made), "Content-Type": "application/octet-stream"}
+    async with client.session.post(
+        f"{client.url}/files", params={"path": path}, data=text.encode(), headers=headers
+    ) as answer:
+        assert answer.status == 200
+
+
 async def test_ports_are_their_owners_unless_opened(client: Client) -> None:
     closed = await client.create()
     opened = await client.create(network={"allowPublicTraffic": True})
@@ -449,3 +511,27 @@ async def test_ports_are_their_owners_unless_opened(client: Client) -> None:
         await client.control("DELETE", f"/sandboxes/{made['sandboxID']}")
     async with client.session.get(client.url, headers={"E2b-Sandbox-Id": closed["sandboxID"]}) as answer:
         assert answer.status == 400
+
+
+async def test_the_next_daemon_goes_on(client: Client, made: dict[str, str], served: Served) -> None:
+    """Tokens, addresses and commands are good for it, too; a command whose output nobody takes does not wait."""
+    command = "head -c 20000000 /dev/zero; touch /tmp/wrote; until [ -e /tmp/end ]; do sleep 0.05; done; exit 6"
+    events = client.stream(made, "process.Process/Start", start(command, tag="lasting"))
+    await anext(events)
+    await asyncio.to_thread(served.restart)
+    status, listed = await client.call(made, "process.Process/List", {})
+    assert status == 200 and [each["tag"] for each in listed["processes"]] == ["lasting"]
+    late = client.stream(made, "process.Process/Connect", {"process": {"tag": "lasting"}})
+    await anext(late)
+
+    async def wrote() -> bool:
+        return (await client.call(made, "filesystem.Filesystem/Stat", {"path": "/tmp/wrote"}))[0] == 200
+
+    reading = asyncio.ensure_future(_rest(late))
+    await until(wrote)
+    await put(client, made, "/tmp/end", "")
+    assert (await reading)[-2]["event"]["end"]["exitCode"] == 6
+
+
+async def _rest(events: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each async for each in events]
