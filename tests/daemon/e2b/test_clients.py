@@ -17,23 +17,33 @@ CALLS = ROOT / "tests/support/e2b_calls.py"
 ABSENT = {"2.10.0": {"snapshots", "fork"}, "2.30.0": {"fork"}}  # what those versions do not have
 
 
+def outcomes(served: Served, program: list[str | Path], cwd: Path) -> dict[str, str]:
+    """What came of each call that `program` makes with the three variables set."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
+    environment = {**others, "E2B_API_KEY": served.key(), "E2B_API_URL": served.url, "E2B_SANDBOX_URL": served.url}
+    ran = subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
+    made = {each["call"]: each["outcome"] for each in map(json.loads, ran.stdout.splitlines())}
+    failed = {name: outcome for name, outcome in made.items() if not outcome.startswith(("passed", "absent"))}
+    assert not failed, "\n".join(failed.values())
+    assert ran.returncode == 0, ran.stderr
+    return made
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_call_of_a_client(served: Served, version: str) -> None:
     python = ROOT / f".prefix/clients/e2b-{version}/bin/python"
     if not python.exists():
         pytest.skip(f"e2b {version} is not installed: run `make setup-clients`")
-    others = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
-    environment = {
-        **others,
-        "E2B_API_KEY": served.key(),
-        "E2B_API_URL": served.url,
-        "E2B_SANDBOX_URL": served.url,
-    }
-    ran = subprocess.run([python, CALLS], env=environment, capture_output=True, text=True, timeout=240)
-    outcomes = {each["call"]: each["outcome"] for each in map(json.loads, ran.stdout.splitlines())}
-    failed = {name: outcome for name, outcome in outcomes.items() if not outcome.startswith(("passed", "absent"))}
-    assert not failed, "\n".join(failed.values())
-    assert ran.returncode == 0, ran.stderr
-    absent = {name for name, outcome in outcomes.items() if outcome.startswith("absent")}
-    assert absent == ABSENT.get(version, set())
-    assert len(outcomes) >= 20
+    made = outcomes(served, [python, CALLS], ROOT)
+    assert {name for name, outcome in made.items() if outcome.startswith("absent")} == ABSENT.get(version, set())
+    assert len(made) >= 20
+
+
+def test_every_call_of_the_client_of_javascript(served: Served, tmp_path: Path) -> None:
+    modules = ROOT / ".prefix/clients/js/node_modules"
+    if not modules.exists():
+        pytest.skip("e2b for JavaScript is not installed: run `make setup-clients` where there is npm")
+    program = tmp_path / "calls.mjs"  # beside its modules, as node looks for them
+    program.write_text(CALLS.with_suffix(".mjs").read_text())
+    (tmp_path / "node_modules").symlink_to(modules)
+    assert len(outcomes(served, ["node", program], tmp_path)) == 8
