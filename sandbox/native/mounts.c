@@ -1,7 +1,7 @@
 /* The sandbox's file tree: an overlay whose layers are idmapped, and the view that pid 1 gets of it.
  *
- * The layers are handed to overlayfs as /proc/self/fd/N of detached, idmapped clones: paths would
- * make it use the host's own, unmapped mounts, and it then turns silently read-only. fsuid and fsgid
+ * The layers are handed to overlayfs as /proc/self/fd/N of idmapped clones: paths would make it use
+ * the host's own, unmapped mounts, and it then turns silently read-only. fsuid and fsgid
  * are at the sandbox's offset while mounting, because overlayfs creates its work directory then; the
  * secure bit keeps the capabilities that a changed fsuid would otherwise drop.
  */
@@ -73,11 +73,15 @@ const char *make_idmap(struct shim *s) {
     return NULL;
 }
 
+/* An idmapped clone of the directory PATH, attached on top of it for a moment: before Linux 6.15 overlayfs takes only
+ * layers that are attached in the caller's mount namespace. Nobody but us sees it there: our copy of the host's mounts
+ * gives nothing back. */
 static int layer_fd(struct shim *s, const char *path) {
     int fd = tree_clone(path);
     if (fd < 0) return -1;
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = s->idmap};
-    if (syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) {
+    if (syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0 ||
+        syscall(SYS_move_mount, fd, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS) < 0) {
         int saved = errno;
         close(fd);
         errno = saved;
@@ -86,21 +90,15 @@ static int layer_fd(struct shim *s, const char *path) {
     return fd;
 }
 
-/* Runtime layer above the image: an image can then neither hide /.pagurus/init nor bring devices to /dev. */
-const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
-    int runtime = layer_fd(s, s->layer);
-    if (runtime < 0) return "runtime layer";
-    int base = layer_fd(s, image);
-    if (base < 0) {
-        close(runtime);
-        return "image layer";
-    }
-    int upper = layer_fd(s, tree);
-    if (upper < 0) {
-        close(runtime);
-        close(base);
-        return "upper layer";
-    }
+/* Overlayfs has clones of its own by now. */
+static void let_layer_go(int fd) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    umount2(path, MNT_DETACH);
+    close(fd);
+}
+
+static int mount_layers(struct shim *s, int runtime, int base, int upper) {
     char options[512];
     snprintf(options, sizeof options,
              "lowerdir=/proc/self/fd/%d:/proc/self/fd/%d,upperdir=/proc/self/fd/%d/upper,"
@@ -115,13 +113,27 @@ const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
     setfsuid(0);
     setfsgid(0);
     prctl(PR_SET_SECUREBITS, bits);
-    close(runtime);
-    close(base);
-    close(upper);
     errno = saved;
-    if (failed) return "overlay";
-    s->mounted = true;
-    return NULL;
+    return failed;
+}
+
+/* Runtime layer above the image: an image can then neither hide /.pagurus/init nor bring devices to /dev. */
+const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
+    const char *const paths[] = {s->layer, image, tree};
+    static const char *const stages[] = {"runtime layer", "image layer", "upper layer"};
+    const char *stage = NULL;
+    int layers[3], count = 0;
+    while (!stage && count < 3) {
+        layers[count] = layer_fd(s, paths[count]);
+        if (layers[count] < 0) stage = stages[count];
+        else count++;
+    }
+    if (!stage && mount_layers(s, layers[0], layers[1], layers[2]) < 0) stage = "overlay";
+    int saved = errno;
+    while (count > 0) let_layer_go(layers[--count]);
+    errno = saved;
+    if (!stage) s->mounted = true;
+    return stage;
 }
 
 /* What is mounted at the root from now on is also seen by programs that were started before, with a mount namespace of

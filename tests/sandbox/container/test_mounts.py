@@ -50,6 +50,10 @@ def sees(pid: int, place: Path) -> bool:
     return place.name.replace(" ", "\\040") in Path(f"/proc/{pid}/mountinfo").read_text()
 
 
+def mount_points(pid: int) -> set[str]:
+    return {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+
+
 async def test_the_host_can_unmount_a_disk_beside_sandboxes(
     bench: Bench, warm: tuple[Container, Saved], disk: tuple[Path, Path]
 ) -> None:
@@ -114,3 +118,11 @@ async def test_a_sandbox_without_checkpoints_lets_go_too(maker: Maker, disk: tup
     await sb.remount(sb.tree)
     await sb.start()
     assert await shell(sb, "echo on") == "on\n"
+
+
+async def test_layers_are_mounted_nowhere_but_in_the_overlay(maker: Maker) -> None:
+    sb = await maker.create()  # its layers were attached for the mount, as Linux before 6.15 wants it
+    points = mount_points(sb.shim_pid)
+    assert str(sb.root) in points and not points & {str(tree) for tree in (sb.tree, sb.spec.image, sb.layer)}
+    assert await shell(sb, "echo new > /etc/passwd; cat /etc/passwd") == "new\n"
+    assert (await asyncio.to_thread((sb.tree / "upper/etc/passwd").read_text)) == "new\n"
