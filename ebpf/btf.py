@@ -6,12 +6,16 @@ Guarantee: a tracepoint that the running kernel lacks is None; nothing is guesse
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ebpf import libbpf
+
+BTF = Path("/sys/kernel/btf")
 
 _PTR, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _PROTO = 2, 4, 5, 6, 8, 12, 13
 _QUALIFIERS = {9, 10, 11, 18}  # volatile, const, restrict, type tags
@@ -30,25 +34,31 @@ class _Argument(ctypes.Structure):
 
 
 @contextmanager
-def _kernel() -> Iterator[int]:
+def _types(module: str) -> Iterator[int]:
+    """Those of the kernel, with those of a module where that is loaded and not built in."""
     lib = libbpf.library()
-    btf = libbpf.check(lib.btf__load_vmlinux_btf(), "read the kernel's types")
-    try:
+    with contextlib.ExitStack() as opened:
+        btf = libbpf.check(lib.btf__load_vmlinux_btf(), "read the kernel's types")
+        opened.callback(lib.btf__free, btf)
+        if module and (BTF / module).exists():
+            btf = libbpf.check(lib.btf__load_module_btf(module.encode(), btf), f"read the types of {module}")
+            opened.callback(lib.btf__free, btf)
         yield btf
-    finally:
-        lib.btf__free(btf)
 
 
 @functools.cache
-def of_tracepoint(name: str) -> tuple[str, ...] | None:
-    """Types of the arguments of a tracepoint. Example: ``of_tracepoint("sys_exit")[0] == "struct pt_regs *"``."""
-    found = _arguments(f"btf_trace_{name}", _TYPEDEF)
+def of_tracepoint(name: str, module: str = "") -> tuple[str, ...] | None:
+    """Types of the arguments of a tracepoint. Example: ``of_tracepoint("sys_exit")[0] == "struct pt_regs *"``.
+
+    `module`: where it may be instead of in the kernel itself. That module must be loaded.
+    """
+    found = _arguments(f"btf_trace_{name}", _TYPEDEF, module)
     return None if found is None else found[1:]  # the first one is the kernel's own
 
 
-def _arguments(name: str, kind: int) -> tuple[str, ...] | None:
+def _arguments(name: str, kind: int, module: str) -> tuple[str, ...] | None:
     lib = libbpf.library()
-    with _kernel() as btf:
+    with _types(module) as btf:
         number = lib.btf__find_by_name_kind(btf, name.encode(), kind)
         if number < 0:
             return None

@@ -54,6 +54,7 @@ def _open() -> ctypes.CDLL:
         ("bpf_map_update_elem", c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
         ("bpf_map_delete_elem", c_int, [c_int, c_void_p]),
         ("btf__load_vmlinux_btf", c_void_p, []),
+        ("btf__load_module_btf", c_void_p, [c_char_p, c_void_p]),
         ("btf__free", None, [c_void_p]),
         ("btf__find_by_name_kind", ctypes.c_int32, [c_void_p, c_char_p, c_uint32]),
         ("btf__type_by_id", c_void_p, [c_void_p, c_uint32]),

@@ -9,7 +9,7 @@ import pytest
 
 from ebpf import btf, libbpf, probe
 from ebpf.inspector import Inspector
-from sandbox import paths
+from sandbox import libc, paths
 
 SOURCES = Path(probe.__file__).parent
 HOOK = re.compile(r'^SEC\("tp_btf/(\w+)"\)\nint BPF_PROG\((\w+)(?:, ([^)]*))?\)', re.MULTILINE)
@@ -89,3 +89,14 @@ def test_a_host_without_a_sandbox_has_no_hooks() -> None:
             inspector.unwatch(2 << 60)
             assert hooks() == before
     assert hooks() == before
+
+
+def test_a_file_system_is_loaded_by_its_name() -> None:
+    assert libc.load_file_system("btrfs") and libc.load_file_system("overlay")
+    assert not libc.load_file_system("no-such-file-system")
+
+
+def test_tracepoints_of_btrfs_are_found_in_the_kernel_or_in_its_module() -> None:
+    assert libc.load_file_system("btrfs")
+    assert btf.of_tracepoint("btrfs_inode_new", "btrfs") == ("struct inode *",)
+    assert btf.of_tracepoint("no_such_tracepoint", "btrfs") is None
