@@ -98,7 +98,7 @@ def _inspector() -> str:
     from ebpf.inspector import Inspector
 
     with Inspector.load() as inspector:
-        lost = "; ".join(inspector.missing.values())
+        lost = "; ".join(dict.fromkeys(inspector.missing.values()))
         return "loaded and attached" + (f" ({lost})" if lost else "")
 
 
@@ -141,6 +141,19 @@ def _btrfs() -> str:
         finally:
             pool.close()
     return f"a loop-mounted pool works; a snapshot took {took * 1e3:.1f} ms"
+
+
+def _disk_limits() -> str:
+    from sandbox.tree import btrfs
+    from sandbox.tree.pool import BtrfsPool
+
+    with _scratch() as folder:
+        pool = BtrfsPool(folder, size=1 << 28).ensure()
+        try:
+            btrfs.enable_quota(pool.path)
+        finally:
+            pool.close()
+    return "simple quotas of btrfs bound what a sandbox writes"
 
 
 def _sandbox() -> str:
@@ -333,6 +346,7 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("inspector", True, _inspector),
     ("cgroups", True, _cgroups),
     ("btrfs", True, _btrfs),
+    ("disk limits", False, _disk_limits),
     ("sandbox", True, _sandbox),
     ("exit codes", False, _pidfd),
     ("criu", True, _criu),

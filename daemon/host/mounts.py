@@ -101,9 +101,11 @@ def make(row: SandboxRow, places: Places) -> None:
 
 def make_scratch(path: Path, size: str | int) -> None:
     """An empty scratch of this size, in the pool. Blocks."""
+    limited = quota.need(path.parent, size, Mount(target="").size)
     btrfs.create_subvolume(path)
     path.chmod(0o1777)
-    btrfs.limit(path, parse_bytes(size))
+    if limited:
+        btrfs.limit(path, parse_bytes(size))
 
 
 def drop(row: SandboxRow, places: Places) -> None:

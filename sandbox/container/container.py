@@ -127,6 +127,7 @@ class Container:
         if spec.uid_base < ID_RANGE:
             raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
         container = cls(spec)
+        await container._disk()
         if not container.layer.is_dir():
             raise NotFound(
                 f"the runtime layer {spec.layer or 'of new sandboxes'} is not here",
@@ -194,8 +195,13 @@ class Container:
     async def limit(self) -> None:
         """Set all limits. Of a restored sandbox once it is complete: until then a full one takes more than it may."""
         self.cgroup.apply(self.spec.limits)
-        disk = self.spec.limits.disk
-        await asyncio.to_thread(quota.limit, self.tree, self.spec.id, None if disk is None else parse_bytes(disk))
+        await asyncio.to_thread(quota.limit, self.tree, self.spec.id, await self._disk())
+
+    async def _disk(self) -> int | None:
+        """The limit of what it writes. Raises Unsupported for one that this kernel cannot keep."""
+        size = self.spec.limits.disk
+        needed = await asyncio.to_thread(quota.need, self.tree.parent, size, Limits().disk)
+        return parse_bytes(size) if needed and size is not None else None
 
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""

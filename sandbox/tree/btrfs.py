@@ -7,6 +7,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -140,7 +141,7 @@ def _delete_below(fd: int, tree: int) -> None:
     for each in order:
         order += inside.get(each, [])
     groups = _related(fd, _QUOTA_TREE, _GROUP_RELATION)
-    for group in {*order, *(above for each in order for above in groups.get(each, []))}:
+    for group in {*order, *(above for each in order for above in groups.get(each, []))} if groups else ():
         _limit(fd, None, group)  # a removal out of a subvolume that is full would be refused
     for number in reversed(order[1:]):
         args = struct.pack("=qQQ32xQ", 0, 0, _BY_NUMBER, number).ljust(_ARGS_V2, b"\0")
@@ -149,9 +150,10 @@ def _delete_below(fd: int, tree: int) -> None:
 
 def _related(fd: int, tree: int, wanted: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for number, kind, offset, _ in items(fd, tree=tree):
-        if kind == wanted:
-            found.setdefault(number, []).append(offset)
+    with contextlib.suppress(FileNotFoundError):  # the file system has no quotas
+        for number, kind, offset, _ in items(fd, tree=tree):
+            if kind == wanted:
+                found.setdefault(number, []).append(offset)
     return found
 
 
@@ -212,8 +214,23 @@ def enable_quota(path: Path) -> None:
             ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _ENABLE_SIMPLE_QUOTA, 0)))
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP):
-                raise Unsupported("btrfs cannot limit the disk space of a sandbox (needs Linux 6.7)") from error
+                raise Unsupported(
+                    f"btrfs of Linux {os.uname().release} cannot limit the disk space of a sandbox (needs 6.7)",
+                    hint="sandboxes run, without a limit of their disk space; a kernel of 6.7 or newer has it",
+                ) from error
             raise
+
+
+def has_quota(path: Path) -> bool:
+    """Whether the file system of `path` can limit what its subvolumes write."""
+    with opened(path) as fd:
+        try:
+            _limit(fd, None, 0)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            return False
+    return True
 
 
 def limit(path: Path, size: int | None, *, group: int = 0) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import struct
@@ -34,6 +35,8 @@ from sandbox.container import procfs
 from sandbox.descriptors import closing
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs
+
+log = logging.getLogger("pagurus.pool")
 
 GIB = 1 << 30
 SMALLEST = 256 << 20
@@ -94,7 +97,10 @@ class BtrfsPool:
             if self.file.exists():
                 private.file(self.file)  # an older version let everybody read it
                 self._grow()
-            btrfs.enable_quota(self.path)
+            try:
+                btrfs.enable_quota(self.path)
+            except Unsupported as error:  # an older kernel: it costs these limits only
+                log.info("%s", error.message)
             for folder in (self.sandboxes, self.checkpoints):
                 folder.mkdir(mode=0o700, exist_ok=True)
             private.directory(self.path, ours=(self.sandboxes.name, self.checkpoints.name))

@@ -13,10 +13,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import os
 import struct
 from collections.abc import Collection
 from pathlib import Path
 
+from sandbox.errors import Unsupported
 from sandbox.tree import btrfs
 
 _LEVEL = 48  # bits of a number below the level
@@ -50,6 +52,21 @@ def join(path: Path, sandbox: str) -> None:
                     raise
 
 
+def need(path: Path, size: str | int | None, default: str | int | None) -> bool:
+    """Whether `size` can be a limit below `path`: False without one, and for the default where the kernel has none.
+
+    Raises Unsupported for any other. Blocks.
+    """
+    if size is None or btrfs.has_quota(path):
+        return size is not None
+    if size == default:
+        return False
+    raise Unsupported(
+        f"a disk limit of {size} cannot be kept: btrfs of Linux {os.uname().release} has no simple quotas (needs 6.7)",
+        hint="leave the limit out (what sandboxes write is then bounded by the pool alone), or boot a newer kernel",
+    )
+
+
 def count(tree: Path, sandbox: str) -> None:
     """Count what is written from now on, beside what former trees of the sandbox and its scratch hold. No limit yet."""
     join(tree, sandbox)
@@ -68,6 +85,8 @@ def sweep(path: Path, sandboxes: Collection[str]) -> int:
     """
     gone = 0
     keep = {group(name) for name in sandboxes}
+    if not btrfs.has_quota(path):
+        return 0
     with btrfs.opened(path) as fd:
         groups = [(offset, data) for _, kind, offset, data in btrfs.items(fd, tree=_QUOTAS) if kind == _GROUP_INFO]
         # Looked at afterwards: what was made meanwhile lives.
