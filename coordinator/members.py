@@ -26,7 +26,7 @@ from sandbox.content.transfer import CHECKPOINT_ID
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo
-from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport, LeaseRequest, Left
+from sandbox.messages.cluster import DepartedSandbox, HostedSandbox, HostInfo, HostReport, LeaseRequest
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -232,7 +232,7 @@ class Members:
         try:
             for id in strays:
                 with contextlib.suppress(NotFound):  # gone since its last report
-                    kept = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", Left)
+                    kept = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", DepartedSandbox)
                     if self.left is not None:
                         self.left(id, member.name, kept.checkpoint)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})

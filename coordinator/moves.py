@@ -34,7 +34,7 @@ from coordinator.members import Members, SandboxPlace
 from coordinator.state import MoveRow
 from sandbox.errors import Conflict, NotFound, PagurusError, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, HeldSandbox, HoldRequest, Left, MoveResult
+from sandbox.messages.cluster import ArriveRequest, DepartedSandbox, HeldSandbox, HoldRequest, MoveResult
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -230,7 +230,7 @@ class Moves:
             if move.source in self.members.hosts and not self._over(move.source):
                 with contextlib.suppress(NotFound):
                     path = f"/v1/sandboxes/{sandbox}/left"
-                    left = await self._upstream(move.source).call("POST", path, Left, timeout=TIMEOUT)
+                    left = await self._upstream(move.source).call("POST", path, DepartedSandbox, timeout=TIMEOUT)
                     self.members.has_left(sandbox, move.source)
                     last, state = self._last.get(sandbox, ("", None))
                     newest = state if left.checkpoint == last else None

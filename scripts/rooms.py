@@ -2,7 +2,8 @@
 
 Per room: modules, median and largest size in lines, functions over 60 lines, broad excepts per 1,000 lines,
 parameters and attributes typed `Any`; for the whole: modules that import each other in a circle, lines of product and
-of tests. With REVISION the same of that commit, read from git; with `--before` the lines of both. Owns: counting. Does
+of tests, class names that several modules share. With REVISION the same of that commit, read from git; with
+`--before` the lines of both. Owns: counting. Does
 not own: what is too much (tests/test_layering.py holds the walls).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("sandbox", "ebpf", "daemon", "rollout", "trainer", "coordinator", "pagurus")
 BESIDE = ("bench", "examples", "scripts", "tests")
 LONG = 60  # lines of a function
+PARTICIPLE = re.compile(
+    r"_?(?!Feed)(?:[A-Z][a-z]+ed|Told|Held|Kept|Left|Gone|Lost|Sent|Known|Found|Seen|Taken|Given|Written|Begun)"
+)
 SPLIT = ("sandbox", "daemon", "rollout", "trainer", "coordinator", "pagurus")  # rooms that have rooms
 
 
@@ -157,6 +162,43 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def class_names(product: list[Module]) -> dict[str, set[str]]:
+    """By the name of a class, the modules that define one."""
+    names: dict[str, set[str]] = {}
+    for module in product:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                names.setdefault(node.name, set()).add(module.name)
+    return names
+
+
+def participle_classes(product: list[Module]) -> list[str]:
+    """Classes called by one bare participle, errors left out: ``Told``, ``_Held``; not ``Closed(PagurusError)``."""
+    found = []
+    for module in product:
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef) or not PARTICIPLE.fullmatch(node.name):
+                continue
+            if not any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases):
+                found.append(f"{module.name}.{node.name}")
+    return found
+
+
+def directory_circles(product: list[Module]) -> list[list[str]]:
+    """Directories below a room that import each other; what lies in the room itself puts them together."""
+    rooms = {module.name: module.room for module in product if "/" in module.room}
+    graph: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for name, others in imports(product).items():
+        if name in rooms:
+            graph[rooms[name]] |= {rooms[other] for other in others if other in rooms} - {rooms[name]}
+    return circles(graph)
+
+
+def words_of_docs() -> int:
+    """Words of all pages that git knows, in the working tree."""
+    return sum(len((ROOT / path).read_text().split()) for path in _git("ls-files", "*.md").split())
+
+
 def report(every: list[Module]) -> dict[str, Any]:
     """The figures of a tree, as one JSON object."""
     rooms: dict[str, dict[str, Any]] = {}
@@ -180,7 +222,16 @@ def report(every: list[Module]) -> dict[str, Any]:
         "functions_over_60": sorted(
             f"{module.path}:{name}" for module in product for name, length in functions(module) if length > LONG
         ),
+        "any_in_rollout_trainer_coordinator": sum(
+            map(anys, (each for each in every if each.path.startswith(("rollout/", "trainer/", "coordinator/"))))
+        ),
         "circles": circles(graph),
+        "directory_circles": directory_circles(product),
+        "shared_class_names": sorted(name for name, where in class_names(product).items() if len(where) > 1),
+        "shared_class_names_percent": round(
+            100 * sum(len(where) > 1 for where in class_names(product).values()) / max(1, len(class_names(product))), 1
+        ),
+        "participle_classes": participle_classes(product),
         "product_lines": sum(module.lines for module in product),
         "sandbox_half_lines": sum(m.lines for m in product if m.room.split("/")[0] in ("sandbox", "ebpf", "daemon")),
         "bench_lines": sum(module.lines for module in every if module.room == "bench"),
@@ -195,6 +246,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = report(modules(options.revision))
+    if not options.revision:
+        figures["words_of_docs"] = words_of_docs()
     if options.before:
         lines = {name: value for name, value in report(modules(options.before)).items() if name.endswith("_lines")}
         figures |= {f"{name}_before": value for name, value in lines.items()}

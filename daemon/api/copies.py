@@ -18,7 +18,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid
-from sandbox.messages import Copied, CopyRequest
+from sandbox.messages import CopyRequest, CopyResult
 from sandbox.tree import archive, safe_path
 from sandbox.tree.copy_into import TargetTree, copy_into
 from sandbox.tree.merged import merged
@@ -31,7 +31,7 @@ _CHUNK = 1 << 18
 
 
 @AREA("PUT", "/v1/sandboxes/{id}/copy", body=bytes, body_most=MAX_TREE, scope="admin")
-async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> Copied:
+async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyResult:
     """Copy into the file tree, as COPY and ADD do: from an archive behind the request, an image or a checkpoint."""
     parts = chunks(request)
     wanted, rest = await _read_request(parts)
@@ -39,7 +39,7 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> Copied:
     limit = parse_bytes(disk) if disk is not None else MAX_TREE
     inside, base = alive.container.inside, alive.row.uid_base
 
-    def work(upper: Path | None, lower: Path | None) -> Copied:
+    def work(upper: Path | None, lower: Path | None) -> CopyResult:
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(merged(upper, lower)) if lower is not None else None
             root = stack.enter_context(inside.opened())

@@ -12,11 +12,11 @@ from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import (
     ArriveRequest,
     ConversationExport,
+    DepartedSandbox,
     HeldSandbox,
     HoldRequest,
     HostReport,
     LeaseRequest,
-    Left,
 )
 
 AREA = Area()
@@ -64,9 +64,9 @@ async def _release(host: Host, live: LiveSandbox) -> None:
 
 
 @AREA("POST", "/v1/sandboxes/{id}/left", scope="admin")
-async def _left(host: Host, live: LiveSandbox) -> Left:
+async def _left(host: Host, live: LiveSandbox) -> DepartedSandbox:
     """A sandbox went on elsewhere: remove it, but for its newest durable checkpoint."""
-    return Left(checkpoint=await leave.left(host, live))
+    return DepartedSandbox(checkpoint=await leave.left(host, live))
 
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}/programs", scope="admin")

@@ -19,7 +19,7 @@ POLL_INTERVAL = 0.5  # seconds
 T = TypeVar("T")
 
 
-class _Left(Conflict):
+class ClientLeft(Conflict):
     """The connection is gone."""
 
 
@@ -30,7 +30,7 @@ async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_INTERVAL)
             if not task.done() and not is_open(request):
-                raise _Left("whoever asked has left")  # told to nobody
+                raise ClientLeft("whoever asked has left")  # told to nobody
         return task.result()
     finally:
         if not task.done():
@@ -43,6 +43,6 @@ async def while_there(request: web.Request, work: Coroutine[Any, Any, None]) -> 
     gone = False
     try:
         await while_asked(request, work)
-    except* (_Left, ConnectionError):  # a write may meet the end before we look
+    except* (ClientLeft, ConnectionError):  # a write may meet the end before we look
         gone = True
     return not gone

@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedName:
     """What an answer says about a name."""
 
     aliases: tuple[tuple[str, str], ...] = ()  # from, to
@@ -73,7 +73,7 @@ def ask(name: str) -> dns.message.Message:
     return dns.message.make_query(dns.name.from_text(name), dns.rdatatype.A, use_edns=0, payload=MODERN_UDP)
 
 
-def read_answer(name: str, answer: dns.message.Message) -> Found:
+def read_answer(name: str, answer: dns.message.Message) -> ResolvedName:
     """The addresses of a name, by the aliases that lead to them; what does not belong to the chain is ignored."""
     if answer.rcode() not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
         raise ValueError(f"the resolver said {dns.rcode.to_text(answer.rcode())}")
@@ -93,10 +93,10 @@ def read_answer(name: str, answer: dns.message.Message) -> Found:
     addresses = tuple(IPv4Address(each.address) for each in list(found or ())[:MAX_ADDRESSES])
     if found is not None:
         ttls.append(found.ttl)
-    return Found(tuple(aliases), addresses, min(ttls), answer.rcode() == dns.rcode.NXDOMAIN and not addresses)
+    return ResolvedName(tuple(aliases), addresses, min(ttls), answer.rcode() == dns.rcode.NXDOMAIN and not addresses)
 
 
-def answered(question: Question, found: Found) -> dns.message.Message:
+def answered(question: Question, found: ResolvedName) -> dns.message.Message:
     """The answer that the sandbox gets."""
     response = dns.message.make_response(question.message, recursion_available=True)
     if found.missing:

@@ -195,7 +195,7 @@ class Resolver:
             except OSError as error:
                 log.warning("cannot open the addresses of %s: %s", name, error)
                 return names.nothing(question, dns.rcode.SERVFAIL)
-        return names.answered(question, names.Found(found.aliases, fine, found.ttl, found.missing))
+        return names.answered(question, names.ResolvedName(found.aliases, fine, found.ttl, found.missing))
 
     def _refuse(self, name: str, why: str) -> None:
         self.refused += 1

@@ -11,7 +11,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Known:
+class VersionSizes:
     """A published version: what its changes and its whole image weigh, in bytes (None: there is none)."""
 
     version: int
@@ -27,7 +27,7 @@ class Hop:
     kind: Literal["step", "whole"]
 
 
-def route(known: Sequence[Known], have: str | None, want: str) -> list[Hop] | None:
+def route(known: Sequence[VersionSizes], have: str | None, want: str) -> list[Hop] | None:
     """The cheapest way from `have` to `want`, both digests of manifests; None when there is none.
 
     Walks from `want` back along its bases: at each version one may begin with its whole image, or stand there already.
@@ -53,7 +53,7 @@ def route(known: Sequence[Known], have: str | None, want: str) -> list[Hop] | No
     return best[1][::-1] if best is not None else None
 
 
-def retained(known: Sequence[Known], *, keep: int, leased: Collection[str] = ()) -> set[Hop]:
+def retained(known: Sequence[VersionSizes], *, keep: int, leased: Collection[str] = ()) -> set[Hop]:
     """What a store must not remove: the last `keep` versions and the leased ones, each reachable from nothing, and the
     steps between what a reader stands on and the newest version.
 
@@ -71,7 +71,7 @@ def retained(known: Sequence[Known], *, keep: int, leased: Collection[str] = ())
     return needed
 
 
-def _ways(by_digest: dict[str, Known], want: str) -> set[Hop]:
+def _ways(by_digest: dict[str, VersionSizes], want: str) -> set[Hop]:
     """The steps back to the nearest whole image, that image, and the version's own."""
     found: set[Hop] = set()
     at: str | None = want
@@ -89,7 +89,7 @@ def _ways(by_digest: dict[str, Known], want: str) -> set[Hop]:
     return found
 
 
-def _chain(by_digest: dict[str, Known], newest: str, leased: Collection[str]) -> list[Hop]:
+def _chain(by_digest: dict[str, VersionSizes], newest: str, leased: Collection[str]) -> list[Hop]:
     """Steps from the oldest version that a reader stands on to the newest, where they are all there."""
     steps: list[Hop] = []
     reach = 0

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from rollout.decide.weights import Hop, Known, route
+from rollout.decide.weights import Hop, VersionSizes, route
 from rollout.weights.codec import decode
 from rollout.weights.layout import Layout
 from rollout.weights.mirror import Mirror, Write
@@ -99,7 +99,12 @@ class Puller:
         await self.source.close()
 
     async def _go(
-        self, known: list[Known], listed: Sequence[VersionRef], holds: str | None, want: VersionRef, spent: PullCost
+        self,
+        known: list[VersionSizes],
+        listed: Sequence[VersionRef],
+        holds: str | None,
+        want: VersionRef,
+        spent: PullCost,
     ) -> PulledVersion:
         since = holds if self.mirror.version is not None else None
         hops = route(known, holds, want.manifest.digest)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.weights import Hop, Known, retained
+from rollout.decide.weights import Hop, VersionSizes, retained
 from rollout.weights.versions import Content, Ref, VersionManifest, VersionRef, Way, decode_manifest, digest, ref_of
 from sandbox import durable
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
@@ -211,7 +211,7 @@ class VersionStore:
                 found[path.name] = lease
         return found
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[VersionSizes]:
         return [known_of(ref, self.manifest(ref)) for ref in self.versions()]
 
     def collect(self, *, keep: int) -> WeightCollection:
@@ -270,10 +270,10 @@ def is_store(folder: Path) -> bool:
     return (folder / "versions").is_dir() and (folder / "chunks").is_dir()
 
 
-def known_of(ref: VersionRef, manifest: VersionManifest) -> Known:
+def known_of(ref: VersionRef, manifest: VersionManifest) -> VersionSizes:
     step = manifest.step_bytes if "step" in ref.ways else None
     whole = manifest.whole_bytes if "whole" in ref.ways else None
-    return Known(ref.version, ref.manifest.digest, manifest.base, step, whole)
+    return VersionSizes(ref.version, ref.manifest.digest, manifest.base, step, whole)
 
 
 def needed_of(manifest: VersionManifest, ways: Collection[Way]) -> set[str]:

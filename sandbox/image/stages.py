@@ -47,7 +47,7 @@ class RunAction:
 
 
 @dataclass(frozen=True)
-class CopyAction:
+class CopyInstruction:
     """A COPY or an ADD."""
 
     sources: tuple[str, ...]  # of the context or of `origin`
@@ -74,7 +74,7 @@ class DirectoryAction:
     owner: str
 
 
-Action = RunAction | CopyAction | DirectoryAction
+Action = RunAction | CopyInstruction | DirectoryAction
 
 
 @dataclass(frozen=True)
@@ -321,14 +321,14 @@ class _Meaning:
             command = [*(config.shell or ("/bin/sh", "-c")), *command]
         return RunAction(tuple(command), scope, config.workdir, config.user, mounts, network, script, name)
 
-    def _copy(self) -> CopyAction:
+    def _copy(self) -> CopyInstruction:
         here = self._is
         paths = [self._word(word) for word in here.words]
         target = _target(self._before.config.workdir, paths[-1])
         mode = self._word(here.flags.get("chmod", ""))
         if mode and (_MODE.fullmatch(mode) is None or (mode.isdigit() and int(mode, 8) > 0o7777)):
             raise self._refuse(f"{here.kind} --chmod={mode} is no mode", "octal such as 0644, or as chmod has it: u+x")
-        made = CopyAction(
+        made = CopyInstruction(
             tuple(path for path in paths[:-1] if not _is_remote(path)),
             target,
             origin=here.flags.get("from", ""),

@@ -31,8 +31,8 @@ from sandbox.messages.gateway import (
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.images import (
     CommitRequest,
-    Copied,
     CopyRequest,
+    CopyResult,
     HealthCheck,
     ImageConfig,
     ImageInfo,

@@ -132,7 +132,7 @@ class HeldSandbox(Brief, kw_only=True, omit_defaults=True):
     turns: list[TurnInfo] = []  # the newest
 
 
-class Left(Brief, kw_only=True, omit_defaults=True):
+class DepartedSandbox(Brief, kw_only=True, omit_defaults=True):
     """daemon -> coordinator: POST /v1/sandboxes/{id}/left. A sandbox that went on elsewhere is removed there."""
 
     checkpoint: str = ""  # its newest durable state, which stays for copies to build upon

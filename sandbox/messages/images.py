@@ -90,7 +90,7 @@ class CopyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     make_directory: bool = False  # no source: make the directory `target`
 
 
-class Copied(msgspec.Struct, kw_only=True):
+class CopyResult(msgspec.Struct, kw_only=True):
     """daemon -> SDK: what was made of a CopyRequest."""
 
     entries: int = 0

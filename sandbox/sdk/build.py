@@ -29,7 +29,7 @@ from msgspec import ValidationError, convert
 from sandbox.errors import CheckpointFailed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import dockerfile, reference
 from sandbox.image.dockerfile import BuildStage, Dockerfile, Instruction
-from sandbox.image.stages import BuildArguments, CopyAction, RunAction, StageState, apply
+from sandbox.image.stages import BuildArguments, CopyInstruction, RunAction, StageState, apply
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.messages.images import ImageName
 from sandbox.sdk import plan
@@ -188,7 +188,7 @@ class Builder:
         key = None
         if action is not None:
             content = ""
-            if isinstance(action, CopyAction):
+            if isinstance(action, CopyInstruction):
                 content = await self._content(action, instruction.line)
             elif isinstance(action, RunAction):
                 origins = [(m.origin, m.source) for m in action.mounts if m.kind == "bind" or m.origin]
@@ -200,7 +200,7 @@ class Builder:
             )
         stage.steps.append(BuildStep(instruction, stage.state, action, key))
 
-    async def _content(self, action: CopyAction, line: int) -> str:
+    async def _content(self, action: CopyInstruction, line: int) -> str:
         """What an instruction copies: a digest, or the key of the tree that it copies from."""
         copied = await self._copied(action.origin, action.sources, line) if action.sources else ""
         return " ".join([copied, *await self._sources.digests(action, line)])
@@ -363,7 +363,7 @@ class Builder:
 
 
 def _origins(step: BuildStep) -> list[str]:
-    if isinstance(step.action, CopyAction):
+    if isinstance(step.action, CopyInstruction):
         return [step.action.origin] if step.action.origin else []
     return [mount.origin for mount in step.action.mounts if mount.origin] if isinstance(step.action, RunAction) else []
 

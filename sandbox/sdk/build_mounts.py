@@ -23,13 +23,13 @@ from blake3 import blake3
 from sandbox import paths
 from sandbox.errors import Invalid, NotFound
 from sandbox.image.run_mounts import BuildMount
-from sandbox.messages import Copied, CopyRequest
+from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList
 from sandbox.sdk.context import BuildContext
 from sandbox.sdk.handle import Sandbox
 from sandbox.tree import host_files
 
-CopyCall = Callable[[Sandbox, CopyRequest, Callable[[IO[bytes]], None] | None], Awaitable[Copied]]
+CopyCall = Callable[[Sandbox, CopyRequest, Callable[[IO[bytes]], None] | None], Awaitable[CopyResult]]
 Bind = Callable[[BuildMount, str], Awaitable[None]]  # copy what a mount names to a target
 MAX_SECRET = 1 << 20  # bytes
 CHUNK = 1 << 20

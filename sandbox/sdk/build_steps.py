@@ -24,8 +24,8 @@ from sandbox.container.pipes import in_thread
 from sandbox.errors import CommandNotFound, Invalid, NoSpace, NotFound, PagurusError
 from sandbox.image.dockerfile import Instruction
 from sandbox.image.run_mounts import BuildMount
-from sandbox.image.stages import Action, CopyAction, DirectoryAction, RunAction
-from sandbox.messages import Copied, CopyRequest, Network
+from sandbox.image.stages import Action, CopyInstruction, DirectoryAction, RunAction
+from sandbox.messages import CopyRequest, CopyResult, Network
 from sandbox.patterns import PatternList
 from sandbox.sdk import build_mounts
 from sandbox.sdk.context import BuildContext
@@ -158,7 +158,9 @@ class StepRunner:
 
     # ----------------------------------------------------------------- copying
 
-    async def _copy(self, sandbox: Sandbox, copy: CopyAction, instruction: Instruction, origin: CopyOrigin) -> None:
+    async def _copy(
+        self, sandbox: Sandbox, copy: CopyInstruction, instruction: Instruction, origin: CopyOrigin
+    ) -> None:
         several = len(copy.sources) + len(copy.addresses) + len(copy.repositories) + len(copy.documents) > 1
         target = copy.target
         if several and not target.endswith("/"):
@@ -184,10 +186,10 @@ class StepRunner:
         sources: tuple[str, ...],
         target: str,
         line: int,
-        copy: CopyAction | None = None,
+        copy: CopyInstruction | None = None,
         *,
         unpack: bool = False,
-    ) -> Copied:
+    ) -> CopyResult:
         """Copy out of one origin; of `copy` its flags."""
         request = CopyRequest(
             sources=[*sources], target=target, image=origin.image, checkpoint=origin.checkpoint, unpack=unpack
@@ -203,7 +205,7 @@ class StepRunner:
 
     async def copy(
         self, sandbox: Sandbox, request: CopyRequest, pack: Callable[[IO[bytes]], None] | None = None
-    ) -> Copied:
+    ) -> CopyResult:
         """Have the daemon carry out a request, from the archive that `pack` writes or from what it names."""
         head = msgspec.msgpack.encode(request)
         reader, writer = os.pipe()
@@ -218,7 +220,7 @@ class StepRunner:
         finally:
             with contextlib.suppress(PagurusError) if pack is None else contextlib.nullcontext():
                 await packing
-        return msgspec.msgpack.decode(answer, type=Copied)
+        return msgspec.msgpack.decode(answer, type=CopyResult)
 
 
 def _packed(pack: Callable[[IO[bytes]], None] | None, writer: int) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 
 from sandbox.errors import Invalid
-from sandbox.image.stages import CopyAction
+from sandbox.image.stages import CopyInstruction
 from sandbox.sdk import repository
 from sandbox.tree import host_files
 
@@ -71,17 +71,17 @@ class RemoteSources:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    async def digests(self, copy: CopyAction, line: int) -> list[str]:
+    async def digests(self, copy: CopyInstruction, line: int) -> list[str]:
         """Of what is fetched; with a checksum in the Dockerfile nothing is fetched to know it."""
         if copy.checksum and self._cache:
             return [copy.checksum]
         return [(await self._of(copy, address, line))[2] for address in (*copy.addresses, *copy.repositories)]
 
-    async def files(self, copy: CopyAction, line: int) -> list[tuple[str, Path]]:
+    async def files(self, copy: CopyInstruction, line: int) -> list[tuple[str, Path]]:
         """The name and the folder of each; a repository is all of its folder."""
         return [(await self._of(copy, address, line))[:2] for address in (*copy.addresses, *copy.repositories)]
 
-    async def _of(self, copy: CopyAction, address: str, line: int) -> tuple[str, Path, str]:
+    async def _of(self, copy: CopyInstruction, address: str, line: int) -> tuple[str, Path, str]:
         key = address, copy.checksum
         if key not in self._fetched:
             folder = self._undo.enter_context(host_files.fresh_directory())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound
-from sandbox.messages import Copied, CopyRequest
+from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList, glob, split_wildcards
 from sandbox.tree import archive, compressed, modes
 from sandbox.tree.copy import copy_data
@@ -40,7 +40,7 @@ class TargetTree:
     uid_base: int
 
 
-def copy_into(source: int | None, place: TargetTree, request: CopyRequest, *, limit: int) -> Copied:
+def copy_into(source: int | None, place: TargetTree, request: CopyRequest, *, limit: int) -> CopyResult:
     """Do what a request says; at most `limit` bytes. Raises Invalid, NotFound, NoSpace."""
     copier = _Copier(source, place, request, limit)
     try:
@@ -86,7 +86,7 @@ def canonical(root: int, path: str, *, missing: bool = False) -> str:
 
 class _Copier:
     def __init__(self, source: int | None, place: TargetTree, request: CopyRequest, limit: int) -> None:
-        self.copied = Copied()
+        self.copied = CopyResult()
         self._source, self._root, self._base = source, place.root, place.uid_base
         self._request, self._limit = request, limit
         self._owner = owner_of(place.root, request.owner) if request.owner else None

@@ -28,7 +28,7 @@ _MIN_HOLE = 64 << 10  # bytes of the smallest hole that is worth a header
 _BLOCK = tarfile.BLOCKSIZE
 
 
-class _Metered:
+class HeaderLimit:
     """A stream of which the headers before one member are bounded."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -57,7 +57,7 @@ class _Header(tarfile.TarInfo):
     _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        meter: _Metered = archive.fileobj.fileobj  # type: ignore[attr-defined]
+        meter: HeaderLimit = archive.fileobj.fileobj  # type: ignore[attr-defined]
         if self.size < 0 or (self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > MAX_HEADER):
             raise tarfile.ReadError(f"a header of a size of {self.size} bytes")
         meter.shared += self.size if self.type == tarfile.XGLTYPE else 0
@@ -81,7 +81,7 @@ class Reader:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115 - it is a context manager itself
-            fileobj=_Metered(stream), mode="r|", tarinfo=_Header
+            fileobj=HeaderLimit(stream), mode="r|", tarinfo=_Header
         )
 
     def __enter__(self) -> Reader:

@@ -10,7 +10,7 @@ from daemon import fence
 from sandbox import Client
 from sandbox.errors import Conflict
 from sandbox.messages import SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, Left
+from sandbox.messages.cluster import ArriveRequest, DepartedSandbox
 from tests.crash.whole_host import group
 from tests.support.cluster import frozen
 from tests.support.daemon_host import Daemon, kill_everything, tasks_of, until
@@ -25,7 +25,7 @@ async def test_nothing_arrives_from_another_ones_checkpoint(host: Client, ahead:
         secret = await other.durable(await other.exec("echo secret > /srv/secret"))
         gone = await host.create("debian")
         own = await gone.durable(await gone.exec("echo own > /srv/own"))
-        left = await host.call("POST", f"/v1/sandboxes/{gone.id}/left", Left)
+        left = await host.call("POST", f"/v1/sandboxes/{gone.id}/left", DepartedSandbox)
         assert left.checkpoint == own.id
         wanted = ArriveRequest(id=gone.id)
         if ahead:  # a container and a pid 1 of its own wait for it
@@ -43,7 +43,7 @@ async def left(host: Client) -> tuple[str, str]:
     """A sandbox that left, and its checkpoint."""
     gone = await host.create("debian")
     kept = await gone.durable(await gone.exec(TICKS))
-    assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", Left)).checkpoint == kept.id
+    assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", DepartedSandbox)).checkpoint == kept.id
     return gone.id, kept.id
 
 

@@ -91,7 +91,7 @@ def test_damaged_questions_are_read_or_refused(data: bytes, at: int) -> None:
 def test_long_answers_send_the_asker_to_tcp() -> None:
     question = names.read_question(dns.message.make_query("a.test.", "A").to_wire())
     assert question is not None
-    found = names.Found(addresses=tuple(IPv4Address(0xCB007100 + n) for n in range(60)), ttl=9)
+    found = names.ResolvedName(addresses=tuple(IPv4Address(0xCB007100 + n) for n in range(60)), ttl=9)
     short = dns.message.from_wire(names.write(question, names.answered(question, found), stream=False))
     assert short.flags & dns.flags.TC and not short.answer
     whole = dns.message.from_wire(names.write(question, names.answered(question, found), stream=True))

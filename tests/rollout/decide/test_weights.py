@@ -7,24 +7,24 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.decide.weights import Hop, Known, retained, route
+from rollout.decide.weights import Hop, VersionSizes, retained, route
 
 SIZES = st.one_of(st.none(), st.integers(0, 100))
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Known]:
+def histories(draw: st.DrawFn) -> list[VersionSizes]:
     """Versions 0, 1, …; most go on from the one before, some from nothing (a publisher that began anew)."""
     count = draw(st.integers(1, 12))
     known = []
     for number in range(count):
         step = draw(SIZES) if number else None
         whole = draw(SIZES) if step is not None else draw(st.integers(0, 100))
-        known.append(Known(number, f"d{number}", f"d{number - 1}" if step is not None else None, step, whole))
+        known.append(VersionSizes(number, f"d{number}", f"d{number - 1}" if step is not None else None, step, whole))
     return known
 
 
-def cheapest(known: list[Known], have: str | None, want: str) -> int | None:
+def cheapest(known: list[VersionSizes], have: str | None, want: str) -> int | None:
     """Dijkstra over versions, from nothing and from `have`."""
     queue = [(0, "")] + ([(0, have)] if have is not None else [])
     done: set[str] = set()
@@ -43,7 +43,7 @@ def cheapest(known: list[Known], have: str | None, want: str) -> int | None:
     return None
 
 
-def cost(known: list[Known], hops: list[Hop]) -> int:
+def cost(known: list[VersionSizes], hops: list[Hop]) -> int:
     by_digest = {each.digest: each for each in known}
     sizes = [
         by_digest[hop.digest].step_bytes if hop.kind == "step" else by_digest[hop.digest].whole_bytes for hop in hops
@@ -52,7 +52,7 @@ def cost(known: list[Known], hops: list[Hop]) -> int:
     return sum(size for size in sizes if size is not None)
 
 
-def connected(known: list[Known], hops: list[Hop], have: str | None, want: str) -> bool:
+def connected(known: list[VersionSizes], hops: list[Hop], have: str | None, want: str) -> bool:
     by_digest = {each.digest: each for each in known}
     at = have
     for hop in hops:
@@ -64,7 +64,7 @@ def connected(known: list[Known], hops: list[Hop], have: str | None, want: str) 
 
 @settings(max_examples=500)
 @given(histories(), st.data())
-def test_the_way_is_the_cheapest_there_is(known: list[Known], data: st.DataObject) -> None:
+def test_the_way_is_the_cheapest_there_is(known: list[VersionSizes], data: st.DataObject) -> None:
     names = [each.digest for each in known]
     have = data.draw(st.sampled_from([None, "gone", *names]))
     want = data.draw(st.sampled_from(names))
@@ -78,12 +78,12 @@ def test_the_way_is_the_cheapest_there_is(known: list[Known], data: st.DataObjec
 
 @settings(max_examples=500)
 @given(histories(), st.integers(1, 5), st.data())
-def test_what_is_kept_reaches_what_it_must(known: list[Known], keep: int, data: st.DataObject) -> None:
+def test_what_is_kept_reaches_what_it_must(known: list[VersionSizes], keep: int, data: st.DataObject) -> None:
     names = [each.digest for each in known]
     leased = data.draw(st.sets(st.sampled_from(names)))
     kept = retained(known, keep=keep, leased=leased)
     left = [
-        Known(
+        VersionSizes(
             each.version,
             each.digest,
             each.base,
@@ -101,7 +101,7 @@ def test_what_is_kept_reaches_what_it_must(known: list[Known], keep: int, data: 
             assert route(left, have, names[-1]) is not None
 
 
-def cost_of_steps(known: list[Known], have: str) -> int | None:
+def cost_of_steps(known: list[VersionSizes], have: str) -> int | None:
     by_digest = {each.digest: each for each in known}
     spent, at = 0, known[-1].digest
     while at != have:
@@ -113,8 +113,8 @@ def cost_of_steps(known: list[Known], have: str) -> int | None:
 
 
 def test_old_versions_go() -> None:
-    known = [Known(0, "d0", None, None, 100)]
-    known += [Known(n, f"d{n}", f"d{n - 1}", 1, 100 if n % 5 == 0 else None) for n in range(1, 23)]
+    known = [VersionSizes(0, "d0", None, None, 100)]
+    known += [VersionSizes(n, f"d{n}", f"d{n - 1}", 1, 100 if n % 5 == 0 else None) for n in range(1, 23)]
     assert retained(known, keep=2) == {
         Hop("d20", "whole"),
         *(Hop(f"d{n}", "step") for n in (21, 22)),

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from sandbox.errors import Invalid, Unsupported
 from sandbox.image.dockerfile import instructions, parse
 from sandbox.image.run_mounts import BuildMount
-from sandbox.image.stages import PATH, Action, BuildArguments, CopyAction, DirectoryAction, RunAction, StageState, apply
+from sandbox.image.stages import (
+    PATH,
+    Action,
+    BuildArguments,
+    CopyInstruction,
+    DirectoryAction,
+    RunAction,
+    StageState,
+    apply,
+)
 from sandbox.messages import ImageConfig
 
 AMD64 = platform.machine() == "x86_64"
@@ -97,7 +106,7 @@ USER me
     assert isinstance(first, RunAction) and first.command[2].split() == ["make", "all"]
     assert isinstance(second, RunAction) and second.command == ("cc", "-o", "x")
     assert isinstance(third, RunAction) and third.command == ("/bin/bash", "-ec", "one")
-    assert isinstance(copy, CopyAction) and copy.sources == ("a b", "$FLAGS") and copy.target == "/to dir/"
+    assert isinstance(copy, CopyInstruction) and copy.sources == ("a b", "$FLAGS") and copy.target == "/to dir/"
     assert (copy.owner, copy.mode, copy.parents, copy.exclude) == ("1:2", "u+x", True, ("*.md", "x"))
     assert config.cmd == ["/bin/bash", "-ec", "two"] and config.shell == ["/bin/bash", "-ec"]
     assert config.exposed_ports == ["80/tcp", "8000/udp", "8001/udp"] and config.stop_signal == "SIGINT"
@@ -143,7 +152,7 @@ RUN echo $((1 << 2)) && cat <<<x
     assert (
         isinstance(program, RunAction) and program.script == "#!/usr/bin/env python3\n" and program.script_name == "X"
     )
-    assert isinstance(copy, CopyAction) and copy.target == "/dest/" and not copy.sources
+    assert isinstance(copy, CopyInstruction) and copy.target == "/dest/" and not copy.sources
     assert copy.documents == (("a.txt", "hello $W 'x'\n"), ("b.txt", "hello world 'x'\n"))
     assert isinstance(none, RunAction) and none.command[-1] == "echo $((1 << 2)) && cat <<<x"
 

@@ -14,14 +14,14 @@ from daemon.catalogue import KeptStep
 from daemon.store.build_cache import surplus
 from sandbox.errors import Invalid
 from sandbox.image.dockerfile import parse
-from sandbox.image.stages import Action, CopyAction, RunAction
+from sandbox.image.stages import Action, CopyInstruction, RunAction
 from sandbox.messages import Limits, Network
 from sandbox.patterns import PatternList
 from sandbox.sdk.context import BuildContext
 from sandbox.sdk.plan import needed, references, step_key
 
 RUN = RunAction(("make",), {"A": "1"}, "/w", "")
-COPY = CopyAction(("a", "b"), "/to/")
+COPY = CopyInstruction(("a", "b"), "/to/")
 
 
 def key(
