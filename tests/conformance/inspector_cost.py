@@ -82,7 +82,7 @@ class Workload:
                 tar.add(package, package.name, filter=_source_only)
         _wheel(self.inputs / "workload-1.0-py3-none-any.whl", present[:4])
         pip = f"{sys.executable} -I -m pip --disable-pip-version-check --no-cache-dir --quiet"
-        program = Path(__file__).parent.parent / "native" / "enter.c"
+        program = Path(__file__).parent / "native" / "enter.c"
         unpack = "mkdir $i && tar xf ../inputs/source.tar -C $i"
         self.steps = {
             "untar": f"for i in tree b c d e; do {unpack}; done; find . -type f | xargs stat >/dev/null",

@@ -23,7 +23,7 @@ PACKAGES = {
     "go": ("golang-go",),
 }
 PROGRAMS = {"perl": "perl", "python": "python3", "bash": "bash"}  # that the image itself has
-NATIVE = Path(__file__).parent.parent / "native"
+NATIVE = Path(__file__).parent / "native"
 SOURCES = NATIVE / "sleepers"
 PLACE = "opt/sleepers"  # in the image
 _JAVA = "/usr/lib/jvm/java-17-openjdk-amd64/bin"

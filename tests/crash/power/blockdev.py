@@ -68,7 +68,7 @@ class Recorder:
         self._mount.mkdir()
         self.log.touch()
         command = [sys.executable, "-m", "tests.crash.power.blockdev", str(self.image), str(self.log), str(self._mount)]
-        self._process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
+        self._process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[3])
         deadline = time.monotonic() + 30
         while not self._mounted():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox import paths
 from sandbox.errors import Unsupported
 
-NATIVE = Path(__file__).parent.with_name("native")
+NATIVE = paths.CHECKOUT / "tests" / "conformance" / "native"
 WAYS = ("setns", "nested", "moved")
 # Without restartable sequences: the kernel writes the number of the CPU into memory registered for them, and a survivor
 # that only woke on the other CPU would differ from what it was.
