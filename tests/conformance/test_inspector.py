@@ -472,10 +472,10 @@ def test_only_repeats_a_case_alone(
 
 DIES = """
 import argparse, asyncio, os, signal
-from bench import inspector as bench
+from tests.conformance import inspector as bench
 from bench.harness import leftovers
 from ebpf.inspector import Inspector
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import BtrfsPool
 
 async def main():
     pool = BtrfsPool().ensure()

@@ -12,10 +12,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.crash.staged_daemon import Notes, watch
-from sandbox.database import Writer
-before = Writer._commit
+from sandbox.database import WriterThread
+before = WriterThread._commit
 watch(Notes(Path(sys.argv[1])))
-assert Writer._commit is not before
+assert WriterThread._commit is not before
 """
 
 

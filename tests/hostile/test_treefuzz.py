@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from bench import treefuzz
+from tests.hostile import treefuzz
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
