@@ -106,9 +106,12 @@ class Command:
 
     # ----------------------------------------------------------------- its output
 
-    async def read(self, put: Put, *, from_start: bool) -> None:
-        """Put its outputs as they come, until it has ended and its turn is over. Raises Timeout after its deadline."""
-        with self._reading():
+    async def read(self, put: Put, reading: contextlib.ExitStack, *, from_start: bool) -> None:
+        """Put its outputs as they come, until it has ended and its turn is over. Raises Timeout after its deadline.
+
+        `reading`: holds a :meth:`reading` of this command, and is closed once the outputs are read.
+        """
+        with reading:
             with contextlib.suppress(PagurusError):
                 connection = await self.live.programs.supervisor(self.row.id)
                 alone = not from_start and self.readers == 1  # it was left, and waits for nobody
@@ -126,7 +129,8 @@ class Command:
             raise Timeout("the command ran longer than its timeout", sandbox=self.live.row.id)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
+        """Somebody reads it meanwhile, or is about to: until then its output is not forgotten."""
         self.readers += 1
         self._idle.clear()
         try:

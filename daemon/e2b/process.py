@@ -200,6 +200,7 @@ async def _program(
 async def _follow(request: web.Request, command: Command, *, from_start: bool) -> web.StreamResponse:
     """The events of a command, until it has ended or the client leaves."""
     response = web.StreamResponse(headers={"Content-Type": STREAM})
+    reading = contextlib.ExitStack()
 
     async def put(name: str, data: bytes) -> None:
         await response.write(message({"event": {"data": {name: quoted(data)}}}))
@@ -209,7 +210,7 @@ async def _follow(request: web.Request, command: Command, *, from_start: bool) -
         await response.write(message({"event": {"start": {"pid": command.row.pid}}}))
         alive = asyncio.ensure_future(_keep_alive(response))
         try:
-            await command.read(put, from_start=from_start)
+            await command.read(put, reading, from_start=from_start)
         except PagurusError as error:
             await response.write(last(error))
         else:
@@ -218,10 +219,12 @@ async def _follow(request: web.Request, command: Command, *, from_start: bool) -
             alive.cancel()
         await response.write_eof()
 
-    with command.live.attending():
+    with command.live.attending(), reading:
+        reading.enter_context(command.reading())  # before anything is awaited: a command may end at once
         try:
             await while_there(request, follow())
         finally:
+            reading.close()
             if not command.over.is_set():
                 await command.left()
     return response
