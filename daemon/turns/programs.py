@@ -52,6 +52,7 @@ MAX_PROGRAMS = 64  # that run at once in one sandbox
 ENDED_KEPT = 16  # that have ended, with their logs
 COMMAND_KEPT = 200  # characters
 ARGUMENT_KEPT = 4096  # characters of each argument, where they are listed
+END_TIMEOUT, END_POLL_INTERVAL = 2.0, 0.001  # seconds for an attendant that was told to end
 MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
 
@@ -64,6 +65,7 @@ class Programs:
         self._inside: dict[str, SandboxRoot] = {}  # the state that a connection belongs to
         self._connecting = asyncio.Lock()
         self.attached: set[str] = set()  # terminals that somebody sits at
+        self._attendants: dict[str, int] = {}  # their pids on the host, of programs that this daemon started
         self.read: set[str] = set()  # those whose output is for somebody, also after their end
 
     # ----------------------------------------------------------------- rows
@@ -91,6 +93,7 @@ class Programs:
 
     def _drop(self, program: str) -> None:
         self._live.row.programs = {k: v for k, v in self._live.row.programs.items() if k != program}
+        self._attendants.pop(program, None)
         if (connection := self._supervisors.pop(program, None)) is not None:
             connection.close()
 
@@ -213,6 +216,7 @@ class Programs:
             self._drop(row.id)
             live.services.catalogue.later([put_sandbox(live.row)])
             raise
+        self._attendants[row.id] = started.host_pid
         row = msgspec.structs.replace(row, pid=started.program, excluded=identities)
         self.put(row)
         await self.publish()
@@ -391,6 +395,11 @@ class Programs:
         """Forget one that has ended, and its log; what it started goes on."""
         with contextlib.suppress(SupervisorGone):
             await (await self.supervisor(program)).finish()
+            attendant = self._attendants.get(program)
+            with contextlib.suppress(TimeoutError):  # else it would count as one that lives on in the turn that it ends
+                async with asyncio.timeout(END_TIMEOUT):
+                    while attendant in self._live.container.tasks():  # noqa: ASYNC110 - nobody tells of it
+                        await asyncio.sleep(END_POLL_INTERVAL)
         self._drop(program)
         self._live.services.catalogue.later([put_sandbox(self._live.row)])
 
