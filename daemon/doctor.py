@@ -102,17 +102,6 @@ def _inspector() -> str:
         return "loaded and attached" + (f" ({lost})" if lost else "")
 
 
-def _pidfd() -> str:
-    from sandbox.container.process import pidfd_tells_exit
-
-    if not pidfd_tells_exit():
-        raise Unsupported(
-            "pidfds do not tell exit codes (kernel < 6.15)",
-            hint="commands are waited for by the shim; a checkpoint while one runs is refused",
-        )
-    return "pidfds tell the exit code of another's child"
-
-
 # --------------------------------------------------------------------------- sandboxes
 
 
@@ -348,7 +337,6 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("btrfs", True, _btrfs),
     ("disk limits", False, _disk_limits),
     ("sandbox", True, _sandbox),
-    ("exit codes", False, _pidfd),
     ("criu", True, _criu),
     ("criu tcp", True, _criu_listener),
     ("network", False, _network),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import paths
-from sandbox.container import spawn
+from sandbox.container import endings, spawn
 from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
 from sandbox.container.excluded import ExclusionGroup
@@ -350,16 +350,15 @@ class Container:
         which takes signals.
         """
         began = time.monotonic()
-        parented = not _pidfd_tells_exit()
-        flags = (spawn.STDIN if stdin else 0) | (spawn.PARENTED if parented else 0)
+        flags = spawn.STDIN if stdin else 0
         variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> RunningCommand:
-            (pid, stream), fds = await spawn.start(
+            (pid, stream, *inner), fds = await spawn.start(
                 self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
             )
-            handles = self._handles(int(pid), int(stream), fds[0], parented)
+            handles = self._handles(int(pid), int(stream), fds[0], int(inner[0]) if inner else 0)
             return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, tell=on_output, outlet=outlet)
 
         try:
@@ -388,17 +387,23 @@ class Container:
         """The error for whoever wants something of a sandbox that has ended."""
         return SandboxDead(why, hint=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
-    def _handles(self, pid: int, stream: int, pidfd: int, parented: bool) -> Handles:
-        """What a running command needs of its sandbox."""
+    def _handles(self, pid: int, stream: int, pidfd: int, inner: int) -> Handles:
+        """What a running command needs of its sandbox. `inner`: its pid in there."""
+        began_below = self.held_root
+
+        def noted() -> int | None:
+            if self.held_root is not began_below or self.init_pid is None:  # killed with the pid 1 of then
+                return signal.SIGKILL
+            return endings.noted(self.init_pid, self._init_pidfd, inner)
 
         async def end() -> int:
+            if not _pidfd_tells_exit():
+                return await endings.ended(pid, pidfd, noted)
             if self._reaped is None:
                 self._reaped = ReapWaiter()
             await self._reaped.wait(pidfd)
             if (status := unreaped_status(pid, pidfd)) is not None:
                 return status
-            if parented:
-                return await self.outside.exited(pid)
             status = exit_status(pidfd)
             assert status is not None
             return status

@@ -37,7 +37,7 @@ _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
 _GRACE = 1.0  # seconds that a command has to end by itself after its deadline
 _KILL_TIMEOUT = 10.0  # seconds for a killed command to be gone
-_REAP_TIMEOUT = 1.0  # seconds for a dead command's parent to take its exit code
+REAP_TIMEOUT = 1.0  # seconds for a dead command's parent to take its exit code
 _EXIT_CODE = 49  # of the fields of `stat`
 
 
@@ -119,7 +119,7 @@ class ReapWaiter:
                 future.set_result(None)
             else:
                 self._epoll.modify(pidfd, 0)
-                self._loop.call_later(_REAP_TIMEOUT, _settle, future)
+                self._loop.call_later(REAP_TIMEOUT, _settle, future)
 
     def close(self) -> None:
         self._epoll.close()

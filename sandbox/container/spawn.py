@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ID_RANGE = 65_536
-STDIN, PARENTED = 1, 2  # flags of `start`: it gets a pipe to read from; the shim stays its parent
+STDIN = 1  # of the flags of `start`: it gets a pipe to read from
 
 
 class KilledBeforeStart(Conflict):
@@ -38,7 +38,7 @@ async def start(
     *,
     oom_kills: int | None = None,
 ) -> tuple[list[str], list[int]]:
-    """Start a program; the shim's answer: (pid, stream), and the descriptors. `flags`: STDIN, PARENTED.
+    """Start a program; the shim's answer: (pid, stream, its pid in the sandbox), and the descriptors. `flags`: STDIN.
 
     `oom_kills`: what the sandbox's group has counted so far, for who has just looked.
     """

@@ -186,7 +186,7 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
 
 async def _first_words(container: Container, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
     """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
-    (pid, stream), fds = await spawn.start(container, 0, 0, program.cwd, argv, program.env)
+    (pid, stream, *_), fds = await spawn.start(container, 0, 0, program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
     try:
         async with asyncio.timeout(_TIMEOUT):

@@ -27,7 +27,7 @@ chmod 755 "$layer" "$layer/.pagurus" "$layer/dev" "$layer/dev/pts"
 chmod 555 "$layer/.pagurus/empty" "$layer/proc" "$layer/sys"
 chmod 1777 "$layer/dev/shm"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
-    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$layer/.pagurus/init" "$here/init.c"
+    -Wl,--build-id=none -Wl,-z,noseparate-code -Wl,-Tbss=0x500000 -o "$layer/.pagurus/init" "$here/init.c"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
     -Wl,--build-id=none -Wl,-z,noseparate-code -o "$layer/.pagurus/attend" "$here/attend.c"
 node() {

@@ -309,7 +309,6 @@ static bool vectors(int index, char ***argv, char ***envp) {
 }
 
 #define EXEC_STDIN 1     /* make a pipe for stdin and return its writing end */
-#define EXEC_PARENTED 2  /* stay the parent: for kernels whose pidfds do not tell the exit code */
 
 static bool open_pipes(long flags, struct command *c, int mine[3]) {
     for (int i = 0; i < 3; i++) {
@@ -338,7 +337,7 @@ static bool groups_of(char *text, struct command *c) {
     return false;
 }
 
-/* exec FLAGS UID GID[,GID...] CWD COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM, with pidfd, stdout, stderr[, stdin] */
+/* exec FLAGS UID GID[,GID...] CWD COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM INNER, with pidfd, stdout, stderr[, stdin] */
 static void command_exec(void) {
     long flags, uid;
     struct command c = {.fd = {-1, -1, -1}};
@@ -349,7 +348,6 @@ static void command_exec(void) {
         return refuse("exec arguments", EINVAL);
     c.cwd = field[4];
     c.uid = (uid_t)uid;
-    c.parented = flags & EXEC_PARENTED;
     int mine[3] = {-1, -1, -1};
     if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};
     if (!out.failure.stage[0]) start_command(&shim, &c, &out);
@@ -361,10 +359,9 @@ static void command_exec(void) {
         if (out.pidfd >= 0) close(out.pidfd);
         return refuse(out.failure.stage, out.failure.error);
     }
-    if (c.parented) watch(out.pid);
     serial++;
     int fds[4] = {out.pidfd, mine[1], mine[2], mine[0]};
-    answer(fds, mine[0] >= 0 ? 4 : 3, "ok\n%d\n%u\n", out.pid, serial);
+    answer(fds, mine[0] >= 0 ? 4 : 3, "ok\n%d\n%u\n%d\n", out.pid, serial, out.inner);
     close(out.pidfd);
     if (mine[0] >= 0) close(mine[0]);
     for (int i = 1; i < 3; i++) stream_open(mine[i], serial, client < 0);

@@ -58,6 +58,7 @@ struct failure {
 
 struct started {
     pid_t pid, middle;
+    pid_t inner;              /* its number in the sandbox */
     int pidfd;
     struct failure failure;   /* stage[0] == 0: the program runs */
 };
@@ -70,7 +71,6 @@ struct command {
     gid_t groups[MAX_GROUPS];  /* supplementary */
     int group_count;
     int fd[3];                /* -1: the sandbox's own /dev/null */
-    bool parented;
 };
 
 struct host_command {

@@ -118,7 +118,7 @@ static bool nudge(pid_t helper, const struct started *out) {
 }
 
 /* Reads reports up to the end of the status socket. One with a stage is a failure; one without hands
- * over the pidfd of the command, or the pid of the middle process. Who stops them on their way only slows them down,
+ * over the pidfd of the command, with its own number where it says so itself, or the pid of the middle process. Who stops them on their way only slows them down,
  * up to a bound: nobody else of this sandbox can be served meanwhile. */
 void await_status(int status, pid_t helper, struct started *out) {
     struct pollfd wait = {.fd = status, .events = POLLIN};
@@ -146,8 +146,10 @@ void await_status(int status, pid_t helper, struct started *out) {
         if (c && c->cmsg_type == SCM_RIGHTS) {
             if (out->pidfd >= 0) close(out->pidfd);
             memcpy(&out->pidfd, CMSG_DATA(c), sizeof(int));
+            if (!f.stage[0] && f.error) out->inner = f.error;
+        } else if (!f.stage[0] && f.error) {
+            out->middle = f.error;
         }
-        if (!f.stage[0] && f.error) out->middle = f.error;
         if (f.stage[0] && !out->failure.stage[0]) out->failure = f;
     }
 }
@@ -269,7 +271,7 @@ static void become_command(const struct command *c, bool no_new_privs, int statu
     /* By itself and before it runs: whoever else could tell may be killed by the command, with kill(-1). */
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (self < 0) give_up(status, "pidfd");
-    send_report(status, "", 0, self);
+    send_report(status, "", getpid(), self);
     setsid();
     set_slice(0, 0);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
@@ -299,14 +301,14 @@ static void help_command(struct shim *s, const struct command *c, int status) {
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
     if (setns(s->init_pidfd, JOINED) < 0) give_up(status, "join namespaces");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    pid_t child = c->parented ? 0 : clone_child(CLONE_PARENT, -1, NULL);
+    pid_t child = clone_child(CLONE_PARENT, -1, NULL);
     if (child < 0) give_up(status, "fork");
     if (child > 0) {
         send_report(status, "", child, -1);
         _exit(0);
     }
     int pidfd = -1;
-    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, &pidfd);
+    child = clone_child(0, -1, &pidfd);
     if (child < 0) give_up(status, "fork");
     if (child == 0) become_command(c, s->no_new_privs, status);
     send_report(status, "", 0, pidfd);  /* it says so itself, unless somebody stops it before */

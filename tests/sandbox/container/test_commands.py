@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from sandbox.container import procfs
+from sandbox.container import endings, procfs
 from sandbox.container.process import RunningCommand, pidfd_tells_exit, readers_first, signal_started
 from sandbox.container.procfs import ProcessIdentity
+from sandbox.descriptors import closing
 from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
 from tests.support.container_support import Maker, settled, shell
 from tests.support.daemon_host import until
 
 
+@pytest.fixture(params=["pidfds", "notes of pid 1"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How exit codes are learned: as on this kernel, and as before Linux 6.15."""
+    if request.param == "pidfds" and not pidfd_tells_exit():
+        pytest.skip("this kernel's pidfds do not tell exit codes (needs 6.15)")
+    monkeypatch.setattr("sandbox.container.container._pidfd_tells_exit", lambda: request.param == "pidfds")
+
+
+@pytest.mark.usefixtures("either_way")
 async def test_exit_codes(maker: Maker) -> None:
     sb = await maker.create()
     for code in (0, 1, 7, 255):
@@ -28,21 +39,36 @@ async def test_exit_codes(maker: Maker) -> None:
     assert (await sb.exec(["sh", "-c", "kill -SEGV $$"])).exit_code == 139
 
 
-async def test_exit_codes_where_pidfds_do_not_tell(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.container.container._pidfd_tells_exit", lambda: False)
-    sb = await maker.create()
-    done = await sb.exec(["sh", "-c", "echo $PPID; (sleep 100 &) ; exit 7"])
-    assert (done.exit_code, done.stdout) == (7, b"0\n")
-    assert len(sb.tasks()) == 2
-    assert (await sb.exec(["sh", "-c", "kill -9 $$"])).exit_code == 137
-
-
+@pytest.mark.usefixtures("either_way")
 async def test_command_is_adopted_by_pid_1(maker: Maker) -> None:
-    if not pidfd_tells_exit():
-        pytest.skip("this kernel's pidfds do not tell exit codes (needs 6.15)")
     sb = await maker.create()
     pid, parent, session = (await shell(sb, "exec sh -c 'cut -d\" \" -f1,4,6 /proc/$$/stat'")).split()
     assert (parent, session) == ("1", pid)
+
+
+@pytest.mark.usefixtures("either_way")
+async def test_exit_codes_among_many_sessions_that_end(maker: Maker) -> None:
+    sb = await maker.create()
+    script = "i=0; while [ $i -lt 200 ]; do setsid -f true; (true &); i=$((i+1)); done; exit $0"
+    done = await asyncio.gather(*(sb.exec(["sh", "-c", script, str(code)]) for code in (3, 5, 200)))
+    assert [each.exit_code for each in done] == [3, 5, 200]
+
+
+@pytest.mark.usefixtures("either_way")
+async def test_a_command_ends_with_its_sandbox(maker: Maker) -> None:
+    sb = await maker.create()
+    running = asyncio.ensure_future(sb.exec(["sleep", "1000"]))
+    await until(lambda: len(sb.tasks()) == 2, "the command runs")
+    await sb.kill()
+    assert (await running).exit_code == 137
+
+
+async def test_an_exit_code_that_nobody_noted_is_an_error() -> None:
+    child = await asyncio.create_subprocess_exec("true")
+    with closing(os.pidfd_open(child.pid)) as pidfd:
+        await child.wait()
+        with pytest.raises(Conflict, match="exit code is lost"):
+            await endings.ended(child.pid, pidfd, lambda: None)
 
 
 @pytest.mark.parametrize(
