@@ -155,7 +155,7 @@ def vllm(
             argv += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         if transfer:
             argv += ["--weight-transfer-config", '{"backend": "pagurus"}']
-            argv += ["--worker-extension-cls", "pagurus_vllm.Registered"]
+            argv += ["--worker-extension-cls", "pagurus_vllm.WorkerExtension"]
         if lora:  # two at once: requests in flight go on with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
         return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))

@@ -148,5 +148,5 @@ def test_words_of_four_bytes_are_not_changed_in_place(tmp_path: Path) -> None:
 def test_a_server_is_told_of_the_engine(tmp_path: Path) -> None:
     (tmp_path / "python").touch()
     command = vllm(python=tmp_path / "python", transfer=True).command(tmp_path, 1)
-    assert "pagurus_vllm.Registered" in command.argv and '{"backend": "pagurus"}' in command.argv
+    assert "pagurus_vllm.WorkerExtension" in command.argv and '{"backend": "pagurus"}' in command.argv
     assert command.env["PYTHONPATH"].split(os.pathsep)[0] == str(INSIDE)
