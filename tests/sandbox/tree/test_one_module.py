@@ -127,6 +127,7 @@ DOWNLOADS = {
 #: Who makes a directory or file of a fresh name, which nothing of a stranger's is unpacked into or named after.
 FRESH = {
     "daemon.api.files": "a file without a name",
+    "daemon.e2b.content": "a file without a name",
     "daemon.api.images": "the archive as it came",
     "daemon.doctor": "its own attempts",
     "examples.fit": "weights",
