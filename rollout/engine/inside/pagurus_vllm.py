@@ -5,7 +5,8 @@ where a value of the checkpoint lies in vLLM's parameters (the model's own loade
 Guarantee: changes are applied to exactly the version that they go on from, or refused before anything was written; a
 worker that failed in the middle has no version, and refuses all changes until the weights were loaded anew.
 
-vLLM imports this module in each worker (``--worker-extension-cls pagurus_vllm.WorkerExtension``), before it makes its engine
+vLLM imports this module in each worker (``--worker-extension-cls pagurus_vllm.WorkerExtension``), before it makes its
+engine
 (``--weight-transfer-config '{"backend": "pagurus"}'``). Imports of ours are not available here.
 """
 
