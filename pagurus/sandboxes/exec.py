@@ -152,7 +152,8 @@ def meant(words: Sequence[str]) -> str | list[str]:
     (['ls', '-l'], 'ls | wc -l', ['ls', '-l'])
     """
     given = [*words[1:]] if words[:1] == ["--"] else [*words]
-    line = len(given) == 1 and re.search(r"[\s|&;<>()$`*?~]", given[0])
+    plain = all(char.isprintable() or char in "\n\t" for char in "".join(given))  # a shell would print others back
+    line = len(given) == 1 and plain and re.search(r"[\s|&;<>()$`*?~]", given[0])
     return given[0] if line else given
 
 

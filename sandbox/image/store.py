@@ -258,6 +258,7 @@ class ImageStore:
         """A tree of another store, to which a name of this one points, gets its place here as a link."""
         for known in (self.resolve(name) for name in self.list()):
             if known.digest == place.name:
+                self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
                 place.mkdir(mode=0o700)
                 (place / "tree").symlink_to(known.tree)
                 _write(place, _read(known.tree.parent))
