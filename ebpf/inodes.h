@@ -65,7 +65,7 @@ static __always_inline struct dentry *entry_of(const struct inode *inode)
 {
 	struct hlist_node *first = BPF_CORE_READ(inode, i_dentry.first);
 
-	return first ? (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias) : NULL;
+	return first ? (void *)first - alias_offset() : NULL;
 }
 
 /* `entry`: of the file; NULL: one of those that the inode has. */

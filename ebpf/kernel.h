@@ -92,13 +92,41 @@ static __always_inline bool task_compat(struct task_struct *p)
 	return p->thread_info.status & 2 /* TS_COMPAT */;
 }
 
-/* The I_DIRTY bits became an enum, and moved, in 6.18; they were macros with these values before. */
+/*
+ * The I_DIRTY bits were macros with these values; 6.18 made them an enum, and moved them; 6.19 gave the enum another
+ * name. Where a later kernel has renamed it again every mark counts, and some turns are captured for nothing.
+ */
+enum inode_state_flags_t___first { I_DIRTY_DATASYNC___first = 1, I_DIRTY_PAGES___first = 2 };
+enum inode_state_flags_enum___second { I_DIRTY_DATASYNC___second = 1, I_DIRTY_PAGES___second = 2 };
+struct inode_state_flags___second {
+} __attribute__((preserve_access_index));
+
 static __always_inline int dirty_content(void)
 {
-	if (bpf_core_enum_value_exists(enum inode_state_flags_t, I_DIRTY_PAGES))
-		return bpf_core_enum_value(enum inode_state_flags_t, I_DIRTY_DATASYNC) |
-		       bpf_core_enum_value(enum inode_state_flags_t, I_DIRTY_PAGES);
-	return 2 | 4;
+	if (bpf_core_enum_value_exists(enum inode_state_flags_t___first, I_DIRTY_PAGES___first))
+		return bpf_core_enum_value(enum inode_state_flags_t___first, I_DIRTY_DATASYNC___first) |
+		       bpf_core_enum_value(enum inode_state_flags_t___first, I_DIRTY_PAGES___first);
+	if (bpf_core_enum_value_exists(enum inode_state_flags_enum___second, I_DIRTY_PAGES___second))
+		return bpf_core_enum_value(enum inode_state_flags_enum___second, I_DIRTY_DATASYNC___second) |
+		       bpf_core_enum_value(enum inode_state_flags_enum___second, I_DIRTY_PAGES___second);
+	return bpf_core_type_exists(struct inode_state_flags___second) ? ~0 : 2 | 4;
+}
+
+/* 7.2 has the union around dentry.d_alias without a name. */
+struct dentry___unnamed {
+	struct hlist_node d_alias;
+} __attribute__((preserve_access_index));
+struct dentry___named {
+	union {
+		struct hlist_node d_alias;
+	} d_u;
+} __attribute__((preserve_access_index));
+
+static __always_inline u64 alias_offset(void)
+{
+	if (bpf_core_field_exists(((struct dentry___named *)0)->d_u.d_alias))
+		return bpf_core_field_offset(struct dentry___named, d_u.d_alias);
+	return bpf_core_field_offset(struct dentry___unnamed, d_alias);
 }
 
 enum store {

@@ -160,6 +160,29 @@ int BPF_PROG(on_sys_enter, struct pt_regs *regs, long nr)
 	return 0;
 }
 
+/* 7.2 put the two halves of poll's end into one structure. */
+struct restart_block___halves {
+	struct {
+		unsigned long tv_sec, tv_nsec;
+	} poll;
+} __attribute__((preserve_access_index));
+struct restart_block___whole {
+	struct {
+		struct timespec64 end_time;
+	} poll;
+} __attribute__((preserve_access_index));
+
+static __always_inline u64 end_of_poll(void *block)
+{
+	struct restart_block___halves *halves = block;
+	struct restart_block___whole *whole = block;
+
+	if (bpf_core_field_exists(whole->poll.end_time))
+		return BPF_CORE_READ(whole, poll.end_time.tv_sec) * 1000000000ull +
+		       BPF_CORE_READ(whole, poll.end_time.tv_nsec);
+	return BPF_CORE_READ(halves, poll.tv_sec) * 1000000000ull + BPF_CORE_READ(halves, poll.tv_nsec);
+}
+
 /* When the call ends that this task is to take up again; 0: never. */
 static __always_inline u64 end_of(struct task_struct *p, u64 nr)
 {
@@ -171,8 +194,7 @@ static __always_inline u64 end_of(struct task_struct *p, u64 nr)
 		return BPF_CORE_READ(p, restart_block.futex.time);
 	case NR_POLL:
 		if (BPF_CORE_READ(p, restart_block.poll.has_timeout))
-			return BPF_CORE_READ(p, restart_block.poll.tv_sec) * 1000000000ull +
-			       BPF_CORE_READ(p, restart_block.poll.tv_nsec);
+			return end_of_poll((void *)p + bpf_core_field_offset(struct task_struct, restart_block));
 		break;
 	case NR_SELECT:
 	case NR_PSELECT6:
