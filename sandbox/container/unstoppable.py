@@ -181,15 +181,20 @@ def refusal(container: Container, task: Stuck) -> Unstoppable:
 
 def refused_traced(container: Container, task: int, tracer: int) -> CheckpointFailed:
     """Why a checkpoint is not possible while one process traces another, and what to do."""
-    who, by = (
-        f"{procfs.inner_pid(one)} [{procfs.status(one, 'Name')}]" if procfs.inner_pid(one) else "one that has ended"
-        for one in (task, tracer)
-    )
+    who = _named(task)
+    # A tracer on the host is nothing that the sandbox may hear of.
+    within = int(procfs.status(tracer, "Tgid") or 0) in container.tasks()  # a tracer may be any thread of a process
+    by = _named(tracer) if within else "a program outside of it"
     return CheckpointFailed(
         f"process {who} of the sandbox is traced by {by}",
         hint="detach the debugger, or end the command that traces (gdb, strace)",
         sandbox=container.spec.id,
     )
+
+
+def _named(task: int) -> str:
+    inner = procfs.inner_pid(task)
+    return f"{inner} [{procfs.status(task, 'Name')}]" if inner else "one that has ended"
 
 
 class StallDetector:

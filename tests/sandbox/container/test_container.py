@@ -26,14 +26,16 @@ async def test_looks_like_a_machine_of_its_own(maker: Maker) -> None:
     assert (await shell(sb, "cat /proc/self/uid_map")).split() == ["0", str(sb.spec.uid_base), "65536"]
 
 
-async def test_confinement_as_the_kernel_reports_it(maker: Maker) -> None:
-    sb = await maker.create()
+@pytest.mark.parametrize("no_new_privs", [False, True])
+async def test_confinement_as_the_kernel_reports_it(maker: Maker, no_new_privs: bool) -> None:
+    sb = await maker.create(no_new_privs=no_new_privs)
     for pid in ("1", "self"):
         status = dict(line.split(":\t", 1) for line in (await shell(sb, f"cat /proc/{pid}/status")).splitlines())
         for name in ("CapPrm", "CapEff", "CapBnd"):
             assert status[name] == DOCKER_CAPABILITIES
         assert status["CapInh"] == status["CapAmb"] == "0" * 16
-        assert (status["NoNewPrivs"], status["Seccomp"], status["Seccomp_filters"].strip()) == ("1", "2", "1")
+        assert status["NoNewPrivs"] == str(int(no_new_privs))
+        assert (status["Seccomp"], status["Seccomp_filters"].strip()) == ("2", "1")
     user = await shell(sb, "grep -E '^(Uid|Cap(Eff|Prm))' /proc/self/status", uid=1000)
     assert user.split() == ["Uid:", *["1000"] * 4, "CapPrm:", "0" * 16, "CapEff:", "0" * 16]
 
