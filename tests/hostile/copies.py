@@ -127,21 +127,30 @@ async def _linked_ignore(scene: ApiScene) -> str:
 
 @act("a FIFO where a Dockerfile copies a file")
 async def _fifo_in_context(scene: ApiScene) -> str:
+    """It becomes a FIFO of the image, as with BuildKit; nobody opens it, on either side."""
+    name = f"act-{secrets.token_hex(6)}"
     code = (
         "import asyncio, sys\nfrom sandbox import Client\n"
-        "async def main():\n async with Client(sys.argv[1]) as host: await host.images.build('act', sys.argv[2])\n"
+        "async def main():\n async with Client(sys.argv[1]) as host:\n"
+        "  await host.images.build(sys.argv[2], sys.argv[3], cache=False)\n"
         "asyncio.run(main())"
     )
     with tempfile.TemporaryDirectory() as made:
         os.mkfifo(Path(made) / "pipe")
         (Path(made) / "Dockerfile").write_text(f"FROM {scene.attacker.info.image}\nCOPY pipe /x\n")
+        argv = [sys.executable, "-c", code, str(scene.run / "pagurus.sock"), name, made]
         try:
-            done = await run_program(
-                [sys.executable, "-c", code, str(scene.run / "pagurus.sock"), made], scene, timeout=60
-            )
+            done = await run_program(argv, scene, timeout=60)
         except subprocess.TimeoutExpired:
             return "the build waits for it"
-        return "" if b"regular file" in done.stderr else f"was not tried: {done.stderr[-200:]!r}"
+    if done.returncode:
+        return f"was not tried: {done.stderr[-200:]!r}"
+    try:
+        async with await scene.host.create(name) as made_of_it:
+            found = await made_of_it.exec(["stat", "-c", "%F", "/x"])
+            return "" if found.stdout == b"fifo\n" else f"/x of the image is {found.stdout + found.stderr!r}"
+    finally:
+        await scene.host.images.remove(name)
 
 
 @act("pagurus cp through a link that an earlier pagurus cp has brought")
