@@ -140,9 +140,10 @@ async def test_an_idle_process_ends(work: Aside, monkeypatch: pytest.MonkeyPatch
 async def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, time\nfrom daemon.aside import Aside\n"
-        "from daemon.checkpoints.queue import CheckpointQueue\nfrom daemon.checkpoints.schedule import Stage\n"
+        "from daemon.checkpoints.queue import CheckpointQueue\n"
+        "from daemon.checkpoints.schedule import CheckpointStage\n"
         "async def main():\n"
-        " work = Aside(CheckpointQueue({Stage.READ: 1}))\n"
+        " work = Aside(CheckpointQueue({CheckpointStage.READ: 1}))\n"
         " print(await work.run(os.getpid, sandbox='s'), flush=True)\n"
         " await work.run(time.sleep, 1000, sandbox='s')\n"
         "asyncio.run(main())"
