@@ -37,6 +37,7 @@ from rollout.evaluate import play
 from rollout.labels import LabellingClient
 from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService
+from sandbox.container import identity
 from sandbox.errors import PagurusError
 from sandbox.messages import ExecResult
 
@@ -164,6 +165,8 @@ async def _differences(one: Reset, other: Reset) -> list[str]:
     if one[0].id == nowhere.NAME:
         return differ
     changes = await other[0].diff(await one[0].checkpoint())
+    if any(change.path == identity.HOSTS for change in changes) and await _same_hosts(one[0], other[0]):
+        changes = [change for change in changes if change.path != identity.HOSTS]
     differ += [change.path for change in changes[:MAX_NAMED]]
     differ += [f"{len(changes) - MAX_NAMED} more files"] if len(changes) > MAX_NAMED else []
     for _ in range(LOOKS):
@@ -171,6 +174,12 @@ async def _differences(one: Reset, other: Reset) -> list[str]:
             return differ
         await asyncio.sleep(PAUSE)
     return [*differ, "programs that run"]
+
+
+async def _same_hosts(*sandboxes: Any) -> bool:
+    """Whether their /etc/hosts are equal but for the line with each one's own name."""
+    texts = [await each.files.read(identity.HOSTS) for each in sandboxes]
+    return len({identity.hosts_for(text, "same", fresh=False) for text in texts}) == 1
 
 
 async def _programs(sandbox: Any) -> list[str]:

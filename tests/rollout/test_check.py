@@ -90,7 +90,7 @@ class Served(Environment):
 
 
 class Drawn(Served):
-    noise = "head -c 8 /dev/urandom > /drawn; true"
+    noise = "head -c 8 /dev/urandom | tee /drawn | md5sum >> /etc/hosts; true"
     shares_reset = False
 
 
@@ -100,7 +100,7 @@ async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_pa
     found = await check(Served, labelled, range(1))
     assert list(wrong(found)) == [NULL]  # one line is all that it takes
     assert found.costs.turns == 2 and "files" in found.costs.verdicts and found.costs.frozen_ms > 0
-    assert wrong(await check(Drawn, labelled, range(1)))["reset of seed 0"] == "two differ in: /drawn"
+    assert wrong(await check(Drawn, labelled, range(1)))["reset of seed 0"] == "two differ in: /drawn, /etc/hosts"
     assert not await host.sandboxes()
 
 

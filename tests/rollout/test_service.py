@@ -16,6 +16,7 @@ from aiohttp.test_utils import unused_port
 from rollout import RolloutConfig
 from rollout.engine.client import PublishResult, Sampling
 from rollout.environments import folder as tasks
+from rollout.environments import splits
 from rollout.plan import RolloutPlan
 from rollout.service.client import RolloutClient
 from rollout.service.protocol import TOKEN, PublishedVersion
@@ -117,6 +118,7 @@ async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr("rollout.service.role.tokenizer.load", lambda _: Letters())
     run = tmp_path / ("a-long-name-" * 10)  # the socket's name is longer than a socket's name may be
     run.mkdir()
+    splits.write(run, splits.make([splits.Items(part="notebook", kind="seeds")]))
     made = Scene(run)
     await made.begin()
     yield made
@@ -215,8 +217,8 @@ async def test_where_no_rollout_is_the_trainer_is_told_after_a_while(tmp_path: P
             await trainer.open(0)
 
 
-async def test_an_image_that_is_not_there_ends_it_at_once(tmp_path: Path, scene: Scene) -> None:
+async def test_an_image_that_is_not_there_ends_it_at_once(scene: Scene) -> None:
     plan = RolloutPlan(task="unused", config=RolloutConfig(), image="nope")
     with pytest.raises(ImageNotFound, match="no image 'nope'"):
-        async with RolloutRole(tmp_path, plan, scene.host):  # type: ignore[arg-type]
+        async with RolloutRole(scene.run, plan, scene.host):  # type: ignore[arg-type]
             pass
