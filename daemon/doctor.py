@@ -41,8 +41,11 @@ class DoctorFinding(msgspec.Struct, frozen=True):
 
 
 def examine() -> list[DoctorFinding]:
-    """Run every probe. Takes a few seconds; needs root for most."""
-    return [_probe(*row) for row in PROBES]
+    """Run every probe. Takes a few seconds. Without the capabilities of the daemon, only the probes that need none."""
+    first = _probe(*PROBES[0])
+    if first.level == "ok":
+        return [first, *(_probe(*row) for row in PROBES[1:])]
+    return [first, *(_probe(*row) for row in PROBES[1:] if row[0] in UNPRIVILEGED)]
 
 
 def sound(findings: list[DoctorFinding]) -> bool:
@@ -61,6 +64,8 @@ def conclusion(findings: list[DoctorFinding]) -> str:
         return "ready: start the daemon with `pagurus daemon`"
     names = ", ".join(finding.name for finding in missing)
     hints = [finding.hint for finding in missing if finding.hint]
+    if missing[0].name == "root":
+        return f"not ready, {missing[0].fact}: {hints[0]}"
     return f"not ready, {names} missing: {hints[0] if hints else 'see above'}, then `pagurus doctor` again"
 
 
@@ -75,9 +80,46 @@ def _probe(name: str, required: bool, work: Callable[[], str]) -> DoctorFinding:
 # --------------------------------------------------------------------------- kernel
 
 
+#: What the daemon needs (systemd/pagurus.service has the reason of each), by number.
+CAPABILITIES = {
+    21: "CAP_SYS_ADMIN",
+    0: "CAP_CHOWN",
+    1: "CAP_DAC_OVERRIDE",
+    5: "CAP_KILL",
+    6: "CAP_SETGID",
+    7: "CAP_SETUID",
+    8: "CAP_SETPCAP",
+    12: "CAP_NET_ADMIN",
+    18: "CAP_SYS_CHROOT",
+    19: "CAP_SYS_PTRACE",
+    27: "CAP_MKNOD",
+    31: "CAP_SETFCAP",
+    38: "CAP_PERFMON",
+    39: "CAP_BPF",
+    40: "CAP_CHECKPOINT_RESTORE",
+}
+
+
+def missing_capabilities(status: str) -> list[str]:
+    """Those that the text of a ``/proc/PID/status`` lacks.
+
+    >>> missing_capabilities("CapEff:\\t000001ffffdfffff\\n")
+    ['CAP_SYS_ADMIN']
+    """
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    return [name for number, name in CAPABILITIES.items() if not effective >> number & 1]
+
+
 def _root() -> str:
+    missing = missing_capabilities(Path("/proc/self/status").read_text())
     if os.geteuid() != 0:
         raise Unsupported("not root", hint="run it as root or with sudo")
+    if missing:
+        others = f" and {len(missing) - 1} other capabilities" if missing[1:] else ""
+        raise Unsupported(
+            f"root without {missing[0]}{others}, as in a container without privileges",
+            hint="start the container with `docker run --privileged`, or run Pagurus on the host (docs/hosts.md)",
+        )
     return "running as root"
 
 
@@ -151,10 +193,12 @@ def _sandbox() -> str:
 
 async def _start_one() -> str:
     """A sandbox of an empty image: its pid 1 comes from the runtime layer."""
+    from sandbox.container import layer
     from sandbox.container.container import Container, ContainerSpec
     from sandbox.messages import Limits
     from sandbox.tree.pool import BtrfsPool
 
+    await asyncio.to_thread(layer.ensure)
     with _scratch() as folder:
         pool = await asyncio.to_thread(BtrfsPool(folder, size=1 << 28).ensure)
         try:
@@ -326,6 +370,9 @@ def _vllm() -> str:
     found = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
     return found.name.removesuffix(".dist-info") if found else "vLLM's environment exists"
 
+
+#: Probes that mean something without the capabilities of the daemon.
+UNPRIVILEGED = {"kernel", "space", "cgroups", "images", "registries", "gpu", "vllm"}
 
 PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("root", True, _root),
