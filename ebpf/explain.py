@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ebpf.layout import CONSTANTS
+from ebpf import layout
 
 _WHY = {
-    CONSTANTS["WHY_DATA"]: "content of",
-    CONSTANTS["WHY_RAN"]: "ran",
-    CONSTANTS["WHY_SIGNAL"]: "signal to",
-    CONSTANTS["WHY_URING"]: "io_uring request",
+    layout.WHY_DATA: "content of",
+    layout.WHY_RAN: "ran",
+    layout.WHY_SIGNAL: "signal to",
+    layout.WHY_URING: "io_uring request",
 }
 
 # x86-64 numbers of the calls that the kernel half explains.
@@ -29,7 +29,7 @@ _CALLS = {
 }  # fmt: skip
 
 
-_PART = CONSTANTS["PART_LENGTH"]
+_PART = layout.PART_LENGTH
 _TREE = "upper"  # the directory of a sandbox's subvolume that holds its files
 
 
@@ -45,7 +45,7 @@ def _parts(event) -> list[str]:  # type: ignore[no-untyped-def]
     """Names from the outermost directory on. A name that was cut off ends in an ellipsis."""
     raw = bytes(event)[type(event).parts.offset :]
     found = []
-    for number in range(min(event.depth, CONSTANTS["DEPTH"])):
+    for number in range(min(event.depth, layout.DEPTH)):
         part = raw[number * _PART : (number + 1) * _PART].split(b"\0")[0]
         found.append(part.decode(errors="replace") + ("\N{HORIZONTAL ELLIPSIS}" if len(part) == _PART - 1 else ""))
     return found[::-1]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layout shared by the kernel half (inspector.bpf.c) and the user half (layout.py, which reads these
- * very lines). Every counter is one u64; the order is the memory order of the mapped array.
+ * Layout shared by the kernel half (inspector.bpf.c) and the user half (layout.py, which scripts/sync_layout.py
+ * makes of these very lines). Every counter is one u64; the order is the memory order of the mapped array.
  *
  * A sandbox has one `struct sandbox`. Counters live in a ring of buckets, one bucket per epoch:
  * a mark zeroes the next bucket and then publishes the next epoch with one store, so a mark and a read

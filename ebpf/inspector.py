@@ -48,7 +48,7 @@ from sandbox.libc import descriptor_of
 from sandbox.messages import Effects
 
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
-_IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
+_IPC_UNKNOWN = layout.IPC_UNKNOWN
 _ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
 _SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
@@ -88,10 +88,12 @@ class Inspector:
         self._slots: dict[int, int] = {}
         self._reasons: dict[int, deque[str]] = {}
         self._why: dict[int, dict[int, str]] = {}
-        stride = (ctypes.sizeof(layout.Sandbox) + 7) & ~7
+        stride = (ctypes.sizeof(layout.SandboxLayout) + 7) & ~7
         length = -(-(stride * (sizes.sandboxes + 1)) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = mmap.mmap(loaded.map_fd("sandboxes"), length, mmap.MAP_SHARED)
-        self._table = [layout.Sandbox.from_buffer(self._memory, stride * slot) for slot in range(sizes.sandboxes + 1)]
+        self._table = [
+            layout.SandboxLayout.from_buffer(self._memory, stride * slot) for slot in range(sizes.sandboxes + 1)
+        ]
         self._slots_fd = loaded.map_fd("slots")
         self._callback = libbpf.RING_CALLBACK(self._explained)
         self._ring: int | None = libbpf.library().ring_buffer__new(
@@ -112,10 +114,10 @@ class Inspector:
                 hint="run `pagurus doctor`; it needs root, BTF (/sys/kernel/btf/vmlinux) and libbpf 1.x",
             ) from error
         size = loaded.map_shape("sandboxes")[1]
-        if size != ctypes.sizeof(layout.Sandbox):
+        if size != ctypes.sizeof(layout.SandboxLayout):
             raise Unsupported(
                 f"the inspector object is of another version ({size} bytes a sandbox, "
-                f"not {ctypes.sizeof(layout.Sandbox)})",
+                f"not {ctypes.sizeof(layout.SandboxLayout)})",
                 hint="run `make native` again",
             )
         inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
@@ -290,7 +292,7 @@ class Inspector:
 
     # ------------------------------------------------------------------ parts
 
-    def _state(self, cgroup_id: int) -> layout.Sandbox | None:  # type: ignore[valid-type]
+    def _state(self, cgroup_id: int) -> layout.SandboxLayout | None:
         slot = self._slots.get(cgroup_id)
         return None if slot is None else self._table[slot]
 
@@ -369,8 +371,8 @@ class Inspector:
         self._table[0].wanted_slot = slot
         state.ipc_space = state.ipc_now = 0
         written = libbpf.run_iterator(self._iterators["tell"])
-        size = ctypes.sizeof(layout.Census)
-        found = [layout.Census.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
+        size = ctypes.sizeof(layout.CensusLayout)
+        found = [layout.CensusLayout.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
         seen = [
             SurvivorSeen(
                 one.pid, one.tid, one.comm.decode(errors="replace"), bool(one.fresh), bool(one.ran), bool(one.spoke)
@@ -384,7 +386,7 @@ class Inspector:
             libbpf.library().ring_buffer__consume(self._ring)
 
     def _explained(self, _context: object, data: int, _size: int) -> int:
-        event = layout.Explanation.from_address(data)
+        event = layout.ExplanationLayout.from_address(data)
         kept = self._reasons.get(event.cgroup_id)
         if kept is not None:
             kept.append(explain.line(event))
