@@ -42,6 +42,7 @@ from daemon.host.expiry_watch import watch
 from daemon.host.host import Host
 from daemon.turns import excluded
 from sandbox import private
+from sandbox.container import layer
 from sandbox.container.cgroup import STANDSTILL, parse_bytes
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
@@ -77,6 +78,7 @@ async def open_host(options: config.DaemonConfig) -> Host:
         stored=state / "checkpoints",
     )
     private.directory(state, ours=OURS)
+    await asyncio.to_thread(layer.ensure)
     places.stored.mkdir(mode=0o700, exist_ok=True)
     _make_passable(run, run / "sandboxes")
     async with contextlib.AsyncExitStack() as undo:

@@ -9,6 +9,8 @@ prefix         ``<checkout>/.prefix``   ``PAGURUS_PREFIX``  built parts: criu, s
 state          ``/var/lib/pagurus``     ``PAGURUS_STATE``   btrfs pool, images, catalogue, checkpoints
 run            ``/run/pagurus``         ``PAGURUS_RUN``     sockets, captured-not-yet-durable dumps
 =============  =======================  ==============================================
+
+An installed package has no checkout: there the prefix is ``pagurus_runtime`` next to this package.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from pathlib import Path
 from sandbox.errors import Invalid
 
 _LAYER = re.compile(r"[0-9a-f]{32}")
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent  # of an installed package: site-packages
+PREBUILT = CHECKOUT / "pagurus_runtime"  # parts that a package brings
 
 
 def prefix() -> Path:
-    """Directory of the parts that ``make setup`` built."""
-    return Path(os.environ.get("PAGURUS_PREFIX", CHECKOUT / ".prefix"))
+    """Directory of the built parts: what ``make setup`` made in a checkout, or what a package brought."""
+    named = os.environ.get("PAGURUS_PREFIX")
+    if named:
+        return Path(named)
+    return PREBUILT if PREBUILT.is_dir() else CHECKOUT / ".prefix"
 
 
 def state() -> Path:
@@ -75,10 +81,20 @@ def runtime_layer(name: str = "") -> Path:
     dumped with, also after an upgrade. "": of new sandboxes. Raises Invalid for what is no name of a layer.
     """
     if not name:
-        return (prefix() / "layer").resolve()
+        return (runtime_home() / "layer").resolve()
     if not _LAYER.fullmatch(name):
         raise Invalid(f"no name of a runtime layer: {name[:64]!r}")
-    return prefix() / "layers" / name
+    return runtime_home() / "layers" / name
+
+
+def runtime_home() -> Path:
+    """Where runtime layers lie: in the prefix of a checkout; in the state where a package brought the parts."""
+    return prefix() if (prefix() / "layer").is_dir() else state() / "runtime"
+
+
+def runtime_programs() -> Path:
+    """The programs of which a runtime layer is made: ``init`` and ``attend``."""
+    return prefix() / "runtime"
 
 
 def inspector_object() -> Path:

@@ -75,8 +75,9 @@ from_newer_suite() { # from_newer_suite SUITE
     rm -rf "$stage/usr/share"
     unpack_pycriu "$work"/python3-pycriu_*.deb "$stage"
     rm -rf "$work"
-    libraries=$HOME_DIR/usr/lib/$(uname -m)-linux-gnu
-    write_launcher "$stage" "$libraries/ld-linux-x86-64.so.2 --library-path $libraries $HOME_DIR/usr/sbin/criu"
+    # By its own name, so that the prefix can be copied or packed; it is always called by an absolute one.
+    libraries='${0%/bin/criu}/usr/lib/x86_64-linux-gnu'
+    write_launcher "$stage" "\"$libraries/ld-linux-x86-64.so.2\" --library-path \"$libraries\" \"\${0%/bin/criu}/usr/sbin/criu\""
     publish "$stage"
 }
 

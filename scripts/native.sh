@@ -6,8 +6,9 @@ STEP=native
 BPF=$PREFIX/bpf
 
 build_shim() {
-    if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
-        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -e "$PREFIX/lib/frozen.so" ] && [ -x "$PREFIX/layer/.pagurus/init" ]; then
+    if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* "$ROOT/sandbox/container/layer.py" && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
+        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -e "$PREFIX/lib/frozen.so" ] && [ -x "$PREFIX/runtime/init" ] &&
+        [ -x "$PREFIX/layer/.pagurus/init" ]; then
         say "shim and pid 1 are up to date"
         return
     fi

@@ -177,13 +177,16 @@ def _detached(directory: Path) -> int:
         return checked(library.syscall(_SYS_OPEN_TREE, fd, b"", flags), str(directory))
 
 
+_BY_ITS_NAME = "${0%/bin/criu}"  # in a launcher that scripts/criu.sh wrote: the directory above its own
+
+
 @functools.cache
 def _words(program: Path) -> tuple[str, ...]:
     """What to execute: of a launcher script the words of its exec line, since starting a shell costs 3 ms."""
     content = program.read_bytes()
     if content.startswith(b"#!"):
         for line in content.decode().splitlines():
-            words = shlex.split(line)
+            words = shlex.split(line.replace(_BY_ITS_NAME, str(program.parent.parent)))
             if words[:1] == ["exec"] and words[-1] == "$@" and not any("$" in word for word in words[:-1]):
                 return tuple(words[1:-1])
     return (str(program),)

@@ -42,7 +42,7 @@ GIB = 1 << 30
 SMALLEST = 256 << 20
 MIXED_BELOW = GIB  # bytes; what mkfs.btrfs recommends
 TREE_PARTS = ("upper", "work")
-OURS = ("pool", "pool.btrfs", "pool.lock", "images", "catalogue.sqlite", "tls")  # in a state directory
+OURS = ("pool", "pool.btrfs", "pool.lock", "images", "catalogue.sqlite", "tls", "runtime")  # in a state directory
 
 
 KEPT = 64 << 20  # bytes of the pool that new checkpoints and sandboxes leave free
