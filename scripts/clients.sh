@@ -1,28 +1,56 @@
 #!/usr/bin/env bash
-# make setup-clients: other people's clients from PyPI and npm, each in an environment of its own, for the tests that run them
-# unmodified against a real daemon. An extra: nothing else needs them.
+# make setup-clients: other people's tools from PyPI and npm, each in an environment of its own, for the tests that run
+# them unmodified against a real daemon. An extra: nothing else needs them.
 STEP=clients
 . "$(dirname "$0")/lib.sh"
 
-install() { # install VERSION
-    local place=$PREFIX/clients/e2b-$1
-    if [ "$(cat "$place/.version" 2>/dev/null || true)" = "$1" ]; then
+PLACE=$PREFIX/clients
+JAVASCRIPT=2.51.0 # of e2b from npm; its test needs node
+CLIENT="aiohttp msgspec dockerfile typer<0.29 rich setuptools"
+export UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1
+
+# Many environments of large packages: uv shares their files, and knows where Python's versions lie.
+uv() { "$PLACE/uv/bin/uv" "$@"; }
+
+get_uv() {
+    [ ! -x "$PLACE/uv/bin/uv" ] || return 0
+    quiet clients-uv "$PYTHON" -m venv --clear "$PLACE/uv" ||
+        die "no virtual environment could be made" "install python3-venv"
+    quiet clients-uv "$PLACE/uv/bin/pip" install --disable-pip-version-check uv ||
+        die "uv could not be installed" "is PyPI reachable? see $LOGS/clients-uv.log"
+}
+
+install() { # install NAME PYTHON REQUIREMENT...
+    local name=$1 python=$2 place=$PLACE/$1 wanted="$*" ours=
+    shift 2
+    if [ "$(cat "$place/.wanted" 2>/dev/null || true)" = "$wanted" ]; then
         say "$place is there"
         return
     fi
-    say "install e2b $1 from PyPI (about 60 MB)"
-    quiet "e2b-$1-venv" "$PYTHON" -m venv --clear "$place" ||
-        die "no virtual environment could be made" "install python3-venv"
-    quiet "e2b-$1-pip" "$place/bin/pip" install --disable-pip-version-check "e2b==$1" ||
-        die "e2b $1 could not be installed" "is PyPI reachable? see $LOGS/e2b-$1-pip.log"
-    printf %s "$1" >"$place/.version"
+    if ! uv python find --quiet "$python" >/dev/null 2>&1; then
+        say "no Python $python here: $name is left out"
+        return
+    fi
+    say "install $name from PyPI"
+    if [ "${1:-}" = "+client" ]; then
+        ours=yes
+        shift
+        # shellcheck disable=SC2086 # a list of words
+        set -- "$@" $CLIENT
+    fi
+    quiet "clients-$name" uv venv --clear --python "$python" "$place" ||
+        die "no environment could be made for $name" "see $LOGS/clients-$name.log"
+    quiet "clients-$name" uv pip install --python "$place/bin/python" "$@" ||
+        die "$name could not be installed" "is PyPI reachable? see $LOGS/clients-$name.log"
+    # By its metadata the tools find our plug-ins.
+    [ -z "$ours" ] || quiet "clients-$name" uv pip install --python "$place/bin/python" --no-deps --no-build-isolation \
+        --editable "$ROOT" || die "our client could not be installed for $name" "see $LOGS/clients-$name.log"
+    printf %s "$wanted" >"$place/.wanted"
     say "$place is complete"
 }
 
-JAVASCRIPT=2.51.0 # of e2b from npm; its test needs node
-
 javascript() {
-    local place=$PREFIX/clients/js
+    local place=$PLACE/js
     if ! command -v npm >/dev/null; then
         say "no npm here: the client of JavaScript is left out"
         return
@@ -39,10 +67,12 @@ javascript() {
     say "$place is complete"
 }
 
-mkdir -p "$PREFIX/clients"
-exec 9>"$PREFIX/clients/lock"
+mkdir -p "$PLACE"
+exec 9>"$PLACE/lock"
 flock 9
-grep -v '^#' "$ROOT/scripts/clients.txt" | while read -r version; do
-    install "$version"
+get_uv
+grep -v '^#' "$ROOT/scripts/clients.txt" | while read -r line; do
+    # shellcheck disable=SC2086 # words
+    install $line
 done
 javascript

@@ -9,8 +9,9 @@ exchange they belong to, the journal.
                   │         ▲ whole: the journal has it
                   └─ waits while an agent that takes it as it comes is WINDOW behind
 
-Guarantee: the agent has the end of an answer only after the journal has all of it, so an answer that was heard to its
-end can be given again. An answer that breaks off never looks whole: its connection is cut.
+Guarantee: each event of a stream goes to the agent when it comes, up to the first after which the agent may act
+(:mod:`daemon.gateway.events`). That one, and what follows, only after the journal has the whole answer, so an answer
+that an agent acted upon can be given again. An answer that breaks off never looks whole: its connection is cut.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from daemon.auth.shares import CallShare
 from daemon.gateway import wire
+from daemon.gateway.events import EventGate
 from daemon.gateway.journal import RecordedAnswer
 from daemon.gateway.upstream import UpstreamResponse
 from sandbox.errors import EngineFailed, PagurusError
@@ -45,8 +47,10 @@ class UpstreamAnswer:
     def __init__(self, memory: CallShare) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.chunks: list[bytes] = []
-        self.size = 0
+        self.chunks: list[bytes] = []  # that may be given out
+        self.size = 0  # of these and of what waits
+        self._free = 0  # of a stream's bytes, those that may be given out
+        self._gate: EventGate | None = None  # of a stream
         self._memory = memory
         self.error: PagurusError | None = None
         self.whole = False  # all of it is here and journalled
@@ -57,6 +61,8 @@ class UpstreamAnswer:
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         self.status, self.headers = status, headers
+        if self.streams:
+            self._gate = EventGate()
         self._tell()
 
     async def add(self, chunk: bytes) -> None:
@@ -65,13 +71,18 @@ class UpstreamAnswer:
         if self.size > wire.MAX_ANSWER:
             raise EngineFailed(f"the answer is longer than {wire.MAX_ANSWER} bytes")
         self._memory.add(len(chunk))
-        self.chunks.append(chunk)
-        self._tell()
+        free = chunk if self._gate is None else self._gate.feed(chunk)
+        if free:
+            self.chunks.append(free)
+            self._free += len(free)
+            self._tell()
         while self._ahead() > WINDOW:
             await self._change()
 
     def end(self) -> None:
-        self.whole = True
+        if waiting := self._waiting():
+            self.chunks.append(waiting)
+        self._gate, self.whole = None, True
         self._changes()
 
     def fail(self, error: PagurusError) -> None:
@@ -85,16 +96,19 @@ class UpstreamAnswer:
         memory.add(len(recorded.body))
         answer.begin(recorded.status, recorded.headers)
         answer.chunks, answer.size = [recorded.body], len(recorded.body)
-        answer.whole = True
+        answer._gate, answer.whole = None, True
         return answer
 
     def recorded(self) -> RecordedAnswer:
-        return RecordedAnswer(self.status, self.headers, b"".join(self.chunks))
+        return RecordedAnswer(self.status, self.headers, b"".join((*self.chunks, self._waiting())))
+
+    def _waiting(self) -> bytes:
+        return b"" if self._gate is None else self._gate.waiting()
 
     def _ahead(self) -> int:
-        """Bytes of a stream that no reader has taken yet; 0 without a reader, who of the rest wants the whole first."""
+        """Bytes of a stream that no reader has taken yet, though they may be; 0 without a reader."""
         taken = [reader.given for reader in self._readers.values() if self.streams and is_open(reader.request)]
-        return self.size - max(taken) if taken else 0
+        return self._free - max(taken) if taken else 0
 
     @property
     def streams(self) -> bool:
@@ -129,11 +143,11 @@ class UpstreamAnswer:
         self._changes()
 
     async def chunk(self, index: int, request: web.BaseRequest) -> bytes | None:
-        """The chunk `index`, None at the end. The last one is given only when the answer is whole."""
+        """The chunk `index`, None at the end."""
         while True:
             if self.error is not None:
                 raise self.error
-            if index + 1 < len(self.chunks) or (self.whole and index < len(self.chunks)):
+            if index < len(self.chunks):
                 if (reader := self._readers.get(id(request))) is not None:
                     reader.given += len(self.chunks[index])
                     self._tell()

@@ -172,7 +172,7 @@ class LiveConversation:
         if asked.main:
             await self.living()
         async with self.deciding:
-            step, answer, source = await (self._main if asked.main else self._side)(asked, request)
+            step, answer, source = await (self._main if asked.main else self._side)(asked)
             self._take(step, answer, request)
         try:
             return await self._give(asked, step, answer, request, source)
@@ -243,7 +243,7 @@ class LiveConversation:
 
     # ----------------------------------------------------------------- which exchange
 
-    async def _main(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _main(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         await self.follow()
         self._see_readers(self.path)
         if self.settings.agent == "inside":
@@ -257,8 +257,8 @@ class LiveConversation:
             await self.desk.journal.put_place(self.live.row.id, self.place)
         if choice.do is not Do.FRESH:
             assert choice.step is not None
-            return await self._known(choice.do, choice.step, asked, request)
-        return await self._fresh(asked, request)
+            return await self._known(choice.do, choice.step, asked)
+        return await self._fresh(asked)
 
     def _left(self, choice: ReplayChoice) -> Conflict:
         where = "before its first request" if choice.step is None else f"at turn {choice.step.turn}"
@@ -270,16 +270,16 @@ class LiveConversation:
         )
 
     async def _known(
-        self, do: Do, step: ReplayExchange, asked: AgentRequest, request: web.BaseRequest
+        self, do: Do, step: ReplayExchange, asked: AgentRequest
     ) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         if do is Do.JOIN:
             return step, self.desk.answers[step.id], "upstream"
         if do is Do.AGAIN:
-            return step, self._ask(step, asked, request), "upstream"
+            return step, self._ask(step, asked), "upstream"
         self.desk.counts.from_record += 1
         return step, UpstreamAnswer.of(await self.desk.journal.answer(step.id), self._memory()), "record"
 
-    async def _fresh(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _fresh(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """A new exchange: the turn ends here."""
         live = self.live
         waiting = [step.id for step in self.path if step.id in self._readers]
@@ -293,8 +293,8 @@ class LiveConversation:
         step = await self._begin(asked, ended.turn or 0, ended.checkpoint, waiting, acted)
         self.path.append(step)
         if acted is not None:
-            return await self._known(Do.RECORD, step, asked, request)
-        return step, self._ask(step, asked, request), "upstream"
+            return await self._known(Do.RECORD, step, asked)
+        return step, self._ask(step, asked), "upstream"
 
     async def _begin(
         self,
@@ -322,7 +322,7 @@ class LiveConversation:
         self.bytes += size
         return step
 
-    async def _side(self, asked: AgentRequest, request: web.BaseRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _side(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
         live = self.live
         here = {None, *(step.id for step in self.path)}
@@ -332,9 +332,9 @@ class LiveConversation:
         for step in reversed(known):
             choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
             if choice.do is not Do.FRESH:
-                return await self._known(choice.do, step, asked, request)
+                return await self._known(choice.do, step, asked)
         step = await self._begin(asked, live.row.turn)
-        return step, self._ask(step, asked, request), "upstream"
+        return step, self._ask(step, asked), "upstream"
 
     def _see_readers(self, steps: Iterable[ReplayExchange]) -> None:
         """Who still waits for which of these."""
@@ -345,11 +345,10 @@ class LiveConversation:
 
     # ----------------------------------------------------------------- the upstream
 
-    def _ask(self, step: ReplayExchange, asked: AgentRequest, request: web.BaseRequest) -> UpstreamAnswer:
+    def _ask(self, step: ReplayExchange, asked: AgentRequest) -> UpstreamAnswer:
         """Ask the upstream; the answer fills while the state is captured."""
         answer = self.desk.answers[step.id] = UpstreamAnswer(self._memory())
-        headers = dict(request.headers)
-        task = self.desk.spawn(self._pump(step, asked, headers, answer), f"exchange {step.id}")
+        task = self.desk.spawn(self._pump(step, asked, answer), f"exchange {step.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return answer
@@ -363,14 +362,10 @@ class LiveConversation:
     def _memory(self) -> CallShare:
         return CallShare(self.desk.memory, self._sharer)
 
-    def _open_upstream(
-        self, asked: AgentRequest, headers: Mapping[str, str]
-    ) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
-        return self.desk.upstreams.ask(self.settings.upstream, asked, headers, self._sharer)
+    def _open_upstream(self, asked: AgentRequest) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
+        return self.desk.upstreams.ask(self.settings.upstream, asked, self._sharer)
 
-    async def _pump(
-        self, step: ReplayExchange, asked: AgentRequest, headers: dict[str, str], answer: UpstreamAnswer
-    ) -> None:
+    async def _pump(self, step: ReplayExchange, asked: AgentRequest, answer: UpstreamAnswer) -> None:
         journal, counts = self.desk.journal, self.desk.counts
 
         async def keep() -> None:
@@ -386,7 +381,7 @@ class LiveConversation:
         try:
             await journal.asking(step.id)
             counts.upstream_calls += 1
-            async with self._open_upstream(asked, headers) as response:
+            async with self._open_upstream(asked) as response:
                 await pump(answer, response, keep)
         except PagurusError as error:
             counts.upstream_failures += 1
@@ -409,7 +404,7 @@ class LiveConversation:
 
         async def fill() -> None:
             try:
-                async with self._open_upstream(asked, dict(request.headers)) as response:
+                async with self._open_upstream(asked) as response:
                     await pump(answer, response, keep)
             except PagurusError as error:
                 answer.fail(error)

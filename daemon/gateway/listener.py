@@ -18,10 +18,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from pathlib import Path
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from daemon.door import ADDRESSES, FIRST, ConnectionLimiter
-from daemon.gateway import wire
+from daemon.gateway import encodings, wire
 from daemon.network.namespace import is_here, within
 from sandbox.container.paced import Allowance
 from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
@@ -62,6 +62,7 @@ class SandboxShare:
         self.requests = 0
         self.memory = 0
         self.pace = ConnectionRateLimit()
+        self._unpacking = asyncio.Lock()
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
@@ -76,16 +77,31 @@ class SandboxShare:
     @contextlib.asynccontextmanager
     async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
         """The whole body of a request, bounded in size, time and company."""
-        if "Content-Encoding" in request.headers:
-            raise Invalid("compressed bodies are not taken")
         if (request.content_length or 0) > wire.MAX_BODY:
             raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
+        await _go_ahead(request)
         parts: list[bytes] = []
+        decoded = b""
         try:
             await self._read(request, parts)
-            yield b"".join(parts)
+            raw = b"".join(parts)
+            if encoding := ", ".join(request.headers.getall("Content-Encoding", [])):
+                raw = decoded = await self._unpacked(encoding, raw)
+            yield raw
         finally:
-            self.memory -= sum(map(len, parts))
+            self.memory -= sum(map(len, parts)) + len(decoded)
+
+    async def _unpacked(self, encoding: str, raw: bytes) -> bytes:
+        async with self._unpacking:  # one at a time: what it unpacks to is counted only afterwards
+            decoded = await asyncio.to_thread(encodings.decode, encoding, raw, limit=wire.MAX_BODY)
+            self._need_memory(len(decoded))
+            self.memory += len(decoded)
+        await self.pace.take(len(decoded) / SIZE_COST)
+        return decoded
+
+    def _need_memory(self, size: int) -> None:
+        if self.memory + size > MAX_MEMORY:
+            raise TooMany("this sandbox's requests need too much memory", hint="ask one after another")
 
     async def _read(self, request: web.BaseRequest, parts: list[bytes]) -> None:
         size = 0
@@ -95,8 +111,7 @@ class SandboxShare:
                     size += len(part)
                     if size > wire.MAX_BODY:
                         raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
-                    if self.memory + len(part) > MAX_MEMORY:
-                        raise TooMany("this sandbox's requests need too much memory", hint="ask one after another")
+                    self._need_memory(len(part))
                     parts.append(part)
                     self.memory += len(part)
         except TimeoutError:
@@ -104,6 +119,17 @@ class SandboxShare:
         except (web.RequestPayloadError, ConnectionError) as error:
             raise Invalid(f"the body broke off: {type(error).__name__}") from None
         await self.pace.take(size / SIZE_COST)
+
+
+async def _go_ahead(request: web.BaseRequest) -> None:
+    """Answer a client that waits to be asked for its body."""
+    expected = request.headers.get("Expect")
+    if expected is None or request.version < HttpVersion11:
+        return
+    if expected.strip().lower() != "100-continue":
+        raise Invalid(f"the expectation {expected[:50]!r} is not known", hint="100-continue is")
+    if request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
@@ -216,7 +242,7 @@ class GatewayListener:
         self._greeting: set[asyncio.Task[None]] = set()
         self._pace = ConnectionRateLimit()
         self._allowance = Allowance() if paced else None  # all connections of a sandbox share it
-        # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
+        # Bodies are read, and unpacked, by us, bounded. Handlers outlive a connection that breaks.
         self._handler = handler
         self._server = web.Server(
             self._serve, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=0.1

@@ -325,7 +325,7 @@ class GatewayService:
             line = await self.line(sandbox)
             with line.share.request():
                 await line.share.pace.take()
-                route = wire.find(request.method, request.path)
+                route = wire.find(request.method, request.path, request.headers)
                 async with line.share.body(request) as raw:
                     asked = await self._understand(route, raw, request, line.settings)
                     kind = asked.kind

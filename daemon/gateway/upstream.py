@@ -29,11 +29,12 @@ from typing import Annotated
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 
 from daemon.auth.owner_slots import OwnerSlots
 from daemon.config import address_of, is_loopback
 from daemon.gateway.masking import SecretMask
-from daemon.gateway.wire import AgentRequest, credential, forwarded, told
+from daemon.gateway.wire import AgentRequest, credential, location_inside, told
 from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
@@ -115,11 +116,13 @@ def checked(name: str, upstream: Upstream) -> Upstream:
 class UpstreamResponse:
     """What an upstream answers, without the secrets of its request."""
 
-    def __init__(self, response: aiohttp.ClientResponse, secrets: Iterable[str]) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, secrets: Iterable[str], base: str) -> None:
         self.status = response.status
         self._response = response
         self._mask = SecretMask(secrets)
         self.headers = {name: self._mask.text(value) for name, value in told(response.headers).items()}
+        if (location := self.headers.get("location")) is not None:
+            self.headers["location"] = location_inside(location, base)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Its body, as it comes."""
@@ -165,19 +168,19 @@ class Upstreams:
             self._session = None
 
     @contextlib.asynccontextmanager
-    async def ask(
-        self, name: str, asked: AgentRequest, headers: Mapping[str, str], owner: str
-    ) -> AsyncIterator[UpstreamResponse]:
+    async def ask(self, name: str, asked: AgentRequest, owner: str) -> AsyncIterator[UpstreamResponse]:
         """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout.
 
         `owner`: with whose requests it counts.
         """
         upstream = self.get(name)
         secrets = await self._secrets(name, upstream, asked)
-        sent = {**forwarded(headers), **secrets, "accept-encoding": "identity"}
-        data = None if asked.route.method == "GET" else sent_body(asked)
+        own = {**secrets, "accept-encoding": "identity"}
+        data = sent_body(asked) if asked.route.has_body else None
         if data is not None:
-            sent["content-type"] = "application/json"
+            own["content-type"] = "application/json"
+        sent = CIMultiDict(((name, value) for name, value in asked.headers if name not in own))
+        sent.extend(own)
         async with self._slots_of(name, upstream).slot(owner):
             self._in_flight[name] = self._in_flight.get(name, 0) + 1
             try:
@@ -191,7 +194,8 @@ class Upstreams:
                         total=upstream.timeout, sock_connect=min(CONNECT, upstream.timeout), sock_read=upstream.idle
                     ),
                 ) as response:
-                    yield UpstreamResponse(response, (value.removeprefix("Bearer ") for value in secrets.values()))
+                    shown = (value.removeprefix("Bearer ") for value in secrets.values())
+                    yield UpstreamResponse(response, shown, upstream.url)
             except TimeoutError as error:
                 raise Timeout(f"upstream {name} gave no whole answer in time") from error
             except (aiohttp.ClientError, ConnectionError) as error:

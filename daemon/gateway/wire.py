@@ -12,7 +12,8 @@ from __future__ import annotations
 import enum
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,11 @@ KNOWN_SIDE = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
 )
 TOLD = re.compile(
-    r"content-type|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
+    r"content-type|location|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
 )
 ASKED = re.compile(r"accept|anthropic-version|anthropic-beta|openai-beta")
-MAX_HEADER = 1000  # characters of a header that travels
+MAX_HEADER = 8000  # characters of a header that travels, in all its lines
+MAX_HEADER_LINES = 64  # of headers that travel
 
 
 class ApiFamily(enum.StrEnum):
@@ -64,16 +66,33 @@ class ModelRoute:
     limits: tuple[str, ...] = ()  # fields that bound the answer, in tokens
     method: str = "POST"
 
+    @property
+    def has_body(self) -> bool:
+        return self.method == "POST"
+
 
 ROUTES = (
     ModelRoute("/v1/chat/completions", ApiFamily.OPENAI, "messages", ("max_completion_tokens", "max_tokens")),
     ModelRoute("/v1/completions", ApiFamily.OPENAI, "prompt", ("max_tokens",)),
     ModelRoute("/v1/responses", ApiFamily.OPENAI, "input", ("max_output_tokens",)),
     ModelRoute("/v1/messages", ApiFamily.ANTHROPIC, "messages", ("max_tokens",)),
+    ModelRoute("/v1/responses/compact", ApiFamily.OPENAI, "input"),
+    ModelRoute("/v1/responses/input_tokens", ApiFamily.OPENAI, None),
     ModelRoute("/v1/messages/count_tokens", ApiFamily.ANTHROPIC, None),
     ModelRoute("/v1/models", ApiFamily.OPENAI, None, method="GET"),
+    # What Claude Code asks for beside its model: is the host there, may it speak to it, what it did.
+    ModelRoute("/", ApiFamily.ANTHROPIC, None, method="HEAD"),
+    ModelRoute("/api/hello", ApiFamily.ANTHROPIC, None, method="GET"),
+    ModelRoute("/api/hello", ApiFamily.ANTHROPIC, None, method="HEAD"),
+    ModelRoute("/api/event_logging/batch", ApiFamily.ANTHROPIC, None),
+    ModelRoute("/api/event_logging/v2/batch", ApiFamily.ANTHROPIC, None),
 )
 _BY_PATH = {(route.method, route.path): route for route in ROUTES}
+# Pairs and escaped backslashes first, so that what is left as a surrogate stands alone.
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+_RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _MODEL = re.compile(r"/v1/models/[A-Za-z0-9._:@/-]{1,200}")
 
 
@@ -88,6 +107,7 @@ class AgentRequest:
     main: bool
     stream: bool
     retry: bool = False  # the client says that it asks again
+    headers: tuple[tuple[str, str], ...] = ()  # that travel to the model
 
     @property
     def kind(self) -> str:
@@ -107,11 +127,16 @@ class AgentRequest:
         return {k: v for k, v in self.body.items() if k != excluded}
 
 
-def find(method: str, path: str) -> ModelRoute:
-    """The route of a request, or NotFound that says which there are."""
+def find(method: str, path: str, headers: Mapping[str, str] | None = None) -> ModelRoute:
+    """The route of a request, or NotFound that says which there are.
+
+    Both families have the routes of models: whose it is, a header says that only clients of Anthropic send.
+    """
     route = _BY_PATH.get((method, path))
     if route is None and method == "GET" and _MODEL.fullmatch(path) and ".." not in path:
-        return ModelRoute(path, ApiFamily.OPENAI, None, method="GET")
+        route = ModelRoute(path, ApiFamily.OPENAI, None, method="GET")
+    if route is not None and path.startswith("/v1/models") and "anthropic-version" in (headers or {}):
+        return ModelRoute(path, ApiFamily.ANTHROPIC, None, method="GET")
     if route is None:
         known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)
         raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", hint=f"it has {known}")
@@ -133,13 +158,19 @@ def understand(
     if len(query) > MAX_QUERY:
         raise Invalid("the query is too long")
     path = f"{route.path}?{query}" if query else route.path
-    if route.method == "GET":
-        return AgentRequest(route, path, {}, _key(path, {}), main=False, stream=False)
+    travelling = forwarded(headers or {})
+    if not route.has_body:
+        return AgentRequest(route, path, {}, _key(path, {}), main=False, stream=False, headers=travelling)
     if len(raw) > MAX_VALUES and raw.count(b",") + raw.count(b"{") + raw.count(b"[") > MAX_VALUES:
         raise Invalid(f"the body has more than {MAX_VALUES} values")
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+        if (lone := lone_surrogate(raw)) is not None:
+            raise Invalid(
+                f"the body has a lone surrogate, {lone}, which is no character: models refuse it",
+                hint='replace it before it is sent, as with text.encode("utf-8", "replace")',
+            ) from None
         raise Invalid(f"the body is not a JSON object: {error}") from None
     named = str(body.get("model", ""))
     if model is not None:
@@ -147,10 +178,22 @@ def understand(
     main = is_main_loop(route, body, side, known=known_side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
-    asked = AgentRequest(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
+    asked = AgentRequest(route, path, body, _key(path, body), main=main, stream=stream, retry=retry, headers=travelling)
     if (parts := len(asked.conversation)) > MAX_PARTS:
         raise Invalid(f"the conversation has {parts} parts", hint=f"at most {MAX_PARTS} are passed on")
     return asked
+
+
+def lone_surrogate(raw: bytes) -> str | None:
+    r"""The first half of a surrogate pair in a body that stands alone, as it is written there.
+
+    >>> lone_surrogate(rb'{"a": "\udc80"}') == r"\udc80", lone_surrogate(rb'{"a": "\ud83d\ude00 \\udc80"}')
+    (True, None)
+    """
+    for found in _ESCAPES.finditer(raw):
+        if found["lone"] is not None:
+            return found["lone"].decode("ascii")
+    return "as bytes" if _RAW_SURROGATE.search(raw) else None
 
 
 def canonical(body: Mapping[str, Any]) -> bytes:
@@ -247,22 +290,46 @@ def _texts(part: object, depth: int = 0) -> list[str]:
 # --------------------------------------------------------------------------- headers and errors
 
 
-def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers of an agent that its model may see. Keys, cookies and everything unknown stay behind."""
-    return _chosen(headers, ASKED)
+def forwarded(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Headers of an agent that its model may see, each line of them, in order. Raises Invalid if one is too large.
+
+    Keys, cookies and everything unknown stay behind.
+    """
+    lines = tuple(_chosen(headers, ASKED))
+    if len(lines) > MAX_HEADER_LINES:
+        raise Invalid(f"{len(lines)} lines of headers for the model", hint=f"at most {MAX_HEADER_LINES} are passed on")
+    sizes: Counter[str] = Counter()
+    for name, value in lines:
+        sizes[name] += len(value)
+        if sizes[name] > MAX_HEADER:
+            raise Invalid(f"the header {name} has more than {MAX_HEADER} characters")
+        if not value.replace("\t", "").isprintable():
+            raise Invalid(f"the header {name} has characters that no header may have")
+    return lines
 
 
 def told(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers of an answer that the agent may see."""
-    return _chosen(headers, TOLD)
+    """Headers of an answer that the agent may see; several lines of one as a single line."""
+    found: dict[str, str] = {}
+    for name, value in _chosen(headers, TOLD):
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return {name: value for name, value in found.items() if value.isprintable()}
 
 
-def _chosen(headers: Mapping[str, str], which: re.Pattern[str]) -> dict[str, str]:
-    return {
-        name.lower(): value
-        for name, value in headers.items()
-        if which.fullmatch(name.lower()) and len(value) <= MAX_HEADER and value.isprintable()
-    }
+def _chosen(headers: Mapping[str, str], which: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    for name, value in headers.items():
+        if which.fullmatch(name.lower()):
+            yield name.lower(), value
+
+
+def location_inside(location: str, base: str) -> str:
+    """Where a redirect leads, as the agent can follow it: a place at its upstream is reached through the gateway.
+
+    >>> location_inside("http://10.0.0.5:8000/v1/messages?a=b", "http://10.0.0.5:8000/v1")
+    '/v1/messages?a=b'
+    """
+    rest = location.removeprefix(base.rstrip("/").removesuffix("/v1"))
+    return rest if rest != location and rest.startswith("/") and not rest.startswith("//") else location
 
 
 def credential(family: ApiFamily, key: str) -> dict[str, str]:

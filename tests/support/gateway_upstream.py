@@ -39,6 +39,8 @@ class Upstream:
         self.reply = reply or (lambda body: chat(f"answer {len(self.asked)}"))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
+        self.lines: list[list[tuple[str, str]]] = []  # of headers, as they came
+        self.others: list[str] = []  # what else was asked: method and path
         self.status = 200
         self.gate = asyncio.Event()  # answers wait for it
         self.gate.set()
@@ -56,6 +58,7 @@ class Upstream:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("GET", "/v1/models", self._models)
         app.router.add_route("POST", "/{tail:.*}", self._answer)
+        app.router.add_get("/{tail:.*}", self._other)  # HEAD as well
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -71,9 +74,14 @@ class Upstream:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
+    async def _other(self, request: web.Request) -> web.Response:
+        self.others.append(f"{request.method} {request.path}")
+        return web.json_response({"message": "hello"})
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append((request.path, body))
+        self.lines.append([(name.lower(), value) for name, value in request.headers.items()])
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.asked_once.set()
         if len(self.asked) == self.holds:

@@ -12,7 +12,8 @@ import pytest
 from tests.daemon.e2b.conftest import Served
 
 ROOT = Path(__file__).parents[3]
-VERSIONS = [line for line in (ROOT / "scripts/clients.txt").read_text().splitlines() if not line.startswith("#")]
+LIST = (ROOT / "scripts/clients.txt").read_text().splitlines()
+VERSIONS = [line.split()[0].removeprefix("e2b-") for line in LIST if line.startswith("e2b-")]
 CALLS = ROOT / "tests/support/e2b_calls.py"
 ABSENT = {"2.10.0": {"snapshots", "fork"}, "2.30.0": {"fork"}}  # what those versions do not have
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 from pathlib import Path
@@ -60,6 +61,11 @@ def post(body: bytes, *headers: str, path: str = "/v1/chat/completions") -> byte
         (post(b'{"a":' * 50_000), b"400"),
         (post(b"", f"Content-Length: {MAX_BODY + 1}"), b"400"),
         (post(b"\x1f\x8b", "Content-Encoding: gzip"), b"400"),
+        (post(b"{}", "Content-Encoding: zstd"), b"400"),
+        (post(b"{}", "Content-Encoding: br"), b"400"),
+        (post(gzip.compress(bytes(MAX_BODY + 1)), "Content-Encoding: gzip"), b"400"),
+        (post(b"{}", "Expect: 200-ok"), b"400"),
+        (post(b'{"messages": []}', "anthropic-beta: " + "x" * 8001, path="/v1/messages"), b"400"),
         (post(b"zz\r\n", "Transfer-Encoding: chunked"), b"400"),
         (post(b"{}", path="/v1/sandboxes"), b"404"),
         (post(b"{}", path="//v1/messages"), b"404"),

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from daemon.auth import tls
 from daemon.gateway import listener, wire
@@ -272,10 +273,9 @@ def test_secrets_of_the_sandbox_do_not_travel() -> None:
         "Host": "metadata",
         "OpenAI-Organization": "other",
         "anthropic-version": "2023-06-01",
-        "Anthropic-Beta": "tools\nHost: evil",
         "Accept": "text/event-stream",
     }
-    assert wire.forwarded(headers) == {"anthropic-version": "2023-06-01", "accept": "text/event-stream"}
+    assert wire.forwarded(headers) == (("anthropic-version", "2023-06-01"), ("accept", "text/event-stream"))
     answer = {
         "Set-Cookie": "a=b",
         "Content-Type": "application/json",
@@ -286,6 +286,90 @@ def test_secrets_of_the_sandbox_do_not_travel() -> None:
     assert wire.told(answer) == {"content-type": "application/json", "retry-after": "3", "request-id": "1"}
     assert wire.credential(wire.ApiFamily.OPENAI, "k") == {"authorization": "Bearer k"}
     assert wire.credential(wire.ApiFamily.ANTHROPIC, "k") == {"x-api-key": "k"}
+
+
+def test_each_line_of_a_header_travels_in_order() -> None:
+    lines = [("Anthropic-Beta", "a"), ("anthropic-beta", "b,c"), ("Accept", "x"), ("ANTHROPIC-BETA", "d" * 5000)]
+    sent = tuple((name.lower(), value) for name, value in lines)
+    assert wire.forwarded(CIMultiDict(lines)) == sent
+    told = CIMultiDict([("OpenAI-Processing-Ms", "1"), ("openai-processing-ms", "2"), ("Location", "/x")])
+    assert wire.told(told) == {"openai-processing-ms": "1, 2", "location": "/x"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [("anthropic-beta", "x" * (wire.MAX_HEADER + 1))],
+        [("anthropic-beta", "x" * wire.MAX_HEADER), ("anthropic-beta", "x")],
+        [("anthropic-beta", "x")] * (wire.MAX_HEADER_LINES + 1),
+        [("anthropic-beta", "tools\nHost: evil")],
+        [("accept", "\udc80")],
+    ],
+)
+def test_a_header_that_cannot_travel_is_refused(lines: list[tuple[str, str]]) -> None:
+    with pytest.raises(Invalid, match="header"):
+        wire.forwarded(CIMultiDict(lines))
+
+
+@pytest.mark.parametrize(
+    ("location", "seen"),
+    [
+        ("http://up:80/v1/x?y=z", "/v1/x?y=z"),
+        ("/v1/x", "/v1/x"),
+        ("http://up:8080/v1/x", "http://up:8080/v1/x"),
+        ("https://elsewhere/v1/x", "https://elsewhere/v1/x"),
+        ("http://up:80//evil/x", "http://up:80//evil/x"),
+    ],
+)
+def test_redirects_at_the_upstream_lead_through_the_gateway(location: str, seen: str) -> None:
+    assert wire.location_inside(location, "http://up:80/v1") == seen
+    assert wire.location_inside(location, "http://up:80/") == seen
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        rb'{"messages": "\udc80"}',
+        rb'{"messages": "\ud83d"}',
+        rb'{"messages": "\ud83d and more"}',
+        rb'{"messages": "\ud83d\ud83d\ude00"}',
+        b'{"messages": "\xed\xb2\x80"}',
+    ],
+)
+def test_a_lone_surrogate_is_called_what_it_is(raw: bytes) -> None:
+    with pytest.raises(Invalid, match="lone surrogate"):
+        wire.understand(CHAT, raw)
+
+
+def test_a_pair_of_surrogates_is_a_character() -> None:
+    body = wire.understand(CHAT, rb'{"messages": "\ud83d\ude00 \\udc80"}').body
+    assert body == {"messages": "\U0001f600 \\udc80"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "family"),
+    [
+        ("HEAD", "/", wire.ApiFamily.ANTHROPIC),
+        ("GET", "/api/hello", wire.ApiFamily.ANTHROPIC),
+        ("POST", "/api/event_logging/batch", wire.ApiFamily.ANTHROPIC),
+        ("POST", "/v1/messages/count_tokens", wire.ApiFamily.ANTHROPIC),
+        ("POST", "/v1/responses/input_tokens", wire.ApiFamily.OPENAI),
+    ],
+)
+def test_what_agents_ask_beside_their_model(method: str, path: str, family: wire.ApiFamily) -> None:
+    route = wire.find(method, path)
+    asked = wire.understand(route, b"{}")
+    assert (route.family, asked.kind, route.has_body) == (family, "other", method == "POST")
+
+
+def test_a_compaction_ends_a_turn() -> None:
+    assert wire.understand(wire.find("POST", "/v1/responses/compact"), b'{"input": []}').main
+
+
+def test_the_models_of_anthropic_are_asked_for_with_its_key() -> None:
+    for path in ("/v1/models", "/v1/models/x"):
+        assert wire.find("GET", path, {"anthropic-version": "2023-06-01"}).family is wire.ApiFamily.ANTHROPIC
+        assert wire.find("GET", path).family is wire.ApiFamily.OPENAI
 
 
 def test_our_errors_have_the_form_of_the_protocol() -> None:
