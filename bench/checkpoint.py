@@ -103,7 +103,8 @@ def figure(values: list[float]) -> dict[str, float]:
 class Ours:
     """Sandboxes as the daemon makes them, in a pool of their own."""
 
-    def __init__(self, directory: Path, image: Path):
+    def __init__(self, directory: Path, image: Path, *, track: bool = False):
+        self.track = track
         self.pool = BtrfsPool(directory / "state", size=4 << 30)
         self.run = directory / "run"
         self.image = image
@@ -113,7 +114,7 @@ class Ours:
 
     async def __aenter__(self) -> Ours:
         await asyncio.to_thread(self.pool.ensure)
-        self.checkpointer = Checkpointer(state=self.pool.state, run=self.run)
+        self.checkpointer = Checkpointer(state=self.pool.state, run=self.run, track=self.track)
         await self.checkpointer.prepare()
         return self
 

@@ -2,7 +2,7 @@
 
 ::
 
-    pagurus bench dirty [--json] [--sizes 50,200,800] [--percents 0,1,5] [--rounds N] [--image DIR]
+    pagurus bench dirty [--json] [--sizes 50,200,800] [--percents 0,1,5] [--rounds N] [--track] [--image DIR]
 
 A Python process holds so many MiB of random bytes and, before each checkpoint, writes to that percentage of its pages,
 drawn at random. Medians of each combination: `frozen_ms` is CRIU's own measure of the frozen window with our work in
@@ -83,7 +83,7 @@ class Holder:
         )
         processor = (time.process_time() - before) * 1e3 + used[0] / 1e6
         began = time.perf_counter()
-        await asyncio.to_thread(dumpfile.hashed, capture.dir)
+        await asyncio.to_thread(dumpfile.hashed, capture.dir, cache=self.ours.checkpointer.pages.lists)
         took = (time.perf_counter() - began) * 1e3
         times = dump.stats(capture.dir)
         figures = {
@@ -128,7 +128,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = aftermath.folder("pagurus-bench-", "/var/tmp")
     percents = [float(each) for each in options.percents.split(",")]
     try:
-        async with Ours(directory, options.image) as ours:
+        async with Ours(directory, options.image, track=options.track) as ours:
             result: dict[str, Any] = {"sizes": {}, "load": [os.getloadavg()[0]]}
             for size in map(int, options.sizes.split(",")):
                 found = await measure(ours, size, percents, options.rounds)
@@ -146,6 +146,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--percents", default="0,1,5")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
+    parser.add_argument("--track", action="store_true", help="captures hold only what was written")
     options = parser.parse_args(arguments)
     short_slice()
     gc.collect()

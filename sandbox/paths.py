@@ -64,6 +64,11 @@ def criu_plugins() -> Path:
     return prefix() / "criu-plugins"
 
 
+def written() -> Path:
+    """Library that has a dumping CRIU leave out pages which were not written (native/written.c)."""
+    return prefix() / "lib" / "written.so"
+
+
 def frozen() -> Path:
     """Library that has threads continue in calls which the freezer interrupted (native/frozen.c)."""
     return prefix() / "lib" / "frozen.so"

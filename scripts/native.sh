@@ -7,8 +7,8 @@ BPF=$PREFIX/bpf
 
 build_shim() {
     if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* "$ROOT/sandbox/container/layer.py" && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
-        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -e "$PREFIX/lib/frozen.so" ] && [ -x "$PREFIX/runtime/init" ] &&
-        [ -x "$PREFIX/layer/.pagurus/init" ]; then
+        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -e "$PREFIX/lib/frozen.so" ] && [ -e "$PREFIX/lib/written.so" ] &&
+        [ -x "$PREFIX/runtime/init" ] && [ -x "$PREFIX/layer/.pagurus/init" ]; then
         say "shim and pid 1 are up to date"
         return
     fi

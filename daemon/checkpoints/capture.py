@@ -48,7 +48,7 @@ from sandbox import durable
 from sandbox.container import procfs, unstoppable
 from sandbox.container.binds import need_in_place
 from sandbox.container.unstoppable import HELD_TIMEOUT
-from sandbox.content import dumpfile
+from sandbox.content import dumpfile, layers
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import PageCollection
 from sandbox.criu import recent
@@ -270,9 +270,11 @@ class Capturer:
 
     def _hash(self, dump: str, former: Path | None, before: str) -> HashedImages:
         lists, like = self.checkpointer.pages.lists, None
+        if layers.present(self.places.dump(dump)):
+            former = None  # what is the same is known already
         if former is not None and former.is_dir() and (known := lists.find(before)) is not None:
             like = dumpfile.hashed(former, known=known)
-        hashed = dumpfile.hashed(self.places.dump(dump), like)
+        hashed = dumpfile.hashed(self.places.dump(dump), like, cache=lists)
         lists.remember(dump, hashed.hashes())
         return hashed
 

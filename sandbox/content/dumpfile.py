@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,9 @@ import zstandard
 from blake3 import blake3
 
 from sandbox import durable
-from sandbox.content.lists import PageHashes
+from sandbox.content import layers
+from sandbox.content.layers import Layers
+from sandbox.content.lists import Lists, PageHashes
 from sandbox.content.pages import HASH, PAGE, HashedPages, PageStore, hash_pages
 from sandbox.database import is_full
 from sandbox.errors import CheckpointFailed, NoSpace
@@ -74,30 +76,49 @@ class HashedImages:
     """An image directory whose pages are hashed: what :func:`pack` stores. Holds the page files mapped."""
 
     images: dict[str, bytes]
-    pages: dict[str, list[HashedPages]]  # file name -> its parts, READ_STEP bytes each
+    pages: dict[str, list[HashedPages]]  # file name -> its parts, READ_STEP bytes each, or one for each layer
     raw_bytes: int
+    orders: dict[str, np.ndarray] = field(default_factory=dict)  # file name -> which page of its parts comes when
+
+    def ordered(self, name: str, values: list[np.ndarray], nothing: np.ndarray) -> np.ndarray:
+        """What its parts have for each page, in the order of the pages of the file."""
+        joined = np.concatenate([nothing, *values])
+        return joined[self.orders[name]] if name in self.orders else joined
 
     def hashes(self) -> dict[str, np.ndarray]:
         """Of the pages of each file, [n, 32] uint8; zeros for the zero page."""
         return {
-            name: np.concatenate([NOTHING, *(part.hashes for part in parts)])
+            name: self.ordered(name, [part.hashes for part in parts], NOTHING)
             for name, parts in sorted(self.pages.items())
         }
 
 
-def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHashes | None = None) -> HashedImages:
+def hashed(
+    directory: Path,
+    like: HashedImages | None = None,
+    *,
+    known: PageHashes | None = None,
+    cache: Lists | None = None,
+) -> HashedImages:
     """Hash the pages of an image directory. Blocks, needs a processor and no disk.
 
     `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again. `known`: the hashes.
+    `cache`: holds the hashes of files of pages that several captures share (:mod:`sandbox.content.layers`).
     """
     before = {} if like is None else like.pages
     images: dict[str, bytes] = {}
     pages: dict[str, list[HashedPages]] = {}
     raw = 0
+    spread = layers.read(directory)
+    orders: dict[str, np.ndarray] = {}
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(LEFT_OUT))
+    full = {each.pagemap: f"{directory}/{layers.BELOW}/{each.pagemap}" for each in spread.values()}
     for name in names:
-        if name.startswith("pages-"):
+        if name in spread:
+            pages[name], orders[name] = _of_layers(directory, name, spread[name], cache)
+            raw += len(orders[name]) * PAGE
+        elif name.startswith("pages-"):
             raw += (directory / name).stat().st_size
             chunks = list(_chunks(directory / name))
             if known is not None and len(hashes := known.get(name, NOTHING)) * PAGE == sum(map(len, chunks)):
@@ -111,9 +132,37 @@ def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHash
                     alike = itertools.chain(before.get(name, ()), itertools.repeat(None))
                     pages[name] = list(pool.map(hash_pages, chunks, alike))
         else:
-            images[name] = whole(f"{directory}/{name}")
+            images[name] = whole(full.get(name, f"{directory}/{name}"))
             raw += len(images[name])
-    return HashedImages(images, pages, raw)
+    return HashedImages(images, pages, raw, orders)
+
+
+def _of_layers(directory: Path, name: str, spread: Layers, cache: Lists | None) -> tuple[list[HashedPages], np.ndarray]:
+    """The pages of a file that lie in several: a part for each of these, and which page of the parts comes when."""
+    parts: list[HashedPages] = []
+    order, count = np.zeros(len(spread.pages), np.int64), 0
+    for index, layer in enumerate(spread.names):
+        chosen = np.flatnonzero(spread.layer == index)
+        places = spread.place[chosen]
+        data = layers.mapped(layers.file_of(directory, name, spread, index))
+        known = None if cache is None else cache.find(f"layer {layer}")
+        if known is None:
+            known = {"hashes": _hashes(data)}
+            if cache is not None:
+                cache.remember(f"layer {layer}", known)
+        hashes = known["hashes"][places]
+        parts.append(HashedPages(data, hashes, hashes.any(axis=1), places, layer))
+        order[chosen] = count + np.arange(len(chosen))
+        count += len(chosen)
+    return parts, order
+
+
+def _hashes(data: memoryview) -> np.ndarray:
+    """Of all pages, [n, 32] uint8; zeros for the zero page."""
+    steps = [data[first : first + READ_STEP] for first in range(0, len(data), READ_STEP)]
+    with ThreadPoolExecutor(COMPARING) as pool:
+        found = list(pool.map(hash_pages, steps))
+    return np.concatenate([NOTHING, *(np.where(each.filled[:, None], each.hashes, 0) for each in found)])
 
 
 def whole(path: str) -> bytes:
@@ -170,7 +219,9 @@ def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int, owner
                 left -= size
             new_pages += sum(each.new_pages for each in added)
             new_bytes += sum(each.new_bytes for each in added)
-            pages[name] = differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))
+            pages[name] = differences(
+                given.ordered(name, [each.numbers for each in added], np.zeros(0, np.uint64)).astype(np.uint64)
+            )
             count += len(pages[name]) // 8
         size = publish(into, DumpFile(images=given.images, pages=pages, page_count=count, raw_bytes=given.raw_bytes))
     return StoredDump(into, given.raw_bytes, new_bytes + size, count, new_pages)

@@ -57,11 +57,16 @@ COMPARED = 128  # pages that are compared at once
 
 @dataclass(frozen=True)
 class HashedPages:
-    """Pages and their hashes: [n, 32] uint8, meaningless where `filled` [n] bool is false (zero pages)."""
+    """Pages and their hashes: [n, 32] uint8, meaningless where `filled` [n] bool is false (zero pages).
+
+    Of a `layer` they are the pages at `places` [n] of `data`, else all of it in order.
+    """
 
     data: memoryview
     hashes: np.ndarray
     filled: np.ndarray
+    places: np.ndarray | None = None
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,7 @@ class PageStore:
         self._next_block = max(1, (self._db.execute("SELECT MAX(id) FROM blocks").fetchone()[0] or 0) + 1)
         self._writers = 0
         self._met: set[int] = set()  # blocks that writers or a running collection met
+        self._swept = 0  # how often pages went: numbers that were known before may lead nowhere
         self._gaps_checked = False
         self._drop_unknown_segments()
 
@@ -184,11 +190,11 @@ class PageStore:
         """Store pages of `owner`; durable on return."""
         owner = "" if self._shared else owner
         given = data if isinstance(data, HashedPages) else hash_pages(data)
-        numbers = np.zeros(len(given.filled), dtype=np.uint64)
-        places = np.flatnonzero(given.filled).tolist()
-        digests = [given.hashes[index].tobytes() for index in places]
         fresh: OrderedDict[bytes, int] = OrderedDict()  # hash -> index of the first page that has it
         with self.writing(), self._append:
+            numbers = self._numbers_in(given, owner)
+            places = np.flatnonzero(given.filled & (numbers == ZERO)).tolist()
+            digests = [given.hashes[index].tobytes() for index in places]
             with self._lock:
                 for index, digest in zip(places, digests, strict=True):
                     number = self._find(digest, owner)
@@ -197,11 +203,29 @@ class PageStore:
                     else:
                         numbers[index] = number
                 self._met.update(np.unique(numbers // SLOTS).tolist())
-            new_bytes, made = self._write(given.data, fresh, owner) if fresh else (0, {})
-        for index, digest in zip(places, digests, strict=True):
-            if digest in made:
-                numbers[index] = made[digest]
+            new_bytes, made = self._write(given, fresh, owner) if fresh else (0, {})
+            for index, digest in zip(places, digests, strict=True):
+                if digest in made:
+                    numbers[index] = made[digest]
+            self._remember_numbers(given, owner, numbers)
         return StoredPages(numbers, len(fresh), new_bytes)
+
+    def _numbers_in(self, given: HashedPages, owner: str) -> np.ndarray:
+        """The numbers of pages of a layer that were added before, if no page of the store went since; else zeros."""
+        known = self.lists.find(f"numbers {self._swept} {owner} {given.layer}") if given.layer else None
+        if known is None or given.places is None:
+            return np.zeros(len(given.filled), dtype=np.uint64)
+        numbers: np.ndarray = known["numbers"][given.places]
+        return numbers
+
+    def _remember_numbers(self, given: HashedPages, owner: str, numbers: np.ndarray) -> None:
+        if not given.layer or given.places is None:
+            return
+        name = f"numbers {self._swept} {owner} {given.layer}"
+        known = self.lists.find(name)
+        every = np.zeros(len(given.data) // PAGE, np.uint64) if known is None else known["numbers"].copy()
+        every[given.places] = numbers
+        self.lists.remember(name, {"numbers": every})
 
     def known(self, digests: Iterable[bytes]) -> dict[bytes, int]:
         """The numbers of those pages that are stored, of any owner: for imports, which only administrators ask for.
@@ -236,14 +260,15 @@ class PageStore:
         if len(self._hashes) > CACHED_HASHES:
             self._hashes.popitem(last=False)
 
-    def _write(self, view: memoryview, fresh: OrderedDict[bytes, int], owner: str) -> tuple[int, dict[bytes, int]]:
+    def _write(self, given: HashedPages, fresh: OrderedDict[bytes, int], owner: str) -> tuple[int, dict[bytes, int]]:
         """Write blocks of new pages; sync them; only then let the index know. Returns bytes and page numbers."""
         compressor = zstandard.ZstdCompressor(level=1)
         segment, size = self._segment()
         start, written = size, 0
         blocks: list[tuple[int, int, int, int, int, bytes]] = []
         pages: list[tuple[int, bytes]] = []
-        items = list(fresh.items())
+        view = given.data
+        items = [(digest, i if given.places is None else int(given.places[i])) for digest, i in fresh.items()]
         with self._segments.appending(segment, start) as end:
             for first in range(0, len(items), SLOTS):
                 chunk = items[first : first + SLOTS]
@@ -434,6 +459,7 @@ class PageStore:
         """Delete these blocks but for those that somebody met meanwhile: first from the index, then from the disk."""
         columns = "SELECT id, segment, length, count, offset FROM blocks WHERE id = ?"
         with self._append:
+            self._swept += 1
             with self._lock:
                 rows = [self._db.execute(columns, (b,)).fetchone() for b in blocks if b not in self._met]
                 with transaction(self._db):

@@ -40,6 +40,8 @@ from sandbox.criu import restore as restoring
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
 from sandbox.criu.recent import RecentImages
+from sandbox.criu.tracking import userfault
+from sandbox.criu.tracking.tracker import Tracker, UnknownPages
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
 from sandbox.libc import file_system, library
 from sandbox.tree import btrfs, facts
@@ -72,9 +74,11 @@ class Checkpointer:
         run: Path | None = None,
         notes: int | None = None,
         share_pages: bool = False,
+        track: bool = False,
     ):
         """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's.
-        `share_pages`: owners share memory pages on the disk."""
+        `share_pages`: owners share memory pages on the disk. `track`: captures hold only the pages that were
+        written since the one before, where the kernel can tell (:mod:`sandbox.criu.tracking`)."""
         self._run = run or paths.run()
         self._notes = notes
         self.pages = PageStore((state or paths.state()) / "pages", shared=share_pages)
@@ -84,6 +88,8 @@ class Checkpointer:
         self._readying: dict[str, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Future[None]] = set()
         self._forgotten: set[str] = set()  # sandboxes whose directory of restores may go
+        self._tracks = track and not userfault.missing()
+        self._trackers: dict[str, Tracker] = {}
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
         self.cache = self._run / "criu"  # lies over /run for CRIU
@@ -92,6 +98,7 @@ class Checkpointer:
         # Each CRIU process sees one directory, on the same tmpfs: images are linked or moved, not copied.
         self._restores = self.captures / ".restores"  # of a sandbox, with a directory for each of its restores
         self._dumps = self.captures / ".dumps"  # of one dump
+        self._layers = self.captures / ".layers"  # of each sandbox, the pages of its last capture
 
     async def prepare(self) -> None:
         """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
@@ -105,7 +112,7 @@ class Checkpointer:
             if not (os.path.ismount(directory) if captures else file_system(directory) == TMPFS_MAGIC):
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
-        for directory in (self._restores, self._dumps):
+        for directory in (self._restores, self._dumps, self._layers):
             shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed meanwhile
             directory.mkdir(mode=0o700)
         self.recent.prepare()
@@ -128,6 +135,8 @@ class Checkpointer:
             await asyncio.to_thread(_check, container, dest)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
+            if (tracker := self._trackers.get(container.spec.id)) is not None:
+                tracker.lose()
             raise
         if not hold:
             self._warm_later(container)
@@ -141,12 +150,20 @@ class Checkpointer:
         while True:
             known = self._watched.get(container.spec.id, [])
             process = await self._ready(container, outside=dump.NewObjects in tried, hold=hold)
+            tracker = self._tracker_of(container) if process.tracks else None
             try:
-                return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
-            except (dump.UnknownWatch, dump.NewObjects) as error:  # each can be helped once
+                if tracker is not None:
+                    await asyncio.to_thread(tracker.prepare, container, process.images)
+                done = await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known, tracker=tracker)
+                if tracker is not None:
+                    await asyncio.to_thread(tracker.finish, dest)
+                return done
+            except (dump.UnknownWatch, dump.NewObjects, UnknownPages) as error:  # each can be helped once
                 if type(error) in tried:
                     raise
                 tried.add(type(error))
+                if tracker is not None:
+                    tracker.lose()
                 if isinstance(error, dump.UnknownWatch):
                     found = await asyncio.to_thread(inotify.find, container)
                     if set(found) <= set(known):
@@ -223,9 +240,17 @@ class Checkpointer:
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             undo.callback(images.rmdir)
             freezer = passed.enter_context(restoring.RestoreHold(container).file()) if hold else None
-            ready = await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
+            ready = await dump.ready(
+                container, self.cache, images, outside=outside, found=[self._notes, freezer], tracks=self._tracks
+            )
             undo.pop_all()
         return dataclasses.replace(ready, holds=hold)
+
+    def _tracker_of(self, container: Container) -> Tracker:
+        name = container.spec.id
+        if name not in self._trackers:
+            self._trackers[name] = Tracker(self._layers / f"{name}-{next(self._numbers)}")
+        return self._trackers[name]
 
     def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""
@@ -240,6 +265,8 @@ class Checkpointer:
         With `restoring` the one for the restore that follows stays.
         """
         self._watched.pop(container.spec.id, None)
+        if (tracker := self._trackers.pop(container.spec.id, None)) is not None:
+            await asyncio.to_thread(tracker.close)
         kept = await self._warmed(container.spec.id)
         if kept is not None:
             kept.close()
@@ -415,6 +442,9 @@ class Checkpointer:
             waiting.worker.close()
         self._warm.clear()
         self._waiting.clear()
+        for tracker in self._trackers.values():
+            await asyncio.to_thread(tracker.close)
+        self._trackers.clear()
         await asyncio.to_thread(self.pages.close)
 
 

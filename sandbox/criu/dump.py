@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sandbox import paths
 from sandbox.container.binds import need_in_place
 from sandbox.container.procfs import descriptors, inner_pid, status
 from sandbox.container.shim import ShimError, going_first
@@ -44,6 +45,7 @@ from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
+    from sandbox.criu.tracking.tracker import Tracker
 
 TIMEOUT = 120.0  # seconds
 MAX_SEIZE = 3  # seconds after which CRIU itself gives up freezing
@@ -96,6 +98,7 @@ class Ready:
     inside: Inside
     images: Path
     holds: bool = False  # it leaves the container frozen
+    tracks: bool = False  # it can leave out pages that were not written
 
     def fits(self) -> bool:
         """Whether it can dump the container as that is now."""
@@ -109,12 +112,19 @@ class Ready:
 
 
 async def ready(
-    container: Container, cache: Path, images: Path, *, outside: bool = False, found: Sequence[int | None] = ()
+    container: Container,
+    cache: Path,
+    images: Path,
+    *,
+    outside: bool = False,
+    found: Sequence[int | None] = (),
+    tracks: bool = False,
 ) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
     IPC, though there are no System V objects now; they come and go. `found`: see :attr:`sandbox.criu.rpc.Root.found`.
+    `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
     try:
         inside = await asyncio.to_thread(_look, container)
@@ -149,10 +159,10 @@ async def ready(
 
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
-        root = rpc.Root(cache, images, found=found)
+        root = rpc.Root(cache, images, found=found, preload=paths.written() if tracks else None)
         worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
         undo.pop_all()
-    return Ready(worker, inside, images)
+    return Ready(worker, inside, images, tracks=tracks)
 
 
 @going_first()
@@ -174,13 +184,15 @@ async def dump(
     on_frozen: Callable[[], None] | None,
     steps: rpc.Notify | None = None,
     watched: Sequence[str] = (),
+    tracker: Tracker | None = None,
 ) -> Dump:
     """Dump into `directory` (exists, empty, on the file system of `process.images`). See the module.
 
-    `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
+    `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify. `tracker`:
+    has prepared this dump, and finishes it.
     """
     began = time.monotonic()
-    frozen = FrozenWindow(container, process, on_frozen, (steps or {}).get("post-dump"))
+    frozen = FrozenWindow(container, process, on_frozen, (steps or {}).get("post-dump"), tracker)
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
@@ -263,12 +275,15 @@ class FrozenWindow:
         process: Ready,
         on_frozen: Callable[[], None] | None,
         last: Callable[[int], None] | None,
+        tracker: Tracker | None = None,
     ):
         self._container = container
         self._inside = process.inside
         self._images = process.images
         self._last = last
         self._on_frozen = on_frozen
+        self._tracker = tracker
+        self._criu = process.worker.pidfd
         self.pids: list[int] = []
         self.held = OpenFiles()
         self.settings = settings.KernelSettings()
@@ -278,8 +293,12 @@ class FrozenWindow:
         """All tasks stand still, and nothing was read yet."""
         need_in_place(self._container)
         shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
+        if self._tracker is not None:
+            self._tracker.begin(self._images, self._criu)
 
     def __call__(self, pid: int) -> None:
+        if self._tracker is not None:
+            self._tracker.check(self._images)
         if _unseen(self._inside):
             raise NewObjects("System V objects were made meanwhile", hint="try again", sandbox=self._container.spec.id)
         self.pids = self._container.tasks()

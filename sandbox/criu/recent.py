@@ -42,7 +42,7 @@ class RecentImages:
     def keep(self, name: str, images: Path, *, busy: Callable[[str], bool]) -> list[Path]:
         """Take over the directory `images` under `name`, and let others go for it."""
         try:
-            size = sum(entry.stat().st_size for entry in os.scandir(images))
+            size = sum(found.st_size // found.st_nlink for found in map(os.stat, images.rglob("*")))
             images.rename(self._directory / name)
         except FileNotFoundError:
             return []  # removed with its checkpoint

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from sandbox.content import layers
 from sandbox.criu import Record, image_files, tcp
 from sandbox.criu.carried import locks
 from sandbox.criu.carried.locks import Lock
@@ -46,12 +47,13 @@ def copy(directory: Path, into: Path) -> None:
     """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks."""
     into.mkdir(parents=True)
     for entry in os.scandir(directory):
-        if entry.name.endswith(".log") or entry.name.startswith("stats-"):
+        if entry.name.endswith(".log") or entry.name.startswith("stats-") or entry.name == layers.BELOW:
             continue
         try:
             os.link(entry.path, into / entry.name)
         except OSError:  # another file system
             shutil.copyfile(entry.path, into / entry.name)
+    layers.complete(directory, into)
 
 
 def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> AdaptedImages:

@@ -147,11 +147,13 @@ class Root:
     sandbox: Path | None = None  # the root of the sandbox, in the shim's mount namespace
     mounts: Sequence[Path] = ()  # directories of the host that the sandbox gets, likewise
     found: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
+    preload: Path | None = None  # a library that is loaded before CRIU's own
 
     def program(self, *, cgroup_namespace: bool) -> list[str]:
         """The argument vector that starts CRIU; verbs are appended."""
         plugins = paths.criu_plugins().resolve()  # the private root has no link to it
-        for needed in (launcher(), paths.criu(), plugins / "waits.so"):
+        preload = [] if self.preload is None else [self.preload.resolve()]
+        for needed in (launcher(), paths.criu(), plugins / "waits.so", *preload):
             if not needed.exists():
                 raise Unsupported(f"{needed} is missing", hint="run `make setup`")
         words = _words(paths.criu())
@@ -159,7 +161,8 @@ class Root:
             str(launcher()),
             f"images={IMAGES_FD}",
             f"run={self.cache}",
-            *(f"program={part}" for part in (*_parts(words), str(plugins))),
+            *(f"program={part}" for part in (*_parts(words), str(plugins), *preload)),
+            *(f"preload={part}" for part in preload),
             *([f"sandbox={self.sandbox}"] if self.sandbox is not None else []),
             *(f"mount={place}" for place in self.mounts),
             *(["ptrace=never"] if self.sandbox is not None else []),  # a dump enters namespaces as another user
@@ -292,6 +295,10 @@ class CriuWorker:
             words = response.cr_errmsg.strip() or f"CRIU failed with errno {response.cr_errno}"
             raise CriuError(re.sub(r"^Error\s*", "", words))
         return response
+
+    @property
+    def pidfd(self) -> int:
+        return self._pidfd
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, OSError):

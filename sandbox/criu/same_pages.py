@@ -22,7 +22,7 @@ def found(before: Path, after: Path) -> dict[str, set[int]]:
     """Addresses of pages that are the same in both, by pagemap."""
     pages: dict[str, set[int]] = {}
     for path in before.glob("pagemap-*.img"):
-        (one, ones), (other, others) = (_listed(each, path.name) for each in (before, after))
+        (one, ones), (other, others) = (listed(each, path.name) for each in (before, after))
         both, here, there = np.intersect1d(one, other, return_indices=True)
         same = np.zeros(len(both), dtype=bool)
         for first in range(0, len(both), COMPARED):
@@ -41,7 +41,7 @@ def runs(entries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, int]]:
             yield entry["vaddr"], entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
 
 
-def _listed(directory: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+def listed(directory: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Addresses [n] of the pages that a pagemap lists, and their content [n, 512] uint64."""
     entries = rpc.load(directory / name) if (directory / name).exists() else []
     starts = [start + PAGE * np.arange(count, dtype=np.uint64) for start, count in runs(entries)]

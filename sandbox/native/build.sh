@@ -12,12 +12,14 @@ cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-root.new" "
 mv "$prefix/bin/pagurus-criu-root.new" "$prefix/bin/pagurus-criu-root"
 mkdir -p "$prefix/criu-plugins"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/criu-plugins/waits.so.new" \
-    "$here"/waits.c "$here"/rearm.c "$here"/patience.c
+    "$here"/waits.c "$here"/rearm.c "$here"/patience.c "$here"/attach.c
 mv "$prefix/criu-plugins/waits.so.new" "$prefix/criu-plugins/waits.so"
 mkdir -p "$prefix/lib"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/frozen.so.new" \
     "$here"/frozen.c "$here"/rearm.c "$here"/patience.c
 mv "$prefix/lib/frozen.so.new" "$prefix/lib/frozen.so"
+cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/written.so.new" "$here"/written.c
+mv "$prefix/lib/written.so.new" "$prefix/lib/written.so"
 
 mkdir -p "$prefix/runtime"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \

@@ -9,6 +9,7 @@
  *
  * usage: pagurus-criu-root [WHAT=WHERE...] PROGRAM [ARGUMENT...]
  *   ptrace=never   without CAP_SYS_PTRACE
+ *   preload=PATH   a library that is loaded before CRIU's own; it must be one of the programs
  *   cgroupns=new   a cgroup namespace rooted where we were started (restored tasks inherit CRIU's cgroups)
  *   run=DIR        on a tmpfs, lies at /run: CRIU keeps there what it knows of the kernel, or probes it for 40 ms
  *   images=FD      a detached mount of the directory of images, at /images
@@ -53,6 +54,7 @@ static struct place places[PLACES_MAX];
 static const char *linked[LINKS_MAX]; /* symbolic links on the way to programs: the same in the private root */
 static int count, mounts, links;
 static bool own_cgroups, no_ptrace;
+static char preload[PATH_MAX + 16];
 
 static void fail(const char *what) __attribute__((noreturn));
 static void fail(const char *what) {
@@ -125,6 +127,8 @@ static bool option(const char *word) {
         own_cgroups = true;
     } else if (strncmp(word, "ptrace=", size) == 0) {
         no_ptrace = true;
+    } else if (strncmp(word, "preload=", size) == 0) {
+        snprintf(preload, sizeof preload, "LD_PRELOAD=%s", value);
     } else if (strncmp(word, "run=", size) == 0) {
         add("run", take(value));
     } else if (strncmp(word, "images=", size) == 0) {
@@ -216,7 +220,7 @@ int main(int argc, char **argv) {
     }
     /* While CRIU works the sandbox stands still: go first. CRIU restores the niceness of what it restores. */
     setpriority(PRIO_PROCESS, 0, -10);
-    char *environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", NULL};
+    char *environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", *preload ? preload : NULL, NULL};
     execve(argv[next], argv + next, environment);
     fail(argv[next]);
 }

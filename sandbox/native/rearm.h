@@ -67,6 +67,9 @@ void use_notes(void);
 /* The same, of the map behind this descriptor, in a process of the host. */
 void use_notes_of(int fd);
 
+/* Makes the stopped process a userfaultfd, if the daemon has asked for it (attach.c). */
+void attach(pid_t pid);
+
 /* Waits until a traced thread has stopped, for so long as that may take on a busy machine. */
 bool wait_stopped(pid_t tid);
 

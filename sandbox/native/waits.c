@@ -47,6 +47,7 @@ struct plugin {
     void *hooks[HOOKS];
 };
 extern int criu_get_image_dir(void);
+extern void protect_read(void) __attribute__((weak)); /* of written.so, where that is loaded */
 
 /* One of the file: a thread, where it is, and how its call goes on. sandbox/waits.py reads it, too. */
 struct saved {
@@ -119,6 +120,7 @@ static void note(pid_t pid, pid_t tid, struct user_regs_struct *regs) {
 static int on_stopped(int pid) {
     all_stopped = true;
     each_thread(pid, note);
+    attach(pid); /* it runs for a moment: what the inspector noted of it has been read */
     return 0;
 }
 
@@ -229,6 +231,7 @@ static void take_up_live(struct waiting *one) {
 /* A dump has ended, well or not, and its threads are still stopped; or a restore has, and they run. */
 static void end(int stage, int result) {
     if (stage == STAGE_DUMP && result != 0 && !all_stopped) note_tracees();
+    if (stage == STAGE_DUMP && result == 0 && protect_read) protect_read(); /* before anything is written to take calls up */
     for (size_t i = 0; i < count; i++) {
         if (result == 0) {
             found[i].thread = number_within(found[i].tid, "\nNSpid:");

@@ -93,12 +93,14 @@ async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @contextlib.asynccontextmanager
-async def started(maker: Maker, tmp_path: Path, notes: int | None = None) -> AsyncIterator[Bench]:
-    """`notes`: as of a Checkpointer."""
+async def started(
+    maker: Maker, tmp_path: Path, notes: int | None = None, *, track: bool = False
+) -> AsyncIterator[Bench]:
+    """`notes`, `track`: as of a Checkpointer."""
     for needed in (rpc.launcher(), paths.criu()):
         if not needed.exists():
             pytest.skip(f"{needed} is missing: run `make setup`")
-    checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run", notes=notes)
+    checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run", notes=notes, track=track)
     await checkpointer.prepare()
     made = Bench(maker, checkpointer, tmp_path)
     try:

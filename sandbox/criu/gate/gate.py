@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from sandbox import paths
-from sandbox.content import dumpfile
+from sandbox.content import dumpfile, layers
 from sandbox.criu.gate.image_rules import check, deleted
 from sandbox.criu.gate.images import PAGE, CriuImages, GateLookups, ImagePath, ImageRefused, below, printable
 from sandbox.criu.gate.processes import confined, unprivileged
@@ -64,6 +64,8 @@ def of_directory(directory: Path) -> CriuImages:
         for entry in entries:
             if entry.name.endswith(".log") or entry.name.startswith("stats-"):
                 continue
+            if entry.name == layers.BELOW:
+                continue  # no image: what a capture has of earlier ones
             found = entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 raise ImageRefused(f"{entry.name[:80]!r} is no image")

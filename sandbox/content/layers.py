@@ -1,0 +1,158 @@
+"""Memory of a capture that lies in several files: its own pages, and those of captures before it that still hold.
+
+Owns: the directory BELOW in a capture: which page of a process lies where, and hard links to the files that hold it.
+Does not own: which pages those are (:mod:`sandbox.criu.tracking`), pages in the store.
+Guarantee: a capture with BELOW needs no other capture: what its links lead to lives as long as they do and is never
+written to. Beside BELOW it is a directory of images in which the processes have only the pages that it holds itself.
+
+::
+
+    CAPTURE/pagemap-7.img  pages-3.img        what this capture read itself
+    CAPTURE/below/table                       for each file of pages: its parts, and the runs of pages in them
+    CAPTURE/below/pagemap-7.img               the map of all pages
+    CAPTURE/below/NAME.pages                  pages that an earlier capture read; NAME is never used again
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sandbox.errors import CheckpointFailed
+
+BELOW = "below"
+TABLE = "table"
+SUFFIX = ".pages"
+PAGE = 4096
+VECTORS = 512  # of a system call
+
+
+class StoredLayers(msgspec.Struct, frozen=True):
+    """capture -> restore, store: :class:`Layers` of one file of pages."""
+
+    pagemap: str
+    names: list[str]
+    runs: bytes  # int64, little endian, [m, 4]
+
+
+class StoredTable(msgspec.Struct, frozen=True):
+    """capture -> restore, store: what TABLE holds, by the name of the file of pages."""
+
+    files: dict[str, StoredLayers]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The pages of one process, in the order of their addresses, and where they lie."""
+
+    pagemap: str  # name of the image that maps them
+    names: tuple[str, ...]  # the first one is of the capture's own pages
+    pages: np.ndarray  # [n] int64: number of the page in the process
+    layer: np.ndarray  # [n] int32: index into `names`
+    place: np.ndarray  # [n] int64: number of the page in that file
+
+    def runs(self) -> np.ndarray:
+        """Consecutive pages that lie one behind the other: page, how many, layer, place; [m, 4] int64."""
+        if not len(self.pages):
+            return np.zeros((0, 4), np.int64)
+        broken = (np.diff(self.pages) != 1) | (np.diff(self.layer) != 0) | (np.diff(self.place) != 1)
+        starts = np.concatenate([[0], np.flatnonzero(broken) + 1])
+        counts = np.diff(np.concatenate([starts, [len(self.pages)]]))
+        return np.stack([self.pages[starts], counts, self.layer[starts], self.place[starts]], axis=1).astype(np.int64)
+
+    @classmethod
+    def of(cls, pagemap: str, names: Sequence[str], runs: np.ndarray) -> Layers:
+        """The inverse of :meth:`runs`."""
+        first = np.cumsum(runs[:, 1]) - runs[:, 1]
+        within = np.arange(int(runs[:, 1].sum())) - np.repeat(first, runs[:, 1])
+        return cls(
+            pagemap,
+            tuple(names),
+            np.repeat(runs[:, 0], runs[:, 1]) + within,
+            np.repeat(runs[:, 2], runs[:, 1]).astype(np.int32),
+            np.repeat(runs[:, 3], runs[:, 1]) + within,
+        )
+
+
+def present(directory: Path) -> bool:
+    return (directory / BELOW / TABLE).exists()
+
+
+def write(directory: Path, files: dict[str, Layers]) -> None:
+    """Say where the pages of a capture lie; the files and maps are in BELOW already."""
+    stored = {
+        name: StoredLayers(each.pagemap, list(each.names), each.runs().astype("<i8").tobytes())
+        for name, each in files.items()
+    }
+    (directory / BELOW / TABLE).write_bytes(msgspec.msgpack.encode(StoredTable(stored)))
+
+
+def read(directory: Path) -> dict[str, Layers]:
+    """By the name of the file of pages; {} where all pages are in the capture's own files."""
+    path = directory / BELOW / TABLE
+    if not path.exists():
+        return {}
+    try:
+        table = msgspec.msgpack.decode(path.read_bytes(), type=StoredTable)
+        return {
+            name: Layers.of(each.pagemap, each.names, np.frombuffer(each.runs, "<i8").reshape(-1, 4).astype(np.int64))
+            for name, each in table.files.items()
+        }
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointFailed(f"{path} cannot be read: {error}", hint="the checkpoint is damaged") from error
+
+
+def file_of(directory: Path, name: str, layers: Layers, index: int) -> Path:
+    """The file of a layer of the pages `name`."""
+    return directory / name if index == 0 else directory / BELOW / (layers.names[index] + SUFFIX)
+
+
+def mapped(path: Path) -> memoryview:
+    """A file of pages, or nothing where it is empty or there is none."""
+    if not path.exists() or not path.stat().st_size:
+        return memoryview(b"")
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def copy_pages(sources: Sequence[memoryview], runs: np.ndarray, into: Path) -> None:
+    """Write a file of pages from the runs of several. Blocks."""
+    descriptor = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        total = int(runs[:, 1].sum()) * PAGE
+        os.truncate(descriptor, total)  # a tmpfs gives large pages within a size that it knows
+        parts = [sources[layer][place * PAGE : (place + count) * PAGE] for _, count, layer, place in runs.tolist()]
+        for first in range(0, len(parts), VECTORS):
+            _write_all(descriptor, parts[first : first + VECTORS])
+        if os.lseek(descriptor, 0, os.SEEK_CUR) != total:
+            raise CheckpointFailed(f"{into.name} lacks pages", hint="the checkpoint is damaged")
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    while parts:
+        written = os.writev(descriptor, parts)
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts and written:
+            parts[0] = parts[0][written:]
+
+
+def complete(source: Path, into: Path) -> None:
+    """Give `into`, a private copy of the images of `source` without BELOW, all their pages. Blocks."""
+    for name, layers in read(source).items():
+        if len(layers.names) == 1 or not (into / layers.pagemap).exists():
+            continue  # nothing of earlier captures; or the process was taken out of the images
+        sources = [mapped(file_of(source, name, layers, index)) for index in range(len(layers.names))]
+        for old in (name, layers.pagemap):
+            (into / old).unlink(missing_ok=True)
+        copy_pages(sources, layers.runs(), into / name)
+        shutil.copyfile(source / BELOW / layers.pagemap, into / layers.pagemap)

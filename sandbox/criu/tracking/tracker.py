@@ -1,0 +1,295 @@
+"""Which pages of a sandbox were written since its last capture, and captures that hold only those.
+
+Owns: the userfaultfds of its processes, the pages of the last capture, putting a capture together. Does not own: the
+dump (:mod:`sandbox.criu.dump`), where pages lie (:mod:`sandbox.content.layers`), which sandboxes are tracked.
+Guarantee: after :meth:`Tracker.finish` a capture has all pages that its processes had, or UnknownPages is raised.
+Whatever is not known for certain counts as written: a process that is new, small or not registered is dumped whole.
+
+::
+
+    prepare: register new mappings, orders ▸ freeze ▸ begin: take new userfaultfds ▸ CRIU dumps what was written,
+    and the kernel protects it ▸ thaw ▸ finish: its pages + those of the last capture that nobody has written to
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sandbox.container import procfs
+from sandbox.container.procfs import inner_pid
+from sandbox.content import layers
+from sandbox.content.layers import BELOW, PAGE, SUFFIX, Layers
+from sandbox.criu import image_files
+from sandbox.criu.tracking import orders, userfault
+from sandbox.criu.tracking.orders import Order, ProcessAnswer
+from sandbox.descriptors import closing
+from sandbox.errors import CheckpointFailed
+from sandbox.libc import descriptor_of
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
+MIN_TRACKED = 4 << 20  # bytes of memory of its own; less is copied sooner than it is tracked
+MAX_LAYERS = 12  # files in which the pages of one process lie
+MAX_DEAD = 0.5  # of the largest of them, pages that have been written since
+REGISTER_ALL = 16  # captures after which every mapping is registered again: one may have taken another one's place
+PRESENT = 4  # of CRIU's pagemap flags
+
+
+class UnknownPages(CheckpointFailed):
+    """A page counts as unwritten that no capture has: capture again, all of them."""
+
+
+@dataclass
+class TrackedProcess:
+    """A process with a userfaultfd of its own."""
+
+    started: bytes  # tells it from a later one of the same number
+    descriptor: int
+    registered: set[userfault.Mapping] = field(default_factory=set)
+
+    def register(self, pid: int, *, anew: bool) -> None:
+        """Register mappings that are new. Raises HasAio; OSError when the process is another program now, or gone."""
+        found = set(userfault.private_mappings(pid))
+        wanted = found if anew else found - self.registered
+        done = {mapping for mapping in wanted if userfault.register(self.descriptor, mapping)}
+        self.registered = found & (done | self.registered)
+
+
+class Tracker:
+    """Of one sandbox. All methods block; captures of a sandbox come one after the other."""
+
+    def __init__(self, directory: Path):
+        """`directory`: of its own, on the file system of captures."""
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True)
+        self._processes: dict[int, TrackedProcess] = {}
+        self._last: dict[int, Layers] = {}  # of each process, by its number in the sandbox
+        self._numbers: dict[int, int] = {}  # of the processes in the capture that is being made: in the sandbox
+        self._untracked: set[tuple[int, bytes]] = set()
+        self._asked: dict[int, bytes] = {}  # processes that are to make a userfaultfd
+        self._captures = 0
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of memory of earlier captures that it holds."""
+        return sum(entry.stat().st_size for entry in os.scandir(self._directory))
+
+    def close(self) -> None:
+        """Let go of the processes and of all pages. Idempotent."""
+        for pid in list(self._processes):
+            self._let_go(pid)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def lose(self) -> None:
+        """A capture may have been made in part: the next one has all pages."""
+        self._last = {}
+
+    # ---------------------------------------------------------------- before
+
+    def prepare(self, container: Container, images: Path) -> None:
+        """Say to the CRIU that will dump into `images` what it is to do with each process."""
+        self._captures += 1
+        self._numbers, self._asked = {}, {}
+        wanted: dict[int, Order] = {}
+        alive = {pid: started for pid in container.kept_tasks() if (started := _started(pid))}
+        for pid, one in list(self._processes.items()):
+            if alive.get(pid) != one.started:
+                self._let_go(pid)
+        self._untracked &= set(alive.items())
+        for pid, started in alive.items():
+            if (pid, started) in self._untracked:
+                continue
+            if pid in self._processes and self._renew(pid, started):
+                wanted[pid] = Order.PROTECT
+                if inner_pid(pid) in self._last:
+                    wanted[pid] |= Order.SKIP
+            elif _own_bytes(pid) >= MIN_TRACKED:
+                wanted[pid] = Order.ATTACH | Order.PROTECT
+                self._asked[pid] = started
+        if wanted:
+            orders.write(images, wanted)
+
+    def _renew(self, pid: int, started: bytes) -> bool:
+        """Whether a process is tracked still, its new mappings too."""
+        try:
+            self._processes[pid].register(pid, anew=self._captures % REGISTER_ALL == 0)
+        except userfault.HasAio:
+            self._untracked.add((pid, started))
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.ESRCH, errno.ENOENT):
+                raise
+        else:
+            return True
+        self._let_go(pid)
+        return False
+
+    def _let_go(self, pid: int) -> None:
+        os.close(self._processes.pop(pid).descriptor)
+
+    # ---------------------------------------------------------------- while frozen
+
+    def begin(self, images: Path, criu: int) -> None:
+        """Take over the userfaultfds that were made; `criu`: pidfd of the one that has them."""
+        made = orders.read(images).descriptors
+        self._untracked |= {(pid, started) for pid, started in self._asked.items() if pid not in made}
+        for pid, number in made.items():
+            descriptor = descriptor_of(criu, number)
+            one = TrackedProcess(_started(pid), descriptor)
+            try:
+                userfault.enable(descriptor)
+                one.register(pid, anew=True)
+            except (OSError, userfault.HasAio):
+                self._untracked.add((pid, one.started))
+                os.close(descriptor)
+            else:
+                self._processes[pid] = one
+        for pid in list(self._processes):
+            if userfault.has_aio(pid):  # a transfer may go on while it stands still, and writes without a fault
+                self._untracked.add((pid, self._processes[pid].started))
+                self._let_go(pid)
+        self._numbers = {pid: inner for pid in self._processes if (inner := inner_pid(pid)) is not None}
+
+    def check(self, images: Path) -> None:
+        """Raise UnknownPages unless what was dumped can be completed."""
+        for pid, answer in orders.read(images).processes.items():
+            last = self._last.get(self._numbers.get(pid, 0))
+            if len(answer.unwritten) and (last is None or not np.isin(answer.unwritten, last.pages).all()):
+                raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
+
+    # ---------------------------------------------------------------- afterwards
+
+    def finish(self, directory: Path) -> None:
+        """Complete the capture in `directory`, which holds what was dumped. Raises UnknownPages."""
+        answers = orders.read(directory)
+        orders.remove(directory)
+        last, self._last = self._last, {}
+        files: dict[str, Layers] = {}
+        kept: dict[int, Layers] = {}
+        (directory / BELOW).mkdir(mode=0o700)
+        for pid, answer in answers.processes.items():
+            number = self._numbers.get(pid)  # None: it has no userfaultfd, and all its pages are there
+            if number is not None and (directory / f"pagemap-{number}.img").exists():
+                name, found = self._layers(directory, number, answer, last.get(number))
+                files[name] = found
+                if answer.protected:
+                    kept[number] = found
+        if not files:
+            (directory / BELOW).rmdir()
+            return
+        layers.write(directory, files)
+        self._drop_unused(kept)
+        self._last = kept
+
+    def _layers(self, directory: Path, number: int, answer: ProcessAnswer, last: Layers | None) -> tuple[str, Layers]:
+        """The file of pages of a process and where all of its pages lie, whose files are in BELOW then."""
+        kinds = image_files.messages()
+        pagemap = f"pagemap-{number}.img"
+        image = image_files.read(directory / pagemap, kinds.pagemap_head, kinds.pagemap_entry)
+        assert image is not None
+        name = f"pages-{image.entries[0].pages_id}.img"
+        found = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.unwritten, last)
+        if len(found.names) > MAX_LAYERS:
+            found = self._squashed(found)
+        own = self._directory / (found.names[0] + SUFFIX)
+        with contextlib.suppress(FileNotFoundError):  # it has no pages of its own
+            os.link(directory / name, own)
+        for each in found.names[1:]:
+            os.link(self._directory / (each + SUFFIX), directory / BELOW / (each + SUFFIX))
+        image.entries[1:] = [
+            kinds.pagemap_entry(vaddr=first * PAGE, compat_nr_pages=0, nr_pages=count, flags=PRESENT)
+            for first, count in _spans(found.pages)
+        ]
+        image.write(directory / BELOW / pagemap)
+        return name, found
+
+    def _squashed(self, found: Layers) -> Layers:
+        """The same with few files: all but the capture's own and the largest become one; that too if much is dead."""
+        sizes = np.bincount(found.layer, minlength=len(found.names))
+        largest = 1 + int(sizes[1:].argmax())
+        whole = (self._directory / (found.names[largest] + SUFFIX)).stat().st_size // PAGE
+        gathered = found.layer > 0
+        if sizes[largest] >= MAX_DEAD * whole:
+            gathered &= found.layer != largest
+        part = Layers("", found.names, found.pages[gathered], found.layer[gathered], found.place[gathered])
+        sources = [
+            layers.mapped(self._directory / (each + SUFFIX)) if index else memoryview(b"")
+            for index, each in enumerate(found.names)
+        ]
+        made = secrets.token_hex(8)
+        layers.copy_pages(sources, part.runs(), self._directory / (made + SUFFIX))
+        left = (found.names[0], made, *([found.names[largest]] if not gathered[found.layer == largest].any() else []))
+        layer = np.where(gathered, 1, np.where(found.layer == 0, 0, 2)).astype(np.int32)
+        place = found.place.copy()
+        place[gathered] = np.arange(int(gathered.sum()))
+        return Layers(found.pagemap, left, found.pages, layer, place)
+
+    def _drop_unused(self, kept: dict[int, Layers]) -> None:
+        used = {name + SUFFIX for each in kept.values() for name in each.names}
+        for entry in os.scandir(self._directory):
+            if entry.name not in used:
+                os.unlink(entry.path)
+
+
+def joined(pagemap: str, own: str, dumped: np.ndarray, unwritten: np.ndarray, last: Layers | None) -> Layers:
+    """Where the pages of a process lie: those that were `dumped` under the name `own`, and the `unwritten` in `last`.
+
+    Both are numbers of pages [n] int64, sorted. Pure. Raises UnknownPages.
+    """
+    unwritten = unwritten[~np.isin(unwritten, dumped, assume_unique=True)]
+    if last is None or not len(unwritten):
+        if len(unwritten):
+            raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
+        return Layers(pagemap, (own,), dumped, np.zeros(len(dumped), np.int32), np.arange(len(dumped)))
+    at = np.searchsorted(last.pages, unwritten)
+    at[at == len(last.pages)] = 0
+    if not len(last.pages) or (last.pages[at] != unwritten).any():
+        raise UnknownPages("pages count as unwritten that the last capture has not", hint="try again")
+    used = np.unique(last.layer[at])
+    renamed = np.zeros(len(last.names), np.int32)
+    renamed[used] = 1 + np.arange(len(used))
+    pages = np.concatenate([dumped, unwritten])
+    order = np.argsort(pages, kind="stable")
+    layer = np.concatenate([np.zeros(len(dumped), np.int32), renamed[last.layer[at]]])
+    place = np.concatenate([np.arange(len(dumped)), last.place[at]])
+    names = (own, *(last.names[index] for index in used.tolist()))
+    return Layers(pagemap, names, pages[order], layer[order], place[order])
+
+
+def _pages_of(image: image_files.CriuImageFile) -> np.ndarray:
+    """Numbers of the pages that an image maps."""
+    spans = [(entry.vaddr // PAGE, entry.nr_pages or entry.compat_nr_pages) for entry in image.entries[1:]]
+    return np.concatenate([np.zeros(0, np.int64), *(first + np.arange(count) for first, count in spans)])
+
+
+def _spans(pages: np.ndarray) -> list[tuple[int, int]]:
+    """Consecutive pages: the first, and how many."""
+    if not len(pages):
+        return []
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
+    counts = np.diff(np.concatenate([starts, [len(pages)]]))
+    return list(zip(pages[starts].tolist(), counts.tolist(), strict=True))
+
+
+def _started(pid: int) -> bytes:
+    """When a process began; empty when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return procfs.stat(pid)[procfs.STARTED]
+    return b""
+
+
+def _own_bytes(pid: int) -> int:
+    """Bytes in memory that are of no file."""
+    with contextlib.suppress(OSError), closing(os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)) as file:
+        words = os.read(file, 256).split()
+        return (int(words[1]) - int(words[2])) * PAGE
+    return 0

@@ -1,0 +1,229 @@
+"""Captures that hold only what was written since the one before: no page is missed, whatever a program does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.container.container import Container
+from sandbox.content import dumpfile, layers
+from sandbox.content.layers import Layers
+from sandbox.criu import rewrite
+from sandbox.criu.tracking import tracker, userfault
+from tests.support import frozen_memory
+from tests.support.checkpoint_programs import CHECK, python_program
+from tests.support.checkpoint_support import Bench, Saved, shell, started
+from tests.support.container_support import Maker
+
+pytestmark = pytest.mark.skipif(bool(userfault.missing()), reason=f"this kernel cannot: {userfault.missing()}")
+
+#: Changes its memory in all ways at each check.
+PROGRAM = python_program("""
+import random
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+P = 4096
+SIZE = 64 * P
+def at_(place): return ctypes.c_void_p(place)
+def of_(size): return ctypes.c_size_t(size)
+def get(size, at=None): return libc.mmap(at_(at), of_(size), 3, 0x22 | (0x10 if at else 0), -1, 0)
+def put(at, size): ctypes.memmove(at, os.urandom(size), size)
+def move(at, to): return libc.mremap(at_(at), of_(SIZE), of_(SIZE), 3, at_(to))
+def advise(at, size, what): libc.madvise(at_(at), of_(size), what)
+def protect(at, size, what): libc.mprotect(at_(at), of_(size), what)
+regions = [get(SIZE) for _ in range(30)]
+for each in regions: put(each, SIZE)
+held = bytearray(os.urandom(6 << 20))
+huge = get(8 << 20); advise(huge, 8 << 20, 14); put(huge, 8 << 20)
+with open("/tmp/mapped", "wb") as file: file.write(os.urandom(SIZE))
+file = open("/tmp/mapped", "rb")
+mapped = libc.mmap(None, of_(SIZE), 3, 2, file.fileno(), 0)
+random.seed(7)
+busy = bytearray(1 << 20)
+def work(i):
+    n = 0
+    while True:
+        busy[(n * 4 + i) * P % len(busy)] = n % 251
+        n += 1
+        time.sleep(0.001)
+for i in range(3): threading.Thread(target=work, args=(i,), daemon=True).start()
+def replace(i): libc.munmap(at_(regions[i]), of_(SIZE)); get(SIZE, regions[i]); put(regions[i] + P, P)
+def away(i): regions[i] = move(regions[i], get(SIZE))
+def over(i):
+    other = (i + 1) % len(regions)
+    move(regions[i], regions[other]); regions[i] = get(SIZE); put(regions[i] + 2 * P, SIZE // 2)
+def shut(i): protect(regions[i], 8 * P, 1); protect(regions[i], 8 * P, 3); put(regions[i] + P, 9)
+acts = [
+    lambda i, at: put(at, 3), lambda i, at: advise(at, 3 * P, 4), lambda i, at: replace(i), lambda i, at: away(i),
+    lambda i, at: over(i), lambda i, at: shut(i), lambda i, at: (advise(at, 3 * P, 8), put(at, 1)),
+    lambda i, at: put(huge + random.randrange(2000) * P, 2), lambda i, at: put(mapped + (i % 60) * P, 5),
+    lambda i, at: advise(mapped, SIZE, 4), lambda i, at: held.__setitem__(random.randrange(len(held)), 1),
+]
+child = 0
+def change():
+    global child
+    for _ in range(16):
+        i = random.randrange(len(regions))
+        random.choice(acts)(i, regions[i] + random.randrange(60) * P)
+    if random.random() < 0.3:
+        if child: os.kill(child, 9); os.waitpid(child, 0)
+        child = os.fork()
+        while child == 0: time.sleep(0.01); put(regions[0] + random.randrange(60) * P, 1)
+    return True
+serve(change)
+""")
+
+
+@pytest_asyncio.fixture
+async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with started(maker, tmp_path, track=True) as made:
+        yield made
+
+
+async def captured(bench: Bench, sandbox: Container) -> tuple[Saved, list[str]]:
+    """A capture, and which of its pages are not what they were while the sandbox was frozen."""
+    truth: list[frozen_memory.Memory] = []
+    original = bench.snapshot
+
+    def snapshot(tree: Path, *, readonly: bool = True) -> Path:
+        truth.append(frozen_memory.frozen(sandbox.tasks()))
+        return original(tree, readonly=readonly)
+
+    bench.snapshot = snapshot  # type: ignore[method-assign]
+    try:
+        saved = await bench.save(sandbox)
+    finally:
+        bench.snapshot = original  # type: ignore[method-assign]
+    scratch = saved.capture.dir.with_name(saved.capture.dir.name + "-scratch")
+    capture = frozen_memory.captured(saved.capture.dir, scratch)
+    return saved, frozen_memory.differences(truth[0], capture, frozen_memory.kernel_written(saved.capture.dir))
+
+
+def own_bytes(saved: Saved) -> int:
+    return sum(path.stat().st_size for path in saved.capture.dir.glob("pages-*.img"))
+
+
+async def test_no_page_is_missed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "MAX_LAYERS", 4)
+    sandbox = await bench.maker.create()
+    await shell(sandbox, PROGRAM)
+    counts = set()
+    for _ in range(12):
+        assert await shell(sandbox, CHECK) == "good\n"
+        saved, wrong = await captured(bench, sandbox)
+        assert not wrong
+        counts |= {len(each.names) for each in layers.read(saved.capture.dir).values()}
+    assert {1, 2, 3, 4} <= counts <= {1, 2, 3, 4}
+
+
+HOLDER = python_program("""
+import random
+held = bytearray(os.urandom(24 << 20))
+def check():
+    at = random.randrange(len(held))
+    held[at] = (held[at] + 1) % 256
+    return True
+serve(check)
+""")
+
+
+async def test_a_chain_is_restored_and_stored_as_a_whole(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    saved = await bench.save(sandbox)
+    assert own_bytes(saved) > 24 << 20
+    for _ in range(3):
+        assert await shell(sandbox, CHECK) == "good\n"
+        saved = await bench.save(sandbox)
+        assert own_bytes(saved) < 6 << 20
+    one, other = bench.directory / "one", bench.directory / "other"
+    rewrite.copy(saved.capture.dir, one)
+    dumpfile.unpack(saved.dump, other, bench.checkpointer.pages)
+    for path in (*one.glob("pages-*"), *one.glob("pagemap-*")):
+        assert path.read_bytes() == (other / path.name).read_bytes()
+    for source in (saved.capture.dir, saved.dump):
+        await bench.kill_and_restore(sandbox, saved, source)
+        assert await shell(sandbox, CHECK) == "good\n"
+    after = await bench.save(sandbox)  # of another process: nothing is known of its pages
+    assert own_bytes(after) > 24 << 20
+
+
+async def test_a_capture_that_failed_is_followed_by_a_whole_one(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    await bench.save(sandbox)
+
+    def fail() -> None:
+        raise OSError("no snapshot")
+
+    with pytest.raises(OSError, match="no snapshot"):
+        await bench.checkpointer.capture(sandbox, bench.checkpointer.captures / "failed", on_frozen=fail)
+    assert await shell(sandbox, CHECK) == "good\n"
+    saved, wrong = await captured(bench, sandbox)
+    assert not wrong
+    assert own_bytes(saved) > 24 << 20
+
+
+async def test_pages_that_nobody_has_are_captured_again(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    await bench.save(sandbox)
+    known = bench.checkpointer._trackers[sandbox.spec.id]
+    known._last = {
+        number: Layers.of(each.pagemap, each.names, each.runs()[:-2]) for number, each in known._last.items()
+    }
+    saved, wrong = await captured(bench, sandbox)
+    assert not wrong
+    assert own_bytes(saved) > 24 << 20
+
+
+async def test_a_program_that_replaced_itself_is_captured_whole(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    after = "import os, time; held = bytearray(os.urandom(24 << 20)); open('/tmp/new', 'w'); time.sleep(1e9)"
+    before = f"""import os, sys, time; held = bytearray(os.urandom(24 << 20)); open('/tmp/old', 'w')
+while not os.path.exists('/tmp/go'): time.sleep(0.01)
+os.execv(sys.executable, ['python3', '-c', {after!r}])"""
+    wait = "while [ ! -e /tmp/{} ]; do sleep 0.01; done"
+    await shell(sandbox, f"python3 -c {shlex.quote(before)} </dev/null >/dev/null 2>&1 & {wait.format('old')}")
+    await bench.save(sandbox)
+    await shell(sandbox, f"touch /tmp/go; {wait.format('new')}")
+    for whole in (True, False):
+        saved, wrong = await captured(bench, sandbox)
+        assert not wrong
+        assert (own_bytes(saved) > 24 << 20) == whole
+
+
+PAGES = st.lists(st.integers(0, 40), unique=True, max_size=30).map(sorted)
+
+
+@given(st.lists(st.tuples(PAGES, PAGES), min_size=1, max_size=8))
+def test_where_pages_lie(captures: list[tuple[list[int], list[int]]]) -> None:
+    """Against a dictionary: page -> (file, place in it)."""
+    last: Layers | None = None
+    model: dict[int, tuple[str, int]] = {}
+    for number, (dumped, unwritten) in enumerate(captures):
+        known = [page for page in unwritten if page in model and page not in dumped]
+        model = {page: model[page] for page in known} | {page: (str(number), at) for at, page in enumerate(dumped)}
+        arrays = (np.array(dumped, np.int64), np.array(known, np.int64))
+        last = tracker.joined("pagemap-1.img", str(number), *arrays, last)
+        assert Layers.of(last.pagemap, last.names, last.runs()).runs().tolist() == last.runs().tolist()
+        places = zip(last.pages.tolist(), last.layer.tolist(), last.place.tolist(), strict=True)
+        assert {page: (last.names[layer], place) for page, layer, place in places} == model
+        assert last.pages.tolist() == sorted(model)
+
+
+def test_a_page_that_no_capture_has_is_refused() -> None:
+    def pages(*numbers: int) -> np.ndarray:
+        return np.array(numbers, np.int64)
+
+    last = tracker.joined("pagemap-1.img", "a", pages(1, 2, 3), pages(), None)
+    for known in (None, last):
+        with pytest.raises(tracker.UnknownPages):
+            tracker.joined("pagemap-1.img", "b", pages(1), pages(2, 4), known)
