@@ -47,14 +47,15 @@ from rollout.environments.shell import immediate
 from rollout.environments.splits import HELD_OUT
 from trainer.batches.sample import Sample
 from trainer.config import TrainConfig
-from trainer.learner import Learner, OptimiserSettings, learning_rate
+from trainer.learner import Learner
 from trainer.models import policy
 from trainer.models.scorer import Scorer
-from trainer.objectives import bounded, named, with_corrections
+from trainer.objectives import build
+from trainer.settings import ObjectiveSettings
 
 LONGEST = 256  # tokens of an episode
 SANDBOXES = 16  # at once
-ACTION_TOKENS = TrainConfig(task=Path()).max_tokens
+ACTION_TOKENS = TrainConfig(task=Path()).sampling.max_tokens
 
 
 class Episode:
@@ -176,8 +177,8 @@ def learn(
     start = example.start
     model, tokenizer = fresh_policy(example, seed) if fitted else (load_model(start), policy.load_tokenizer(start))
     fit_s = time.process_time() - began
-    objective = with_corrections(bounded(named(config.objective), config.clip_dual), corrections)
-    learner = Learner(Scorer(model), objective, OptimiserSettings(rate=config.rate))
+    objective = build(ObjectiveSettings(corrections=list(corrections)))
+    learner = Learner(Scorer(model), objective, config.optimiser)
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(example, model, tokenizer, held_out)}
     waiting: deque[list[Episode]] = deque()  # sampled by older weights
@@ -312,7 +313,7 @@ def update(learner: Learner, episodes: list[Episode], config: TrainConfig, step:
         )
         for number, episode in enumerate(episodes)
     ]
-    learner.step(batch, rate=learning_rate(config.rate, step, config.steps))
+    learner.step(batch, rate=config.optimiser.rate_at(step, config.steps))
 
 
 def evaluate(example: Example, model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:
@@ -348,7 +349,8 @@ def in_sandboxes(options: argparse.Namespace) -> list[dict[str, Any]]:
                 host,
                 TrainConfig(
                     task=fit.FOLDER / options.example, seed=seed, steps=options.steps, held_out=options.held_out,
-                    staleness=staleness, corrections=tuple(options.corrections), image=IMAGE, pace=options.pace,
+                    staleness=staleness, objective=ObjectiveSettings(corrections=options.corrections),
+                    image=IMAGE, pace=options.pace,
                     concurrency=SANDBOXES,
                 ),
             )

@@ -55,12 +55,13 @@ from trainer.distributed.watch import read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost
 from trainer.estimate import estimate, ghostly
-from trainer.learner import Learner, OptimiserSettings
+from trainer.learner import Learner
 from trainer.machine import return_freed_memory
 from trainer.models.load import published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
 from trainer.resume import ResumeState, Saves, saves_in
+from trainer.settings import OptimiserSettings
 from trainer.weights import Publisher
 
 CONFIG = ModelConfig(

@@ -272,11 +272,15 @@ class RolloutController:
         self.version, self._training = version, training
         self._changed.set()
 
-    async def evaluate(self, seeds: Iterable[int], *, sampling: Sampling | None = None) -> list[Trajectory]:
+    async def evaluate(
+        self, seeds: Iterable[int], *, sampling: Sampling | None = None, samples: int = 1
+    ) -> list[Trajectory]:
         """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
         episodes = dataclasses.replace(self.episodes, notes=None, kept=None, visitable=False, effects=None)
         sampling = sampling or self.config.sampling
-        trajectories = await held_out.play_all(episodes, seeds, sampling, self.config, refused=self._refusals.note)
+        trajectories = await held_out.play_all(
+            episodes, seeds, sampling, self.config, refused=self._refusals.note, samples=samples
+        )
         for trajectory in trajectories:
             self._counts.book(trajectory)
         return trajectories

@@ -29,10 +29,11 @@ async def play_all(
     config: RolloutConfig,
     *,
     refused: Callable[[TrajectoryFailure], PartView],
+    samples: int = 1,
 ) -> list[Trajectory]:
-    """One episode of each seed, as many at once as the configuration allows."""
+    """So many episodes of each seed, one seed after the other, as many at once as the configuration allows."""
     slots = asyncio.Semaphore(config.concurrency)
-    specs = [EpisodeSpec(prompt=f"eval-{seed}", seed=seed) for seed in seeds]
+    specs = [EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=i) for seed in seeds for i in range(samples)]
     return await asyncio.gather(*(_play(episodes, each, sampling, slots, refused, config) for each in specs))
 
 

@@ -6,7 +6,7 @@ Owns: the structs and reading them. Does not own: how it follows from options (t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -54,6 +54,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     curriculum: str | None = None  # a Python file whose `weights` chooses among them
     engine: str = "embedded"  # or vllm
     pool: PoolPlan = PoolPlan()
+    template: dict[str, Any] = {}  # options of the chat template
+    host_timeout: float = 300.0  # seconds for which a run that has begun waits for its host
     lora: int = 0  # rank of the adapters that are published instead of weights; 0: weights
     image: str | None = None  # instead of the environment's
     pace: float = 0.0  # seconds per answer, at least: see rollout.engine.pace

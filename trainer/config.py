@@ -7,13 +7,10 @@ goes on under the keys that it began with, but for the number of steps, which ma
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +19,7 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.decide.effects import EffectRules
 from rollout.decide.keeping import KeepPlan
-from rollout.decide.view import Branching
+from rollout.decide.view import Branching, OverStale
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
 from rollout.environments import splits
@@ -34,76 +31,76 @@ from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
+from trainer.settings import (
+    Count,
+    EvaluationSettings,
+    Natural,
+    NotNegative,
+    ObjectiveSettings,
+    OptimiserSettings,
+    TimeoutSettings,
+    need_known,
+    overlay,
+    override,
+    presets,
+)
+
+TABLES = {"sampling": Sampling(max_tokens=16)}  # that begin otherwise than their struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What `pagurus train` takes. Keys of the TOML file are these names."""
 
-    task: Path  # or a mixture, of which this then is the first
+    task: Path  # folder or file of an environment; of a mixture the first
     mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
     seed: int = 0
-    engine: str = "embedded"  # or vllm
-    pool: PoolPlan = field(default_factory=PoolPlan)  # table [pool]: how many of them, or their urls
-    steps: int = 9
-    groups: int = 8
-    size: int = 8  # trajectories per group
-    concurrency: int | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
-    held_out: int = 112  # episodes of each evaluation
+    engine: str = "embedded"  # what serves the policy: embedded or vllm
+    pool: PoolPlan = PoolPlan()  # table [pool]: how many of them, or their urls
+    steps: Count = 9
+    groups: Count = 8
+    size: Count = 8  # trajectories per group
+    concurrency: Count | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
+    held_out: Count = 112  # episodes of each evaluation
     held_share: Share = SHARE  # of rows and tasks that is held out for them; 0: they play what is trained on
-    evaluate_every: int = 0  # steps between evaluations while it learns; 0: before and after only
-    rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
-    objective: str = "pooled"  # a row of trainer.objectives
-    clip_dual: float = 3.0  # bound of the ratio where the advantage is negative; 0: none
-    corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
-    staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
-    extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
+    evaluate_every: Natural = 0  # steps between evaluations while it learns; 0: before and after only
+    evaluation: EvaluationSettings = EvaluationSettings()  # how their episodes are sampled
+    objective: ObjectiveSettings = ObjectiveSettings()  # what is learned; or the name of a preset
+    optimiser: OptimiserSettings = OptimiserSettings()
+    staleness: Natural | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
+    over_stale: OverStale = "wait"  # what becomes of trajectories that the trainer overtakes: wait, mask, drop
+    extra: Natural = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
     handover: bool = False  # engines rest while the last answers come: docs/scheduling/rollpacker.md
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     tail_resumes: bool = False  # they then go on where they were, instead of anew
-    max_tokens: int = 16  # of an answer
-    max_length: int = 1024  # tokens of a trajectory
+    sampling: Sampling = TABLES["sampling"]  # of answers
+    template: dict[str, Any] = {}  # for the chat template: {enable_thinking = false}
+    timeouts: TimeoutSettings = TimeoutSettings()
+    max_length: Count = 1024  # tokens of a trajectory
     max_observation: int | None = None  # tokens of one observation, cut in the middle beyond; None: half of max_length
-    temperature: float = 1.0
     branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
     effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
-    visit: KeepPlan = field(default_factory=lambda: KeepPlan(trajectories=16))  # table [visit]: states to visit later
-    versions: int = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
-    ranks: int = 1  # processes that share the steps; with GPUs one for each
-    budget: int = 8192  # tokens of a micro-batch
-    updates: int = 1  # optimiser steps per batch
+    visit: KeepPlan = KeepPlan(trajectories=16)  # table [visit]: states to visit later
+    versions: Natural = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
+    ranks: Count = 1  # processes that share the steps; with GPUs one for each
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     bf16: bool = False  # compute in half precision beside fp32 weights
-    lora: int = 0  # rank of adapters that are trained instead of the weights; 0: the weights
+    lora: Natural = 0  # rank of adapters that are trained instead of the weights; 0: the weights
     recompute: bool = False  # activations, for long trajectories
     offload: bool = False  # keep shards and the optimiser's state in the host's memory
-    pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
+    pace: NotNegative | None = None  # seconds per answer, at least; 0: as fast as the engine can
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
-    faults: int = 0  # sandboxes killed on purpose in the second half, about
-    scorers: int = 2  # reward functions that run at once
+    faults: Natural = 0  # sandboxes killed on purpose in the second half, about
+    scorers: Count = 2  # reward functions that run at once
     failed_reward: float | None = None  # of what a reward function raises on; None: its prompt fails, and is counted
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
 
 
-KEYS = tuple(each.name for each in dataclasses.fields(TrainConfig) if each.name != "resume")
-POSITIVE = (
-    "steps",
-    "groups",
-    "size",
-    "held_out",
-    "rate",
-    "budget",
-    "updates",
-    "max_tokens",
-    "max_length",
-    "ranks",
-    "scorers",
-)
+KEYS = tuple(name for name in TrainConfig.__struct_fields__ if name != "resume")
 STALEST = 4  # versions, where the bound is chosen while the run goes on
 ENGINES = ("embedded", "vllm")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -117,20 +114,14 @@ def read(path: Path) -> dict[str, Any]:
         raise NotFound(f"no configuration {path}", hint="name a .toml file or a task folder") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is no TOML: {error}", hint="see docs/training.md") from None
-    _need_known(path, content, KEYS)
+    content = presets(content)
+    need_known(str(path), {name: value for name, value in content.items() if name != "resume"}, TrainConfig)
     _resolve(content, ("task", "out", "model", "curriculum"), path)
     for part in content.get("mixture", ()):
         if isinstance(part, dict):
-            _need_known(path, part, MixturePart.__struct_fields__)
+            need_known(f"{path}: [[mixture]]", part, MixturePart)
             _resolve(part, ("task", "rows", "held_out"), path)
     return content
-
-
-def _need_known(path: Path, content: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in content:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise Invalid(f"{path}: unknown key {key!r}", hint=f"nearest: {near}; there are: {', '.join(known)}")
 
 
 def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
@@ -139,9 +130,25 @@ def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
             content[name] = str((path.parent / content[name]).resolve())
 
 
+def gather(
+    what: Path, options: Mapping[str, Any], settings: Sequence[str] = (), *, resume: Path | None = None
+) -> TrainConfig:
+    """A configuration of a file or a task, options that overrule it, and settings as `key=value` that overrule both."""
+    content: dict[str, Any] = read(what) if what.suffix == ".toml" else {"task": what}
+    for name, value in options.items():
+        overlay(content, ("objective", "preset") if name == "objective" else (name,), value)
+    for text in settings:
+        override(content, text)
+    return make(content | ({"resume": resume} if resume else {}))
+
+
 def make(content: Mapping[str, Any]) -> TrainConfig:
     """A configuration of these keys. Says which key is wrong, and how."""
-    content = dict(content)
+    content = presets(content)
+    need_known("configuration", content, TrainConfig)
+    for name in TABLES:
+        if isinstance(content.get(name), dict):
+            content[name] = msgspec.to_builtins(TABLES[name]) | content[name]
     if content.get("mixture"):
         content.setdefault("task", content["mixture"][0].get("task", ""))
     if "task" not in content:
@@ -150,15 +157,6 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
         made = msgspec.convert(content, TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise Invalid(f"configuration: {error}", hint="see docs/training.md") from None
-    if made.concurrency is not None and made.concurrency <= 0:
-        raise Invalid("configuration: concurrency must be above 0", hint="set concurrency, or leave it out")
-    for name in POSITIVE:
-        if getattr(made, name) <= 0:
-            raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", hint=f"set {name}")
-    if made.clip_dual and not 1.0 < made.clip_dual < 1e6:
-        raise Invalid(f"configuration: clip_dual is {made.clip_dual}", hint="set 3, or 0 for none")
-    if made.versions < 0:
-        raise Invalid(f"configuration: versions is {made.versions}", hint="set how many stay, or 0 for all")
     if made.tail and not 1.0 < made.tail <= 4.0:
         raise Invalid(f"configuration: tail is {made.tail}", hint="set 1.25, or 0 for none")
     if made.tail_resumes and not made.tail:
@@ -187,6 +185,15 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
         )
     if config.handover:
         _need_handover(config)
+    if config.branching is not None and config.objective.overlong.penalty:
+        raise Invalid("segments of a tree have no length of their own", hint="leave out objective.overlong.penalty")
+    if not config.sampling.whole:
+        raise Invalid(
+            "top_p and top_k sample from another distribution than the policy's, which cannot be learned from",
+            hint="set sampling.top_p = 1 and top_k = 0; evaluation.top_p is of evaluations alone",
+        )
+    if config.optimiser.kind == "muon" and config.ranks > 1:
+        raise Invalid("Muon needs whole matrices, and ranks have shards of them", hint="set ranks = 1, or adamw")
     if config.branching is not None and config.tail:
         raise Invalid("[branching] and tail choose the members of a group", hint="leave out one of them")
     if config.branching is not None and config.branching.roots >= config.size:
@@ -208,22 +215,22 @@ def _need_handover(config: TrainConfig) -> None:
         )
     if config.stream or config.share is not None:
         raise Invalid("handover says when gradients begin", hint="leave out stream and [share], or handover")
-    if config.updates > 1:
-        raise Invalid("several updates need the whole batch first", hint="set updates = 1, or leave out handover")
+    if config.optimiser.updates > 1:
+        raise Invalid("several updates need the whole batch first", hint="leave out optimiser.updates or handover")
 
 
 def need_objective(config: TrainConfig) -> None:
     """Refuses a name that is in no table, and an objective that cannot do what is asked."""
-    from trainer.objectives import named, with_corrections  # with torch: who goes on with a run needs none
+    from trainer.objectives import build  # with torch: who goes on with a run needs none
 
-    objective = with_corrections(named(config.objective), config.corrections)
+    objective = build(config.objective)
     if config.branching is not None and objective.advantage.baseline != "group":
         raise Invalid(
-            f"{config.objective} does not compare with the mean of a group, which is what branches need",
+            f"{config.objective.preset} does not compare with the mean of a group, which is what branches need",
             hint='objective = "pooled", or leave out [branching]',
         )
     if (config.stream or config.handover) and not objective.streams:
-        raise Invalid(f"{config.objective} needs the whole batch first", hint="leave out stream and handover")
+        raise Invalid(f"{config.objective.preset} needs the whole batch first", hint="leave out stream and handover")
 
 
 def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
@@ -285,12 +292,12 @@ def unfinished(config: TrainConfig) -> Path | None:
     if not (folder / "rollout").exists():
         return None
     _, plan = _resumed(folder)
-    wanted = dataclasses.replace(_absolute(config), out=plan.out, resume=plan.resume)
+    wanted = msgspec.structs.replace(_absolute(config), out=plan.out, resume=plan.resume)
     return folder if plan == wanted else None
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
+    return msgspec.structs.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
 
 
 def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
@@ -299,8 +306,11 @@ def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -
         stored = (folder / NAME).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
-    config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
-    changed = dataclasses.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
+    try:
+        config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"{folder / NAME} is no plan of this version: {error}", hint="begin a new run") from None
+    changed = msgspec.structs.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
     if changed != config:
         config = _agreeing(changed)
         _remember(folder, config, msgspec.structs.replace(read_plan(folder), steps=config.steps))
@@ -330,10 +340,20 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             extra=config.extra,
             tail=config.tail,
             tail_resumes=config.tail_resumes,
-            sampling=Sampling(
-                max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
+            sampling=msgspec.structs.replace(
+                config.sampling, stop_token_ids=sorted({*end_tokens(begin), *config.sampling.stop_token_ids})
             ),
-            limits=EpisodeLimits(max_length=config.max_length, max_observation=config.max_observation),
+            over_stale=config.over_stale,
+            limits=EpisodeLimits(
+                create_s=config.timeouts.create,
+                reset_s=config.timeouts.reset,
+                generate_s=config.timeouts.generate,
+                step_s=config.timeouts.step,
+                score_s=config.timeouts.score,
+                max_length=config.max_length,
+                max_observation=config.max_observation,
+            ),
+            patience=config.timeouts.refused,
             failed_reward=config.failed_reward,
             seed=config.seed,
             branching=config.branching,
@@ -341,6 +361,8 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             effects=config.effects,
         ),
         mixture=list(config.mixture),
+        template=config.template,
+        host_timeout=config.timeouts.host,
         curriculum=None if config.curriculum is None else str(config.curriculum),
         engine=config.engine,
         pool=config.pool,

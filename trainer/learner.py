@@ -16,35 +16,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
+from trainer import optimisers
 from trainer.batches.pack import EMPTY, pack
 from trainer.batches.plan import plan
 from trainer.batches.sample import Sample, accepted, episodes
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
-from trainer.objectives import BatchCounts, Credit, Figures, Objective, Rewards, SampledTokens, credit, whole_divisor
+from trainer.objectives import (
+    BatchCounts,
+    Credit,
+    Figures,
+    Objective,
+    Overlong,
+    Rewards,
+    SampledTokens,
+    credit,
+    whole_divisor,
+)
 from trainer.objectives.advantage import gae, silent
 from trainer.objectives.figures import Summary, by_outcome
 from trainer.objectives.losses import divergence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimiserSettings:
-    """Of the optimisation. Few, and each with a default that serves."""
-
-    rate: float = 2e-4  # of AdamW
-    betas: tuple[float, float] = (0.9, 0.95)
-    decay: float = 0.0
-    max_norm: float = 1.0  # of the gradient
-    budget: int = 8192  # tokens of a micro-batch
-    updates: int = 1  # optimiser steps per batch, each on a part of its groups
+from trainer.settings import OptimiserSettings
 
 
 @dataclass(slots=True)
@@ -96,9 +96,9 @@ class Learner:
         self.settings = settings or OptimiserSettings()
         self.on_micro_batch: Callable[[], object] = lambda: None  # who watches hears that it goes on
         self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
-        self.optimiser = torch.optim.AdamW(
-            self.trained, lr=self.settings.rate, betas=self.settings.betas, weight_decay=self.settings.decay
-        )
+        critic_rate = 0.0 if objective.value is None else objective.value.rate
+        self.optimisers = optimisers.make(scorer, self.settings, critic_rate=critic_rate)
+        self.critic_only = False  # steps in which the value head alone learns
         if objective.kl is not None and reference is None:
             raise TrainerFailed("this objective holds on to a reference model", hint="give one, or another objective")
         self.streams = streams(objective, self.settings)
@@ -120,7 +120,7 @@ class Learner:
 
     def begin(self) -> None:
         """A new batch; forgets what an abandoned one has left."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients()
         self._fed: list[Sample] = []  # what came in, refused samples as well
         self._samples: list[Sample] = []
         self._counts, self._stats = BatchCounts(), StepStats()
@@ -139,7 +139,7 @@ class Learner:
         self._fed += samples
         self._samples += kept
         if self.streams and kept:
-            self._learn(kept, credit(self.objective, rewards_of(kept)), self._look(kept))
+            self._learn(kept, credit(self.objective, self._rewards(kept)), self._look(kept))
         took = time.perf_counter() - began
         self._stats.seconds += took
         self._stats.hidden_s += 0.0 if last else took
@@ -151,13 +151,12 @@ class Learner:
         self._fed = []
         if not samples:  # each is in `put_aside`
             return stats
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.rate if rate is None else rate
+        optimisers.set_rate(self.optimisers, self.settings.rate if rate is None else rate)
         if self.streams:
-            self._update(whole_divisor(self.objective, rewards_of(samples), self._counts))
+            self._update(whole_divisor(self.objective, self._rewards(samples), self._counts))
         else:
             self._whole(samples)
-        rewards = rewards_of(samples)
+        rewards = self._rewards(samples)
         stats.trajectories = len(rewards.rewards)
         stats.silent = int(silent(rewards).sum())
         stats.lengths = by_outcome(
@@ -188,11 +187,11 @@ class Learner:
     def _whole(self, samples: list[Sample]) -> None:
         """A complete batch, whose advantages need all of it, in as many updates as the settings say."""
         before = self._look(samples)
-        rewards = self._with_before(rewards_of(samples), before)
+        rewards = self._with_before(self._rewards(samples), before)
         earned = credit(self.objective, rewards)
         for part in _parts(samples, self.settings.updates):
             chosen = _select(earned, samples, part)
-            self.optimiser.zero_grad(set_to_none=True)
+            self._forget_gradients()
             self._learn([samples[i] for i in part], chosen, _pick(before, part))
             self._update(whole_divisor(self.objective, rewards, chosen.counts))
 
@@ -231,6 +230,8 @@ class Learner:
 
     def _update(self, divisor: float) -> None:
         """Divides the gradient, bounds its norm, takes the step. Nothing infinite passes."""
+        if self.critic_only:
+            self._forget_gradients(but=optimisers.CRITIC)
         gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         if not gradients:  # nothing of the batch could bear any
             return
@@ -242,19 +243,25 @@ class Learner:
         self._stats.grad_norm = float(norm)
         if not torch.isfinite(norm):
             name = self._first_not_finite(gradients=True)
-            self.optimiser.zero_grad(set_to_none=True)
+            self._forget_gradients()
             raise TrainerFailed(
                 f"the gradient of {name or 'what another rank has'} is not finite; the weights are as they were",
                 hint="lower the rate, or go on from the last save",
             )
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self._forget_gradients()
         name = self._first_not_finite(gradients=False)
         if self.ranks.sum(torch.tensor([float(name is not None)])).item():
             raise TrainerFailed(
                 f"{name or 'a weight of another rank'} is not finite after the step, which is not kept",
                 hint="lower the rate, or go on from the last save",
             )
+
+    def _forget_gradients(self, but: str | None = None) -> None:
+        for name, parameter in self.scorer.named_parameters():
+            if but is None or not name.startswith(but):
+                parameter.grad = None
 
     def _first_not_finite(self, *, gradients: bool) -> str | None:
         for name, parameter in self.scorer.named_parameters():
@@ -313,13 +320,16 @@ class Learner:
             assert before.proximal is not None and before.reference is not None
             penalty = kl.beta * divergence(kl.kind, torch.cat(before.proximal), torch.cat(before.reference))
         values = None if before.value is None else torch.cat(before.value)
-        return Rewards(rewards.rewards, rewards.groups, rewards.lengths, penalty, values, rewards.earned)
+        return replace(rewards, penalty=penalty, values=values)
+
+    def _rewards(self, samples: Sequence[Sample]) -> Rewards:
+        return rewards_of(samples, self.objective.overlong)
 
     def _returns(self, samples: list[Sample], before: _Before) -> list[Tensor] | None:
         """What the critic should have said: advantages, not normalised, plus what it did say."""
         if before.value is None or self.objective.value is None:
             return None
-        rewards = self._with_before(rewards_of(samples), before)
+        rewards = self._with_before(self._rewards(samples), before)
         assert rewards.values is not None
         found = gae(self.objective.advantage, rewards) + rewards.values
         return list(found.split([sample.sampled for sample in samples]))
@@ -330,27 +340,27 @@ def streams(objective: Objective, settings: OptimiserSettings) -> bool:
     return objective.streams and settings.updates == 1
 
 
-def learning_rate(rate: float, step: int, steps: int, final_share: float = 0.05) -> float:
-    """Of optimiser step number `step`, counted from 0: falls linearly to `final_share` at the last of `steps`."""
-    return rate * max(final_share, 1 - step / max(1, steps))
-
-
-def rewards_of(samples: Sequence[Sample]) -> Rewards:
+def rewards_of(samples: Sequence[Sample], overlong: Overlong = Overlong()) -> Rewards:  # noqa: B008 - frozen
     """As objectives see samples: one entry for each episode, however many pieces it is in."""
     numbers: dict[str, int] = {}
     firsts: list[Sample] = []
     lengths: list[int] = []
+    cut: list[bool] = []
     for sample, number in zip(samples, episodes(samples), strict=True):
         if number == len(firsts):
             firsts.append(sample)
             lengths.append(0)
+            cut.append(False)
         lengths[number] += sample.sampled
+        cut[number] |= sample.truncated
     groups = [numbers.setdefault(sample.group, len(numbers)) for sample in firsts]
+    rewards, tokens = torch.tensor([sample.reward for sample in firsts], dtype=torch.float64), torch.tensor(lengths)
     return Rewards(
-        torch.tensor([sample.reward for sample in firsts], dtype=torch.float64),
+        overlong.of(rewards, tokens),
         torch.tensor(groups),
-        torch.tensor(lengths),
+        tokens,
         earned=_earned(samples, firsts),
+        truncated=torch.tensor(cut, dtype=torch.bool),
     )
 
 

@@ -5,6 +5,7 @@ Owns: the table. Does not own: the sums (estimate), the keys (config).
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +14,10 @@ from rich.table import Table
 from rollout.environments import folder as task
 from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import KEYS, TrainConfig, environments, need_model, need_objective
+from trainer.config import TrainConfig, environments, need_model, need_objective
 from trainer.models.load import empty
+from trainer.objectives import Objective, build
+from trainer.settings import flat
 from trainer.steps import work_plan
 
 
@@ -29,12 +32,19 @@ def preview(config: TrainConfig) -> int:
     shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")
-    for name in KEYS:
-        shown.add_row(name, str(getattr(config, name)))
+    for name, value in flat(config):
+        shown.add_row(name, "" if value is None else str(value))
+    shown.add_row("[bold]objective, resolved[/bold]", resolved(build(config.objective, length=config.max_length)))
     for name, value in estimate.table(estimated(config, start)):
         shown.add_row(f"[bold]{name}[/bold]", value)
     Console().print(shown)
     return 0
+
+
+def resolved(objective: Objective) -> str:
+    """Every part of it that is there."""
+    parts = ((each.name, getattr(objective, each.name)) for each in dataclasses.fields(objective))
+    return "\n".join(f"{name}: {value}" for name, value in parts if name != "source" and value not in (None, (), False))
 
 
 def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
@@ -44,7 +54,7 @@ def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
     with estimate.ghostly():
         return estimate.estimate(
             empty(start, lora=plan.lora),
-            budget=config.budget,
+            budget=config.optimiser.budget,
             longest=config.max_length,
             tokens=config.groups * config.size * config.max_length,
             recompute=config.recompute,

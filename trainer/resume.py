@@ -111,7 +111,7 @@ class Saves:
         dcp.load(tensors, checkpoint_id=str(chosen), no_dist=self.ranks.alone)
         set_state_dict(
             learner.scorer,
-            learner.optimiser,
+            learner.optimisers,
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimiser"],
             options=StateDictOptions(strict=False),
@@ -181,7 +181,7 @@ def saves_in(folder: Path) -> list[Path]:
 
 
 def _tensors(learner: Learner) -> dict[str, Any]:
-    model, optimiser = get_state_dict(learner.scorer, learner.optimiser, options=OPTIONS)
+    model, optimiser = get_state_dict(learner.scorer, learner.optimisers, options=OPTIONS)
     return {"model": model, "optimiser": optimiser}
 
 

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from rollout import Batch, Trajectory
 from rollout.environments import folder as task
+from rollout.evaluate import scored
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
 from rollout.service.phases import PhaseClient
@@ -52,13 +53,14 @@ from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import isolate, machine, report, resume
 from trainer.batches.groups import samples, staleness
-from trainer.config import KEYS, TrainConfig, open_run
+from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
 from trainer.learner import local
 from trainer.metrics import MetricsRecorder
 from trainer.models.load import published, take
 from trainer.prepare import explain
 from trainer.progress import Display
+from trainer.settings import flat
 from trainer.split import split
 from trainer.steps import DistributedSteps, LocalSteps, Steps, work_plan
 from trainer.stream import BatchStream
@@ -143,7 +145,7 @@ class TrainerRun:
             await self._go()
 
     async def _go(self) -> None:
-        keys = {name: str(getattr(self.config, name)) for name in KEYS}
+        keys = {name: str(value) for name, value in flat(self.config)}
         trackers = [await asyncio.to_thread(open_tracker, name, self.folder, keys) for name in self.config.trackers]
         with self._shown() as display, MetricsRecorder(self.folder, trackers) as self.recorder:
             display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
@@ -159,7 +161,9 @@ class TrainerRun:
             try:
                 if self.step < self.config.steps:
                     (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
-                async with self.client or RolloutClient.of(self.folder) as self.rollout:
+                async with self.client or RolloutClient.of(
+                    self.folder, patience=self.config.timeouts.rollout
+                ) as self.rollout:
                     await self._with_rollout()
                     content = await self._finish()
             finally:
@@ -205,7 +209,14 @@ class TrainerRun:
         plan, ranks = work_plan(self.config, self.folder), self.config.ranks
         if ranks == 1:
             return LocalSteps(plan)
-        return DistributedSteps(plan, ranks=ranks, tell=lambda text: self.display.say(text))
+        timeouts = self.config.timeouts
+        return DistributedSteps(
+            plan,
+            ranks=ranks,
+            tell=lambda text: self.display.say(text),
+            silent=timeouts.rank_silent,
+            stuck=timeouts.rank_stuck,
+        )
 
     async def _with_rollout(self) -> None:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
@@ -257,10 +268,16 @@ class TrainerRun:
                 await self._evaluate(f"held-out reward after step {self.step}", self.step)
 
     async def _evaluate(self, name: str, step: int, *, last: bool = False) -> float:
-        """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
+        """Mean reward over held-out seeds, in real sandboxes."""
         self.display.stage(name)
         began = time.monotonic()
-        trajectories = await self.rollout.evaluate(self.environments.held_out(self.config.held_out), last=last)
+        wanted = self.config.evaluation
+        trajectories = await self.rollout.evaluate(
+            self.environments.held_out(self.config.held_out),
+            last=last,
+            sampling=wanted.of(self.config.sampling),
+            samples=wanted.samples,
+        )
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
             raise EngineFailed("no held-out episode could be completed", hint=f"see {self.folder}/engine.log")
@@ -270,6 +287,9 @@ class TrainerRun:
         await self._measure()
         mean = sum(rewards) / len(rewards)
         figures: dict[str, Any] = {"reward_held_out": mean, "held_out_episodes": len(rewards)}
+        if (count := wanted.samples) > 1:
+            of_seed = [trajectories[at : at + count] for at in range(0, len(trajectories), count)]
+            figures[f"held_out_pass_at_{count}"] = scored(of_seed).rates[-1].mean
         await asyncio.to_thread(
             self.recorder.step, step, figures | self._by_part("reward_held_out_by_part", trajectories)
         )

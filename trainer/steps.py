@@ -28,7 +28,7 @@ from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
 from trainer.isolate import FAILURES, careful_step
-from trainer.learner import OptimiserSettings, learning_rate, streams
+from trainer.learner import streams
 from trainer.models.load import Lora, load
 from trainer.resume import ResumeState, Saves
 
@@ -46,13 +46,12 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         steps=config.steps,
         seed=config.seed,
         objective=config.objective,
-        corrections=list(config.corrections),
-        clip_dual=config.clip_dual,
         length=config.max_length,
-        settings=OptimiserSettings(rate=config.rate, budget=config.budget, updates=config.updates),
+        settings=config.optimiser,
         bf16=config.bf16,
         recompute=config.recompute,
         offload=config.offload,
+        timeout=config.timeouts.collective,
         lora=Lora(rank=config.lora, alpha=2 * config.lora) if config.lora else None,
     )
 
@@ -118,7 +117,8 @@ class LocalSteps:
 
     def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         plan = self.plan
-        rate = learning_rate(plan.settings.rate, state.step - 1, plan.steps, plan.final_share)
+        rate = plan.rate(state.step - 1)
+        self.learner.critic_only = plan.critic_only(state.step - 1)
         stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
         self.note(state)
         return stats.items()

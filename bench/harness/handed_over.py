@@ -50,6 +50,7 @@ from sandbox.paths import CHECKOUT
 from sandbox.testing import FakeHost
 from trainer.config import TrainConfig, open_run
 from trainer.metrics import read_lines
+from trainer.settings import OptimiserSettings
 
 TOKENS = CHECKOUT / "examples" / "fix_the_service" / "start"  # whose tokenizer is used
 ENGINES, TRAINER = ("0", "1"), "1"  # processors
@@ -93,7 +94,8 @@ def begin(home: Path, *, steps: int, longest: int) -> Path:
     """A run folder."""
     config = TrainConfig(
         task=Path(__file__), model=policy(home / "model"), steps=steps, groups=GROUPS, size=SIZE, concurrency=256,
-        held_out=1, rate=1e-6, staleness=0, handover=True, pool=PoolPlan(engines=len(ENGINES)), max_tokens=longest,
+        held_out=1, optimiser=OptimiserSettings(rate=1e-6), staleness=0, handover=True, 
+        pool=PoolPlan(engines=len(ENGINES)), sampling=Sampling(max_tokens=longest),
         max_length=PROMPT + longest + 8, pace=0.0, trackers=(), out=home / "runs",
     )  # fmt: skip
     return open_run(config)[0]
@@ -244,7 +246,7 @@ def gradient_difference(run: Path) -> float:
     Saves(run / "first-only").load(streamed)
 
     def moments(learner: Any) -> list[torch.Tensor]:
-        return [learner.optimiser.state[each]["exp_avg"] for each in learner.trained]
+        return [learner.optimisers[0].state[each]["exp_avg"] for each in learner.trained]
 
     pairs = zip(moments(whole), moments(streamed), strict=True)
     return max(float((one - other).norm() / one.norm()) for one, other in pairs)

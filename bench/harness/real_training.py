@@ -7,7 +7,6 @@ Owns: starting runs, one after another, and looking at their clocks. Does not ow
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bench.harness import aftermath
 from bench.harness.own_daemon import BenchHost, image
@@ -43,7 +44,7 @@ def learn(host: BenchHost, config: TrainConfig) -> dict[str, Any]:
     """One run to its end. `wall_s` is counted from its start, the evaluation before the first step included, until each
     step was recorded; `batch` are the mean rewards of what the steps were taken on."""
     with aftermath.TemporaryFolder("pagurus-recipe-runs-") as folder:
-        run, config = open_run(dataclasses.replace(config, out=Path(folder)))
+        run, config = open_run(msgspec.structs.replace(config, out=Path(folder)))
         log = Path(folder, "log")
         try:
             walls = _watch(host, run, log)

@@ -47,10 +47,10 @@ from sandbox.errors import NotFound, SandboxDead
 from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, SandboxInfo, SandboxState, Verdict
 from trainer.batches.groups import samples
 from trainer.config import TrainConfig
-from trainer.learner import Learner, OptimiserSettings, learning_rate
+from trainer.learner import Learner
 from trainer.models.policy import END_ID
 from trainer.models.scorer import Scorer
-from trainer.objectives import named
+from trainer.objectives import build
 
 LONGEST = 512  # tokens of an episode
 SLOTS = 64
@@ -201,13 +201,13 @@ async def learn(
     config = TrainConfig(task=Path(), seed=seed, steps=steps)
     assert issubclass(example.twin, TwinShell), "it has no sandbox to fork"
     model, engine = load_model(example.start), Engine(example.start)
-    learner = Learner(Scorer(model), named(config.objective), OptimiserSettings(rate=config.rate))
+    learner = Learner(Scorer(model), build(config.objective), config.optimiser)
 
     rollouts = RolloutConfig(
         groups=config.groups,
         size=config.size,
         staleness=0,
-        sampling=Sampling(max_tokens=config.max_tokens, stop_token_ids=[END_ID], seed=seed),
+        sampling=Sampling(max_tokens=config.sampling.max_tokens, stop_token_ids=[END_ID], seed=seed),
         limits=EpisodeLimits(max_length=LONGEST),
         seed=seed,
         branching=branching,
@@ -232,7 +232,7 @@ async def learn(
             learned = samples(batch)
             tokens += sum(sum(sample.mask) for sample in learned)
             spent += _spent(batch, seconds=real is not None)
-            await asyncio.to_thread(learner.step, learned, rate=learning_rate(config.rate, step - 1, steps))
+            await asyncio.to_thread(learner.step, learned, rate=config.optimiser.rate_at(step - 1, steps))
             await engine.take(model.state_dict(), step)
             await rollout.consumed(batch)
             if step % options.every == 0 or step == steps:  # before the next batch is begun

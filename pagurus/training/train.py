@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,6 +23,10 @@ verbs = typer.Typer()
 @verbs.command()
 def train(
     what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value of any setting, as optimiser.rate=1e-6."),
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
@@ -47,7 +51,7 @@ def train(
     fresh: Annotated[bool, typer.Option(help="Begin anew, even if the last run of this plan has not ended.")] = False,
     detach: Annotated[bool, typer.Option(help="Run in the background; `pagurus attach` shows the output.")] = False,
 ) -> None:
-    """Train a policy in the sandboxes of this host. Options here overrule the file.
+    """Train a policy in the sandboxes of this host. Options overrule the file, key=value overrules both.
 
     If a run of the same plan has not ended, it continues.
     """
@@ -58,12 +62,9 @@ def train(
 
         if importlib.util.find_spec("torch") is None:  # the supervisor does without, the roles do not
             raise ModuleNotFoundError("no torch", name="torch")
-    content: dict[str, Any] = {"task": what}
-    if what.suffix == ".toml":
-        content = configuration.read(what)
     options = locals()
-    content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
-    made = configuration.make(content | ({"resume": resume} if resume else {}))
+    named = {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
+    made = configuration.gather(what, named, settings or [], resume=resume)
     if dry_run:
         from trainer.preview import preview  # with torch, which a supervisor has no use for
 

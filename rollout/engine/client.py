@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import aiohttp
 import msgspec
@@ -34,13 +34,13 @@ KEEP_ALIVE = 3.0  # seconds; below uvicorn's five, so that we never write into a
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. Example: ``Sampling(max_tokens=24, stop_token_ids=[3])``."""
 
-    max_tokens: int = 64
-    temperature: float = 1.0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
     stop_token_ids: list[int] = []
     seed: int | None = None
     ignore_eos: bool = False
-    top_p: float = 1.0  # of the likeliest tokens only so many as have this share; 1: all
-    top_k: int = 0  # only so many of the likeliest; 0: all
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0  # of the likeliest tokens only this share; 1: all
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # only so many of the likeliest; 0: all
 
     @property
     def whole(self) -> bool:

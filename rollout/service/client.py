@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from rollout.engine import tls
+from rollout.engine.client import Sampling
 from rollout.messages import Batch, Group, Trajectory
 from rollout.service import protocol as wire
 from rollout.store.samples import Fence, unpacked
@@ -107,9 +108,11 @@ class RolloutClient(Transport):
         await self._ask(wire.Ack(fence=self.fence, step=batch.step, ess=ess), wire.Done)
         self.step = batch.step + 1
 
-    async def evaluate(self, seeds: Sequence[int], *, last: bool = False) -> list[Trajectory]:
+    async def evaluate(
+        self, seeds: Sequence[int], *, last: bool = False, sampling: Sampling | None = None, samples: int = 1
+    ) -> list[Trajectory]:
         """Held-out episodes. One that a rollout's death ended is played from the beginning."""
-        ask = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last)
+        ask = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last, sampling=sampling, samples=samples)
         return (await self._ask(ask, wire.EvaluationResult)).trajectories
 
     async def finish(self) -> wire.RolloutCounters:

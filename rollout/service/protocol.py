@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rollout.engine.client import Sampling
 from rollout.messages import Trajectory
 from rollout.store.samples import Fence
 
@@ -78,6 +79,8 @@ class Evaluate(msgspec.Struct, kw_only=True):
     fence: Fence
     seeds: list[int]
     last: bool = False
+    sampling: Sampling | None = None  # instead of that of training; tokens that end an answer stay the run's
+    samples: int = 1  # episodes of each seed
 
 
 class FinishRun(msgspec.Struct, kw_only=True):

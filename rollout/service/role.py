@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -57,7 +57,6 @@ SEEDS = 1_000_000  # of a run's seed
 TRAINER = "trainer"  # owner of fences
 ROLLOUT = "rollout"
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
-HOST_TIMEOUT = 300.0  # seconds for which a run that has begun waits for its host
 PREPARED = ".prepared"  # beside the runs, which share it
 HOST_AGAIN = 0.2  # seconds between two looks
 PHASES = ("seconds", "bytes", "fetch_s", "write_s", "check_s", "paused_s")
@@ -160,7 +159,10 @@ class RolloutRole:
         controller = await self._serving(ask.fence)
         if ask.last:
             await controller.stop()
-        return wire.EvaluationResult(await controller.evaluate(ask.seeds))
+        sampling = controller.config.sampling
+        if ask.sampling is not None:
+            sampling = msgspec.structs.replace(ask.sampling, stop_token_ids=sampling.stop_token_ids)
+        return wire.EvaluationResult(await controller.evaluate(ask.seeds, sampling=sampling, samples=ask.samples))
 
     async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters:
         controller = await self._serving(ask.fence)
@@ -238,7 +240,7 @@ class RolloutRole:
     async def _playing(self, engines: Engines, ref: wire.PublishedVersion) -> AsyncIterator[RolloutController]:
         """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
         self._reached("engine")
-        renderer = await asyncio.to_thread(_renderer, self.run / "policy")
+        renderer = await asyncio.to_thread(_renderer, self.run / "policy", self.plan.template)
         controller = self._controller(engines, ref, renderer)
         sweep: asyncio.Task[None] | None = None
         try:
@@ -297,7 +299,7 @@ class RolloutRole:
 
     async def _images(self) -> list[str]:
         """A run that has begun waits for a host that is being replaced; a new one is told at once."""
-        deadline = time.monotonic() + HOST_TIMEOUT
+        deadline = time.monotonic() + self.plan.host_timeout
         while True:
             try:
                 return await self.host.images()
@@ -353,9 +355,9 @@ class RolloutRole:
         self._verdicts[turn.verdict] += 1
 
 
-def _renderer(folder: Path) -> ChatRenderer | None:
+def _renderer(folder: Path, options: dict[str, Any]) -> ChatRenderer | None:
     """Of a chat model: its episodes are conversations, laid out by its own template."""
-    return ChatRenderer.load(folder) if has_template(folder) else None
+    return ChatRenderer.load(folder, options=options) if has_template(folder) else None
 
 
 def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutConfig:

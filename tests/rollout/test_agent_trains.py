@@ -37,9 +37,10 @@ from tests.support.chat_models import need_models, renderer
 from tests.support.daemon_host import kill_everything, tasks_of, until
 from tests.support.door_engines import Served, Whole
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, OptimiserSettings
+from trainer.learner import Learner
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
+from trainer.settings import OptimiserSettings
 
 __all__ = ["agents", "daemon"]  # fixtures
 

@@ -22,6 +22,7 @@ from trainer.estimate import estimate, ghostly, kept
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.preview import preview
+from trainer.settings import ObjectiveSettings
 from trainer.weights import Publisher
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
@@ -34,9 +35,11 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
-    path = written(tmp_path, 'task = "there"\nsteps = 3\nobjective = "gspo"\ncorrections = ["tis"]\n')
+    path = written(tmp_path, 'task = "there"\nsteps = 3\n[objective]\npreset = "gspo"\ncorrections = ["tis"]\n')
     made = make(read(path))
-    assert made == TrainConfig(task=tmp_path / "there", steps=3, objective="gspo", corrections=("tis",))
+    assert made == TrainConfig(
+        task=tmp_path / "there", steps=3, objective=ObjectiveSettings(preset="gspo", corrections=["tis"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,12 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
         ("[[mixture]]\nweight = 2", "mixture|task"),
         ('task = "x"\ncurriculum = "c.py"', "a curriculum chooses among the parts of a mixture"),
         ('task = "x"\nsteps = "three"', r"steps"),
-        ('task = "x"\nsteps = 0', "steps must be above 0"),
+        ('task = "x"\nsteps = 0', "`int` >= 1.*steps"),
+        ('task = "x"\nrate = 1e-6', "unknown key 'rate'.*nearest: .*optimiser.rate"),
+        ('task = "x"\n[objective.clip]\nhihg = 0.3', "unknown key 'objective.clip.hihg'.*nearest: high"),
+        ('task = "x"\n[optimiser]\nrate = -1.0', "> 0.*optimiser.rate"),
+        ('task = "x"\n[objective.clip]\ndual = 0.5', "set more than 1.*objective.clip"),
+        ('task = "x"\n[sampling]\ntop_p = 0.9', "cannot be learned from"),
         ("steps = 3", "no task is named"),
         ("steps =", "is no TOML"),
     ],
@@ -90,7 +98,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     shown = CliRunner().invoke(application, ["train", str(path), "--dry-run", "--groups", "5"])
     assert shown.exit_code == 0, shown.output
     rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.output.splitlines() if "│" in line}
-    assert (rows["steps"], rows["groups"], rows["objective"]) == ("3", "5", "pooled")
+    assert (rows["steps"], rows["groups"], rows["objective.preset"]) == ("3", "5", "pooled")
     assert rows["parameters"].startswith("1,0")
     assert rows["peak memory of a rank"].endswith("MiB")
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
@@ -101,7 +109,9 @@ def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
     assert isinstance(shown.exception, Invalid)
     assert "nearest: dapo" in str(shown.exception)
     with pytest.raises(Invalid, match="ppo needs the whole batch first"):
-        open_run(TrainConfig(task=EXAMPLE, objective="ppo", stream=True, out=tmp_path / "runs"))
+        open_run(
+            TrainConfig(task=EXAMPLE, objective=ObjectiveSettings(preset="ppo"), stream=True, out=tmp_path / "runs")
+        )
     assert not (tmp_path / "runs").exists()
 
 

@@ -18,7 +18,7 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, Heart, judge, read
 from trainer.distributed.worker import RankWorker, WorkPlan
 from trainer.errors import RankLost
-from trainer.learner import OptimiserSettings
+from trainer.settings import OptimiserSettings
 
 STEPS = 5
 

@@ -21,10 +21,11 @@ from trainer.batches.pack import pack
 from trainer.batches.plan import cost, plan
 from trainer.batches.sample import Sample, SampleLog, accepted, episodes, refusal
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, OptimiserSettings, rewards_of
+from trainer.learner import Learner, rewards_of
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
 from trainer.objectives import OBJECTIVES, Figures, Objective, bounded, credit, named, with_corrections
+from trainer.settings import OptimiserSettings
 from trainer.stream import BatchStream
 
 CONFIG = ModelConfig(
@@ -78,7 +79,7 @@ def gradient(
     reference = Scorer(model(9)) if objective.kl is not None else None
     scorer = Scorer(policy, recompute=recompute, critic=objective.value is not None)
     learner = Learner(scorer, objective, OptimiserSettings(budget=budget, max_norm=1e9), reference=reference)
-    learner.optimiser = torch.optim.SGD(learner.trained, lr=1.0)
+    learner.optimisers = [torch.optim.SGD(learner.trained, lr=1.0)]
     learner.begin()
     for at in range(0, len(batch), fed or len(batch)):
         learner.feed(batch[at : at + (fed or len(batch))])

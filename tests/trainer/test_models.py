@@ -19,11 +19,12 @@ from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, OptimiserSettings
+from trainer.learner import Learner
 from trainer.models import policy
 from trainer.models.load import Lora, export, load, merged, published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
+from trainer.settings import OptimiserSettings
 from trainer.weights import Publisher
 
 transformers = pytest.importorskip("transformers")

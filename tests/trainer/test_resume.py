@@ -13,11 +13,12 @@ import torch
 
 from tests.trainer.test_learner import model, samples
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, OptimiserSettings
+from trainer.learner import Learner
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
 from trainer.resume import KEEP, ResumeState, Saves, saves_in
+from trainer.settings import OptimiserSettings
 
 
 def learner(seed: int = 0, objective: str = "pooled") -> Learner:
@@ -32,7 +33,7 @@ def equal(left: Learner, right: Learner) -> bool:
     """Weights and the optimiser's state, bit by bit."""
     ours, theirs = left.scorer.state_dict(), right.scorer.state_dict()
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    states = [list(each.optimiser.state_dict()["state"].values()) for each in (left, right)]
+    states = [list(each.optimisers[0].state_dict()["state"].values()) for each in (left, right)]
     return same and all(
         torch.equal(mine[name], other[name]) for mine, other in zip(*states, strict=True) for name in mine
     )

@@ -25,10 +25,11 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, judge, read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost, TrainerFailed
-from trainer.learner import OptimiserSettings, learning_rate, local
+from trainer.learner import local
 from trainer.models.load import published
 from trainer.prepare import explain
 from trainer.resume import ResumeState, Saves, saves_in
+from trainer.settings import OptimiserSettings
 from trainer.steps import DistributedSteps, LocalSteps
 
 TIMEOUT = 120.0
@@ -107,7 +108,7 @@ def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_
         spread.step(samples(1), state(2))
         plain.begin(spread.saves.newest())
         spread.step(samples(2), state(3))
-        plain.learner.complete(samples(2), rate=learning_rate(plain.plan.settings.rate, 2, plain.plan.steps))
+        plain.learner.complete(samples(2), rate=plain.plan.rate(2))
         found = {name: local(tensor) for name, tensor in published(spread.model).items()}
     finally:
         spread.close()

@@ -37,12 +37,13 @@ from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard, whole
 from trainer.distributed.watch import Heart
 from trainer.isolate import careful_step
-from trainer.learner import Learner, OptimiserSettings, learning_rate
+from trainer.learner import Learner
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
-from trainer.objectives import DUAL, Objective, bounded, named, with_corrections
+from trainer.objectives import Objective, build
 from trainer.resume import ResumeState, Saves
+from trainer.settings import ObjectiveSettings, OptimiserSettings
 
 POLL = 0.05  # seconds between looks for the next batch
 
@@ -54,12 +55,9 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     folder: str  # of log/, beats/, results/, weights/
     steps: int
     seed: int = 0
-    objective: str = "pooled"
-    corrections: list[str] = []
-    clip_dual: float = DUAL
-    length: int = 1  # the constant of Dr. GRPO
+    objective: ObjectiveSettings = ObjectiveSettings()
+    length: int = 1  # the constant of Dr. GRPO, unless the objective has one
     settings: OptimiserSettings = OptimiserSettings()
-    final_share: float = 0.05  # of the rate, reached linearly at the last step
     bf16: bool = False
     recompute: bool = False
     offload: bool = False
@@ -77,8 +75,14 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
     @property
     def chosen(self) -> Objective:
-        row = bounded(named(self.objective, length=self.length), self.clip_dual)
-        return with_corrections(row, self.corrections)
+        return build(self.objective, length=self.length)
+
+    def rate(self, step: int) -> float:
+        """Of optimiser step number `step`, counted from 0."""
+        return self.settings.rate_at(step, self.steps)
+
+    def critic_only(self, step: int) -> bool:
+        return step < self.objective.critic.warm_up
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -162,7 +166,8 @@ class RankWorker:
             samples = self._next()
             self.phase(f"step {self.step}")
             plan = self.plan
-            rate = learning_rate(plan.settings.rate, self.step, plan.steps, plan.final_share)
+            self.learner.critic_only = plan.critic_only(self.step)
+            rate = plan.rate(self.step)
             stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
             self.step += 1
             saved = self.step % plan.save_every == 0 or self.step == plan.steps

@@ -17,7 +17,7 @@ CHUNK = 1 << 24  # numbers: 64 MiB of fp32
 def logprobs(
     hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor, *, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden headᵀ / temperature)[target] and the entropy, both [T] in fp32; only the first has gradients.
+    """log softmax(hidden headᵀ / temperature)[target] and the entropy, both [T] in fp32, both with gradients.
 
     hidden [T, hidden], head [V, hidden], targets [T], temperature [T].
     """
@@ -27,7 +27,7 @@ def logprobs(
 
 
 class _LogProbs(torch.autograd.Function):
-    """d log p_target / d logit_v = (1[v = target] - p_v) / temperature.
+    """d log p_target / d logit_v = (1[v = target] - p_v) / T; d H / d logit_v = -p_v (log p_v + H) / T.
 
     A batch that fits into one chunk keeps its probabilities for that; of a larger one they are computed again.
     """
@@ -48,20 +48,28 @@ class _LogProbs(torch.autograd.Function):
             entropy[here] = -torch.linalg.vecdot(shares, logs)
             kept = shares if len(part) == len(hidden) else None
             at += len(part)
-        context.save_for_backward(hidden, head, targets, temperature, *([] if kept is None else [kept]))
+        context.save_for_backward(hidden, head, targets, temperature, entropy, *([] if kept is None else [kept]))
         context.rows = rows
-        context.mark_non_differentiable(entropy)
+        context.set_materialize_grads(False)
         return chosen, entropy
 
     @staticmethod
-    def backward(context: Any, above: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden, head, targets, temperature, *kept = context.saved_tensors
+    def backward(
+        context: Any, above: Tensor | None, for_entropy: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, head, targets, temperature, entropy, *kept = context.saved_tensors
+        above = torch.zeros_like(entropy) if above is None else above
+        slopes = torch.zeros_like(entropy) if for_entropy is None else for_entropy
         for_hidden = torch.empty_like(hidden) if context.needs_input_grad[0] else None
         for_head: Tensor | None = None
         at = 0
-        for part, target, warmth, slope in _parts(context.rows, hidden, targets, temperature, above):
+        for part, target, warmth, slope, bonus, spread in _parts(
+            context.rows, hidden, targets, temperature, above, slopes, entropy
+        ):
             shares = kept[0] if kept else _log_softmax(part, head, warmth).exp_()
             step = shares * (-slope / warmth)[:, None]
+            if for_entropy is not None:
+                step -= (torch.xlogy(shares, shares) + shares * spread[:, None]) * (bonus / warmth)[:, None]
             step.scatter_add_(-1, target[:, None], (slope / warmth)[:, None])
             step = step.to(hidden.dtype)
             if for_hidden is not None:

@@ -26,13 +26,13 @@ Symbols, the same in every docstring here:
 
 from __future__ import annotations
 
-from trainer.objectives.advantage import Advantage, Rewards, token_advantages
+from trainer.objectives.advantage import Advantage, Overlong, Rewards, token_advantages
 from trainer.objectives.aggregate import Aggregate, BatchCounts
 from trainer.objectives.correction import Correction
 from trainer.objectives.credit import Credit, credit, whole_divisor
 from trainer.objectives.figures import Figures
 from trainer.objectives.losses import DUAL, KL, Clip, SampledTokens, Value
-from trainer.objectives.table import OBJECTIVES, Objective, bounded, named, with_corrections
+from trainer.objectives.table import OBJECTIVES, Objective, bounded, build, named, with_corrections
 
 __all__ = [
     "DUAL",
@@ -46,10 +46,12 @@ __all__ = [
     "Credit",
     "Figures",
     "Objective",
+    "Overlong",
     "Rewards",
     "SampledTokens",
     "Value",
     "bounded",
+    "build",
     "credit",
     "named",
     "token_advantages",

@@ -53,6 +53,28 @@ class Advantage:
         return self.baseline in ("batch", "critic")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlong:
+    """What becomes of long episodes.
+
+    - `filter`: one that was cut bears no gradient.
+    - `penalty` c, `limit` L, `buffer` b: R_i - c clamp((|o_i| - (L - b)) / b, 0, 1); with c = 1 DAPO's soft punishment
+      (arXiv 2503.14476, equation 13).
+    """
+
+    filter: bool = False
+    penalty: float = 0.0
+    limit: int = 0
+    buffer: int = 0
+
+    def of(self, rewards: Tensor, lengths: Tensor) -> Tensor:
+        """[N] rewards, penalised."""
+        if not self.penalty:
+            return rewards
+        over = (lengths - (self.limit - self.buffer)).to(rewards.dtype) / self.buffer
+        return rewards - self.penalty * over.clamp(0.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Rewards:
     """A batch (or some whole groups of one) as advantages see it. N trajectories, T sampled tokens in all."""
@@ -63,6 +85,7 @@ class Rewards:
     penalty: Tensor | None = None  # [T] β · KL per token, taken from the reward (KL in the reward)
     values: Tensor | None = None  # [T] V_t
     earned: Tensor | None = None  # [T] reward less baseline, where groups are trees: see rollout.decide.tree
+    truncated: Tensor | None = None  # [N] bool: episodes that were cut
 
 
 def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
@@ -117,20 +140,22 @@ def gae(advantage: Advantage, batch: Rewards) -> Tensor:
     wrote are no steps.
     """
     assert batch.values is not None, "generalised advantage estimation needs values"
-    found = torch.zeros_like(batch.values)
-    step = advantage.discount * advantage.trace
-    for at, length, reward in _spans(batch):
-        running = found.new_zeros(())
-        following = found.new_zeros(())
-        for t in range(at + length - 1, at - 1, -1):
-            earned = found.new_tensor(reward if t == at + length - 1 else 0.0)
-            if batch.penalty is not None:
-                earned = earned - batch.penalty[t]
-            delta = earned + advantage.discount * following - batch.values[t]
-            running = delta + step * running
-            following = batch.values[t]
-            found[t] = running
-    return found
+    values, lengths = batch.values, batch.lengths
+    spoken = lengths > 0
+    number = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
+    place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[number]
+    last = lengths.cumsum(0)[spoken] - 1
+    earned = torch.zeros_like(values) if batch.penalty is None else -batch.penalty
+    earned = earned.index_add(0, last, batch.rewards[spoken].to(values.dtype))
+    following = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
+    following[last] = 0.0
+    rows = values.new_zeros(len(lengths), int(lengths.max()) if len(lengths) else 0)
+    rows[number, place] = earned + advantage.discount * following - values
+    step, reach = advantage.discount * advantage.trace, 1
+    while step and reach < rows.shape[1]:  # sums of 2, 4, 8, ... steps: as many passes as the longest has bits
+        rows = torch.cat([rows[:, :-reach] + step**reach * rows[:, reach:], rows[:, -reach:]], 1)
+        reach *= 2
+    return rows[number, place]
 
 
 def _returns(batch: Rewards) -> Tensor:

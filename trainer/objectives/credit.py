@@ -32,6 +32,8 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
     counted = torch.ones_like(batch.rewards, dtype=torch.bool)
     if objective.drop_silent:
         counted = ~silent(batch)
+    if objective.overlong.filter and batch.truncated is not None:
+        counted = counted & ~batch.truncated
     advantage = objective.advantage
     if objective.streams and advantage.scale in ("batch", "within_groups"):
         advantage = replace(advantage, scale="none")
@@ -40,7 +42,8 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
     counts = BatchCounts(int(counted.sum()), int(batch.lengths[counted].sum()))
     number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
     moved = torch.zeros_like(batch.rewards).index_add(0, number, (found != 0).to(batch.rewards.dtype)) > 0
-    always = objective.value is not None or (objective.kl is not None and objective.kl.place == "loss")
+    in_loss = objective.kl is not None and objective.kl.place == "loss"
+    always = objective.value is not None or in_loss or objective.entropy > 0
     needed = counted & (batch.lengths > 0) & (moved | always)
     return Credit(found, torch.repeat_interleave(share, batch.lengths), counts, needed)
 

@@ -69,6 +69,7 @@ class KL:
     beta: float
     kind: Literal["k1", "k2", "k3"] = "k3"
     place: Literal["loss", "reward"] = "loss"
+    weighted: bool = False  # in the loss: times r_t, so that it is unbiased where old is not π (arXiv 2512.02556, 3.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class Value:
 
     coefficient: float = 0.5
     range: float = 0.2
+    rate: float = 0.0  # of the head's own optimiser group; 0: the policy's
+    warm_up: int = 0  # steps in which only the head learns
 
 
 Ratio = Literal["none", "token", "sequence"]

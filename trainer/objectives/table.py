@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
 from sandbox.errors import Invalid
-from trainer.objectives.advantage import Advantage
+from trainer.objectives.advantage import Advantage, Overlong
 from trainer.objectives.aggregate import Aggregate
 from trainer.objectives.correction import Correction
 from trainer.objectives.figures import Figures
@@ -28,16 +29,19 @@ from trainer.objectives.losses import (
     SampledTokens,
     Value,
     divergence,
+    log_ratio,
     surrogate,
     value_loss,
 )
+from trainer.settings import ClipSettings, CorrectionSettings, ObjectiveSettings
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """loss = Σ_t share_t · (ℓ_t · Π corrections + β KL_t + value loss_t).
+    """loss = Σ_t share_t · (ℓ_t · Π corrections + β KL_t - entropy · H_t + value loss_t).
 
     With corrections the ratio is taken against π_prox and the corrections bridge from there to the engine's policy;
     without, the ratio is taken against μ as the engine reported it.
@@ -52,15 +56,17 @@ class Objective:
     kl: KL | None = None
     value: Value | None = None
     drop_silent: bool = False  # groups whose rewards are all equal do not count at all (DAPO's dynamic sampling)
+    entropy: float = 0.0  # coefficient of the bonus
+    overlong: Overlong = Overlong()  # noqa: RUF009 - frozen
 
     @property
     def streams(self) -> bool:
         """Can gradients be summed while groups come in, and be divided once the batch is complete?
 
-        A term of KL in the loss is not proportional to the advantage, so it must not meet a late divisor.
+        Terms of KL and of entropy are not proportional to the advantage, so they must not meet a late divisor.
         """
         late_divisor = self.advantage.scale in ("batch", "within_groups")
-        return not self.advantage.needs_batch and not (late_divisor and self.kl is not None)
+        return not self.advantage.needs_batch and not (late_divisor and (self.kl is not None or self.entropy))
 
     def loss(self, tokens: SampledTokens, figures: Figures) -> Tensor:
         """The part of the batch's loss that these tokens make: a scalar. Adds to `figures`."""
@@ -73,7 +79,10 @@ class Objective:
         each = each * weight
         if self.kl is not None and self.kl.place == "loss":
             assert tokens.reference is not None, "a KL term needs log-probabilities of a reference"
-            each = each + self.kl.beta * divergence(self.kl.kind, tokens.new, tokens.reference)
+            term = self.kl.beta * divergence(self.kl.kind, tokens.new, tokens.reference)
+            each = each + (term * log_ratio(self.ratio, tokens, old).exp() if self.kl.weighted else term)
+        if self.entropy:
+            each = each - self.entropy * tokens.entropy
         if self.value is not None:
             each = each + value_loss(self.value, tokens)
         each = each * tokens.share
@@ -156,9 +165,67 @@ def bounded(objective: Objective, dual: float = DUAL) -> Objective:
     return dataclasses.replace(objective, clip=dataclasses.replace(clip, dual=dual))
 
 
-def with_corrections(objective: Objective, names: Sequence[str]) -> Objective:
+def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
+    """The preset with everything that the settings say otherwise. `length`: the constant of Dr. GRPO, unless set."""
+    row = named(settings.preset, length=settings.length or length)
+    mean = row.aggregate if settings.mean is None else Aggregate(kind=settings.mean, length=settings.length or length)
+    row = dataclasses.replace(
+        row,
+        advantage=_changed(row.advantage, settings.advantage, "baseline", "scale", "discount", "trace"),
+        ratio=settings.ratio or row.ratio,
+        clip=_clip(row, settings),
+        aggregate=mean,
+        kl=_kl(row, settings),
+        drop_silent=row.drop_silent if settings.drop_silent is None else settings.drop_silent,
+        entropy=settings.entropy,
+        overlong=Overlong(**msgspec.structs.asdict(settings.overlong)),
+    )
+    critic = row.advantage.baseline == "critic"
+    row = dataclasses.replace(
+        row,
+        value=_changed(row.value or Value(), settings.critic, "coefficient", "range", "rate", "warm_up")
+        if critic
+        else None,
+    )
+    dual = settings.clip.dual
+    return with_corrections(bounded(row, DUAL if dual is None else dual), settings.corrections)
+
+
+def _changed(part: P, settings: msgspec.Struct, *names: str) -> P:
+    found = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    return dataclasses.replace(part, **found)  # type: ignore[type-var]
+
+
+def _clip(row: Objective, settings: ObjectiveSettings) -> Clip | None:
+    """A preset without a clip gets one where a bound is set, and a ratio is there to be clipped."""
+    changes = settings.clip
+    if (settings.ratio or row.ratio) == "none":
+        if any(value is not None for value in (changes.kind, changes.low, changes.high)):
+            raise Invalid(f"{settings.preset} has no ratio to clip", hint='set objective.ratio = "token" as well')
+        return None
+    if row.clip is None and changes == ClipSettings(dual=changes.dual):
+        return None
+    return _changed(row.clip or Clip(), changes, "kind", "low", "high")
+
+
+def _kl(row: Objective, settings: ObjectiveSettings) -> KL | None:
+    changes = settings.kl
+    if changes.beta == 0.0 or (row.kl is None and changes.beta is None):
+        return None
+    made = dataclasses.replace(
+        _changed(row.kl or KL(beta=0.0), changes, "beta", "kind", "place"), weighted=changes.weighted
+    )
+    if made.weighted and (made.place == "reward" or (settings.ratio or row.ratio) == "none"):
+        raise Invalid(
+            "only a term of KL in a loss with a ratio can be weighted by it", hint="unset objective.kl.weighted"
+        )
+    return made
+
+
+def with_corrections(objective: Objective, names: Sequence[str | CorrectionSettings]) -> Objective:
     """The row with these corrections. Example: ``with_corrections(named("dapo"), ["tis"])``."""
-    found = tuple(_lookup(CORRECTIONS, name, "correction") for name in names)
+    chosen = [CorrectionSettings(name=each) if isinstance(each, str) else each for each in names]
+    found = tuple(_changed(_lookup(CORRECTIONS, each.name, "correction"), each, "low", "high") for each in chosen)
     if found and objective.ratio == "none":
         raise Invalid("an objective without a ratio takes no corrections", hint="name one with a ratio, as dapo")
     return dataclasses.replace(objective, corrections=found)

@@ -1,0 +1,92 @@
+"""Every setting of a run as a page: ``python scripts/settings.py --write`` makes docs/settings.md from the structs.
+
+Owns: the page. A setting's description is the comment behind its field.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+HEAD = """# Settings of a run
+
+Made by `python scripts/settings.py --write` from `trainer/config.py` and `trainer/settings.py`, which hold types, bounds and defaults. Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line:
+
+```sh
+pagurus train plan.toml objective.preset=dapo objective.clip.high=0.28 optimiser.rate=1e-6 sampling.temperature=0.8
+```
+
+Where no default stands, the objective's preset decides, or the setting is off. `--dry-run` prints every setting of a run and its resolved objective; the run folder has them in `plan.json`.
+
+| setting | type | default | what |
+|---|---|---|---|
+"""  # noqa: E501
+_FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
+
+
+def page() -> str:
+    from trainer.config import TrainConfig
+
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows(TrainConfig))
+
+
+def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, str, str, str]]:
+    from trainer.settings import tables
+
+    told = comments(kind)
+    inner = tables(kind)
+    for field in msgspec.structs.fields(kind):
+        value = getattr(default, field.name) if default is not None else _default(field)
+        if inner[field.name] is not None and isinstance(value, msgspec.Struct):
+            yield from rows(inner[field.name], f"{path}{field.name}.", value)
+        else:
+            said = told.get(field.name, "").replace("|", "\\\\|")
+            yield f"`{path}{field.name}`", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
+
+
+def comments(kind: Any) -> dict[str, str]:
+    """What stands behind each field of a struct."""
+    lines = inspect.getsource(kind).splitlines()
+    return {found[1]: found[2] or "" for line in lines if (found := _FIELD.match(line))}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.required else field.default
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ("", [], {}, ()):
+        return ""
+    if isinstance(value, msgspec.Struct):
+        return "a table"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _type(kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return " or ".join(_type(each) for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return ", ".join(map(str, kind.values))
+    if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+        bounds = (("from", kind.ge), ("above", kind.gt), ("to", kind.le), ("below", kind.lt))
+        name = "integer" if isinstance(kind, msgspec.inspect.IntType) else "number"
+        return " ".join([name, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)])
+    names = {"BoolType": "true or false", "StrType": "text", "CustomType": "path", "DictType": "table"}
+    return names.get(type(kind).__name__, "table" if hasattr(kind, "cls") else "list")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(PAGE.parents[1]))
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")

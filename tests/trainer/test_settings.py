@@ -1,0 +1,277 @@
+"""The tree of settings: any leaf as key=value, bounds, presets with changes, and that each leaf reaches the loss."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from pagurus.cli import application
+from rollout.engine.client import Sampling
+from rollout.engine.embedded.model import ModelConfig, Qwen3
+from sandbox.errors import Invalid
+from trainer import optimisers
+from trainer.batches.sample import Sample
+from trainer.config import TrainConfig, gather, rollout_plan
+from trainer.learner import Learner, rewards_of
+from trainer.models.logprobs import logprobs
+from trainer.models.scorer import Scorer
+from trainer.objectives import KL, Advantage, Clip, Figures, Rewards, SampledTokens, bounded, build, credit, named
+from trainer.objectives.advantage import Overlong, gae
+from trainer.settings import EvaluationSettings, ObjectiveSettings, OptimiserSettings, flat
+from trainer.steps import work_plan
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
+
+
+def told(*settings: str, **options: Any) -> TrainConfig:
+    return gather(EXAMPLE, options, settings)
+
+
+def test_any_leaf_is_set_by_its_path() -> None:
+    made = told(
+        "objective.clip.high=0.28", "optimiser.rate=1e-6", "optimiser.betas=[0.9, 0.99]", "sampling.temperature=0.7",
+        "evaluation.samples=4", "objective.corrections=['tis']", "over_stale=drop", "template.enable_thinking=false",
+    )  # fmt: skip
+    found = dict(flat(made))
+    assert found["objective.clip.high"] == 0.28 and found["optimiser.rate"] == 1e-6
+    assert found["optimiser.betas"] == (0.9, 0.99) and found["over_stale"] == "drop"
+    assert made.sampling == Sampling(max_tokens=16, temperature=0.7)  # what is not set stays
+    assert made.template == {"enable_thinking": False} and made.evaluation.samples == 4
+
+
+def test_settings_overrule_options_which_overrule_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(f'task = "{EXAMPLE}"\nsteps = 3\ngroups = 3\nobjective = "gspo"\n')
+    made = gather(path, {"groups": 5, "objective": "dapo"}, ["groups=7", "objective.clip.low=0.1"])
+    assert (made.steps, made.groups, made.objective.preset, made.objective.clip.low) == (3, 7, "dapo", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("optimiser.rat=1", "unknown key 'optimiser.rat'.*nearest: rate"),
+        ("clip_high=1", "unknown key"),
+        ("steps.more=1", "steps"),
+        ("steps", "no setting"),
+        ("optimiser.kind=sgd", "optimiser.kind"),
+        ("objective.kl.beta=-1", "objective.kl.beta"),
+        ("objective.overlong.penalty=1", "`penalty` needs `limit`"),
+        ("optimiser.updates=0", "optimiser.updates"),
+    ],
+)
+def test_wrong_settings_are_refused_by_their_path(text: str, said: str) -> None:
+    with pytest.raises(Invalid, match=said):
+        told(text)
+
+
+def test_the_dry_run_prints_every_leaf_and_the_resolved_objective() -> None:
+    shown = CliRunner().invoke(application, ["train", str(EXAMPLE), "--dry-run", "objective.clip.high=0.31"])
+    assert shown.exit_code == 0, shown.output
+    rows = {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line}
+    assert rows >= {name for name, _ in flat(told())}
+    assert "high=0.31" in shown.output.replace(" ", "") and "within_groups" in shown.output
+
+
+@pytest.mark.parametrize("name", ["cispo", "rloo", "dr_grpo"])
+def test_a_preset_without_changes_is_its_row(name: str) -> None:
+    assert build(ObjectiveSettings(preset=name), length=9) == bounded(named(name, length=9))
+
+
+def test_changes_of_a_preset_reach_the_objective() -> None:
+    made = build(
+        msgspec.convert(
+            {
+                "preset": "grpo", "clip": {"high": 0.3, "dual": 0.0}, "kl": {"beta": 0.0}, "entropy": 0.01,
+                "advantage": {"scale": "none"}, "mean": "constant", "length": 64,
+                "corrections": [{"name": "icepop", "low": 0.1}, "tis"],
+            },
+            ObjectiveSettings,
+        )
+    )  # fmt: skip
+    assert made.clip == Clip(high=0.3) and made.kl is None and made.entropy == 0.01
+    assert made.advantage == Advantage(baseline="group") and made.aggregate.length == 64
+    assert (made.corrections[0].low, made.corrections[0].high, made.corrections[1].high) == (0.1, 5.0, 2.0)
+    added = build(msgspec.convert({"preset": "dapo", "kl": {"beta": 0.1, "kind": "k2"}}, ObjectiveSettings))
+    assert added.kl == KL(beta=0.1, kind="k2")
+    with pytest.raises(Invalid, match="no ratio to clip"):
+        build(msgspec.convert({"preset": "rloo", "clip": {"low": 0.1}}, ObjectiveSettings))
+
+
+def test_the_entropy_has_the_gradient_of_a_softmax() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    targets, warmth = torch.randint(11, (7,)), torch.rand(7, dtype=torch.float64) + 0.5
+    weights = torch.randn(2, 7, dtype=torch.float64)
+    logs = ((hidden @ head.T) / warmth[:, None]).log_softmax(-1)
+    plain = logs.gather(-1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    for chunk in (1 << 20, 33):  # in one part, in parts of three rows
+        ours = logprobs(hidden, head, targets, warmth, chunk=chunk)
+        for chosen in ((0, 1), (1,), (0,)):
+            wanted = torch.autograd.grad(
+                sum((weights[i] * plain[i]).sum() for i in chosen), (hidden, head), retain_graph=True
+            )
+            found = torch.autograd.grad(
+                sum((weights[i] * ours[i]).sum() for i in chosen), (hidden, head), retain_graph=True
+            )
+            for one, other in zip(wanted, found, strict=True):
+                assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_a_weighted_kl_is_multiplied_by_the_ratio() -> None:
+    new = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    engine, reference = torch.tensor([-1.5, -1.0]).double(), torch.tensor([-2.0, -2.5]).double()
+    zeros = torch.zeros(2, dtype=torch.float64)
+    tokens = SampledTokens(new, engine, torch.zeros(2).long(), zeros, zeros + 0.5, zeros, reference=reference)
+    made = build(msgspec.convert({"preset": "dapo", "kl": {"beta": 0.1, "weighted": True}}, ObjectiveSettings))
+    x = reference - new
+    wanted = (0.5 * 0.1 * (x.exp() - 1 - x) * (new - engine).exp()).sum()
+    assert made.loss(tokens, Figures()).item() == pytest.approx(wanted.item())
+
+
+def loop(advantage: Advantage, batch: Rewards) -> np.ndarray:
+    """Equation 16 of arXiv 1506.02438, term by term, in numpy."""
+    assert batch.values is not None
+    values, found, at = batch.values.numpy(), np.zeros(len(batch.values)), 0
+    penalty = np.zeros(len(values)) if batch.penalty is None else batch.penalty.numpy()
+    for length, reward in zip(batch.lengths.tolist(), batch.rewards.tolist(), strict=True):
+        running = following = 0.0
+        for t in reversed(range(at, at + length)):
+            earned = (reward if t == at + length - 1 else 0.0) - penalty[t]
+            running = (
+                earned + advantage.discount * following - values[t] + advantage.discount * advantage.trace * running
+            )
+            following = values[t]
+            found[t] = running
+        at += length
+    return found
+
+
+@pytest.mark.parametrize("trace", [0.0, 0.95, 1.0])
+@pytest.mark.parametrize("lengths", [[1], [5, 0, 3, 1], [17, 64, 33], [0, 0, 2]])
+def test_generalised_advantages_equal_the_sum_of_their_definition(lengths: list[int], trace: float) -> None:
+    rng = np.random.default_rng(len(lengths))
+    total = sum(lengths)
+    batch = Rewards(
+        torch.tensor(rng.normal(size=len(lengths))), torch.zeros(len(lengths)).long(), torch.tensor(lengths),
+        penalty=torch.tensor(rng.normal(size=total)), values=torch.tensor(rng.normal(size=total)),
+    )  # fmt: skip
+    for discount in (1.0, 0.99):
+        advantage = Advantage(baseline="critic", discount=discount, trace=trace)
+        assert np.allclose(gae(advantage, batch).numpy(), loop(advantage, batch), atol=1e-12)
+
+
+def test_overlong_episodes_are_penalised_and_cut_ones_filtered() -> None:
+    rule = Overlong(penalty=1.0, limit=10, buffer=4)
+    lengths = torch.tensor([5, 6, 8, 10, 99])
+    assert rule.of(torch.ones(5), lengths).tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]
+    rewards = Rewards(
+        torch.tensor([1.0, 0.0, 1.0, 0.0]).double(), torch.tensor([0, 0, 1, 1]), torch.tensor([3, 3, 3, 3]),
+        truncated=torch.tensor([False, True, False, False]),
+    )  # fmt: skip
+    made = build(msgspec.convert({"preset": "dapo", "overlong": {"filter": True}}, ObjectiveSettings))
+    earned = credit(made, rewards)
+    assert earned.needed.tolist() == [True, False, True, True] and earned.counts.tokens == 9
+    cut = Sample(tokens=[1, 2, 3], mask=[0, 1, 1], logprobs=[0.0, -1.0, -1.0], truncated=True)
+    assert rewards_of([cut]).truncated.tolist() == [True]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        (OptimiserSettings(rate=1.0), [1.0, 0.75, 0.5, 0.25]),
+        (OptimiserSettings(rate=1.0, schedule="constant", warm_up=3), [0.25, 0.5, 0.75, 1.0]),
+        (
+            OptimiserSettings(rate=1.0, schedule="cosine", final_share=0.0),
+            [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.1464466],
+        ),
+        (OptimiserSettings(rate=1.0, warm_up=2), [1 / 3, 2 / 3, 1.0, 0.5]),
+    ],
+)
+def test_the_rate_follows_its_schedule(settings: OptimiserSettings, rates: list[float]) -> None:
+    assert [settings.rate_at(step, 4) for step in range(4)] == pytest.approx(rates)
+
+
+def tiny(*, critic: bool = False) -> Scorer:
+    model = Qwen3(ModelConfig(vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
+    model.initialise(0)
+    return Scorer(model, critic=critic)
+
+
+def batch() -> list[Sample]:
+    return [
+        Sample(tokens=[3, 4, 5, 6 + i], mask=[0, 1, 1, 1], logprobs=[0.0, -3.0, -3.0, -3.0], reward=float(i), group="g")
+        for i in range(2)
+    ]
+
+
+def test_muon_steps_the_matrices_of_layers_and_adamw_the_rest() -> None:
+    scorer = tiny()
+    learner = Learner(scorer, named("pooled"), OptimiserSettings(kind="muon", rate=1e-2))
+    adamw, muon = learner.optimisers
+    held = {id(p) for group in muon.param_groups for p in group["params"]}
+    names = {name for name, parameter in scorer.named_parameters() if id(parameter) in held}
+    assert names and all("layers." in name and "norm" not in name for name in names)
+    before = {name: parameter.clone() for name, parameter in scorer.named_parameters()}
+    learner.step(batch())
+    moved = {name for name, parameter in scorer.named_parameters() if not torch.equal(parameter, before[name])}
+    assert names <= moved and len(moved) > len(names)
+    assert isinstance(adamw, torch.optim.AdamW)
+
+
+def test_the_critic_warms_up_alone_at_a_rate_of_its_own() -> None:
+    scorer = tiny(critic=True)
+    settings = msgspec.convert(
+        {"preset": "ppo", "kl": {"beta": 0.0}, "critic": {"rate": 0.1, "warm_up": 1}}, ObjectiveSettings
+    )
+    learner = Learner(scorer, build(settings), OptimiserSettings(rate=1e-2))
+    optimisers.set_rate(learner.optimisers, 5e-3)
+    assert sorted(group["lr"] for group in learner.optimisers[0].param_groups) == pytest.approx([5e-3, 5e-2])
+    before = {name: parameter.clone() for name, parameter in scorer.named_parameters()}
+    learner.critic_only = True
+    learner.step(batch())
+    moved = {name for name, parameter in scorer.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == {"critic.weight", "critic.bias"}
+    learner.critic_only = False
+    learner.step(batch())
+    assert not all(torch.equal(p, before[n]) for n, p in scorer.named_parameters() if not n.startswith("critic"))
+
+
+def test_eight_bit_state_says_what_it_needs() -> None:
+    try:
+        made = optimisers.make(nn.Linear(2, 2), OptimiserSettings(kind="adamw8bit"))
+    except Invalid as error:
+        assert "bitsandbytes" in str(error)
+    else:
+        assert made[0].__class__.__name__ == "AdamW8bit"
+
+
+def test_every_timeout_has_a_key() -> None:
+    made = told("timeouts.step=7", "timeouts.refused=8", "timeouts.host=9", "timeouts.collective=10")
+    rollout = rollout_plan(made, EXAMPLE / "start")
+    assert (rollout.config.limits.step_s, rollout.config.patience, rollout.host_timeout) == (7.0, 8.0, 9.0)
+    assert work_plan(made, Path()).timeout == 10.0
+
+
+def test_the_page_of_settings_is_that_of_the_structs() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "settings.py"
+    printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert printed == (script.parents[1] / "docs" / "settings.md").read_text(), "python scripts/settings.py --write"
+    assert printed.count("\n| `") == len(list(flat(told())))
+
+
+def test_evaluations_sample_as_training_but_for_what_they_say() -> None:
+    training = Sampling(max_tokens=16, temperature=1.0, seed=3)
+    assert EvaluationSettings().of(training) == training
+    changed = EvaluationSettings(temperature=0.0, max_tokens=64).of(training)
+    assert (changed.temperature, changed.max_tokens, changed.seed) == (0.0, 64, 3)

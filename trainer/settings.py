@@ -1,0 +1,255 @@
+"""The settings of a run as one typed tree: its tables, their bounds, and `key=value` for any leaf.
+
+Owns: the structs of objective, optimiser and evaluation, unknown keys, overrides, the tree as flat lines. Does not own:
+the root (trainer.config), formulas (trainer.objectives). Pure, without torch.
+Guarantee: a file, the command line, `--dry-run`, the run folder and the documentation name a setting by the same path,
+and each of them refuses the same values: bounds stand in the types here and nowhere else.
+
+::
+
+    plan.toml ─▶ tables ─┐
+    --options ───────────┼─▶ overlay ─▶ need_known ─▶ msgspec.convert ─▶ TrainConfig ─▶ flat: "objective.clip.high" 0.28
+    a.b.c=value ─────────┘
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rollout.engine.client import Sampling
+from sandbox.errors import Invalid
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of settings. None means: as the objective's preset has it."""
+
+
+class ClipSettings(Table, frozen=True, kw_only=True):
+    kind: Literal["minimum", "weight"] | None = None  # of PPO, or of CISPO
+    low: NotNegative | None = None  # the ratio is clipped below 1 - low
+    high: NotNegative | None = None  # and above 1 + high
+    dual: NotNegative | None = None  # bound of the ratio where the advantage is negative; 0: none; else 3
+
+    def __post_init__(self) -> None:
+        if self.dual and self.dual <= 1.0:
+            raise ValueError(f"`dual` is {self.dual}: set more than 1, or 0 for no bound")
+
+
+class KLSettings(Table, frozen=True, kw_only=True):
+    beta: NotNegative | None = None  # coefficient; 0: no term, and no reference model
+    kind: Literal["k1", "k2", "k3"] | None = None  # estimator
+    place: Literal["loss", "reward"] | None = None  # a term of the loss, or taken from the reward
+    weighted: bool = False  # in the loss: times the ratio, which makes the estimate unbiased off-policy
+
+
+class AdvantageSettings(Table, frozen=True, kw_only=True):
+    baseline: Literal["none", "group", "leave_one_out", "batch", "critic"] | None = None  # what is subtracted
+    scale: Literal["none", "group", "within_groups", "batch"] | None = None  # what the rest is divided by
+    discount: Fraction | None = None  # gamma, with a critic
+    trace: Fraction | None = None  # lambda of generalised advantage estimation
+
+
+class CriticSettings(Table, frozen=True, kw_only=True):
+    coefficient: NotNegative | None = None  # of the loss of values
+    range: Positive | None = None  # values are clipped so far around what they were
+    rate: NotNegative = 0.0  # learning rate of the value head; 0: that of the policy
+    warm_up: Natural = 0  # steps in which the value head alone learns
+
+
+class OverlongSettings(Table, frozen=True, kw_only=True):
+    filter: bool = False  # episodes that were cut bear no gradient; their rewards stay in their group
+    penalty: NotNegative = 0.0  # taken from the reward of an episode of `limit` sampled tokens or more (DAPO)
+    limit: Natural = 0  # tokens
+    buffer: Natural = 0  # tokens before `limit` over which the penalty grows
+
+    def __post_init__(self) -> None:
+        if self.penalty and not 0 < self.buffer <= self.limit:
+            raise ValueError("`penalty` needs `limit`, and `buffer` from 1 to it")
+
+
+class CorrectionSettings(Table, frozen=True, kw_only=True):
+    name: str  # tis, tis_sequence, icepop, sequence_mask, decoupled
+    low: NotNegative | None = None  # threshold
+    high: Positive | None = None  # threshold
+
+
+class ObjectiveSettings(Table, frozen=True, kw_only=True):
+    """The table ``[objective]``: a published row, and what of it is another. ``objective = "dapo"`` is short for it."""
+
+    preset: str = "pooled"  # a row of the table of objectives
+    advantage: AdvantageSettings = AdvantageSettings()
+    ratio: Literal["none", "token", "sequence"] | None = None  # importance weight
+    clip: ClipSettings = ClipSettings()
+    mean: Literal["token", "sequence", "constant"] | None = None  # over what the loss is a mean
+    length: Natural = 0  # the constant of Dr. GRPO; 0: max_length
+    kl: KLSettings = KLSettings()
+    entropy: NotNegative = 0.0  # coefficient of a bonus for entropy
+    critic: CriticSettings = CriticSettings()
+    drop_silent: bool | None = None  # groups whose rewards are all equal do not count in the mean
+    corrections: list[str | CorrectionSettings] = []  # for data of other policies
+    overlong: OverlongSettings = OverlongSettings()
+
+
+class OptimiserSettings(Table, frozen=True, kw_only=True):
+    """The table ``[optimiser]``."""
+
+    kind: Literal["adamw", "muon", "adamw8bit"] = "adamw"  # muon: matrices of layers, the rest by AdamW
+    rate: Positive = 2e-4  # learning rate
+    betas: tuple[Decay, Decay] = (0.9, 0.95)  # of AdamW
+    epsilon: Positive = 1e-8  # of AdamW
+    momentum: Decay = 0.95  # of Muon
+    decay: NotNegative = 0.0  # of weights
+    max_norm: Positive = 1.0  # of the gradient
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # how the rate falls
+    warm_up: Natural = 0  # steps in which it rises first
+    final_share: Fraction = 0.05  # of the rate, reached at the last step
+    budget: Count = 8192  # tokens of a micro-batch
+    updates: Count = 1  # optimiser steps of a batch, each on a part of its groups
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """Of optimiser step number `step`, counted from 0, of `steps`."""
+        if step < self.warm_up:
+            return self.rate * (step + 1) / (self.warm_up + 1)
+        done = min(1.0, (step - self.warm_up) / max(1, steps - self.warm_up))
+        if self.schedule == "constant":
+            return self.rate
+        if self.schedule == "cosine":
+            return self.rate * (self.final_share + (1 - self.final_share) * (1 + math.cos(math.pi * done)) / 2)
+        return self.rate * max(self.final_share, 1 - done)
+
+
+class TimeoutSettings(Table, frozen=True, kw_only=True):
+    """The table ``[timeouts]``, in seconds: after these what waits gives up, or names who does not answer."""
+
+    create: Positive = 300.0  # of a sandbox
+    reset: Positive = 120.0  # of an environment
+    generate: Positive = 1800.0  # of one answer, queueing and restarts of the engine included
+    step: Positive = 300.0  # of all turns of a trajectory together, as far as its own commands take them
+    score: Positive = 60.0  # of a reward function
+    refused: Positive = 900.0  # for which host or engine may refuse everything
+    host: Positive = 300.0  # for which a run that has begun waits for its host
+    rollout: Positive = 300.0  # for which the trainer waits for a rollout that is away
+    rank_silent: Positive = 30.0  # until a rank that is stopped is named
+    rank_stuck: Positive = 300.0  # until a rank that hangs in one micro-batch is named
+    collective: Positive = 600.0  # of one exchange between ranks
+
+
+class EvaluationSettings(Table, frozen=True, kw_only=True):
+    """The table ``[evaluation]``: how held-out episodes are sampled, where it is not as in training."""
+
+    temperature: NotNegative | None = None  # 0: greedy
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Natural | None = None
+    max_tokens: Count | None = None  # of an answer
+    samples: Count = 1  # episodes of each held-out seed; more than 1 also gives pass@k
+
+    def of(self, sampling: Sampling) -> Sampling:
+        """What an evaluation samples by, where training samples by `sampling`."""
+        names = ("temperature", "top_p", "top_k", "max_tokens")
+        set_here = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return msgspec.structs.replace(sampling, **set_here)
+
+
+# --------------------------------------------------------------------- overrides
+
+
+def override(content: dict[str, Any], text: str) -> None:
+    """Sets one leaf of a tree of tables, in place. Example: ``override(content, "objective.clip.high=0.28")``."""
+    path, sign, value = text.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not sign or not all(keys):
+        raise Invalid(f"{text!r} is no setting", hint="write key=value, such as optimiser.rate=1e-6")
+    overlay(content, keys, _value(value.strip()))
+
+
+def overlay(content: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    table = content
+    for done, key in enumerate(keys[:-1], 1):
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise Invalid(f"{'.'.join(keys[:done])} is {inner!r}, no table", hint="leave it out, or set it alone")
+        table[key] = table = dict(inner)
+    table[keys[-1]] = value
+
+
+def _value(text: str) -> Any:
+    """As TOML has it; else a word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def presets(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``objective = "dapo"`` is the table with that preset."""
+    made = dict(content)
+    if isinstance(made.get("objective"), str):
+        made["objective"] = {"preset": made["objective"]}
+    return made
+
+
+# --------------------------------------------------------------------- what is known
+
+
+def need_known(source: str, content: Mapping[str, Any], kind: Any, path: str = "") -> None:
+    """Refuses keys that are in no table, with the nearest one that is."""
+    known = tables(kind)
+    for key, value in content.items():
+        if key not in known:
+            near = [*difflib.get_close_matches(key, known, n=1), *_below(kind, key)]
+            said = ", ".join(near) if near else difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise Invalid(
+                f"{source}: unknown key {path + key!r}", hint=f"nearest: {said}; there are: {', '.join(known)}"
+            )
+        inner = known[key]
+        if inner is not None and isinstance(value, dict):
+            need_known(source, value, inner, f"{path}{key}.")
+
+
+def _below(kind: Any, key: str, path: str = "") -> list[str]:
+    """Where in the tables below there is a key of this name. Example: "rate" is in "optimiser.rate"."""
+    found = []
+    for name, inner in tables(kind).items():
+        if path and name == key:
+            found.append(path + name)
+        if inner is not None:
+            found += _below(inner, key, f"{path}{name}.")
+    return found
+
+
+def tables(kind: Any) -> dict[str, Any]:
+    """Names of the settings of a table; of those that are tables themselves, their class."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
+    return {each.name: _table(each.type) for each in info.fields}
+
+
+def _table(kind: msgspec.inspect.Type) -> Any:
+    if isinstance(kind, msgspec.inspect.StructType):
+        return kind.cls
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return next((found for each in kind.types if (found := _table(each)) is not None), None)
+    return None
+
+
+def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf by its path. Example: ``("objective.clip.high", 0.28)``."""
+    for name in tree.__struct_fields__:
+        value = getattr(tree, name)
+        if isinstance(value, msgspec.Struct):
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
