@@ -67,8 +67,8 @@ for path in sorted(pathlib.Path('/srv').rglob('*')):
     if path.is_file(): total.update(str(path).encode() + path.read_bytes())
 print(urllib.request.urlopen('http://127.0.0.1:8000').read().decode(), total.hexdigest())
 """
-ASK = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000')"
-UP = f'until python3 -c "{ASK}" 2>/dev/null; do sleep 0.1; done'
+REQUEST = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000')"
+UP = f'until python3 -c "{REQUEST}" 2>/dev/null; do sleep 0.1; done'
 LONGEST = 900.0  # seconds of a reset
 
 
@@ -95,7 +95,7 @@ class Service(Environment):
         return Observation((await sandbox.exec(["python3", "-c", PROBE], timeout=LONGEST)).text, done=True)
 
 
-class Asked:
+class Requested:
     """An engine that only notes when it is asked."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ async def group(
     host: LabellingClient, states: PreparedStates | None, seed: int, size: int, *, at_once: bool
 ) -> dict[str, Any]:
     """Seconds until the members' first tokens, one after another or together, and what each saw."""
-    engine = Asked()
+    engine = Requested()
     limits = EpisodeLimits(create_s=LONGEST, reset_s=LONGEST, step_s=LONGEST)
     episodes = EpisodeManager(
         environment=Service, host=host, engine=engine, tokenizer=Characters(), limits=limits, prepared=states
@@ -118,36 +118,36 @@ async def group(
     sampling = Sampling(max_tokens=8, stop_token_ids=[END])
 
     async def play(index: int) -> tuple[float, str]:
-        began, asked = time.monotonic(), len(engine.at)
+        began, requested = time.monotonic(), len(engine.at)
         played = await episodes.run(EpisodeSpec(prompt=f"p{seed}", seed=seed, index=index), sampling)
         assert played.failure is None, played.reason
-        return (engine.at[asked] if not at_once else max(engine.at)) - began, played.turns[0].observation
+        return (engine.at[requested] if not at_once else max(engine.at)) - began, played.turns[0].observation
 
     if at_once:
         played = list(await asyncio.gather(*(play(index) for index in range(size))))
-        return {"seconds": [max(took for took, _ in played)], "seen": [said for _, said in played]}
+        return {"seconds": [max(took for took, _ in played)], "observed": [said for _, said in played]}
     played = [await play(index) for index in range(size)]
-    return {"seconds": [took for took, _ in played], "seen": [said for _, said in played]}
+    return {"seconds": [took for took, _ in played], "observed": [said for _, said in played]}
 
 
-async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(bench: BenchHost, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     Service.modules = options.modules
     ratios: dict[bool, list[float]] = {False: [], True: []}
     resets, forks, equal, members = [], [], 0, 0
     async with bench.client() as client:
-        host = LabellingClient(client, folder / "run")
+        host = LabellingClient(client, directory / "run")
         seeds = iter(range(1, 1_000_000))
         for number in range(options.rounds):
             for at_once in (False, True):
                 seed = next(seeds)
-                ways: list[PreparedStates | None] = [None, PreparedStates(host, folder / "book")]
+                ways: list[PreparedStates | None] = [None, PreparedStates(host, directory / "book")]
                 took = {}
                 for states in ways if number % 2 else reversed(ways):
-                    found = await group(host, states, seed, options.size, at_once=at_once)
-                    took[states is not None] = found["seconds"]
+                    result = await group(host, states, seed, options.size, at_once=at_once)
+                    took[states is not None] = result["seconds"]
                     if states is not None:
-                        common = max(set(found["seen"]), key=found["seen"].count)
-                        equal, members = equal + found["seen"].count(common), members + options.size
+                        common = max(set(result["observed"]), key=result["observed"].count)
+                        equal, members = equal + result["observed"].count(common), members + options.size
                 ratios[at_once].append(sum(took[False]) / sum(took[True]))
                 if not at_once:
                     resets += took[False]
@@ -162,33 +162,35 @@ async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -
     }
 
 
-async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def measure_trees(bench: BenchHost, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     async with bench.client() as client:
-        host = LabellingClient(client, folder / "trees")
-        return await trees.measure(host, folder, image=IMAGE, leaves=options.size, rounds=options.rounds)
+        host = LabellingClient(client, directory / "trees")
+        return await trees.measure(host, directory, image=IMAGE, leaves=options.size, rounds=options.rounds)
 
 
-async def measure_learning(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def measure_learning(bench: BenchHost, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     async with bench.client() as client:
-        return await tree_learning.measure(folder / "learning", options, LabellingClient(client, folder / "learning"))
+        return await tree_learning.measure(
+            directory / "learning", options, LabellingClient(client, directory / "learning")
+        )
 
 
-def _in_sandboxes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _in_sandboxes(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The parts that need a daemon."""
     result: dict[str, Any] = {}
-    bench = BenchHost(folder / "host", image("debian"))
+    bench = BenchHost(directory / "host", image("debian"))
     (bench.state / "images" / "debian").symlink_to(image("debian").resolve())  # as an example calls it
     try:
         bench.start()
         if options.part == "learning":
-            result |= asyncio.run(measure_learning(bench, folder, options))
+            result |= asyncio.run(measure_learning(bench, directory, options))
         if options.part in ("setup", "all"):
-            result |= asyncio.run(measure(bench, folder, options))
+            result |= asyncio.run(measure(bench, directory, options))
         if options.part in ("trees", "all"):
-            result |= asyncio.run(measure_trees(bench, folder, options))
+            result |= asyncio.run(measure_trees(bench, directory, options))
         if options.part in ("scoring", "all"):
             parts = {"scored": options.scored, "suite": options.suite, "unruly": options.scorings}
-            result |= asyncio.run(scoring.measure(bench, folder, **parts))
+            result |= asyncio.run(scoring.measure(bench, directory, **parts))
     finally:
         bench.clean()
     return result
@@ -212,11 +214,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="--part learning in sandboxes")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
-    with aftermath.TemporaryFolder("pagurus-branching-", "/var/tmp") as folder:
+    with aftermath.TemporaryDirectory("pagurus-branching-", "/var/tmp") as directory:
         if options.part == "learning" and not options.real:
-            result |= asyncio.run(tree_learning.measure(Path(folder), options))
+            result |= asyncio.run(tree_learning.measure(Path(directory), options))
         else:
-            result |= _in_sandboxes(Path(folder), options)
+            result |= _in_sandboxes(Path(directory), options)
     result["load"].append(round(os.getloadavg()[0], 1))
     command.show(result, options)
     return 0

@@ -90,7 +90,7 @@ class Times:
         yield
         self.add(name, (time.perf_counter() - began) * 1e3)
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def metrics(self) -> dict[str, dict[str, float]]:
         return {name: figure(values) for name, values in self._all.items()}
 
 
@@ -268,7 +268,7 @@ async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc
     finally:
         if other is not None:
             await asyncio.to_thread(other.close)
-    return {**times.figures(), **({"runc_error": trouble} if trouble else {})}
+    return {**times.metrics(), **({"runc_error": trouble} if trouble else {})}
 
 
 def _round(other: Runc, images: Path, times: Times) -> None:
@@ -290,7 +290,7 @@ async def repeat(rounds: int, once: Callable[[], Awaitable[float]]) -> dict[str,
 
 async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> dict[str, Any]:
     """Figures that belong to no workload."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     async def create() -> float:
         began = time.perf_counter()
@@ -321,21 +321,21 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
                 sink.add("exec_ms", await run_true())
             if with_runc:
                 await asyncio.to_thread(_runc_single, directory, ours.image, sink)
-        found.update(times.figures())
-        found["files_ms"] = await repeat(rounds, files)
+        result.update(times.metrics())
+        result["files_ms"] = await repeat(rounds, files)
     async with ours.sandbox(WORKLOADS["http"]) as container:
         images, tree = await ours.checkpoint(container, Times())
-        found["fork8_ms"] = await repeat(max(3, rounds // 3), lambda: fork(ours, images, tree))
+        result["fork8_ms"] = await repeat(max(3, rounds // 3), lambda: fork(ours, images, tree))
         into = ours.pool.state / "checkpoints" / "http.dump"
         stored = await asyncio.to_thread(dumpfile.pack, images, into, ours.checkpointer.pages)
 
         async def restore_stored() -> float:
             times = Times()
             await ours.restore(container, stored.path, tree, times)
-            return times.figures()["restore_ms"]["p50"]
+            return times.metrics()["restore_ms"]["p50"]
 
-        found["restore_stored_ms"] = await repeat(rounds, restore_stored)
-    return found
+        result["restore_stored_ms"] = await repeat(rounds, restore_stored)
+    return result
 
 
 async def fork(ours: Ours, images: Path, tree: Path) -> float:
@@ -370,7 +370,7 @@ def _runc_single(directory: Path, image: Path, times: Times) -> None:
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
+    directory = aftermath.directory("pagurus-bench-", "/var/tmp")
     with_runc = not options.no_runc and shutil.which("runc") is not None
     try:
         async with Ours(directory, options.image) as ours:
@@ -400,7 +400,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
         return 0
-    for name, figures in result["workloads"].items():
-        print(name, *(f"{key} {value['p50']}" for key, value in figures.items() if isinstance(value, dict)))
+    for name, metrics in result["workloads"].items():
+        print(name, *(f"{key} {value['p50']}" for key, value in metrics.items() if isinstance(value, dict)))
     print(*(f"{key} {value['p50']}" for key, value in result.items() if isinstance(value, dict) and "p50" in value))
     return 0

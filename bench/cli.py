@@ -34,11 +34,11 @@ STARTS: dict[str, Sequence[str]] = {
 
 async def started(command: Sequence[str], host: str) -> tuple[float, float]:
     """Wall and processor seconds of a command that has to succeed."""
-    known = {**os.environ, "PAGURUS_HOST": host}
-    known.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules are kept, as they are where it is installed
+    existing = {**os.environ, "PAGURUS_HOST": host}
+    existing.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules are kept, as they are where it is installed
     before, began = _used(), time.monotonic()
     nothing = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, env=known, stdin=nothing, stdout=nothing)
+    process = await asyncio.create_subprocess_exec(*command, env=existing, stdin=nothing, stdout=nothing)
     if await process.wait():
         raise RuntimeError(f"{command} failed")
     return time.monotonic() - began, _used() - before
@@ -58,12 +58,12 @@ async def measured(rounds: int) -> dict[str, Any]:
                 took = await started(command, fake.address)
                 if number:  # the first round compiles, and reads the files
                     taken[name].append(took)
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name, pairs in taken.items():
         walls, used = [wall for wall, _ in pairs], [cpu for _, cpu in pairs]
-        figures |= {f"{name}_s": statistics.median(walls), f"{name}_least_s": min(walls)}
-        figures[f"{name}_cpu_s"] = statistics.median(used)
-    return {name: round(value, 4) for name, value in figures.items()}
+        metrics |= {f"{name}_s": statistics.median(walls), f"{name}_least_s": min(walls)}
+        metrics[f"{name}_cpu_s"] = statistics.median(used)
+    return {name: round(value, 4) for name, value in metrics.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

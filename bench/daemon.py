@@ -157,7 +157,7 @@ async def idle_part(host: BenchHost, options: argparse.Namespace) -> dict[str, A
             result["idle_sandboxes"] = sum(answers)
             result["idle_first_command_s"] = round(time.monotonic() - began, 2)
             await asyncio.sleep(3)  # collections and deferred work of the kernel
-            result |= await asyncio.to_thread(_sizes, host, [each.id for each in made], available, kernel)
+            result |= await asyncio.to_thread(_sizes, host, [item.id for item in made], available, kernel)
             await asyncio.to_thread(host.stop)
             result["idle_restart_s"] = round(await asyncio.to_thread(host.start), 2)
             answers, _ = await _several([_answers(sandbox) for sandbox in made])
@@ -171,10 +171,10 @@ async def idle_part(host: BenchHost, options: argparse.Namespace) -> dict[str, A
 
 
 def _answers(sandbox: Sandbox) -> Callable[[], Awaitable[bool]]:
-    async def ask() -> bool:
+    async def request() -> bool:
         return (await sandbox.exec(["/bin/echo", sandbox.id])).text.strip() == sandbox.id
 
-    return ask
+    return request
 
 
 def _sizes(host: BenchHost, sandboxes: list[str], available: int, kernel: int) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each rate")
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
-    directory = aftermath.folder("pagurus-daemon-", "/var/tmp")
+    directory = aftermath.directory("pagurus-daemon-", "/var/tmp")
     host = BenchHost(directory, image(options.image))
     try:
         result = asyncio.run(everything(options, host))

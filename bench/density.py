@@ -143,10 +143,10 @@ def plan(count: int, turns: int, traces: Path | None, seed: int) -> tuple[list[l
         opened = gzip.open if traces.suffix == ".gz" else open
         with opened(traces, "rt") as lines:
             for line in lines:
-                found = [
+                result = [
                     (t["llm_wait_s"], t["guess"]) for t in json.loads(line)["turns"] if t["llm_wait_s"] is not None
                 ]
-                recorded += [found] if len(found) >= turns else []
+                recorded += [result] if len(result) >= turns else []
     plans = []
     for number in range(count):
         if recorded:
@@ -169,7 +169,7 @@ def speedup_for(plans: list[list[Turn]], rounds: int, minutes: float) -> float:
     """By how much the pauses are divided so that all rounds of both crowds end in time."""
     turns = len(plans[0]) // rounds
     longest = sum(
-        max(sum(turn.pause for turn in each[r * turns : (r + 1) * turns]) for each in plans) for r in range(rounds)
+        max(sum(turn.pause for turn in item[r * turns : (r + 1) * turns]) for item in plans) for r in range(rounds)
     )
     return max(1.0, 2 * longest / (60 * minutes))
 
@@ -268,11 +268,11 @@ async def _seconds(socket: Path, name: str, label: str) -> dict[str, dict[str, f
     ):
         text = await answer.text()
     values = re.findall(rf'^{name}_(count|sum){{{label}="(\w+)"}} (\S+)$', text, re.M)
-    found = {which: {kind: float(value) for kind, each, value in values if each == which} for _, which, _ in values}
+    result = {which: {kind: float(value) for kind, item, value in values if item == which} for _, which, _ in values}
     return {
-        which: {"count": each["count"], "mean_ms": round(1000 * each["sum"] / each["count"], 2)}
-        for which, each in found.items()
-        if each["count"]
+        which: {"count": item["count"], "mean_ms": round(1000 * item["sum"] / item["count"], 2)}
+        for which, item in result.items()
+        if item["count"]
     }
 
 
@@ -287,7 +287,7 @@ def need_image(name: str) -> Path:
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     tree = await asyncio.to_thread(need_image, options.image)
-    directory = aftermath.folder("pagurus-density-", "/var/tmp")
+    directory = aftermath.directory("pagurus-density-", "/var/tmp")
     host = BenchHost(directory, tree)
     began = time.monotonic()
     load = os.getloadavg()[0]

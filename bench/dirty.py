@@ -86,7 +86,7 @@ class Holder:
         await asyncio.to_thread(dumpfile.hashed, capture.dir, cache=self.ours.checkpointer.pages.lists)
         took = (time.perf_counter() - began) * 1e3
         times = dump.stats(capture.dir)
-        figures = {
+        metrics = {
             "total_ms": capture.total_ms,
             "frozen_ms": capture.frozen_ms,
             "processor_ms": processor,
@@ -95,7 +95,7 @@ class Holder:
             **{f"{name}_ms": times.get(f"{name}_time", 0) / 1e3 for name in ("freezing", "memdump", "memwrite")},
         }
         await asyncio.to_thread(shutil.rmtree, capture.dir)
-        return figures
+        return metrics
 
 
 def _used_by_criu(container: Container) -> int:
@@ -107,33 +107,33 @@ def _used_by_criu(container: Container) -> int:
 
 async def measure(ours: Ours, size: int, percents: list[float], rounds: int) -> dict[str, Any]:
     script = f"rm -f /tmp/ready; python3 -c '{HOLDER.format(size=size)}' </dev/null >/dev/null 2>&1 &"
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     async with ours.sandbox(f"{script} {WAIT.format(path='/tmp/ready')}") as container:
         holder = Holder(ours, container)
-        found["first"] = _rounded(await holder.capture())
+        result["first"] = _rounded(await holder.capture())
         for percent in percents:
             runs = []
             for _ in range(rounds):
                 await holder.write(percent)
                 runs.append(await holder.capture())
-            found[f"{percent:g}"] = _rounded({key: statistics.median(run[key] for run in runs) for key in runs[0]})
-    return found
+            result[f"{percent:g}"] = _rounded({key: statistics.median(run[key] for run in runs) for key in runs[0]})
+    return result
 
 
-def _rounded(figures: dict[str, float]) -> dict[str, float]:
-    return {key: round(value, 2) for key, value in figures.items()}
+def _rounded(metrics: dict[str, float]) -> dict[str, float]:
+    return {key: round(value, 2) for key, value in metrics.items()}
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
-    percents = [float(each) for each in options.percents.split(",")]
+    directory = aftermath.directory("pagurus-bench-", "/var/tmp")
+    percents = [float(item) for item in options.percents.split(",")]
     try:
         async with Ours(directory, options.image, track=options.track) as ours:
             result: dict[str, Any] = {"sizes": {}, "load": [os.getloadavg()[0]]}
             for size in map(int, options.sizes.split(",")):
-                found = await measure(ours, size, percents, options.rounds)
-                print(size, json.dumps(found), file=sys.stderr)
-                result["sizes"][str(size)] = found
+                collected = await measure(ours, size, percents, options.rounds)
+                print(size, json.dumps(collected), file=sys.stderr)
+                result["sizes"][str(size)] = collected
             result["load"].append(os.getloadavg()[0])
             return result
     finally:
@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
         return 0
-    for size, figures in result["sizes"].items():
-        for percent, found in figures.items():
-            print(size, percent, *(f"{key} {value}" for key, value in found.items()))
+    for size, metrics in result["sizes"].items():
+        for percent, collected in metrics.items():
+            print(size, percent, *(f"{key} {value}" for key, value in collected.items()))
     return 0

@@ -30,7 +30,7 @@ PROMPT, OUTPUT, EXTRA, PUBLICATIONS = 60, 128, 20, 5
 VOCABULARY = 320  # a multiple of 64
 
 
-def publish(folder: Path) -> Path:
+def publish(directory: Path) -> Path:
     """Two versions of random weights of the demo's size, 0.95 M parameters."""
     from tokenizers import Tokenizer, models
 
@@ -42,15 +42,15 @@ def publish(folder: Path) -> Path:
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0")).to_str()
     files = {"config.json": json.dumps(policy.config.to_json()).encode(), "tokenizer.json": tokenizer.encode()}
-    publisher = Publisher(VersionStore(folder), whole_every=1000)
+    publisher = Publisher(VersionStore(directory), complete_every=1000)
     for version in range(2):
         policy.initialise(version)
         publisher.publish(version, policy.state_dict(), files)
     publisher.close()
-    return folder
+    return directory
 
 
-async def ask(engine: EngineSupervisor, prompts: list[list[int]]) -> tuple[list[Generation], float]:
+async def request(engine: EngineSupervisor, prompts: list[list[int]]) -> tuple[list[Generation], float]:
     """All prompts at once; answers and tokens per second."""
     sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
     began = time.perf_counter()
@@ -64,14 +64,14 @@ async def measure(kind: str, batch: int, root: Path, **options: bool) -> dict[st
     dice = random.Random(0)
     prompts = [[dice.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(batch)]
     async with EngineSupervisor(launch, weights, 0, log=root / "engine.log") as engine:
-        await ask(engine, prompts[:4])  # warm
-        answers, first = await ask(engine, prompts)
+        await request(engine, prompts[:4])  # warm
+        answers, first = await request(engine, prompts)
         turns = [
             [*prompt, *answer.token_ids, *(dice.randrange(VOCABULARY) for _ in range(EXTRA))]
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        _, second = await ask(engine, turns)
-        flights = asyncio.ensure_future(ask(engine, prompts))
+        _, second = await request(engine, turns)
+        flights = asyncio.ensure_future(request(engine, prompts))
         published = []
         for number in range(PUBLICATIONS):
             published.append(await engine.publish(weights, (number + 1) % 2))
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.show(roofline(options.model, **{name: getattr(options, name) for name in names}), options)
         return 0
     paged = {"paged": True} if options.paged else {}
-    with aftermath.TemporaryFolder("pagurus-bench-") as root:
+    with aftermath.TemporaryDirectory("pagurus-bench-") as root:
         result = asyncio.run(measure(options.engine, options.batch, Path(root), **paged))
     command.show(result, options)
     return 0

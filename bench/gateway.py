@@ -12,7 +12,7 @@ agents work while the daemon is killed again and again. Each answer of the model
 which one each agent heard in each turn:
 
 `gateway_answers_doubled`: answers that were heard in two turns, or are not the one that the record has.
-`gateway_asked_needlessly`: turns in which the model was asked again after an answer that the agent then heard.
+`gateway_requested_needlessly`: turns in which the model was asked again after an answer that the agent then heard.
 `gateway_lost`: sandboxes whose agent did not go on after the last kill.
 """
 
@@ -70,7 +70,7 @@ class Model:
 
     def __init__(self) -> None:
         self.thinking = 0.0
-        self.asked: list[tuple[str, str]] = []  # conversation, answer
+        self.requested: list[tuple[str, str]] = []  # conversation, answer
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
@@ -87,8 +87,8 @@ class Model:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        word = f"w{len(self.asked)}"
-        self.asked.append((json.dumps(body["messages"]), word))
+        word = f"w{len(self.requested)}"
+        self.requested.append((json.dumps(body["messages"]), word))
         if self.thinking:
             await asyncio.sleep(self.thinking)
         message = {"role": "assistant", "content": word}
@@ -106,16 +106,16 @@ async def _start(client: Client, number: int, turns: int, gateway: Gateway, *, e
     return sandbox
 
 
-async def _heard(sandbox: Sandbox) -> list[tuple[int, str, float]]:
+async def _last_seen(sandbox: Sandbox) -> list[tuple[int, str, float]]:
     try:
         return [tuple(json.loads(line)) for line in (await sandbox.files.read("/heard")).splitlines()]
     except PagurusError:
         return []
 
 
-async def _until_heard(sandbox: Sandbox, count: int, seconds: float) -> bool:
+async def _until_last_seen(sandbox: Sandbox, count: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while len(await _heard(sandbox)) < count:
+    while len(await _last_seen(sandbox)) < count:
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(0.05)
@@ -163,8 +163,8 @@ async def turns_part(host: BenchHost, model: Model, options: argparse.Namespace)
                 for n in range(options.sandboxes)
             ]
             for sandbox in made:
-                await _until_heard(sandbox, TURNS, 120)
-            waits = [wait for sandbox in made for turn, _, wait in await _heard(sandbox) if turn]
+                await _until_last_seen(sandbox, TURNS, 120)
+            waits = [wait for sandbox in made for turn, _, wait in await _last_seen(sandbox) if turn]
             after = await client.gateway.statistics()
             for sandbox in made:
                 await sandbox.remove()
@@ -185,16 +185,16 @@ async def kills_part(host: BenchHost, model: Model, options: argparse.Namespace)
             await asyncio.to_thread(host.start)
         lost = 0
         for sandbox in made:
-            lost += not await _until_heard(sandbox, len(await _heard(sandbox)) + 2, 90)
+            lost += not await _until_last_seen(sandbox, len(await _last_seen(sandbox)) + 2, 90)
         verdicts = [await _judge(sandbox, model) for sandbox in made]
         for sandbox in made:
             await sandbox.remove()
-    words = [word for heard, _, _ in verdicts for word in heard]
+    words = [word for last_seen, _, _ in verdicts for word in last_seen]
     return {
         "gateway_kills": options.kills,
         "gateway_sandboxes": options.sandboxes,
         "gateway_turns": len(words),
-        "gateway_model_asked": len(model.asked),
+        "gateway_model_asked": len(model.requested),
         "gateway_answers_doubled": len(words) - len(set(words)) + sum(wrong for _, wrong, _ in verdicts),
         "gateway_asked_needlessly": sum(needless for _, _, needless in verdicts),
         "gateway_lost": lost,
@@ -203,17 +203,17 @@ async def kills_part(host: BenchHost, model: Model, options: argparse.Namespace)
 
 async def _judge(sandbox: Sandbox, model: Model) -> tuple[list[str], int, int]:
     """(answers heard, those that the record has otherwise, turns asked again though the first answer was heard)"""
-    heard = [word for _, word, _ in await _heard(sandbox)]
-    exchanges = [each for each in await sandbox.gateway.exchanges(10_000) if each.main]
+    last_seen = [word for _, word, _ in await _last_seen(sandbox)]
+    exchanges = [item for item in await sandbox.gateway.exchanges(10_000) if item.main]
     wrong = needless = 0
-    for word, exchange in zip(heard, exchanges, strict=False):
+    for word, exchange in zip(last_seen, exchanges, strict=False):
         content = await sandbox.gateway.exchange(exchange)
         said = json.loads(content.response)["choices"][0]["message"]["content"] if content.response else ""
         wrong += said != word
         conversation = json.dumps(json.loads(content.request)["messages"])
-        answers = [answer for asked, answer in model.asked if asked == conversation]
+        answers = [answer for requested, answer in model.requested if requested == conversation]
         needless += len(answers) > 1 and answers[-1] != word
-    return heard, wrong + max(0, len(heard) - len(exchanges)), needless
+    return last_seen, wrong + max(0, len(last_seen) - len(exchanges)), needless
 
 
 # --------------------------------------------------------------------------- all of it
@@ -247,7 +247,7 @@ async def everything(options: argparse.Namespace, host: BenchHost) -> dict[str, 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The parts that `options` ask for, with a daemon of their own."""
-    directory = aftermath.folder("pagurus-gateway-", "/var/tmp")
+    directory = aftermath.directory("pagurus-gateway-", "/var/tmp")
     config = directory / "gateway.toml"
     config.write_text(f'listen = "127.0.0.1:{_free_port()}"\n')
     former = os.environ.get("PAGURUS_GATEWAY_CONFIG")

@@ -32,17 +32,17 @@ from sandbox.errors import Unsupported
 _STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 
-def build(folder: Path) -> Path:
+def build(directory: Path) -> Path:
     """The program that makes the calls."""
     if shutil.which("cc") is None:
         raise Unsupported("no C compiler", hint="install gcc and libc6-dev")
-    program = folder / "calls"
+    program = directory / "calls"
     source = Path(__file__).with_name("native") / "calls.c"
     subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
     return program
 
 
-def measure(program: Path, folder: Path, group: Path | None) -> dict[str, float]:
+def measure(program: Path, directory: Path, group: Path | None) -> dict[str, float]:
     """Nanoseconds per call, by name; in a control group."""
 
     def join() -> None:
@@ -51,7 +51,7 @@ def measure(program: Path, folder: Path, group: Path | None) -> dict[str, float]
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
     done = subprocess.run(
-        [str(program), str(folder)], capture_output=True, text=True, check=True, preexec_fn=join, timeout=300
+        [str(program), str(directory)], capture_output=True, text=True, check=True, preexec_fn=join, timeout=300
     )
     return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
 
@@ -60,17 +60,17 @@ def measure(program: Path, folder: Path, group: Path | None) -> dict[str, float]
 def accounted() -> Iterator[dict[str, dict[str, float]]]:
     """Fills the yielded table with runs and ns per run of the programs that are loaded now, when it ends."""
     before = _programs()
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     _STATISTICS.write_text("1")
     try:
-        yield found
+        yield result
     finally:
         _STATISTICS.write_text("0")
         for identity, (name, runs, taken) in _programs().items():
             _, runs_before, taken_before = before.get(identity, (name, 0, 0))
             if identity in before and runs > runs_before:
                 ran = runs - runs_before
-                found[name] = {"runs": ran, "ns": round((taken - taken_before) / ran, 1)}
+                result[name] = {"runs": ran, "ns": round((taken - taken_before) / ran, 1)}
 
 
 def _programs() -> dict[int, tuple[str, int, int]]:
@@ -84,24 +84,24 @@ def _programs() -> dict[int, tuple[str, int, int]]:
     }
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    program = build(folder)
+def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    program = build(directory)
     group = hierarchy().unified / f"bench-hooks-{os.getpid()}"
     group.mkdir()
     taken: dict[str, list[dict[str, float]]] = {"detached": [], "idle": [], "outside": [], "watched": []}
     programs: dict[str, dict[str, float]] = {}
     try:
         for _ in range(options.rounds):
-            taken["detached"].append(measure(program, options.folder or folder, None))
+            taken["detached"].append(measure(program, options.directory or directory, None))
             with Inspector.load(path=options.object) as inspector:
-                taken["idle"].append(measure(program, options.folder or folder, None))
+                taken["idle"].append(measure(program, options.directory or directory, None))
                 inspector.watch(group.stat().st_ino, contained=False)
-                taken["outside"].append(measure(program, options.folder or folder, None))
-                taken["watched"].append(measure(program, options.folder or folder, group))
+                taken["outside"].append(measure(program, options.directory or directory, None))
+                taken["watched"].append(measure(program, options.directory or directory, group))
         with Inspector.load(path=options.object) as inspector:
             inspector.watch(group.stat().st_ino, contained=False)
             with accounted() as programs:
-                measure(program, options.folder or folder, group)
+                measure(program, options.directory or directory, group)
     finally:
         group.rmdir()
     names = list(taken["detached"][0])
@@ -132,10 +132,10 @@ def main(arguments: list[str]) -> int:
     """Exit code 0 when it could be measured."""
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the files of the calls lie (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="where the files of the calls lie (default: a temporary one)")
     parser.add_argument("--object", type=Path, help="another build of the inspector, of the same layout")
     options = parser.parse_args(arguments)
-    with aftermath.TemporaryFolder("pagurus-hooks-") as folder:
-        result = run(options, Path(folder))
+    with aftermath.TemporaryDirectory("pagurus-hooks-") as directory:
+        result = run(options, Path(directory))
     command.show(result, options)
     return 0

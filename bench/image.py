@@ -48,7 +48,7 @@ def builds(directory: Path, size: int, rounds: int) -> dict[str, Any]:
         (context / "data" / str(number)).write_bytes(os.urandom(FILE))
     (context / "Dockerfile").write_text("FROM bench\nCOPY data /data\nRUN ls /data | wc -l > /counted\n")
     host = BenchHost(directory / "host", image("debian"))
-    known = {**os.environ, "PAGURUS_HOST": str(host.socket), "XDG_CACHE_HOME": str(directory / "cache")}
+    existing = {**os.environ, "PAGURUS_HOST": str(host.socket), "XDG_CACHE_HOME": str(directory / "cache")}
     try:
         host.start()
         time.sleep(2.1)  # a file that has just been written is not remembered
@@ -56,7 +56,7 @@ def builds(directory: Path, size: int, rounds: int) -> dict[str, Any]:
         for _ in range(rounds + 2):
             began = time.monotonic()
             command = [*PROGRAM, "image", "build", "built", str(context), "--replace"]
-            done = subprocess.run(command, env=known, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, env=existing, capture_output=True, text=True, check=True)
             taken.append(time.monotonic() - began)
         assert "nothing was run" in done.stderr, done.stderr
     finally:
@@ -72,9 +72,9 @@ def builds(directory: Path, size: int, rounds: int) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- pulls
 
 
-def layout(folder: Path, sizes: list[int], seeds: list[int]) -> None:
+def layout(directory: Path, sizes: list[int], seeds: list[int]) -> None:
     """An OCI layout whose layers hold these bytes, each a function of its seed."""
-    blobs = folder / "blobs/sha256"
+    blobs = directory / "blobs/sha256"
     blobs.mkdir(parents=True)
 
     def blob(data: bytes, kind: str) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def layout(folder: Path, sizes: list[int], seeds: list[int]) -> None:
     manifest = {"schemaVersion": 2, "mediaType": f"{TYPES}manifest.v1+json", "config": config, "layers": layers}
     entry = blob(json.dumps(manifest).encode(), "manifest.v1+json")
     entry["annotations"] = {"org.opencontainers.image.ref.name": "image"}
-    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (directory / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+    (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
 
 
 def serve(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -123,31 +123,31 @@ def serve(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     raise RuntimeError(f"the registry does not listen: {(directory / 'registry.log').read_text()}")
 
 
-def bare(address: str, folder: Path) -> float:
+def bare(address: str, directory: Path) -> float:
     """Seconds of a copy by skopeo alone."""
     began = time.monotonic()
-    command = ["skopeo", "copy", "--quiet", "--src-tls-verify=false", f"docker://{address}", f"oci:{folder}:image"]
+    command = ["skopeo", "copy", "--quiet", "--src-tls-verify=false", f"docker://{address}", f"oci:{directory}:image"]
     subprocess.run(command, check=True)
     return time.monotonic() - began
 
 
-def ours(address: str, folder: Path) -> float:
+def ours(address: str, directory: Path) -> float:
     """Seconds of the same as a pull does it: the manifest is read and checked first."""
-    (folder / "layout").mkdir(parents=True)
-    blobs = folder / "blobs"
+    (directory / "layout").mkdir(parents=True)
+    blobs = directory / "blobs"
     (blobs / "sha256").mkdir(parents=True)
-    (folder / "layout/blobs").symlink_to(blobs)
+    (directory / "layout/blobs").symlink_to(blobs)
     began = time.monotonic()
-    found = registry.manifest(reference.parse(address))
-    registry.copy(found, folder / "layout", blobs, lambda done, total: None)
+    result = registry.manifest(reference.parse(address))
+    registry.copy(result, directory / "layout", blobs, lambda done, total: None)
     return time.monotonic() - began
 
 
 def pulls(directory: Path, size: int, rounds: int) -> dict[str, Any]:
     """Ours and skopeo's, in turns."""
-    each = size * MIB // LAYERS
-    layout(directory / "one", [each] * LAYERS, [*range(LAYERS)])
-    layout(directory / "two", [each] * LAYERS, [*range(LAYERS - 1), LAYERS])
+    item = size * MIB // LAYERS
+    layout(directory / "one", [item] * LAYERS, [*range(LAYERS)])
+    layout(directory / "two", [item] * LAYERS, [*range(LAYERS - 1), LAYERS])
     process, address = serve(directory)
     try:
         for tag in ("one", "two"):
@@ -165,7 +165,7 @@ def pulls(directory: Path, size: int, rounds: int) -> dict[str, Any]:
         store = ImageStore(directory / "images")
         began = time.monotonic()
         store.pull(f"{address}/bench:one")
-        whole = time.monotonic() - began
+        complete = time.monotonic() - began
         before = {path.name for path in (store.layers / "blobs/sha256").iterdir()}
         store.pull(f"{address}/bench:two")
         new = [path for path in (store.layers / "blobs/sha256").iterdir() if path.name not in before]
@@ -177,7 +177,7 @@ def pulls(directory: Path, size: int, rounds: int) -> dict[str, Any]:
         "pull_mb_s": round(size * MIB / 1e6 / statistics.median(mine for mine, _ in pairs), 1),
         "skopeo_mb_s": round(size * MIB / 1e6 / statistics.median(theirs for _, theirs in pairs), 1),
         "pull_ratio": round(statistics.median(theirs / mine for mine, theirs in pairs), 3),
-        "pull_image_s": round(whole, 2),
+        "pull_image_s": round(complete, 2),
         "pull_again_mb": round(sum(path.stat().st_size for path in new) / 1e6, 1),
     }
 
@@ -193,11 +193,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{program} is missing: apt-get install {package}", file=sys.stderr)
             return 1
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
-    with aftermath.TemporaryFolder("pagurus-image-", "/var/tmp") as folder:
-        (Path(folder) / "builds").mkdir()
-        (Path(folder) / "pulls/images").mkdir(parents=True)
-        result |= builds(Path(folder) / "builds", options.size, options.rounds)
-        result |= pulls(Path(folder) / "pulls", options.layers, options.rounds)
+    with aftermath.TemporaryDirectory("pagurus-image-", "/var/tmp") as directory:
+        (Path(directory) / "builds").mkdir()
+        (Path(directory) / "pulls/images").mkdir(parents=True)
+        result |= builds(Path(directory) / "builds", options.size, options.rounds)
+        result |= pulls(Path(directory) / "pulls", options.layers, options.rounds)
     result["load"].append(round(os.getloadavg()[0], 1))
     command.show(result, options)
     return 0

@@ -37,7 +37,7 @@ from sandbox.messages import SandboxState
 
 NETWORK = Network.allow(names=["web.test", "*.wild.test"], cidrs=[f"{world.OTHER}:8080", f"{world.WEB}:7,9,80,udp/7"])
 CROWD = 1000
-NAMES_OF_EACH = 20
+NAMES_OF_ITEM = 20
 
 #: In the sandbox: names per second, round trips by UDP, bytes per second by TCP.
 PROBE = """
@@ -81,13 +81,13 @@ class Bare:
     async def keep(self, name: str, fds: object) -> None:
         """Nobody outlives this."""
 
-    async def kept(self, name: str) -> list[int]:
+    async def retained(self, name: str) -> list[int]:
         return []
 
 
-async def attaching(folder: Path, rounds: int) -> dict[str, float]:
+async def attaching(directory: Path, rounds: int) -> dict[str, float]:
     """The network alone: a link, its rules and its resolver, given to a namespace and taken away."""
-    networks = Networks(folder)
+    networks = Networks(directory)
     took: dict[str, list[float]] = {"attach": [], "detach": []}
     await networks.open([])
     for number in range(rounds + 1):
@@ -99,7 +99,7 @@ async def attaching(folder: Path, rounds: int) -> dict[str, float]:
                 took[name].append(time.perf_counter() - began)
     await networks.close()
     # The first one makes the table and loads pyroute2.
-    return {f"{name}_ms_p50": round(1e3 * statistics.median(each[1:]), 2) for name, each in took.items()}
+    return {f"{name}_ms_p50": round(1e3 * statistics.median(item[1:]), 2) for name, item in took.items()}
 
 
 def _row(name: str) -> SandboxRow:
@@ -118,7 +118,7 @@ async def lives(host: Client, rounds: int) -> dict[str, float]:
             began = time.perf_counter()
             await made.remove()
             took["remove" + suffix].append(time.perf_counter() - began)
-    return {f"{name}_ms_p50": round(1e3 * statistics.median(each), 2) for name, each in took.items()}
+    return {f"{name}_ms_p50": round(1e3 * statistics.median(item), 2) for name, item in took.items()}
 
 
 async def changes(host: Client, rounds: int) -> dict[str, float]:
@@ -153,7 +153,7 @@ def crowd(run: Path, *, add: bool) -> None:
         address = POOL[POOL.num_addresses - 2 - number]
         elements = [*addressed(address, f"{table.prefix}{number:x}x"), *permitted(address, policy)]
         elements += generation(address, 7)
-        for step in range(NAMES_OF_EACH):
+        for step in range(NAMES_OF_ITEM):
             elements += named(address, IPv4Address(0x08080000 + step), (), 3600)
         table.apply([ElementChange(element, add=add) for element in elements])
     table.close()
@@ -181,15 +181,15 @@ def main(argv: list[str] | None = None) -> int:
     if reason := world.missing():
         print(f"bench network: {reason}", file=sys.stderr)
         return 2
-    folder = aftermath.folder("pagurus-network-")
-    folder.chmod(stat.S_IRWXU)
+    directory = aftermath.directory("pagurus-network-")
+    directory.chmod(stat.S_IRWXU)
     daemon = own_daemon.BenchHost(
-        folder, options.image or own_daemon.image("debian"), module="bench.harness.shared_table"
+        directory, options.image or own_daemon.image("debian"), module="bench.harness.shared_table"
     )
-    with world.internet(folder) as internet:
+    with world.internet(directory) as internet:
         os.environ["PAGURUS_RESOLVERS"] = internet.resolvers
         try:
-            result: dict[str, object] = dict(asyncio.run(attaching(folder, options.rounds)))
+            result: dict[str, object] = dict(asyncio.run(attaching(directory, options.rounds)))
             daemon.start()
             result |= asyncio.run(run(daemon, options.rounds, options.megabytes))
         finally:

@@ -2,8 +2,8 @@
 
 Sandboxes are placed one after another over hosts of different sizes, by the function that the coordinator calls, and
 counted there; a tenth of them continue from a checkpoint that one host holds. Nothing is started. `decide_ms_*`: of one
-decision; `decide_cpu_ms_p99`: its processor time, which other programs of the machine do not prolong. `pressed_most`
-and `pressed_least`: sandboxes for each processor, at the fullest and the emptiest host.
+decision; `decide_cpu_ms_p99`: its processor time, which other programs of the machine do not prolong. `pressed_limit`
+and `pressed_minimum`: sandboxes for each processor, at the fullest and the emptiest host.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def measured(hosts: int, sandboxes: int, seed: int) -> dict[str, Any]:
     took, used = [], []
     for _ in range(sandboxes):
         holders = frozenset({chance.choice(list(views))}) if chance.random() < 0.1 else frozenset()
-        wanted = PlacementRequest(images=frozenset({"debian"}), holders=holders, movable=True, memory=GIB / 8)
+        target = PlacementRequest(images=frozenset({"debian"}), holders=holders, movable=True, memory=GIB / 8)
         began, ran = time.perf_counter(), time.thread_time()
-        name = place.ranked(views.values(), wanted)[0]
+        name = place.ranked(views.values(), target)[0]
         used.append(1000 * (time.thread_time() - ran))
         took.append(1000 * (time.perf_counter() - began))
         view = views[name]
@@ -63,6 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sandboxes", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    found = measured(options.hosts, options.sandboxes, options.seed)
-    command.show(found, options)
+    result = measured(options.hosts, options.sandboxes, options.seed)
+    command.show(result, options)
     return 0

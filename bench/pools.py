@@ -56,21 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--silence", type=float, default=60.0, help="seconds without a token until a server hangs")
     parser.add_argument("--home", type=Path, help="where the versions of the model are kept for the next time")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if options.part in ("synthetic", "all"):
-        found |= asyncio.run(synthetic(options.live))
+        result |= asyncio.run(synthetic(options.live))
     if options.part in ("efficiency", "all"):
-        found |= asyncio.run(efficiency(options.engine, pairs=options.pairs, threads=options.threads))
+        result |= asyncio.run(efficiency(options.engine, pairs=options.pairs, threads=options.threads))
     if options.part in ("real", "all"):
-        found |= asyncio.run(real(options))
-    command.show(found, options)
+        result |= asyncio.run(real(options))
+    command.show(result, options)
     return 0
 
 
 async def real(options: argparse.Namespace) -> dict[str, Any]:
     if not (MODEL / "config.json").exists():
         raise NotFound(f"no model at {MODEL}", hint="run `make setup-models`")
-    home = options.home or aftermath.folder("pagurus-pools-")
+    home = options.home or aftermath.directory("pagurus-pools-")
     try:
         return await _real(options, home)
     finally:
@@ -79,7 +79,7 @@ async def real(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
-    folders = await asyncio.to_thread(versions, home, 4)
+    directories = await asyncio.to_thread(versions, home, 4)
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
     launch = dataclasses.replace(vllm(slots=32, length=LENGTH, threads=options.threads), start_timeout=START)
     rules = RoutingRules(silence=options.silence, update=START)
@@ -91,21 +91,21 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
             await pool.join(name, server)
         began, played, over = time.monotonic(), [Played() for _ in range(options.trajectories)], asyncio.Event()
         tasks = [
-            asyncio.create_task(play(pool, renderer, n, each, turns=options.turns, tokens=options.tokens, over=over))
-            for n, each in enumerate(played)
+            asyncio.create_task(play(pool, renderer, n, item, turns=options.turns, tokens=options.tokens, over=over))
+            for n, item in enumerate(played)
         ]
-        disturbed = _Disturbed(pool, servers, folders, played, tasks)
+        disturbed = _Disturbed(pool, servers, directories, played, tasks)
         try:
             await disturbed.go()
         finally:
             over.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-        lost = [each for each in ended if isinstance(each, BaseException)]
+        lost = [item for item in ended if isinstance(item, BaseException)]
         seconds = time.monotonic() - began
         counts = dict(pool.counts)
     some = random.Random(0).sample(played, min(options.checked, len(played)))
-    checked = await asyncio.to_thread(check, some, folders)
-    sampled = sum(len(generation.token_ids) for each in played for _, generation in each.answers)
+    checked = await asyncio.to_thread(check, some, directories)
+    sampled = sum(len(generation.token_ids) for item in played for _, generation in item.answers)
     return {
         "servers": "2 x vLLM, SmolLM2-135M, fp32",
         "trajectories": options.trajectories,
@@ -114,16 +114,16 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         "tokens_sampled": sampled,
         **disturbed.log,
         "trajectories_lost": len(lost),
-        "why": sorted({f"{type(each).__name__}: {each}"[:200] for each in lost})[:3],
-        "replayed": sum(each.replayed for each in played),
+        "why": sorted({f"{type(item).__name__}: {item}"[:200] for item in lost})[:3],
+        "replayed": sum(item.replayed for item in played),
         "real_failover_tokens_resampled": counts.get("dropped_tokens", 0),  # heard while it took weights
-        "retokenised": sum(isinstance(each, ValueError) for each in lost),  # a turn that is no exact extension
+        "retokenised": sum(isinstance(item, ValueError) for item in lost),  # a turn that is no exact extension
         "real_failovers": counts.get("moved", 0),
         "real_failover_tokens_kept": counts.get("moved_tokens", 0),
         "servers_lost": counts.get("lost", 0),
         "servers_hung": counts.get("hung", 0),
-        "tokens_by_version": {str(v): sum(len(each.tokens_of(v)) for each in played) for v in range(len(folders))},
-        "mixed_answers": sum(len(g.spans) > 1 for each in played for _, g in each.answers),
+        "tokens_by_version": {str(v): sum(len(item.tokens_of(v)) for item in played) for v in range(len(directories))},
+        "mixed_answers": sum(len(g.spans) > 1 for item in played for _, g in item.answers),
         **checked,
     }
 
@@ -134,7 +134,7 @@ class _Disturbed:
 
     pool: EnginePool
     servers: dict[str, EngineSupervisor]
-    folders: list[Path]
+    directories: list[Path]
     played: list[Played]
     tasks: list[asyncio.Task[None]]
     log: dict[str, Any] = field(default_factory=dict)
@@ -144,19 +144,19 @@ class _Disturbed:
         for version in (1, 2, 3):
             await self._further(every)
             began = self._answers
-            published = await self.pool.publish(self.folders[0].parent / "weights", version)
+            published = await self.pool.publish(self.directories[0].parent / "weights", version)
             self.log[f"update_{version}_s"] = round(published.seconds, 1)
             self.log[f"answers_meanwhile_{version}"] = self._answers - began
             await self._further(every)
             if version == 1:
-                await self._strike("a", signal.SIGKILL, "lost")
+                await self._inject("a", signal.SIGKILL, "lost")
             elif version == 2:
-                await self._strike("b", signal.SIGSTOP, "hung")
+                await self._inject("b", signal.SIGSTOP, "hung")
         self.log["updates_in_flight"] = sum(not task.done() for task in self.tasks) and 3
 
     @property
     def _answers(self) -> int:
-        return sum(len(each.answers) for each in self.played)
+        return sum(len(item.answers) for item in self.played)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Ends too when no trajectory is left."""
@@ -164,10 +164,10 @@ class _Disturbed:
             await asyncio.sleep(0.05)
 
     async def _further(self, count: int) -> None:
-        wanted = self._answers + count
-        await self._until(lambda: self._answers >= wanted)
+        target = self._answers + count
+        await self._until(lambda: self._answers >= target)
 
-    async def _strike(self, name: str, how: signal.Signals, found: str) -> None:
+    async def _inject(self, name: str, how: signal.Signals, result: str) -> None:
         """A server that works is hit, while the other one serves too; until the pool has noticed."""
         members = self.pool.members
         await self._until(
@@ -175,7 +175,7 @@ class _Disturbed:
         )
         pid = self.servers[name].pid
         assert pid is not None
-        began, load, before = time.monotonic(), members[name].load, self.pool.counts[found]
+        began, load, before = time.monotonic(), members[name].load, self.pool.counts[result]
         os.killpg(pid, how)
-        await self._until(lambda: self.pool.counts[found] > before)
-        self.log[found] = {"server": name, "its_requests": load, "noticed_s": round(time.monotonic() - began, 1)}
+        await self._until(lambda: self.pool.counts[result] > before)
+        self.log[result] = {"server": name, "its_requests": load, "noticed_s": round(time.monotonic() - began, 1)}

@@ -80,16 +80,16 @@ class Episode:
         self.action.append(token)
         if token != policy.END_ID and len(self.action) < ACTION_TOKENS:
             return
-        words = [each for each in self.action if each != policy.END_ID]
+        words = [item for item in self.action if item != policy.END_ID]
         self.action = []
         observation = immediate(self.environment.step(self.twin, self.tokenizer.decode(words)))
-        seen = self._encode(observation.text)
-        self.done = observation.done or len(self.tokens) + len(seen) + ACTION_TOKENS > LONGEST
+        observed = self._encode(observation.text)
+        self.done = observation.done or len(self.tokens) + len(observed) + ACTION_TOKENS > LONGEST
         self.reward = observation.reward
         if not self.done:
-            self.tokens += seen
-            self.mask += [0] * len(seen)
-            self.logprobs += [0.0] * len(seen)
+            self.tokens += observed
+            self.mask += [0] * len(observed)
+            self.logprobs += [0.0] * len(observed)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -141,7 +141,7 @@ class Rounds:
         members = tail.members(self.rules, deferred=lease.deferred)
         episodes = play([prompt for prompt in prompts for _ in range(members)])
         groups = [episodes[at : at + members] for at in range(0, len(episodes), members)]
-        used = [sorted(group, key=lambda each: each.ended)[: self.rules.size] for group in groups]
+        used = [sorted(group, key=lambda item: item.ended)[: self.rules.size] for group in groups]
         order = sorted(range(len(used)), key=lambda group: used[group][-1].ended)
         first, late = order[: self.rules.groups], order[self.rules.groups :]
         self._deferred += [prompts[group] for group in late]
@@ -153,7 +153,7 @@ class Rounds:
             return LeasePrompts(self.rules.groups)
         deferred = len(self._deferred)
         view = RolloutView(
-            version=0, asked=True, training=False, running=[], buffered=[], queued=0, more=True, deferred=deferred
+            version=0, requested=True, training=False, running=[], buffered=[], queued=0, more=True, deferred=deferred
         )
         return tail.next_round(view, self.rules, bound=0)[0]
 
@@ -172,7 +172,7 @@ def learn(
 ) -> dict[str, Any]:
     """The whole recipe for one seed; rewards on held-out seeds by step."""
     torch.manual_seed(seed)
-    config = TrainConfig(task=fit.FOLDER / example.name, seed=seed, steps=steps)
+    config = TrainConfig(task=fit.DIRECTORY / example.name, seed=seed, steps=steps)
     began = time.process_time()
     start = example.start
     model, tokenizer = fresh_policy(example, seed) if fitted else (load_model(start), policy.load_tokenizer(start))
@@ -234,17 +234,17 @@ class Clocks:
 def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """By staleness and tail batching: mean reward at the end, its distance to the synchronous runs of the same seeds,
     and the time as a share of theirs."""
-    found = {}
+    result = {}
     plain = {run["seed"]: run for run in runs if way(run) == (0, 0.0)}
-    for each in sorted(set(map(way, runs))):
-        mine = [run for run in runs if way(run) == each]
+    for item in sorted(set(map(way, runs))):
+        mine = [run for run in runs if way(run) == item]
         line = {"after": sum(run["after"] for run in mine) / len(mine)}
         if both := [(run, plain[run["seed"]]) for run in mine if run["seed"] in plain]:
             line["minus_synchronous"] = sum(run["after"] - other["after"] for run, other in both) / len(both)
-            line["wall_share"] = sum(took(run, each[1]) for run, _ in both) / sum(took(o, each[1]) for _, o in both)
-        name = f"{each[0]}, tail {each[1]:g}" if each[1] else str(each[0])
-        found[name] = {key: round(value, 4) for key, value in line.items()}
-    return found
+            line["wall_share"] = sum(took(run, item[1]) for run, _ in both) / sum(took(o, item[1]) for _, o in both)
+        name = f"{item[0]}, tail {item[1]:g}" if item[1] else str(item[0])
+        result[name] = {key: round(value, 4) for key, value in line.items()}
+    return result
 
 
 def way(run: dict[str, Any]) -> tuple[int, float]:
@@ -278,10 +278,10 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
         steps = sorted(mine[0][name])
         rewards = [[run[name][step] for run in mine] for step in steps]
         walls = [sum(run["wall_s"][step] for run in mine) / len(mine) for step in steps]
-        means = [sum(each) / len(each) for each in rewards]
+        means = [sum(item) / len(item) for item in rewards]
         (line,) = axes.plot(walls, means, marker=".", label=f"staleness {staleness}, {len(mine)} seeds")
         axes.fill_between(
-            walls, [min(each) for each in rewards], [max(each) for each in rewards], color=line.get_color(), alpha=0.12
+            walls, [min(item) for item in rewards], [max(item) for item in rewards], color=line.get_color(), alpha=0.12
         )
     if name == "batch":
         axes.set(xlabel="seconds since the run began", ylabel="mean reward of a batch", ylim=(0, 1))
@@ -295,9 +295,9 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 def fresh_policy(example: Example, seed: int) -> tuple[Qwen3, Tokenizer]:
     """One that was fitted for this seed, as the one in the tree was."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = policy.make(Path(folder), example.words, seed=seed, shape=example.shape)
-        tokenizer = policy.load_tokenizer(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        model = policy.make(Path(directory), example.words, seed=seed, shape=example.shape)
+        tokenizer = policy.load_tokenizer(Path(directory))
     fit.fit(model, tokenizer, example.demonstrate, seed=seed)
     return model, tokenizer
 
@@ -348,7 +348,7 @@ def in_sandboxes(options: argparse.Namespace) -> list[dict[str, Any]]:
             real_training.learn(
                 host,
                 TrainConfig(
-                    task=fit.FOLDER / options.example, seed=seed, steps=options.steps, held_out=options.held_out,
+                    task=fit.DIRECTORY / options.example, seed=seed, steps=options.steps, held_out=options.held_out,
                     staleness=staleness, objective=ObjectiveSettings(corrections=options.corrections),
                     image=IMAGE, pace=options.pace,
                     concurrency=SANDBOXES,

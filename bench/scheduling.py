@@ -26,8 +26,9 @@ from one run's rollout to the first trajectory of the next (`warm_switch_s`), an
 (`cold_start_s`).
 `harvest`: rollouts on an engine that serves users and is its rates, through the real pool, in such a loop: users alone,
 rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
-`lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. The three take turns, a
-slice of time each, with the same users. `because`: why tokens were late (bench.harness.lent_figures).
+`colocated`: the same with a real engine (`--engine`), which chooses its steps so, and real time. The three take turns,
+a
+slice of time each, with the same users. `because`: why tokens were late (bench.harness.colocated_results).
 `harvested_share_of_idle`: tokens of rollouts over those that the engine makes while nobody is served, less those of
 users. `control`: nobody is served. `simulated_over_live`: tokens of rollouts in a simulation whose steps cost what they
 did in the slices of users alone and of nobody. `replayed`: the engine's log of its steps, decided again. `priority`: a
@@ -53,7 +54,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import command, handed_over, lent_engine, lent_figures, rollflash, shared_runs
+from bench.harness import colocated_engine, colocated_results, command, handed_over, rollflash, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.drawn_runs import GROUPS, Way, compared
 from bench.harness.paced_engine import paced
@@ -68,7 +69,7 @@ PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
-PARTS = ("queue", "flash", "tail", "affinity", "place", "harvest", "lent", "turns", "handover")
+PARTS = ("queue", "flash", "tail", "affinity", "place", "harvest", "colocated", "turns", "handover")
 WINDOW = 20  # trajectories
 
 
@@ -88,7 +89,7 @@ async def affinity(options: argparse.Namespace) -> dict[str, Any]:
     static = [{"reads": reads, "writes": writes} for reads in PARK for writes in PARK]
     ways: dict[str, dict[str, Any]] = {
         "learned": {},
-        **{"-".join(each.values()): {"place": each} for each in static},
+        **{"-".join(item.values()): {"place": item} for item in static},
         "least_loaded": {"blind": True},
         "even": {"seconds": 640},
         "even_least_loaded": {"seconds": 640, "blind": True},
@@ -104,7 +105,7 @@ async def affinity(options: argparse.Namespace) -> dict[str, Any]:
             said[name].append(foretold(park, kinds, seed=seed, **way))
             if came.shifted:
                 after.append(learned_after(came))
-    fixed = list(zip(*(live["-".join(each.values())] for each in static), strict=True))
+    fixed = list(zip(*(live["-".join(item.values())] for item in static), strict=True))
 
     def over(name: str, others: Iterable[float]) -> float:
         return round(statistics.median(one / other for one, other in zip(live[name], others, strict=True)), 3)
@@ -131,26 +132,26 @@ def harvested(requests: int) -> dict[str, Any]:
         with asyncio.Runner(loop_factory=IdleLoop) as runner:
             return runner.run(harvest(of, PROMISED, STEP, mode))
 
-    seen = {mode: live(traffic, mode) for mode in lent_engine.MODES}
-    empty = {mode: live(nobody, mode).served for mode in lent_engine.MODES[1:]}
-    most = empty["naive"].rollout_tokens / empty["naive"].seconds
-    found: dict[str, Any] = {}
-    for mode, came in seen.items():
+    observed = {mode: live(traffic, mode) for mode in colocated_engine.MODES}
+    empty = {mode: live(nobody, mode).served for mode in colocated_engine.MODES[1:]}
+    limit = empty["naive"].rollout_tokens / empty["naive"].seconds
+    result: dict[str, Any] = {}
+    for mode, came in observed.items():
         served, said = came.served, serving.serve(traffic, PROMISED, STEP, mode, reads=READ / ANSWER, prompt=READ)
-        found[mode] = {
+        result[mode] = {
             "violations": served.violations(PROMISED),
             "ttft_p99_s": round(float(np.percentile(served.ttft, 99)), 3),
             "tpot_p99_s": round(float(np.percentile(served.tpot, 99)), 4),
             "rollout_tokens_per_s": round(served.rollout_tokens / served.seconds),
             "simulated_rollout_tokens_per_s": round(said.rollout_tokens / said.seconds),
         }
-    slack = seen["slack"]
-    idle = most * slack.served.seconds - sum(traffic.answers)
-    return found | {
-        "harvested_share_of_idle": round(slack.served.rollout_tokens / idle, 2),
-        "cuts": slack.served.cuts,
-        "routed": {name: count for name, count in slack.counts.items() if name.startswith(("routed_", "moved"))},
-        "control": round(empty["slack"].rollout_tokens / empty["naive"].rollout_tokens, 3),
+    headroom = observed["headroom"]
+    idle = limit * headroom.served.seconds - sum(traffic.answers)
+    return result | {
+        "harvested_share_of_idle": round(headroom.served.rollout_tokens / idle, 2),
+        "cuts": headroom.served.cuts,
+        "routed": {name: count for name, count in headroom.counts.items() if name.startswith(("routed_", "moved"))},
+        "control": round(empty["headroom"].rollout_tokens / empty["naive"].rollout_tokens, 3),
     }
 
 
@@ -159,9 +160,9 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
     exact = 0
     for seed in range(options.instances):
         jobs = drawn_jobs(seed, 2 + seed % 7)
-        mine, least = multiplex.total(packing.plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
-        ours, best, worst = ours + mine, best + least, max(worst, mine / least)
-        exact += mine <= least * (1 + 1e-9)
+        mine, minimum = multiplex.total(packing.plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
+        ours, best, worst = ours + mine, best + minimum, max(worst, mine / minimum)
+        exact += mine <= minimum * (1 + 1e-9)
     seconds, broken = [], 0
     for seed in range(5):
         many = drawn_jobs(seed, 2000)
@@ -191,42 +192,55 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
     parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
-    parser.add_argument("--engine", choices=list(lent_figures.CLOCKS), default="embedded", help="of `lent`")
-    parser.add_argument("--rate", type=float, default=8.0, help="of `lent`: users a second outside of bursts")
-    parser.add_argument("--reads", type=float, default=60.0, help="of `lent`: tokens of a user's prompt, the median")
-    parser.add_argument("--answers", type=float, default=12.0, help="of `lent`: tokens of an answer to it, the median")
+    parser.add_argument("--engine", choices=list(colocated_results.CLOCKS), default="embedded", help="of `colocated`")
+    parser.add_argument("--rate", type=float, default=8.0, help="of `colocated`: users a second outside of bursts")
     parser.add_argument(
-        "--every", type=float, default=30.0, help="of `lent`: seconds of a slice; the last ten: a burst"
+        "--reads", type=float, default=60.0, help="of `colocated`: tokens of a user's prompt, the median"
     )
-    parser.add_argument("--lent-step-ms", type=float, default=0.0, help="of a step of the engine of `lent`, at least")
-    parser.add_argument("--tpot", type=float, default=0.05, help="of `lent`: seconds between tokens that were promised")
     parser.add_argument(
-        "--margin", type=float, default=0.5, help="of `lent`: share of what users were promised that is left unused"
+        "--answers", type=float, default=12.0, help="of `colocated`: tokens of an answer to it, the median"
     )
-    parser.add_argument("--log", type=Path, help="of `lent`: a folder in which the engine's log of steps is kept")
+    parser.add_argument(
+        "--every", type=float, default=30.0, help="of `colocated`: seconds of a slice; the last ten: a burst"
+    )
+    parser.add_argument(
+        "--colocated-step-ms", type=float, default=0.0, help="of a step of the engine of `colocated`, at least"
+    )
+    parser.add_argument(
+        "--tpot", type=float, default=0.05, help="of `colocated`: seconds between tokens that were promised"
+    )
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=0.5,
+        help="of `colocated`: share of what users were promised that is left unused",
+    )
+    parser.add_argument("--log", type=Path, help="of `colocated`: a folder in which the engine's log of steps is kept")
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if options.part in ("handover", "all"):
-        figures["handover"] = handed_over.compared(options.rounds, lambda kind: paced(kind, options.step_ms))
+        metrics["handover"] = handed_over.compared(options.rounds, lambda kind: paced(kind, options.step_ms))
     if options.part in ("queue", "all"):
-        figures["queue"] = asyncio.run(compared(options, 16, (Way(4), Way(16)), 32))
+        metrics["queue"] = asyncio.run(compared(options, 16, (Way(4), Way(16)), 32))
     if options.part in ("flash", "all"):
-        figures["flash"] = asyncio.run(rollflash.compared(options.rounds, options.step_ms))
+        metrics["flash"] = asyncio.run(rollflash.compared(options.rounds, options.step_ms))
     if options.part in ("tail", "all"):
-        figures["tail"] = asyncio.run(compared(options, 64, (Way(GROUPS), Way(GROUPS, 1.25)), 5 * GROUPS))
+        metrics["tail"] = asyncio.run(compared(options, 64, (Way(GROUPS), Way(GROUPS, 1.25)), 5 * GROUPS))
     if options.part in ("affinity", "all"):
         with asyncio.Runner(loop_factory=IdleLoop) as runner:
-            figures["affinity"] = runner.run(affinity(options))
+            metrics["affinity"] = runner.run(affinity(options))
     if options.part in ("place", "all"):
-        figures["place"] = place(options)
+        metrics["place"] = place(options)
     if options.part in ("harvest", "all"):
-        figures["harvest"] = harvested(options.requests)
-    if options.part in ("lent", "all"):
-        users = lent_figures.Users(options.requests, options.rate, options.reads, options.answers, options.every)
-        step_ms, tpot = options.lent_step_ms, options.tpot
-        figures["lent"] = lent_figures.lent(users, options.engine, step_ms, tpot, options.margin, options.log)
+        metrics["harvest"] = harvested(options.requests)
+    if options.part in ("colocated", "all"):
+        users = colocated_results.Users(options.requests, options.rate, options.reads, options.answers, options.every)
+        step_ms, tpot = options.colocated_step_ms, options.tpot
+        metrics["colocated"] = colocated_results.colocated(
+            users, options.engine, step_ms, tpot, options.margin, options.log
+        )
     if options.part in ("turns", "all"):
-        figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
-    command.show(figures, options)
+        metrics["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
+    command.show(metrics, options)
     return 0

@@ -13,7 +13,7 @@ slices    two trainer ranks publish, each into a store that a server of its own 
           take their parts from one relay over HTTP: `slice_shares` of the whole, and of a step, that each fetched, and
           whether each has exactly its part (`slices_identical`).
 link      eight readers over one line of 1 Gbit/s and 20 ms: whole images straight from the origin, whole images
-          through a relay, steps through a relay. `slow_link_copies`, `whole_time_ratio`, `step_time_ratio`. Readers
+          through a relay, steps through a relay. `slow_link_copies`, `complete_time_ratio`, `step_time_ratio`. Readers
           fetch and check content; they do not write it, since eight hosts would not share two cores for that.
 engine    an embedded engine of 14 million parameters samples for 16 requests at once; in every other window of time it
           pulls and applies a version a second: `throughput_ratio` of these windows to the others (median of pairs),
@@ -57,7 +57,7 @@ from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.weights.layout import axis
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
-from rollout.weights.source import FolderSource, HttpSource
+from rollout.weights.source import DirectorySource, HttpSource
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import VersionRef
 from sandbox.paths import prefix
@@ -66,11 +66,11 @@ from trainer.weights import Publisher, picked_out
 MODEL = prefix() / "models" / "SmolLM2-135M-Instruct"
 READERS, BITS, DELAY = 8, 1e9, 0.020
 FILES = {"config.json": b"{}"}
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
-def sealed(store: VersionStore, folder: Path, name: str = "reader") -> Puller:
-    return Puller(FolderSource(store), Mirror(folder), name=name)
+def sealed(store: VersionStore, directory: Path, name: str = "reader") -> Puller:
+    return Puller(DirectorySource(store), Mirror(directory), name=name)
 
 
 # ---------------------------------------------------------------------- delta
@@ -78,8 +78,8 @@ def sealed(store: VersionStore, folder: Path, name: str = "reader") -> Puller:
 
 def optimisers(model: nn.Module) -> dict[str, Callable[[], list[torch.optim.Optimizer]]]:
     """By name: the update of a weight has about the size of the rate with each of them."""
-    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
-    others = [each for name, each in model.named_parameters() if each.ndim != 2 or "embed" in name]
+    matrices = [item for name, item in model.named_parameters() if item.ndim == 2 and "embed" not in name]
+    others = [item for name, item in model.named_parameters() if item.ndim != 2 or "embed" in name]
 
     def adamw(rate: float, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -114,17 +114,17 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-async def delta(folder: Path, root: Path, rounds: int) -> Figures:
+async def delta(directory: Path, root: Path, rounds: int) -> Metrics:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.parent.glob("docs/*.md")))
-    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[0]
-    found: Figures = {}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(directory)(text, return_tensors="pt").input_ids[0]
+    result: Metrics = {}
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for number, name in enumerate(optimisers(model)):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         store = VersionStore(root / f"store{number}")
-        publisher, puller = Publisher(store, whole_every=1000), sealed(store, root / f"mirror{number}")
+        publisher, puller = Publisher(store, complete_every=1000), sealed(store, root / f"mirror{number}")
         publisher.publish(0, state_of(model), FILES)
         await puller.pull()
         engines = {dtype: {key: value.to(dtype, copy=True) for key, value in state_of(model).items()}
@@ -133,7 +133,7 @@ async def delta(folder: Path, root: Path, rounds: int) -> Figures:
             for key, value in load_file(root / f"mirror{number}" / "model.safetensors").items():
                 engine[key].copy_(value)
         optimise = optimisers(model)[name]()
-        rows: list[Figures] = []
+        rows: list[Metrics] = []
         for step in range(1, rounds + 3):  # of which the first two warm the optimiser up
             start = torch.randint(0, len(ids) - 129, (4,))
             policy_step(model, optimise, torch.stack([ids[at : at + 128] for at in start.tolist()]))
@@ -149,17 +149,17 @@ async def delta(folder: Path, root: Path, rounds: int) -> Figures:
             }
             if step > 2:
                 rows.append(row)
-        found[name] = {key: rounded(statistics.median(row[key] for row in rows)) for key in rows[0]}
+        result[name] = {key: rounded(statistics.median(row[key] for row in rows)) for key in rows[0]}
         await puller.close()
         publisher.close()
-    return found
+    return result
 
 
-async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], mirror: Path) -> Figures:
+async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], mirror: Path) -> Metrics:
     """Pull the newest version and bring engines of both dtypes to it; beside it, what a full reload takes."""
     began = time.perf_counter()
     pulled = await puller.pull()
-    row: Figures = {"pull_ms": (time.perf_counter() - began) * 1000, "bytes": pulled.spent.bytes}
+    row: Metrics = {"pull_ms": (time.perf_counter() - began) * 1000, "bytes": pulled.spent.bytes}
     assert pulled.writes is not None
     dtypes = dict.fromkeys(engines[torch.float32], "BF16")
     for dtype, engine in engines.items():
@@ -171,11 +171,11 @@ async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], 
         ready.apply()
         row[f"pause{label}_ms"] = (time.perf_counter() - began) * 1000
         began = time.perf_counter()
-        whole = load_file(mirror / "model.safetensors")
+        complete = load_file(mirror / "model.safetensors")
         other = {key: torch.empty_like(value) for key, value in engine.items()}
         allocated = time.perf_counter() - began
         began = time.perf_counter() - allocated / 2
-        for key, value in whole.items():
+        for key, value in complete.items():
             other[key].copy_(value)
         row[f"reload{label}_ms"] = (time.perf_counter() - began) * 1000
         if any(not torch.equal(engine[key], other[key]) for key in other):
@@ -190,11 +190,11 @@ async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], 
 class Drifting:
     """A model folder, whose weights move a little from version to version."""
 
-    folder: Path
+    directory: Path
 
     def __call__(self, version: int) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(0)
-        tensors = load_file(self.folder / "model.safetensors")
+        tensors = load_file(self.directory / "model.safetensors")
         return {
             name: (tensor.float() + version * 1e-6 * torch.randn(tensor.shape, generator=random)).bfloat16()
             for name, tensor in tensors.items()
@@ -203,19 +203,19 @@ class Drifting:
 
 def sliced(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
     """What a tensor-parallel rank has of them."""
-    found = {}
+    result = {}
     for name, tensor in tensors.items():
         along = axis(name, tuple(tensor.shape))
-        found[name] = tensor if along is None or tensor.shape[along] % parts else tensor.chunk(parts, along)[part]
-    return found
+        result[name] = tensor if along is None or tensor.shape[along] % parts else tensor.chunk(parts, along)[part]
+    return result
 
 
-async def slices(folder: Path, root: Path) -> Figures:
+async def slices(directory: Path, root: Path) -> Metrics:
     """Two ranks publish, each into a store of its own; two tensor-parallel readers take their parts from one relay."""
-    drifting, ports, near = Drifting(folder), [free_port() for _ in range(2)], free_port()
+    drifting, ports, near = Drifting(directory), [free_port() for _ in range(2)], free_port()
     await asyncio.to_thread(publish, root / "ranks", drifting, versions=2, ranks=2, files=FILES)
     upstream = ",".join(f"http://127.0.0.1:{port}" for port in ports)
-    spent: dict[str, list[int]] = {"whole": [], "step": []}
+    spent: dict[str, list[int]] = {"complete": [], "step": []}
     identical = True
     with ExitStack() as servers:
         for rank, port in enumerate(ports):
@@ -229,18 +229,18 @@ async def slices(folder: Path, root: Path) -> Figures:
             for version, way in enumerate(spent):
                 spent[way].append((await puller.pull(version)).spent.bytes)
                 expected = sliced(drifting(version), part, parts)
-                got = load_file(mirror.folder / "model.safetensors")
+                got = load_file(mirror.directory / "model.safetensors")
                 same = (
-                    torch.equal(got[name].view(torch.int16), each.view(torch.int16)) for name, each in expected.items()
+                    torch.equal(got[name].view(torch.int16), item.view(torch.int16)) for name, item in expected.items()
                 )
                 identical = identical and got.keys() == expected.keys() and all(same)
             await puller.close()
         fetched = await fetched_bytes(f"http://127.0.0.1:{near}")
     return {
-        "slice_shares": [rounded(each / spent["whole"][0]) for each in spent["whole"][1:]],
-        "slice_shares_of_a_step": [rounded(each / spent["step"][0]) for each in spent["step"][1:]],
+        "slice_shares": [rounded(item / spent["complete"][0]) for item in spent["complete"][1:]],
+        "slice_shares_of_a_step": [rounded(item / spent["step"][0]) for item in spent["step"][1:]],
         "slices_identical": identical,
-        "relay_copies": rounded(fetched / (spent["whole"][0] + spent["step"][0])),
+        "relay_copies": rounded(fetched / (spent["complete"][0] + spent["step"][0])),
     }
 
 
@@ -253,9 +253,9 @@ class Sink:
     def __init__(self, url: str):
         self.source = HttpSource(url)
 
-    async def fetch(self, store: VersionStore, ref: VersionRef, *, whole: bool) -> None:
+    async def fetch(self, store: VersionStore, ref: VersionRef, *, complete: bool) -> None:
         manifest = store.manifest(ref)
-        refs = [each for each in (manifest.whole if whole else manifest.steps) or [] if each is not None]
+        refs = [item for item in (manifest.complete if complete else manifest.steps) or [] if item is not None]
         await self.source.chunk(ref.manifest)
         slots = asyncio.Semaphore(4)
 
@@ -266,8 +266,8 @@ class Sink:
         await asyncio.gather(*(one(number) for number in range(len(refs))))
 
 
-async def link(folder: Path, root: Path) -> Figures:
-    tensors = load_file(folder / "model.safetensors")
+async def link(directory: Path, root: Path) -> Metrics:
+    tensors = load_file(directory / "model.safetensors")
     store = VersionStore(root / "origin")
     publisher = Publisher(store)
     refs = [publisher.publish(0, tensors, FILES)]
@@ -276,35 +276,35 @@ async def link(folder: Path, root: Path) -> Figures:
             tensor += torch.randn_like(tensor) * 1e-6
         refs.append(publisher.publish(version, tensors, FILES))
     publisher.close()
-    size = store.manifest(refs[0]).whole_bytes or 0
+    size = store.manifest(refs[0]).total_bytes or 0
     origin, near = free_port(), free_port()
     times: dict[str, float] = {}
-    with forked(relay_process(store.folder, origin)), slow_link(origin, bits_s=BITS, delay=DELAY) as far:
+    with forked(relay_process(store.directory, origin)), slow_link(origin, bits_s=BITS, delay=DELAY) as far:
         await listening(origin)
-        times["direct"] = await together(f"http://127.0.0.1:{far}", store, refs[0], whole=True)
+        times["direct"] = await together(f"http://127.0.0.1:{far}", store, refs[0], complete=True)
         with forked(relay_process(root / "relay", near, f"http://127.0.0.1:{far}")):
             await listening(near)
             url = f"http://127.0.0.1:{near}"
-            times["whole"] = await together(url, store, refs[0], whole=True)
+            times["complete"] = await together(url, store, refs[0], complete=True)
             before = await fetched_bytes(url)
-            steps = [await together(url, store, ref, whole=False) for ref in refs[1:]]
+            steps = [await together(url, store, ref, complete=False) for ref in refs[1:]]
             times["step"] = statistics.median(steps)
     return {
         "whole_mb": rounded(size / 1e6),
         "step_mb": rounded((store.manifest(refs[1]).step_bytes or 0) / 1e6),
         "slow_link_copies": rounded(before / size),
         "direct_s": rounded(times["direct"]),
-        "whole_s": rounded(times["whole"]),
+        "whole_s": rounded(times["complete"]),
         "step_s": rounded(times["step"]),
-        "whole_time_ratio": rounded(times["whole"] / times["direct"]),
+        "whole_time_ratio": rounded(times["complete"] / times["direct"]),
         "step_time_ratio": rounded(times["step"] / times["direct"]),
     }
 
 
-async def together(url: str, store: VersionStore, ref: VersionRef, *, whole: bool) -> float:
+async def together(url: str, store: VersionStore, ref: VersionRef, *, complete: bool) -> float:
     sinks = [Sink(url) for _ in range(READERS)]
     began = time.perf_counter()
-    await asyncio.gather(*(sink.fetch(store, ref, whole=whole) for sink in sinks))
+    await asyncio.gather(*(sink.fetch(store, ref, complete=complete) for sink in sinks))
     took = time.perf_counter() - began
     for sink in sinks:
         await sink.source.close()
@@ -328,12 +328,12 @@ LARGER = ModelConfig(
 WINDOW = 3.0  # seconds
 
 
-async def engine(root: Path, windows: int) -> Figures:
+async def engine(root: Path, windows: int) -> Metrics:
     """What an engine loses of its throughput while it takes versions."""
     store = VersionStore(root / "engine-weights")
     model = Qwen3(LARGER)
     model.initialise(0)
-    publisher = Publisher(store, whole_every=1000, keep=1000)
+    publisher = Publisher(store, complete_every=1000, keep=1000)
     files = {"config.json": json.dumps(LARGER.to_json()).encode()}
     publisher.publish(0, model.state_dict(), files)
     for version in range(1, windows * 3 + 1):  # made before: a trainer is on another host
@@ -345,7 +345,7 @@ async def engine(root: Path, windows: int) -> Figures:
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollout.engine.embedded.server", "--model", root / "engine-mirror", "--port", str(port),
-        "--weights", store.folder, "--at", "0", "--length", "4096", "--slots", "16",
+        "--weights", store.directory, "--at", "0", "--length", "4096", "--slots", "16",
         env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -357,22 +357,22 @@ async def engine(root: Path, windows: int) -> Figures:
         await process.wait()
 
 
-async def _alternate(client: EngineClient, windows: int) -> Figures:
+async def _alternate(client: EngineClient, windows: int) -> Metrics:
     sampling = Sampling(max_tokens=400, ignore_eos=True)
 
-    async def ask(number: int) -> None:
+    async def request(number: int) -> None:
         while True:
             await client.generate([5, 6 + number], sampling)
 
-    asking = [asyncio.create_task(ask(number)) for number in range(16)]
+    asking = [asyncio.create_task(request(number)) for number in range(16)]
     await client.pull(0)  # the process that pulls has started
     await asyncio.sleep(WINDOW)
     version, ratios, pauses, lags = 0, [], [], []
     for _ in range(windows):
         alone, _ = await _window(client, None)
-        beside, taken = await _window(client, version)
+        alongside, taken = await _window(client, version)
         version += len(taken)
-        ratios.append(beside / alone)
+        ratios.append(alongside / alone)
         pauses += [pause for pause, _ in taken]
         lags += [lag for _, lag in taken]
     for task in asking:
@@ -380,7 +380,7 @@ async def _alternate(client: EngineClient, windows: int) -> Figures:
     await asyncio.gather(*asking, return_exceptions=True)
     return {
         "throughput_ratio": rounded(statistics.median(ratios)),
-        "ratio_quartiles": [rounded(each) for each in statistics.quantiles(ratios, n=4)[::2]],
+        "ratio_quartiles": [rounded(item) for item in statistics.quantiles(ratios, n=4)[::2]],
         "versions_taken": version,
         "pause_ms": rounded(1000 * statistics.median(pauses)),
         "pause_ms_worst": rounded(1000 * max(pauses)),
@@ -418,15 +418,15 @@ def transformer(parameters: float, device: torch.device) -> dict[str, Tensor]:
     return {name: torch.randn(shape, dtype=torch.bfloat16, device=device) * 0.02 for name, shape in shapes.items()}
 
 
-async def large(root: Path, device: torch.device, parameters: float, rounds: int) -> Figures:
+async def large(root: Path, device: torch.device, parameters: float, rounds: int) -> Metrics:
     weights = transformer(parameters, device)
     size = sum(tensor.numel() for tensor in weights.values()) * 2 / 1e9
     store = VersionStore(root / "large")
-    publisher, puller = Publisher(store, whole_every=1000), sealed(store, root / "large-mirror")
+    publisher, puller = Publisher(store, complete_every=1000), sealed(store, root / "large-mirror")
     publisher.publish(0, weights, FILES)
     await puller.pull()
     engine = {name: tensor.clone() for name, tensor in weights.items()}
-    rows: list[Figures] = []
+    rows: list[Metrics] = []
     for version in range(1, rounds + 1):
         pairs = [(tensor.clone(), tensor) for tensor in weights.values()]
         for tensor in weights.values():
@@ -499,9 +499,9 @@ def main(arguments: list[str] | None = None) -> int:
     if {"delta", "slices", "link"} & set(chosen) and not (options.model / "config.json").exists():
         parser.error(f"no model in {options.model}: run `make setup-models`, or name one with --model")
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-    result: Figures = {}
+    result: Metrics = {}
     memory = Path("/dev/shm")
-    with aftermath.TemporaryFolder("pagurus-sync-", memory if memory.exists() else None) as place:
+    with aftermath.TemporaryDirectory("pagurus-sync-", memory if memory.exists() else None) as place:
         root = Path(place)
         acts: dict[str, Callable[[], Any]] = {
             "kills": lambda: weights.kills(root, options.trials, options.seed),

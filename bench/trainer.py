@@ -6,7 +6,8 @@ Owns: synthetic batches and the figures of docs/training.md. Does not own: sampl
   clip, AdamW) with the same model and the same packed micro-batches, taken in turns within one run.
 - `padding_share`: tokens that a model reads for nothing; beside it what padding to the longest would cost.
 - `stream_hidden_share`: of the seconds of a step, those that were over when a long-tailed batch was complete.
-- `decoding_beside_stream`: seconds of 24 answers of an embedded engine on the same machine, alone over beside a trainer
+- `decoding_alongside_stream`: seconds of 24 answers of an embedded engine on the same machine, alone over beside a
+trainer
   that computes gradients of one group after another; in turns, the median of pairs.
 - `peak_memory`: growth of the resident set of a fresh process over two steps, each saved and published as a run does,
   beside the estimate of `--dry-run`; `peak_memory_of_saves`: the same where micro-batches are so small that a save
@@ -193,7 +194,7 @@ async def decoding(pairs: int) -> dict[str, Any]:
                 learner.feed(samples[at : at + SIZE], last=at + SIZE >= len(samples))
             learner.finish()
 
-    with aftermath.TemporaryFolder("pagurus-decoding-") as home:
+    with aftermath.TemporaryDirectory("pagurus-decoding-") as home:
         async with EngineSupervisor(embedded(), SERVED, 0, log=Path(home) / "engine.log") as engine:
 
             async def decode() -> float:
@@ -229,8 +230,8 @@ def memory_of(budget: int, *, keep_freed: bool) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return result
 
 
 def resident(name: str) -> int:
@@ -251,11 +252,11 @@ def measure_memory(budget: int) -> dict[str, Any]:
             Qwen3(LARGER), budget=budget, longest=longest, tokens=2 * budget, recompute=False, flops=1e10
         )
     few = make_samples(0, groups=1, longest=64, vocabulary=CONFIG.vocab_size)
-    with tempfile.TemporaryDirectory() as folder:
-        live(CONFIG, few, budget=BUDGET, folder=Path(folder, "warm"))  # libraries load their code once
+    with tempfile.TemporaryDirectory() as directory:
+        live(CONFIG, few, budget=BUDGET, directory=Path(directory, "warm"))  # libraries load their code once
         ctypes.CDLL(None).malloc_trim(0)  # what that has freed is not there for what follows
         before = resident("VmRSS")
-        live(LARGER, samples, budget=budget, folder=Path(folder, "run"))
+        live(LARGER, samples, budget=budget, directory=Path(directory, "run"))
         grown = resident("VmHWM") - before
     return {
         "peak_memory": grown,
@@ -265,10 +266,10 @@ def measure_memory(budget: int) -> dict[str, Any]:
     }
 
 
-def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, folder: Path) -> None:
+def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, directory: Path) -> None:
     """Two steps as the trainer of a run takes them, at a rate at which few words change in bf16."""
     learner = Learner(Scorer(make_model(config)), named("dapo"), OptimiserSettings(budget=budget, rate=1e-6))
-    saves, publisher = Saves(folder / "resume"), Publisher(VersionStore(folder / "weights"))
+    saves, publisher = Saves(directory / "resume"), Publisher(VersionStore(directory / "weights"))
     for step in range(2):
         learner.step(samples)
         saves.save(learner, ResumeState(step=step + 1))
@@ -278,29 +279,29 @@ def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, folder:
 
 def killing(kills: int) -> dict[str, Any]:
     """A run on one rank that is killed, against one that is not, from the same log."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole = killed(kill_plan(folder, "whole", kills), 0, ranks=1)
-        alone = killed(kill_plan(folder, "alone", kills), kills, ranks=1)
-    identical = whole.keys() == alone.keys() and all(torch.equal(whole[name], alone[name]) for name in whole)
+    with tempfile.TemporaryDirectory() as directory:
+        complete = killed(kill_plan(directory, "complete", kills), 0, ranks=1)
+        alone = killed(kill_plan(directory, "alone", kills), kills, ranks=1)
+    identical = complete.keys() == alone.keys() and all(torch.equal(complete[name], alone[name]) for name in complete)
     return {"kills": kills, "identical": identical}
 
 
 def killing_ranks(kills: int) -> dict[str, Any]:
     """A run on two ranks, then one, of which any is killed, against one on one rank that is not."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole = killed(kill_plan(folder, "whole", kills), 0, ranks=1)
-        ranks = killed(kill_plan(folder, "ranks", kills), kills, ranks=2)
-    difference = max(float((whole[name] - ranks[name]).norm() / whole[name].norm()) for name in whole)
+    with tempfile.TemporaryDirectory() as directory:
+        complete = killed(kill_plan(directory, "complete", kills), 0, ranks=1)
+        ranks = killed(kill_plan(directory, "ranks", kills), kills, ranks=2)
+    difference = max(float((complete[name] - ranks[name]).norm() / complete[name].norm()) for name in complete)
     return {"kills_of_ranks": kills, "ranks_to_one_difference": difference}
 
 
-def kill_plan(folder: str, name: str, kills: int) -> WorkPlan:
-    base = Path(folder, "base")
+def kill_plan(directory: str, name: str, kills: int) -> WorkPlan:
+    base = Path(directory, "base")
     if not base.exists():
         save_model(make_model(ModelConfig(vocab_size=300)), base)
     steps = LIFE * (kills + 1)
     return WorkPlan(
-        model=str(base), folder=str(Path(folder, name)), steps=steps, settings=OptimiserSettings(budget=256)
+        model=str(base), directory=str(Path(directory, name)), steps=steps, settings=OptimiserSettings(budget=256)
     )
 
 
@@ -318,7 +319,7 @@ def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]
             saved = max((int(save.name.removeprefix("step-")) for save in saves_in(made.resume)), default=0)
             fleet.wait(min(made.steps, max(LIFE * life, saved) + rng.randrange(1, 4)))
             time.sleep(rng.random() * 0.1)
-            os.kill(rng.choice(read(fleet.folder / "beats")).pid, signal.SIGKILL)
+            os.kill(rng.choice(read(fleet.directory / "beats")).pid, signal.SIGKILL)
             try:
                 fleet.wait(made.steps)
             except RankLost as lost:

@@ -84,7 +84,7 @@ async def serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await asyncio.to_thread(private.directory, options.state, ours=("cluster.sqlite",))
     await asyncio.to_thread(private.directory, options.run, ours=(NAME,))
-    door = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
+    limiter = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
     state = CoordinatorState(options.state / "cluster.sqlite")
     replicating = options.replicate or options.replicate_store is not None
     members = Members(state, ttl=options.lease, leasing=replicating)
@@ -103,7 +103,7 @@ async def serve(options: argparse.Namespace) -> None:
     await listeners.open()
     await members.open()
     try:
-        await listeners.serve(door)
+        await listeners.serve(limiter)
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
@@ -112,7 +112,7 @@ async def serve(options: argparse.Namespace) -> None:
             parts += [copies, failover]
         if replicating and not options.no_balance:
             parts.append(Balance(members, moves))
-        working = [asyncio.create_task(lasting(each)) for each in parts]
+        working = [asyncio.create_task(lasting(item)) for item in parts]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():

@@ -47,17 +47,17 @@ class Balance:
         try:
             while True:
                 await asyncio.sleep(POLL_INTERVAL)
-                await self._look()
+                await self._poll()
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _look(self) -> None:
-        now, hosts = time.monotonic(), [self._seen(host) for host in self.members.views()]
+    async def _poll(self) -> None:
+        now, hosts = time.monotonic(), [self._observed(host) for host in self.members.views()]
         steady = self._steady(hosts, now)
         leases = [member.lease for member in self.members.hosts.values()]
-        if self.members.withheld or any(lease.doubted(each, now) and not lease.over(each, now) for each in leases):
+        if self.members.withheld or any(lease.doubted(item, now) and not lease.over(item, now) for item in leases):
             self._calm_at = now + CALM
         if now < self._calm_at:
             return
@@ -67,9 +67,9 @@ class Balance:
             return
         self._failed = {id: when for id, when in self._failed.items() if when > now - RETRY_DELAY}
         residents = balance.offered(
-            self._resident(id, known)
-            for id, known in self.members.places.items()
-            if known.host in givers and self._may_move(id, known, now)
+            self._resident(id, existing)
+            for id, existing in self.members.places.items()
+            if existing.host in givers and self._may_move(id, existing, now)
         )
         begun = balance.decide(hosts, residents, under_way, steady)
         if begun:
@@ -78,7 +78,7 @@ class Balance:
         for move in begun:
             self._tasks[move] = asyncio.create_task(self._move(move), name=f"move of {move.sandbox}")
 
-    def _seen(self, host: HostView) -> HostView:
+    def _observed(self, host: HostView) -> HostView:
         """One that did not answer just now may be lost: nothing moves there until it does."""
         return replace(host, alive=host.alive and not self.members.member(host.name).error)
 
@@ -86,20 +86,20 @@ class Balance:
         self._alive = {host.name: self._alive.get(host.name, now) for host in hosts if host.alive}
         return {name: now - since for name, since in self._alive.items()}
 
-    def _may_move(self, id: str, known: SandboxPlace, now: float) -> bool:
-        row = known.row
+    def _may_move(self, id: str, existing: SandboxPlace, now: float) -> bool:
+        row = existing.row
         still = row.state == "running" and not row.bound and row.idle_s is not None and not self.moves.in_use(id)
-        settled = now - known.since >= balance.SETTLED
-        return still and settled and id not in self.members.moving and id not in self._failed
+        finalized = now - existing.since >= balance.FINALIZED
+        return still and finalized and id not in self.members.moving and id not in self._failed
 
-    def _resident(self, id: str, known: SandboxPlace) -> MovableSandbox:
+    def _resident(self, id: str, existing: SandboxPlace) -> MovableSandbox:
         copies = self.members.state.copies.get(id, {}).values()
         return MovableSandbox(
             sandbox=id,
-            host=known.host,
-            images=images(known.row),
-            idle=known.row.idle_s or 0.0,
-            labels=known.row.labels,
+            host=existing.host,
+            images=images(existing.row),
+            idle=existing.row.idle_s or 0.0,
+            labels=existing.row.labels,
             copies=frozenset(row.host for row in copies if row.host != STORE),
         )
 

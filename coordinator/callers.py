@@ -36,14 +36,14 @@ class Callers:
         if caller.everything:
             return member.row.token
         state = self._members.state
-        if (known := state.tokens.get((caller.token, member.name))) is not None:
-            return str(known[1])
+        if (existing := state.tokens.get((caller.token, member.name))) is not None:
+            return str(existing[1])
         async with self._making.setdefault(member.name, asyncio.Lock()), answering(member):
-            if (known := state.tokens.get((caller.token, member.name))) is not None:
-                return str(known[1])
+            if (existing := state.tokens.get((caller.token, member.name))) is not None:
+                return str(existing[1])
             quota = msgspec.structs.replace(caller.quota, requests_per_s=None, execs=None)  # of these, all hosts' count
-            wanted = TokenRequest(name=f"cluster {caller.token}", scope=caller.scope, owner=caller.owner, quota=quota)  # type: ignore[arg-type]
-            made = await member.upstream.call("POST", "/v1/tokens", NewToken, wanted)
+            target = TokenRequest(name=f"cluster {caller.token}", scope=caller.scope, owner=caller.owner, quota=quota)  # type: ignore[arg-type]
+            made = await member.upstream.call("POST", "/v1/tokens", NewToken, target)
             await state.put_token(caller.token, member.name, made.token.id, made.text)
             return made.text
 

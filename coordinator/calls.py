@@ -23,7 +23,7 @@ from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import PlacementRequest
-from coordinator.forward import MAX_WHOLE, HostResponse, abort, bridge, passed_on, relay, while_there
+from coordinator.forward import MAX_COMPLETE, HostResponse, abort, bridge, passed_on, relay, while_there
 from coordinator.members import HostMember, Members
 from coordinator.moves import Moves
 from coordinator.wire import body as decoded
@@ -80,10 +80,10 @@ class Calls:
 
     def find(self, sandbox: str) -> tuple[str, HostMember]:
         """Its id and its host, by its id, name or beginning, as the caller sees it. Raises NotFound."""
-        found = visibility.find(self.members.places, sandbox)  # type: ignore[type-var]
-        if found is None:
+        result = visibility.find(self.members.places, sandbox)  # type: ignore[type-var]
+        if result is None:
             raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
-        return found.row.id, self.members.member(found.host)
+        return result.row.id, self.members.member(result.host)
 
     async def on_sandbox(self, request: web.Request) -> web.StreamResponse:
         """A call on one sandbox, to the host where it is."""
@@ -104,7 +104,7 @@ class Calls:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             if (there := await member.upstream.joined(path, await self.callers.token(member))) is not None:
                 return await bridge(request, there, member.upstream)
-            return (await self._whole(member, "GET", path, passed_on(request.headers), None)).response()
+            return (await self._complete(member, "GET", path, passed_on(request.headers), None)).response()
         if request.method == "DELETE" and not rest:
             answer = await self._repeated(request, lambda: self.find(id)[1], path)
             if answer.status < 300:
@@ -120,15 +120,15 @@ class Calls:
         while True:
             await self.moves.free(id)
             with self.moves.calling(id):
-                if (kept := await self.members.state.answer(call)) is not None:
-                    return msgspec.msgpack.decode(kept, type=HostResponse).response()
+                if (retained := await self.members.state.answer(call)) is not None:
+                    return msgspec.msgpack.decode(retained, type=HostResponse).response()
                 answer = await self._repeated(request, lambda: self.find(id)[1], path)
             host = self.find(id)[1].name
             self._remember(self.find(id)[1], answer)
-            told = self._told(answer)
-            if answer.status >= 300 or told.checkpoint is None:
+            reported = self._reported(answer)
+            if answer.status >= 300 or reported.checkpoint is None:
                 return answer.response()
-            if await self.copies.wait(id, told.checkpoint, host, told.turn):
+            if await self.copies.wait(id, reported.checkpoint, host, reported.turn):
                 break  # else the host was lost before the state was copied: it has not taken place
         await self.members.state.put_answer(call, id, msgspec.msgpack.encode(answer))
         return answer.response()
@@ -150,9 +150,9 @@ class Calls:
             try:
                 async with (
                     while_there(request),
-                    member.upstream.answered(request.method, path, headers, data, token) as found,
+                    member.upstream.answered(request.method, path, headers, data, token) as result,
                 ):
-                    return await relay(request, found)
+                    return await relay(request, result)
             except (NoDaemon, ConnectionBroken):
                 if request.method != "GET" or time.monotonic() > deadline:
                     abort(request)
@@ -172,7 +172,7 @@ class Calls:
                 continue
             try:
                 async with while_there(request):
-                    answer = await self._whole(member, request.method, path, passed_on(request.headers), data)
+                    answer = await self._complete(member, request.method, path, passed_on(request.headers), data)
                 if answer.status != LEASE_OVER or KEY not in request.headers or time.monotonic() > deadline:
                     return answer
             except (NoDaemon, ConnectionBroken):
@@ -181,22 +181,22 @@ class Calls:
                     raise
             await asyncio.sleep(POLL_INTERVAL)
 
-    async def _whole(
+    async def _complete(
         self, member: HostMember, method: str, path: str, headers: Mapping[str, str], data: bytes | None
     ) -> HostResponse:
         sent = {name: value for name, value in headers.items() if name.lower() != "content-length"}
-        return await member.upstream.whole(method, path, sent, data, await self.callers.token(member))
+        return await member.upstream.complete(method, path, sent, data, await self.callers.token(member))
 
     def _remember(self, member: HostMember, answer: HostResponse) -> None:
         """Where the checkpoint is that an answer names."""
-        told = self._told(answer)
-        for name in (told.checkpoint, told.id):
+        reported = self._reported(answer)
+        for name in (reported.checkpoint, reported.id):
             if name is not None and name.startswith("c-"):
                 self.members.remember(name, member.name)
 
     @staticmethod
-    def _told(answer: HostResponse) -> StreamMarker:
-        if answer.status < 300 and len(answer.body) < MAX_WHOLE:
+    def _reported(answer: HostResponse) -> StreamMarker:
+        if answer.status < 300 and len(answer.body) < MAX_COMPLETE:
             with contextlib.suppress(Protocol):  # an answer of another form names none
                 return answer.decoded(StreamMarker)
         return StreamMarker()
@@ -205,19 +205,21 @@ class Calls:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """A new sandbox, on the host that suits it best."""
-        wanted = await decoded(request, CreateRequest)
-        names = frozenset(filter(None, map(filed, (wanted.image, f"{wanted.image}:latest"))))
-        memory = 0 if wanted.limits.memory is None else parse_bytes(wanted.limits.memory) / 8
+        target = await decoded(request, CreateRequest)
+        names = frozenset(filter(None, map(filed, (target.image, f"{target.image}:latest"))))
+        memory = 0 if target.limits.memory is None else parse_bytes(target.limits.memory) / 8
         hosts = self.members.views()
-        asked = PlacementRequest(images=names, labels=wanted.labels, memory=memory)
-        call, replicated = self._call(request), wanted.replicated_answers
-        if (known := self.members.state.calls.get(call or "")) in self.members.hosts:  # admitted then, and perhaps made
-            return (await self._offered(request, [known], call, hosts, asked, replicated)).response()
-        with self._admitted(wanted.name, [wanted.limits]):
-            order = place.ranked(hosts, asked)
+        requested = PlacementRequest(images=names, labels=target.labels, memory=memory)
+        call, replicated = self._call(request), target.replicated_answers
+        if (
+            existing := self.members.state.calls.get(call or "")
+        ) in self.members.hosts:  # admitted then, and perhaps made
+            return (await self._offered(request, [existing], call, hosts, requested, replicated)).response()
+        with self._admitted(target.name, [target.limits]):
+            order = place.ranked(hosts, requested)
             if not order:
-                raise self._nowhere(wanted.image, names, asked)
-            answer = await self._offered(request, order[:TRIES], call, hosts, asked, replicated)
+                raise self._nowhere(target.image, names, requested)
+            answer = await self._offered(request, order[:TRIES], call, hosts, requested, replicated)
         return answer.response()
 
     async def _offered(
@@ -226,7 +228,7 @@ class Calls:
         order: list[str],
         call: str | None,
         hosts: Any,
-        asked: PlacementRequest,
+        requested: PlacementRequest,
         replicated: bool,
     ) -> HostResponse:
         """The answer of the first of these hosts that has room."""
@@ -240,29 +242,29 @@ class Calls:
                 continue
             if answer.status < 300:
                 self._hosted(member, answer.decoded(SandboxInfo), replicated=replicated)
-                await self.members.state.decided("place", {"hosts": hosts, "wanted": asked}, name)
+                await self.members.state.decided("place", {"hosts": hosts, "target": requested}, name)
             return answer
         raise AssertionError("there is at least one")
 
-    def _nowhere(self, image: str, names: frozenset[str], asked: PlacementRequest) -> Exception:
+    def _nowhere(self, image: str, names: frozenset[str], requested: PlacementRequest) -> Exception:
         hosts = self.members.views()
-        known = sorted({name for host in hosts for name in host.images})
-        if names.isdisjoint(known):
-            told = ", ".join(known) or "none"
-            return ImageNotFound(f"no image {image!r}; there are: {told}", hint="pagurus image import")
-        return NoSpace(f"no host can take it: {place.refusals(hosts, asked)}", hint="see `pagurus cluster ls`")
+        existing = sorted({name for host in hosts for name in host.images})
+        if names.isdisjoint(existing):
+            reported = ", ".join(existing) or "none"
+            return ImageNotFound(f"no image {image!r}; there are: {reported}", hint="pagurus image import")
+        return NoSpace(f"no host can take it: {place.refusals(hosts, requested)}", hint="see `pagurus cluster ls`")
 
     @contextlib.contextmanager
     def _admitted(self, name: str | None, limits: list[Limits]) -> Any:
         """Within the quota of the caller and under a name that is free, over all hosts. Made within."""
         caller = CALLER.get()
-        mine = [each.row for each in self.members.places.values() if each.row.owner == caller.owner]
-        mine += [each for each in self._making.values() if each.owner == caller.owner]
-        if name and any(each.name == name for each in mine):
+        mine = [item.row for item in self.members.places.values() if item.row.owner == caller.owner]
+        mine += [item for item in self._making.values() if item.owner == caller.owner]
+        if name and any(item.name == name for item in mine):
             raise Conflict(f"there is a sandbox named {name} already", hint="choose another name")
-        if why := excess(caller.quota, usage([*limits, *(each.limits for each in mine)])):
+        if why := excess(caller.quota, usage([*limits, *(item.limits for item in mine)])):
             raise TooMany(f"the quota of this token would be exceeded: {why}", hint="remove some, or ask for less")
-        made = {id(each): HostedSandbox(id="", owner=caller.owner, name=name, limits=each) for each in limits}
+        made = {id(item): HostedSandbox(id="", owner=caller.owner, name=name, limits=item) for item in limits}
         self._making |= made
         try:
             yield
@@ -298,21 +300,21 @@ class Calls:
 
     async def _forks(self, request: web.Request, sandbox: str) -> tuple[ForkRequest, Any]:
         """What is asked, and within what it is made: the quota, unless this call was admitted before."""
-        wanted = await decoded(request, ForkRequest)
-        wanted.need_count()
+        target = await decoded(request, ForkRequest)
+        target.need_count()
         if self._call(request) in self.members.state.calls:
-            return wanted, contextlib.nullcontext()
-        known = self.members.places.get(sandbox)  # of one that is gone, its host counts what forks may use
-        limits = Limits(cpus=0.01, memory=1, disk=1) if known is None else known.row.limits
-        return wanted, self._admitted(None, [limits] * wanted.count)
+            return target, contextlib.nullcontext()
+        existing = self.members.places.get(sandbox)  # of one that is gone, its host counts what forks may use
+        limits = Limits(cpus=0.01, memory=1, disk=1) if existing is None else existing.row.limits
+        return target, self._admitted(None, [limits] * target.count)
 
     async def _fork_sandbox(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
         """New sandboxes that go on from a sandbox as it is now, on its host."""
-        wanted, admitted = await self._forks(request, id)
+        target, admitted = await self._forks(request, id)
         with admitted:
             if (call := self._call(request)) is not None:
                 await self.members.state.put_call(call, self.find(id)[1].name)
-            with self.members.coming(self.find(id)[1], wanted.count):
+            with self.members.coming(self.find(id)[1], target.count):
                 answer = await self._repeated(request, lambda: self.find(id)[1], path)
             self._made(self.find(id)[1], answer)
         return answer.response()
@@ -321,41 +323,41 @@ class Calls:
 
     async def on_checkpoint(self, request: web.Request) -> web.StreamResponse:
         """A call on one checkpoint, to a host that holds it."""
-        found = await self.members.holders(request.match_info["checkpoint"], self.callers.token)
-        info = next(iter(found.values()))
+        result = await self.members.holders(request.match_info["checkpoint"], self.callers.token)
+        info = next(iter(result.values()))
         rest = _rest(request)
         if rest == "fork":
-            wanted, admitted = await self._forks(request, info.sandbox)
+            target, admitted = await self._forks(request, info.sandbox)
             with admitted:
-                return await self._fork(request, wanted, info.id, frozenset(found))
+                return await self._fork(request, target, info.id, frozenset(result))
         path = f"/v1/checkpoints/{part(info.id)}" + (f"/{rest}" if rest else "") + _query(request)
-        order = place.ranked(self.members.views(), PlacementRequest(holders=frozenset(found))) or sorted(found)
+        order = place.ranked(self.members.views(), PlacementRequest(holders=frozenset(result))) or sorted(result)
         if request.method == "DELETE" or rest == "label":
-            held = [self.members.member(name) for name in sorted(found)]
+            held = [self.members.member(name) for name in sorted(result)]
             answers = [await self._repeated(request, partial(_same, member), path) for member in held]
             return max(answers, key=lambda answer: answer.status).response()
         return await self._through(request, lambda: self.members.member(order[0]), path)
 
     async def _fork(
-        self, request: web.Request, wanted: ForkRequest, checkpoint: str, holders: frozenset[str]
+        self, request: web.Request, target: ForkRequest, checkpoint: str, holders: frozenset[str]
     ) -> web.StreamResponse:
         """New sandboxes on the hosts that hold the checkpoint, spread by how busy these are."""
         call, state = self._call(request), self.members.state
-        asked = PlacementRequest(holders=holders, labels=wanted.labels or {})
+        requested = PlacementRequest(holders=holders, labels=target.labels or {})
         hosts = self.members.views()
-        if (known := state.calls.get(call or "")) is not None:
-            shares = msgspec.json.decode(known, type=dict[str, int])
+        if (existing := state.calls.get(call or "")) is not None:
+            shares = msgspec.json.decode(existing, type=dict[str, int])
         else:
-            shares = place.spread(hosts, asked, wanted.count)
+            shares = place.spread(hosts, requested, target.count)
             if not shares:
-                why = place.refusals([host for host in hosts if host.name in holders], asked)
+                why = place.refusals([host for host in hosts if host.name in holders], requested)
                 raise NoSpace(f"no host can take it: {why}", hint="see `pagurus cluster ls`")
             if call is not None:
                 await state.put_call(call, msgspec.json.encode(shares).decode())
         path = f"/v1/checkpoints/{part(checkpoint)}/fork"
-        parts = await asyncio.gather(*(self._share(request, n, c, path, wanted) for n, c in shares.items()))
-        if known is None and any(answer.status < 300 for _, answer in parts):
-            await state.decided("fork", {"hosts": hosts, "wanted": asked, "count": wanted.count}, shares)
+        parts = await asyncio.gather(*(self._share(request, n, c, path, target) for n, c in shares.items()))
+        if existing is None and any(answer.status < 300 for _, answer in parts):
+            await state.decided("fork", {"hosts": hosts, "target": requested, "count": target.count}, shares)
         if len(parts) == 1:
             return parts[0][1].response()
         if all(answer.status >= 400 for _, answer in parts):
@@ -363,13 +365,13 @@ class Calls:
         return reply(request, [entry for entries, _ in parts for entry in entries], 201)
 
     async def _share(
-        self, request: web.Request, host: str, count: int, path: str, wanted: ForkRequest
+        self, request: web.Request, host: str, count: int, path: str, target: ForkRequest
     ) -> tuple[list[ForkEntry], HostResponse]:
         member = self.members.member(host)
         headers = {**passed_on(request.headers), "Content-Type": MSGPACK}
-        data = msgspec.msgpack.encode(msgspec.structs.replace(wanted, count=count))
+        data = msgspec.msgpack.encode(msgspec.structs.replace(target, count=count))
         with self.members.coming(member, count):
-            answer = await self._whole(member, "POST", path, headers, data)
+            answer = await self._complete(member, "POST", path, headers, data)
         if answer.status < 300:
             return self._made(member, answer), answer
         return [ForkEntry(error=answer.decoded(ErrorBody)) for _ in range(count)], answer

@@ -76,15 +76,15 @@ class MeteredStream:
         while True:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    each = await anext(parts)
+                    item = await anext(parts)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 raise Timeout(f"a stream of a checkpoint stalls after {self.size} bytes") from None
-            self.size += len(each)
-            deadline += len(each) / MIN_RATE + await self._pace.take(len(each))
+            self.size += len(item)
+            deadline += len(item) / MIN_RATE + await self._pace.take(len(item))
             deadline = min(deadline, time.monotonic() + STALLS)
-            yield each
+            yield item
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Copies:
         self.members = members
         self._store = store
         self.state = members.state
-        self.copies = self.copied_bytes = self.whole_bytes = 0
-        self._whole: dict[str, int] = {}  # bytes of the last copy of each sandbox that travelled whole
+        self.copies = self.copied_bytes = self.total_bytes = 0
+        self._complete: dict[str, int] = {}  # bytes of the last copy of each sandbox that travelled whole
         self._pace = CopyRateLimit(rate)
         self._since: dict[tuple[str, bool], float] = {}
         self._waited: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class Copies:
                 async with asyncio.timeout(POLL_INTERVAL):
                     await self._wake.wait()
             self._wake.clear()
-            subjects = [each for each in self._subjects() if (each.sandbox, each.store) not in self._under_way]
+            subjects = [item for item in self._subjects() if (item.sandbox, item.store) not in self._under_way]
             for copy in replicate.decide(self.members.views(), subjects, self._busy, AT_ONCE):
                 self._busy.update((copy.source, copy.target))
                 task = asyncio.create_task(self._make(copy), name=f"copy of {copy.sandbox}")
@@ -134,27 +134,27 @@ class Copies:
                     await self._try_to_forget(sandbox)
 
     def _subjects(self) -> list[Subject]:
-        found = []
-        for id, known in self.members.places.items():
+        result = []
+        for id, existing in self.members.places.items():
             for store in (False, True) if self._store is not None else (False,):
                 rows = self._rows(id, store)
                 subject = Subject(
                     sandbox=id,
-                    host=known.host,
-                    durable=known.row.durable,
-                    images=images(known.row),
-                    kept=tuple(ReplicaCopy(row.checkpoint, row.host, row.old) for row in rows),
+                    host=existing.host,
+                    durable=existing.row.durable,
+                    images=images(existing.row),
+                    retained=tuple(ReplicaCopy(row.checkpoint, row.host, row.old) for row in rows),
                     waited=self._waited[id] > 0,
                     since=self._since.setdefault((id, store), time.monotonic()),
                     store=store,
-                    new=time.monotonic() < known.since + replicate.NEW,
-                    fresh=time.monotonic() < known.since + replicate.FRESH,
+                    new=time.monotonic() < existing.since + replicate.NEW,
+                    fresh=time.monotonic() < existing.since + replicate.FRESH,
                 )
-                if not known.row.durable or subject.copied:
+                if not existing.row.durable or subject.copied:
                     del self._since[id, store]
                 if id not in self.members.leaving:
-                    found.append(subject)
-        return found
+                    result.append(subject)
+        return result
 
     def _rows(self, sandbox: str, store: bool) -> list[CopyRow]:
         """The copies in the store, or at hosts, the newest first."""
@@ -193,15 +193,15 @@ class Copies:
             source.upstream.call("GET", f"{path}/conversation", ConversationExport),
         )
         self._count(copy, size)
-        known = self.members.places.get(copy.sandbox)
-        if known is None:  # removed meanwhile
+        existing = self.members.places.get(copy.sandbox)
+        if existing is None:  # removed meanwhile
             await target.discard(copy.sandbox, copy.checkpoint)
             return size
         row = CopyRow(
             checkpoint=copy.checkpoint,
             host=copy.target,
             source=copy.source,
-            sandbox=known.row,
+            sandbox=existing.row,
             programs=programs,
             conversation=conversation,
             number=number,
@@ -240,8 +240,8 @@ class Copies:
         self.copies += 1
         self.copied_bytes += size
         if not copy.base:
-            self._whole[copy.sandbox] = max(size, self._whole.get(copy.sandbox, 0))
-        self.whole_bytes += max(size, self._whole.get(copy.sandbox, 0))
+            self._complete[copy.sandbox] = max(size, self._complete.get(copy.sandbox, 0))
+        self.total_bytes += max(size, self._complete.get(copy.sandbox, 0))
 
     def counters(self) -> dict[str, tuple[str, float]]:
         """For Prometheus."""
@@ -250,7 +250,7 @@ class Copies:
             "pagurus_cluster_copied_bytes": ("Bytes of checkpoints that travelled.", self.copied_bytes),
             "pagurus_cluster_whole_bytes": (
                 "Bytes that had travelled if each copy were whole, as large as the last one that was.",
-                self.whole_bytes,
+                self.total_bytes,
             ),
         }
 
@@ -302,14 +302,14 @@ class Copies:
         try:
             async with asyncio.timeout(TIMEOUT):
                 while not self._is_copied(sandbox, checkpoint, host, turn):
-                    known = self.members.places[sandbox]
-                    if known.host != host and not known.moved:
+                    existing = self.members.places[sandbox]
+                    if existing.host != host and not existing.moved:
                         return False
-                    if known.host != host:  # as it was: what it has there tells of this state too
-                        checkpoint, host, turn = known.row.head, known.host, known.row.turn
+                    if existing.host != host:  # as it was: what it has there tells of this state too
+                        checkpoint, host, turn = existing.row.head, existing.host, existing.row.turn
                         continue
-                    if turn is not None and turn <= known.row.durable_turn and checkpoint != known.row.durable:
-                        checkpoint, turn = known.row.durable, known.row.durable_turn
+                    if turn is not None and turn <= existing.row.durable_turn and checkpoint != existing.row.durable:
+                        checkpoint, turn = existing.row.durable, existing.row.durable_turn
                     else:
                         await self._hasten(sandbox, checkpoint, host, turn or 0)
         except TimeoutError:
@@ -321,13 +321,13 @@ class Copies:
 
     async def _hasten(self, sandbox: str, checkpoint: str, host: str, turn: int) -> None:
         """Wait a while: until the checkpoint is durable where the sandbox runs, then until something was copied."""
-        known = self.members.places[sandbox]
+        existing = self.members.places[sandbox]
         try:
-            if known.row.durable != checkpoint:
+            if existing.row.durable != checkpoint:
                 path = f"/v1/checkpoints/{part(checkpoint)}?wait=durable&timeout=5"
                 info = await self.members.member(host).upstream.call("GET", path, CheckpointInfo, timeout=10)
-                if info.state is CheckpointState.DURABLE and self.members.places.get(sandbox) is known:
-                    known.row.durable, known.row.durable_turn = checkpoint, turn
+                if info.state is CheckpointState.DURABLE and self.members.places.get(sandbox) is existing:
+                    existing.row.durable, existing.row.durable_turn = checkpoint, turn
         except (NoDaemon, ConnectionBroken, Timeout):
             await asyncio.sleep(POLL_INTERVAL)  # the host is away: it comes back, or its lease ends
         self._wake.set()
@@ -337,12 +337,12 @@ class Copies:
 
     def _why_not(self, sandbox: str, checkpoint: str) -> str:
         for store in (False, True):
-            if (found := self._under_way.get((sandbox, store))) is not None:
-                seconds = time.monotonic() - found.since
-                return f"{found.copy.checkpoint} is on its way to {found.copy.target} for {seconds:.0f} s"
-        known = self.members.places.get(sandbox)
-        if known is not None and known.row.durable != checkpoint:
-            return f"it is not durable on {known.host}"
+            if (result := self._under_way.get((sandbox, store))) is not None:
+                seconds = time.monotonic() - result.since
+                return f"{result.copy.checkpoint} is on its way to {result.copy.target} for {seconds:.0f} s"
+        existing = self.members.places.get(sandbox)
+        if existing is not None and existing.row.durable != checkpoint:
+            return f"it is not durable on {existing.host}"
         return "the sandbox is about to move" if sandbox in self.members.leaving else "no host takes it"
 
     def is_waited(self, sandbox: str) -> bool:
@@ -350,17 +350,17 @@ class Copies:
         return self._waited[sandbox] > 0
 
     def _host(self, sandbox: str) -> str | None:
-        known = self.members.places.get(sandbox)
-        return None if known is None else known.host
+        existing = self.members.places.get(sandbox)
+        return None if existing is None else existing.host
 
     def _is_copied(self, sandbox: str, checkpoint: str, host: str, turn: int | None) -> bool:
         """Whether a copy of this state is the one that counts, or the sandbox went on elsewhere from it, or from one
         that was taken later."""
-        known, rows = self.members.places.get(sandbox), self.state.copies.get(sandbox, {})
-        if known is None:
+        existing, rows = self.members.places.get(sandbox), self.state.copies.get(sandbox, {})
+        if existing is None:
             return True  # removed: there is nothing to lose
-        if known.host != host:
-            return known.tells(checkpoint, turn)
+        if existing.host != host:
+            return existing.tells(checkpoint, turn)
         return any(row.checkpoint == checkpoint and not row.old for row in rows.values())
 
     def keep_later(self, sandbox: str, host: str, checkpoint: str) -> None:
@@ -381,14 +381,16 @@ class Copies:
         `newest`: it is the one that the sandbox goes on from, with what else is known of that.
         """
         async with self._locks.setdefault((sandbox, False), asyncio.Lock()):  # or it may be a copy that comes just now
-            known, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)
+            existing, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)
             if not checkpoint or any((row.checkpoint, row.host) == (checkpoint, host) for row in rows):
                 return
             there = any(row.host == host for row in rows)
-            if known is None or (newest is None and (there or len(rows) >= replicate.HOLDERS)):
+            if existing is None or (newest is None and (there or len(rows) >= replicate.HOLDERS)):
                 await OnHost(self.members.member(host)).discard(sandbox, checkpoint)
                 return
-            row = CopyRow(checkpoint=checkpoint, host=host, source=known.host, sandbox=known.row, old=newest is None)
+            row = CopyRow(
+                checkpoint=checkpoint, host=host, source=existing.host, sandbox=existing.row, old=newest is None
+            )
             if newest is not None:
                 row.programs, row.conversation, row.number = newest.programs, newest.conversation, next(self._numbers)
             former = await self.state.put_copy(sandbox, row)
@@ -400,7 +402,7 @@ class Copies:
         """It was removed: its copies go."""
         for store in (False, True):
             self._locks.pop((sandbox, store), None)
-        self._whole.pop(sandbox, None)
+        self._complete.pop(sandbox, None)
         for row in list(self.state.copies.get(sandbox, {}).values()):
             await self._discard(sandbox, row)
         await self.state.drop_copies(sandbox)
@@ -412,7 +414,7 @@ class Copies:
             log.warning("copies of %s are not removed yet: %s", sandbox, error)
 
     async def close(self) -> None:
-        tasks = [*(each.task for each in self._under_way.values()), *self._keeping]
+        tasks = [*(item.task for item in self._under_way.values()), *self._keeping]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -51,11 +51,11 @@ def arrival(row: HostedSandbox) -> ArriveRequest:
 
 
 async def arrive(
-    members: Members, row: HostedSandbox, checkpoint: str, host: str, wanted: ArriveRequest, *, moved: bool
+    members: Members, row: HostedSandbox, checkpoint: str, host: str, target: ArriveRequest, *, moved: bool
 ) -> None:
     """Let a sandbox run at a host that holds this state of it, and know that it is there."""
     path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
-    info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=TIMEOUT)
+    info = await members.member(host).upstream.call("POST", path, SandboxInfo, target, timeout=TIMEOUT)
     there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", durable_turn=0, idle_s=None)
     members.places[row.id] = SandboxPlace(host, there, time.monotonic(), moved, checkpoint, info.turn)
     members.remember(checkpoint, host)
@@ -66,7 +66,7 @@ async def arrive(
 class FailoverPreparation:
     """What waits for a sandbox elsewhere, once the task has ended."""
 
-    wanted: Revive
+    target: Revive
     task: asyncio.Task[None]
 
 
@@ -81,14 +81,14 @@ class Failover:
         self.copies = copies
         self._in_use = in_use
         self._verify = verify
-        self._room: dict[str, asyncio.Semaphore] = {}  # at each host
+        self._capacity: dict[str, asyncio.Semaphore] = {}  # at each host
         self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
         self._prepared: dict[str, FailoverPreparation] = {}
         self._spared: dict[str, float] = {}  # hosts, and until when nobody prepares for them
 
     async def run(self) -> None:
         """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
-        known: set[str] = set()
+        existing: set[str] = set()
         async with asyncio.TaskGroup() as coming:
             while True:
                 await asyncio.sleep(POLL_INTERVAL)
@@ -97,73 +97,73 @@ class Failover:
                 doubted = {name for name, member in self.members.hosts.items() if lease.doubted(member.lease, now)}
                 revived = self._decided(over) if over else []
                 if revived:
-                    hosts = ", ".join(sorted({each.source for each in revived}))
+                    hosts = ", ".join(sorted({item.source for item in revived}))
                     log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", hosts, len(revived))
-                self._under_way |= {each.sandbox: each.source for each in revived}
+                self._under_way |= {item.sandbox: item.source for item in revived}
                 self.members.withheld = set(self._under_way.values())
-                for host in over - known:  # also one without sandboxes: copies may be on their way there
+                for host in over - existing:  # also one without sandboxes: copies may be on their way there
                     member = self.members.hosts[host]
                     coming.create_task(member.upstream.drop(), name=f"end of what {host} was asked")
-                known = over
-                for each in revived:
-                    coming.create_task(self._come(each), name=f"return of {each.sandbox}")
+                existing = over
+                for item in revived:
+                    coming.create_task(self._come(item), name=f"return of {item.sandbox}")
                 waited = {name for name in doubted - over if self._spared.get(name, 0.0) < now}
-                for each in self._decided(waited) if waited else []:
-                    if not each.stored and each.sandbox not in self._prepared:
-                        task = coming.create_task(self._prepare(each), name=f"what waits for {each.sandbox}")
-                        self._prepared[each.sandbox] = FailoverPreparation(each, task)
+                for item in self._decided(waited) if waited else []:
+                    if not item.stored and item.sandbox not in self._prepared:
+                        task = coming.create_task(self._prepare(item), name=f"what waits for {item.sandbox}")
+                        self._prepared[item.sandbox] = FailoverPreparation(item, task)
                 for prepared in [*self._prepared.values()]:
-                    wanted = prepared.wanted
-                    if wanted.source not in doubted | over or wanted.sandbox not in self.members.places:
-                        del self._prepared[wanted.sandbox]
-                        if wanted.source not in doubted | over:
-                            self._spared[wanted.source] = now + SPARED
-                        coming.create_task(self._drop(prepared), name=f"end of what waits for {wanted.sandbox}")
+                    target = prepared.target
+                    if target.source not in doubted | over or target.sandbox not in self.members.places:
+                        del self._prepared[target.sandbox]
+                        if target.source not in doubted | over:
+                            self._spared[target.source] = now + SPARED
+                        coming.create_task(self._drop(prepared), name=f"end of what waits for {target.sandbox}")
 
-    async def _prepare(self, wanted: Revive) -> None:
+    async def _prepare(self, required: Revive) -> None:
         """Let all of it be there and stand still, while its host may act yet."""
-        if (known := self.members.places.get(wanted.sandbox)) is None:
+        if (existing := self.members.places.get(required.sandbox)) is None:
             return  # it was removed
-        request = arrival(known.row)
+        request = arrival(existing.row)
         request.ahead, request.newer, request.verify = True, False, self._verify
-        path = f"/v1/checkpoints/{part(wanted.checkpoint)}/arrive"
+        path = f"/v1/checkpoints/{part(required.checkpoint)}/arrive"
         try:
-            target = self.members.member(wanted.target)
+            target = self.members.member(required.target)
             with self.members.coming(target):
                 async with self._rooms(target):
                     await target.upstream.call("POST", path, SandboxInfo, request, timeout=TIMEOUT)
         except PagurusError as error:
-            log.info("nothing waits for %s on %s: %s", wanted.sandbox, wanted.target, error)
+            log.info("nothing waits for %s on %s: %s", required.sandbox, required.target, error)
 
     async def _drop(self, prepared: FailoverPreparation) -> None:
         await asyncio.wait([prepared.task])
         try:
-            target = self.members.member(prepared.wanted.target)
-            path = f"/v1/arrivals/{prepared.wanted.sandbox}"
+            target = self.members.member(prepared.target.target)
+            path = f"/v1/arrivals/{prepared.target.sandbox}"
             await target.upstream.call("DELETE", path, msgspec.Raw, timeout=TIMEOUT)
         except PagurusError as error:  # it goes by itself
-            log.info("what waits for %s goes later: %s", prepared.wanted.sandbox, error)
+            log.info("what waits for %s goes later: %s", prepared.target.sandbox, error)
 
     def _rooms(self, member: HostMember) -> asyncio.Semaphore:
         """For those that come back there at a time."""
-        most = AT_ONCE if member.report is None else max(AT_ONCE, member.report.cpus)
-        return self._room.setdefault(member.name, asyncio.Semaphore(most))
+        limit = AT_ONCE if member.report is None else max(AT_ONCE, member.report.cpus)
+        return self._capacity.setdefault(member.name, asyncio.Semaphore(limit))
 
-    async def _come(self, wanted: Revive) -> None:
+    async def _come(self, target: Revive) -> None:
         try:
-            if (prepared := self._prepared.pop(wanted.sandbox, None)) is not None:
-                if prepared.wanted.target == wanted.target:
+            if (prepared := self._prepared.pop(target.sandbox, None)) is not None:
+                if prepared.target.target == target.target:
                     await asyncio.wait([prepared.task])
                 else:
                     await self._drop(prepared)
-            with self.members.coming(self.members.member(wanted.target)):
-                if not await self._revive(wanted):
+            with self.members.coming(self.members.member(target.target)):
+                if not await self._revive(target):
                     await asyncio.sleep(RETRY_DELAY)
         except PagurusError as error:  # the host was removed from the cluster, or the disk is full: looked at again
-            log.warning("%s: %s", wanted.sandbox, error)
+            log.warning("%s: %s", target.sandbox, error)
             await asyncio.sleep(RETRY_DELAY)
         finally:
-            del self._under_way[wanted.sandbox]
+            del self._under_way[target.sandbox]
             self.members.withheld = set(self._under_way.values())
 
     def _decided(self, over: set[str]) -> list[Revive]:
@@ -171,13 +171,19 @@ class Failover:
         state = self.members.state
         lost = [
             LostSandbox(
-                id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id), self._waits_at(id)
+                id,
+                existing.host,
+                held,
+                state.homes.get(id, ""),
+                images(existing.row),
+                self._waited(id),
+                self._waits_at(id),
             )
             for id, rows in state.copies.items()
             if id not in self.members.moving  # these are settled first
             and id not in self._under_way
-            and (known := self.members.places.get(id)) is not None
-            and known.host in over
+            and (existing := self.members.places.get(id)) is not None
+            and existing.host in over
             and (
                 held := [
                     CheckpointCopy(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)
@@ -190,7 +196,7 @@ class Failover:
     def _waits_at(self, sandbox: str) -> str:
         """Where its return was prepared."""
         prepared = self._prepared.get(sandbox)
-        return "" if prepared is None else prepared.wanted.target
+        return "" if prepared is None else prepared.target.target
 
     def _waited(self, sandbox: str) -> bool:
         return self._in_use(sandbox) or self.copies.is_waited(sandbox)
@@ -199,36 +205,36 @@ class Failover:
         """Whether a sandbox may go on from it. For a host that was removed from the cluster nobody waits."""
         return not row.old and (row.host == STORE or row.host in self.members.hosts)
 
-    async def _revive(self, wanted: Revive) -> bool:
+    async def _revive(self, target: Revive) -> bool:
         """Whether it runs there now."""
-        async with self._rooms(self.members.member(wanted.target)):
-            if (known := self.members.places.get(wanted.sandbox)) is None:
+        async with self._rooms(self.members.member(target.target)):
+            if (existing := self.members.places.get(target.sandbox)) is None:
                 return False  # it was removed, or its host came back without it
-            await self.members.state.decided("failover", {"from": wanted.source}, wanted)
-            self.members.moving.add(wanted.sandbox)
-            begun = self.members.state.homes.get(wanted.sandbox) == wanted.target  # and its end was not heard of
+            await self.members.state.decided("failover", {"from": target.source}, target)
+            self.members.moving.add(target.sandbox)
+            begun = self.members.state.homes.get(target.sandbox) == target.target  # and its end was not heard of
             try:
-                if wanted.stored:
-                    await self.copies.fetch(wanted.sandbox, wanted.checkpoint, wanted.target)
-                await self._arrive(wanted.sandbox, known.row, wanted.checkpoint, wanted.target)
+                if target.stored:
+                    await self.copies.fetch(target.sandbox, target.checkpoint, target.target)
+                await self._arrive(target.sandbox, existing.row, target.checkpoint, target.target)
                 return True
             except UNKNOWN as error:  # it may run there: asked again, for the same
-                log.error("%s: whether it is back on %s is unknown: %s", wanted.sandbox, wanted.target, error)
+                log.error("%s: whether it is back on %s is unknown: %s", target.sandbox, target.target, error)
             except PagurusError as error:  # looked at again; until then it belongs where it was
-                log.error("%s does not come back on %s: %s", wanted.sandbox, wanted.target, error)
+                log.error("%s does not come back on %s: %s", target.sandbox, target.target, error)
                 if not begun:
-                    await self.members.state.put_home(wanted.sandbox, wanted.source)
+                    await self.members.state.put_home(target.sandbox, target.source)
             finally:
-                self.members.moving.discard(wanted.sandbox)
+                self.members.moving.discard(target.sandbox)
             return False
 
     async def _arrive(self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str) -> None:
         """It belongs there from now on, and runs."""
         await self.members.state.put_home(sandbox, host)
-        wanted = arrival(row)
-        wanted.verify = self._verify
+        target = arrival(row)
+        target.verify = self._verify
         for copy in self.members.state.copies.get(sandbox, {}).values():
             if copy.checkpoint == checkpoint:
-                wanted.programs, wanted.conversation = copy.programs, copy.conversation
-        await arrive(self.members, row, checkpoint, host, wanted, moved=False)
+                target.programs, target.conversation = copy.programs, copy.conversation
+        await arrive(self.members, row, checkpoint, host, target, moved=False)
         await self.members.state.went_on(sandbox, host, checkpoint)

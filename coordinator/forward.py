@@ -23,14 +23,14 @@ from aiohttp import web
 
 from daemon.auth.shares import CallShare
 from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
-from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, decoded_error, whole
+from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, complete, decoded_error
 
 T = TypeVar("T")
 OWN = {  # headers that belong to one connection, or to who asked
     "authorization", "connection", "cookie", "expect", "host", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-MAX_WHOLE = 32 << 20  # bytes of an answer that is looked into before it goes on
+MAX_COMPLETE = 32 << 20  # bytes of an answer that is looked into before it goes on
 MAX_ANSWER = 128 << 20  # bytes of an answer that is held here: a command may tell 16 MiB twice, in base64
 CLOSE = 0.1  # seconds that it may take to close what is dropped
 POLL_INTERVAL = 0.5  # seconds between two looks whether the caller is still there
@@ -48,8 +48,8 @@ class HostResponse:
     body: bytes
 
     def response(self) -> web.Response:
-        kept = {name: value for name, value in self.headers.items() if name.lower() != "content-length"}
-        return web.Response(status=self.status, headers=kept, body=self.body)
+        retained = {name: value for name, value in self.headers.items() if name.lower() != "content-length"}
+        return web.Response(status=self.status, headers=retained, body=self.body)
 
     def decoded(self, kind: type[T]) -> T:
         """Raises Protocol."""
@@ -65,7 +65,7 @@ class HostConnection(Transport):
     """The connection to one host."""
 
     def __init__(self, address: str, *, token: str | None = None, ca: str | None = None) -> None:
-        super().__init__(address, token=token, ca=ca, connections=4096, patience=0.0)
+        super().__init__(address, token=token, ca=ca, connections=4096, timeout=0.0)
         self._under_way: set[asyncio.Timeout] = set()
 
     @contextlib.asynccontextmanager
@@ -90,19 +90,21 @@ class HostConnection(Transport):
         async with self.breakable(method, path), super().request(method, path, *request, **named) as response:
             yield response
 
-    async def ask(self, method: str, path: str, kind: type[T], body: bytes | None = None, *, token: str | None) -> T:
+    async def request_as(
+        self, method: str, path: str, kind: type[T], body: bytes | None = None, *, token: str | None
+    ) -> T:
         """One question of the caller's, whose answer is for us. Raises what the host refused with."""
-        answer = await self.whole(method, path, {"Accept": MSGPACK, "Content-Type": MSGPACK}, body, token)
+        answer = await self.complete(method, path, {"Accept": MSGPACK, "Content-Type": MSGPACK}, body, token)
         if answer.status >= 400:
             raise decoded_error(answer.status, answer.body, f"{method} {path}")
         return answer.decoded(kind)
 
-    async def whole(
+    async def complete(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, token: str | None
     ) -> HostResponse:
         """The whole answer, whatever its status."""
-        async with self.answered(method, path, headers, body, token) as found:
-            return HostResponse(found.status, passed_on(found.headers), await gathered(found))
+        async with self.answered(method, path, headers, body, token) as result:
+            return HostResponse(result.status, passed_on(result.headers), await gathered(result))
 
     async def raw(self, method: str, path: str, *request: Any, **named: Any) -> bytes:
         async with self.request(method, path, *request, **named) as response:
@@ -120,9 +122,9 @@ class HostConnection(Transport):
                 self.breakable(method, path),
                 self._open().request(
                     method, self._at(path), data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
-                ) as found,
+                ) as result,
             ):
-                yield found
+                yield result
         except aiohttp.ClientConnectorError as error:
             raise NoDaemon(f"the host does not answer: {error.os_error.strerror or error}") from None
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -159,9 +161,9 @@ class HostConnection(Transport):
             raise broken("GET", path, error) from None
 
 
-async def gathered(found: aiohttp.ClientResponse, most: int | None = None) -> bytes:
+async def gathered(result: aiohttp.ClientResponse, limit: int | None = None) -> bytes:
     """All of an answer, which its caller holds as long as the call lasts. Raises Protocol where there is more."""
-    data = await whole(found, most or MAX_ANSWER)
+    data = await complete(result, limit or MAX_ANSWER)
     if (memory := MEMORY.get()) is not None:
         memory.count(len(data))
     return data
@@ -172,12 +174,12 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in OWN}
 
 
-async def relay(request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+async def relay(request: web.Request, result: aiohttp.ClientResponse) -> web.StreamResponse:
     """An answer to the caller as it comes. Breaks off where the host does: half an answer never looks whole."""
-    response = web.StreamResponse(status=found.status, headers=passed_on(found.headers))
+    response = web.StreamResponse(status=result.status, headers=passed_on(result.headers))
     await response.prepare(request)
     try:
-        async for part in found.content.iter_any():
+        async for part in result.content.iter_any():
             await response.write(part)
     except (aiohttp.ClientError, ConnectionError):
         abort(request)

@@ -13,10 +13,10 @@ from rollout.gantt.drawing import Bar, Lane, LaneGroup, page, spent
 from sandbox.messages.cluster import PastPhase, PhaseKind
 
 NOBODY = "nobody asked"
-KEPT = "kept for a job that does not ask yet"
+RETAINED = "kept for a job that does not ask yet"
 OTHER = "who asked needs another machine too, which works"
 SILENT = "its job was silent"
-COLOURS = {NOBODY: "#e2e2e2", KEPT: "#f0c8a0", OTHER: "#d8c6e8", SILENT: "#e8a9a7"}
+COLOURS = {NOBODY: "#e2e2e2", RETAINED: "#f0c8a0", OTHER: "#d8c6e8", SILENT: "#e8a9a7"}
 NAMES: dict[PhaseKind, str] = {"rollout": "rollout machine", "train": "training machine"}
 
 
@@ -36,28 +36,28 @@ def doing(machine: int, moment: GroupMoment) -> str:
             return phase.job
     if any(machine in phase.machines for phase in moment.silent):
         return SILENT
-    asked = [set(phase.machines) for phase in moment.waits if machine in phase.machines]
-    if not asked:
+    requested = [set(phase.machines) for phase in moment.waits if machine in phase.machines]
+    if not requested:
         return NOBODY if moment.there else ""
     busy = {other for phase in moment.works for other in phase.machines}
-    return OTHER if any(machines & busy for machines in asked) else KEPT
+    return OTHER if any(machines & busy for machines in requested) else RETAINED
 
 
 def chart(phases: Iterable[PastPhase], now: float, seconds: float) -> str:
     """HTML of the newest `seconds`."""
-    known = list(phases)
-    until = max((now if each.ended is None else each.ended for each in known), default=now)
-    since = max(until - seconds, min((each.asked for each in known), default=until))
+    existing = list(phases)
+    until = max((now if item.ended is None else item.ended for item in existing), default=now)
+    since = max(until - seconds, min((item.requested for item in existing), default=until))
     parts = [
-        _part(group, kind, [each for each in known if each.group == group], since, until)
-        for group in sorted({each.group for each in known})
+        _part(group, kind, [item for item in existing if item.group == group], since, until)
+        for group in sorted({item.group for item in existing})
         for kind in NAMES
     ]
     return page("Machines that jobs take turns on", parts, since, until, COLOURS)
 
 
 def _part(group: int, kind: PhaseKind, phases: Sequence[PastPhase], since: float, until: float) -> LaneGroup:
-    machines = sorted({machine for each in phases if each.kind == kind for machine in each.machines})
+    machines = sorted({machine for item in phases if item.kind == kind for machine in item.machines})
     lanes = {machine: list[Bar]() for machine in machines}
     for begin, end, moment in moments(phases, kind, until):
         for machine, bars in lanes.items():
@@ -86,19 +86,19 @@ def moments(phases: Iterable[PastPhase], kind: PhaseKind, until: float) -> Itera
         if begin < end:
             events.extend([(begin, 1, what, phase), (end, -1, what, phase)])
 
-    for each in phases:
-        ended = until if each.ended is None else each.ended
-        lasts("there", each.asked, ended, each)
-        if each.kind == kind and each.begun is None:
-            lasts("waits", each.asked, until, each)
-        elif each.kind == kind and each.begun is not None:
-            heard = max(each.begun, ended - each.silent)
-            lasts("waits", each.asked, each.begun, each)
-            lasts("works", each.begun, heard, each)
-            lasts("silent", heard, ended, each)
+    for item in phases:
+        ended = until if item.ended is None else item.ended
+        lasts("there", item.requested, ended, item)
+        if item.kind == kind and item.begun is None:
+            lasts("waits", item.requested, until, item)
+        elif item.kind == kind and item.begun is not None:
+            last_seen = max(item.begun, ended - item.silent)
+            lasts("waits", item.requested, item.begun, item)
+            lasts("works", item.begun, last_seen, item)
+            lasts("silent", last_seen, ended, item)
     now: dict[str, list[PastPhase]] = {"there": [], "waits": [], "works": [], "silent": []}
     at = 0.0
-    for when, step, what, phase in sorted(events, key=lambda each: each[:2]):
+    for when, step, what, phase in sorted(events, key=lambda item: item[:2]):
         if when > at and any(now.values()):
             yield (
                 at,

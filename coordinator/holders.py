@@ -58,32 +58,32 @@ class OnHost:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         query = (f"?since={part(since)}" if since else "?") + ("&soon=true" if self._arriving else "")
         query += "&brief=true" if brief else ""
-        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export{query}", have) as found:
-            yield found
+        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export{query}", have) as result:
+            yield result
 
     @contextlib.asynccontextmanager
     async def manifest(self, checkpoint: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """What a state consists of, as a stream."""
-        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export?manifest=true", b"") as found:
-            yield found
+        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export?manifest=true", b"") as result:
+            yield result
 
     async def has(self, manifest: AsyncIterator[bytes]) -> bytes:
         """What of that is here, as a list for whoever gives."""
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         url = "/v1/checkpoints/survey"
-        async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as found:
-            have = await gathered(found, MAX_HAVE)
-            if found.status >= 400:
-                raise decoded_error(found.status, have, url)
+        async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as result:
+            have = await gathered(result, MAX_HAVE)
+            if result.status >= 400:
+                raise decoded_error(result.status, have, url)
             return have
 
     @contextlib.asynccontextmanager
     async def _export(self, path: str, have: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
         headers = {"Accept": MSGPACK}
-        async with self._member.upstream.answered("POST", path, headers, have, self._member.row.token) as found:
-            if found.status >= 400:
-                raise decoded_error(found.status, await gathered(found), path)
-            yield found.content.iter_any()
+        async with self._member.upstream.answered("POST", path, headers, have, self._member.row.token) as result:
+            if result.status >= 400:
+                raise decoded_error(result.status, await gathered(result), path)
+            yield result.content.iter_any()
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
         url = "/v1/checkpoints/import?" + (f"since={part(since)}" if since and not self._arriving else "")
@@ -93,11 +93,11 @@ class OnHost:
             answer = HostResponse(taken.status, passed_on(taken.headers), await gathered(taken))
         if answer.status >= 400:
             raise decoded_error(answer.status, answer.body, url)
-        found = answer.decoded(ImportResult)
-        if (found.checkpoint.sandbox, found.checkpoint.id) != (sandbox, checkpoint):
-            if not found.already:
-                await self.discard(sandbox, found.checkpoint.id)
-            raise errors.Protocol(f"{found.checkpoint.id} of {found.checkpoint.sandbox} came instead of {checkpoint}")
+        result = answer.decoded(ImportResult)
+        if (result.checkpoint.sandbox, result.checkpoint.id) != (sandbox, checkpoint):
+            if not result.already:
+                await self.discard(sandbox, result.checkpoint.id)
+            raise errors.Protocol(f"{result.checkpoint.id} of {result.checkpoint.sandbox} came instead of {checkpoint}")
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
         with contextlib.suppress(PagurusError):  # something stands on it by now

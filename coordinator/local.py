@@ -45,9 +45,9 @@ PAUSE = 0.1  # seconds before a process that was never ready is started again; d
 MAX_PAUSE = 5.0
 END_TIMEOUT = 15.0  # seconds that a process has to end when the run is over
 FOLLOW_INTERVAL = 0.2  # seconds
-SPARES = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
+STANDBYS = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
 POLL_INTERVAL = 1.0  # seconds between two looks whether it is time to prepare one
-SETTLED = 2.0  # seconds after a role was adopted: a supervisor that was killed may be killed again
+FINALIZED = 2.0  # seconds after a role was adopted: a supervisor that was killed may be killed again
 SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
 
@@ -78,26 +78,26 @@ def written(run: Path) -> dict[str, RoleRecord]:
     own, each rank of a trainer a name; parts on other machines have supervisors of their own."""
     places = [(name, roles_of(run), name) for name in ROLES]
     places += [(path.stem, roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))]
-    places += [(folder.name, folder, "engine") for folder in sorted((run / "engines").glob("*"))]
+    places += [(directory.name, directory, "engine") for directory in sorted((run / "engines").glob("*"))]
     for part in sorted((run / "parts").glob("*")):
         places += [(f"{part.name}.{name}", roles_of(part), name) for name in ("supervisor", "keeper")]
         places += [(name, roles_of(part), name) for name in ROLES if name == part.name]
-    found: dict[str, RoleRecord] = {}
-    for name, folder, role in places:
-        read = adopted.read(folder, role)
-        if read is not None and (name not in found or read.at > found[name].at):  # a trainer was here and there
-            found[name] = read
-    return found
+    result: dict[str, RoleRecord] = {}
+    for name, directory, role in places:
+        read = adopted.read(directory, role)
+        if read is not None and (name not in result or read.at > result[name].at):  # a trainer was here and there
+            result[name] = read
+    return result
 
 
 def states(run: Path) -> list[RoleState]:
     """The processes of a run that were ever started."""
-    found = []
+    result = []
     for name, role in written(run).items():
         descriptor = adopted.hold(role)
         if descriptor is not None:
             os.close(descriptor)
-        found.append(
+        result.append(
             RoleState(
                 name=name,
                 alive=descriptor is not None if adopted.here(role) else None,
@@ -109,9 +109,9 @@ def states(run: Path) -> list[RoleState]:
                 host=role.host,
             )
         )
-    if not found:
+    if not result:
         raise NotFound(f"no process was ever started for {run}", hint="name a run folder, such as runs/latest")
-    return found
+    return result
 
 
 def restart(run: Path, name: str) -> bool:
@@ -133,10 +133,10 @@ def programs(run: Path) -> dict[str, list[str]]:
 
 
 def supervise(
-    run: Path, programs: Mapping[str, Sequence[str]], *, spares: Collection[str] = (), at: Path | None = None
+    run: Path, programs: Mapping[str, Sequence[str]], *, standbys: Collection[str] = (), at: Path | None = None
 ) -> int:
     """Keep these alive as the run's roles until one says that it is over; the trainer's status, or the one that it
-    ended by. Blocks. `spares`: roles of which a process is held ready that takes over when the one that works dies.
+    ended by. Blocks. `standbys`: roles of which a process is held ready that takes over when the one that works dies.
     `at`: where they are written down, if not in the run folder itself.
 
     Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
@@ -146,7 +146,7 @@ def supervise(
     with own(at, "supervisor.lock"), _passed_on() as passed:
         _write_down(at, "supervisor", os.getpid())
         stages.note(roles_of(run), "supervisor", stages.READY)
-        return _Supervisor(run, at, programs, spares, passed).watch()
+        return _Supervisor(run, at, programs, standbys, passed).watch()
 
 
 @dataclass(eq=False)
@@ -154,7 +154,7 @@ class SignalRelay:
     """Who gets the signals that the supervisor gets, and whether there was one."""
 
     to: set[int] = field(default_factory=set)
-    asked: bool = False
+    requested: bool = False
 
 
 @dataclass(eq=False)
@@ -165,8 +165,8 @@ class _Role:
     argv: Sequence[str]
     descriptor: int = -1  # pidfd of the process that lives
     process: subprocess.Popen[bytes] | None = None  # None: one that a supervisor before us started
-    spare: subprocess.Popen[bytes] | None = None  # the next one
-    was_spare: bool = False  # the one that lives
+    standby: subprocess.Popen[bytes] | None = None  # the next one
+    was_standby: bool = False  # the one that lives
     pid: int = 0
     deaths: int = 0  # in a row, before it was ready
     fruitless: int = 0  # deaths in a row, before it had worked
@@ -179,9 +179,9 @@ class _Supervisor:
     """Consumes deaths. Produces living roles, until one of them says that the run is over."""
 
     def __init__(
-        self, run: Path, at: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: SignalRelay
+        self, run: Path, at: Path, programs: Mapping[str, Sequence[str]], standbys: Collection[str], passed: SignalRelay
     ):
-        self.run, self.at, self.spares, self.passed = run, at, spares, passed
+        self.run, self.at, self.standbys, self.passed = run, at, standbys, passed
         self.roles = [_Role(name, argv) for name, argv in programs.items()]
 
     def watch(self) -> int:
@@ -201,16 +201,16 @@ class _Supervisor:
         descriptor = adopted.hold(left) if left is not None else None
         role.since = time.monotonic()
         if left is not None and descriptor is not None:
-            role.process, role.pid, role.descriptor, role.was_spare = None, left.pid, descriptor, False
+            role.process, role.pid, role.descriptor, role.was_standby = None, left.pid, descriptor, False
         else:
             log = self._log(role)
             taken = self._taken(role)
-            role.was_spare, role.process = taken is not None, taken or self._popen(role.argv, log)
+            role.was_standby, role.process = taken is not None, taken or self._popen(role.argv, log)
             role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
             stages.note(roles_of(self.run), role.name, stages.BEGUN, role.pid)
             _write_down(self.at, role.name, role.pid, log=log)
         self.passed.to.add(role.pid)
-        if self.passed.asked:  # before it was in there
+        if self.passed.requested:  # before it was in there
             signal.pidfd_send_signal(role.descriptor, signal.SIGTERM)
 
     def _log(self, role: _Role) -> str:
@@ -223,40 +223,40 @@ class _Supervisor:
     def _prepare(self) -> bool:
         """Start the spares that are missing; whether one still has to come. A role that was a spare itself leaves the
         processors to the next one; any other, and one that was adopted, comes first."""
-        missing = [role for role in self.roles if role.name in self.spares and role.spare is None]
+        missing = [role for role in self.roles if role.name in self.standbys and role.standby is None]
         for role in missing:
-            settled = role.process is not None or time.monotonic() - role.since > SETTLED
-            if role.descriptor >= 0 and (role.was_spare or (settled and stages.READY in self._reached(role))):
+            finalized = role.process is not None or time.monotonic() - role.since > FINALIZED
+            if role.descriptor >= 0 and (role.was_standby or (finalized and stages.READY in self._reached(role))):
                 argv = [*role.argv, "--wait"]  # not of the terminal's group: Ctrl-C is passed on, by `_passed_on`
-                role.spare = self._popen(argv, self._log(role), stdin=subprocess.PIPE, process_group=0)
-        return any(role.spare is None for role in missing)
+                role.standby = self._popen(argv, self._log(role), stdin=subprocess.PIPE, process_group=0)
+        return any(role.standby is None for role in missing)
 
     def _taken(self, role: _Role) -> subprocess.Popen[bytes] | None:
         """The spare, told to begin; None when there is none that lives."""
-        spare, role.spare = role.spare, None
-        if spare is None:
+        standby, role.standby = role.standby, None
+        if standby is None:
             return None
-        assert spare.stdin is not None
+        assert standby.stdin is not None
         try:
-            spare.stdin.write(b"begin\n")
-            spare.stdin.close()
+            standby.stdin.write(b"begin\n")
+            standby.stdin.close()
         except BrokenPipeError:
-            spare.wait()
+            standby.wait()
             return None
-        return spare
+        return standby
 
     def _reached(self, role: _Role) -> set[str]:
-        return {each.stage for each in stages.read(roles_of(self.run), role=role.name, pid=role.pid)}
+        return {item.stage for item in stages.read(roles_of(self.run), role=role.name, pid=role.pid)}
 
     def _wait(self) -> None:
         """Until a process ended, or one is to be started again."""
-        looks = self._prepare()
+        polls = self._prepare()
         poll = select.poll()
         for role in self.roles:
             if role.descriptor >= 0:
                 poll.register(role.descriptor, select.POLLIN)
         due = [role.again_at for role in self.roles if role.descriptor < 0]
-        due += [time.monotonic() + POLL_INTERVAL] if looks else []
+        due += [time.monotonic() + POLL_INTERVAL] if polls else []
         ended = {
             descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(due) - time.monotonic()) if due else None)
         }
@@ -266,7 +266,7 @@ class _Supervisor:
 
     def _ended(self, role: _Role) -> None:
         code = self._reap(role)
-        if self.passed.asked:  # also of one whose status only its parent could know
+        if self.passed.requested:  # also of one whose status only its parent could know
             code = code if code in (DONE, SAID) else SAID
         if code in (DONE, SAID):
             role.status = code
@@ -304,23 +304,23 @@ class _Supervisor:
     def _quote(self, role: _Role, code: int) -> None:
         """The last words of a role whose log nobody sees."""
         log = self.at / f"{role.name}.log"
-        if code == SAID and not self.passed.asked and role.name not in SHOWN and log.exists():
+        if code == SAID and not self.passed.requested and role.name not in SHOWN and log.exists():
             lines = log.read_text(errors="replace").splitlines()
             print(f"the {role.name} stopped: {lines[-1] if lines else 'without a word'}", file=sys.stderr)
 
     def _end(self) -> None:
         """Whoever still runs ends: asked first, killed after a while."""
         for role in self.roles:
-            if role.spare is not None:
-                role.spare.kill()
-                role.spare.wait()
-        for number, patience in ((signal.SIGTERM, END_TIMEOUT), (signal.SIGKILL, None)):
+            if role.standby is not None:
+                role.standby.kill()
+                role.standby.wait()
+        for number, timeout in ((signal.SIGTERM, END_TIMEOUT), (signal.SIGKILL, None)):
             living = [role for role in self.roles if role.descriptor >= 0]
             for role in living:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(role.descriptor, number)
             for role in living:
-                if select.select([role.descriptor], [], [], patience)[0]:
+                if select.select([role.descriptor], [], [], timeout)[0]:
                     self._reap(role)
 
 
@@ -373,7 +373,7 @@ def _passed_on() -> Iterator[SignalRelay]:
     passed = SignalRelay()
 
     def pass_on(number: int, _: object) -> None:
-        passed.asked = True
+        passed.requested = True
         for pid in list(passed.to):
             with contextlib.suppress(ProcessLookupError):
                 if number != signal.SIGINT or not sys.stdin.isatty() or os.getpgid(pid) != os.getpgid(0):
@@ -388,4 +388,4 @@ def _passed_on() -> Iterator[SignalRelay]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(supervise(Path(sys.argv[1]), programs(Path(sys.argv[1])), spares=SPARES))
+    raise SystemExit(supervise(Path(sys.argv[1]), programs(Path(sys.argv[1])), standbys=STANDBYS))

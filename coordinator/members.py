@@ -64,7 +64,7 @@ class HostMember:
         self.upstream = HostConnection(row.address, token=row.token, ca=row.ca)
         self.lease = lease.HostLease(ttl)
         self.report: HostReport | None = None
-        self.asked_at = float("-inf")  # when that was asked for
+        self.requested_at = float("-inf")  # when that was asked for
         self.images: frozenset[str] = frozenset()  # names of files that its images are
         self.error = ""
         self.coming = 0  # sandboxes on their way here that no report counts yet
@@ -72,58 +72,58 @@ class HostMember:
     def alive(self) -> bool:
         return lease.alive(self.lease, time.monotonic())
 
-    async def ask(self, *, grant: bool = False) -> HostReport:
+    async def request(self, *, grant: bool = False) -> HostReport:
         """One report; with it goes a lease, if `grant`. Raises when none comes in time."""
-        until, known, before = None, self.report, self.lease
-        if grant and known is not None:
-            self.lease, until = lease.asked(self.lease, clock=known.clock)
-        wanted = LeaseRequest(until=until, boot="" if known is None else known.boot)
-        asked_at = time.monotonic()
+        until, existing, before = None, self.report, self.lease
+        if grant and existing is not None:
+            self.lease, until = lease.requested(self.lease, clock=existing.clock)
+        target = LeaseRequest(until=until, boot="" if existing is None else existing.boot)
+        requested_at = time.monotonic()
         try:
-            report = await self.upstream.call("POST", "/v1/host", HostReport, wanted, timeout=self.lease.ttl / 2)
+            report = await self.upstream.call("POST", "/v1/host", HostReport, target, timeout=self.lease.ttl / 2)
         except NoDaemon:
             self.lease = lease.refused(self.lease, before)
             raise
-        self.lease = lease.heard(self.lease, time.monotonic(), asked_at=asked_at, clock=report.clock)
-        if known is None or known.images != report.images:
+        self.lease = lease.last_seen(self.lease, time.monotonic(), requested_at=requested_at, clock=report.clock)
+        if existing is None or existing.images != report.images:
             self.images = frozenset(name for name in map(filed, report.images) if name is not None)
-        self.report, self.asked_at, self.error = report, asked_at, ""
+        self.report, self.requested_at, self.error = report, requested_at, ""
         return report
 
     def view(self, sandboxes: int) -> HostView:
-        found, heard = self.report, self.lease.heard_at
-        if found is None or heard is None:
+        result, last_seen = self.report, self.lease.last_seen_at
+        if result is None or last_seen is None:
             return HostView(self.name, 1, 1, 0, alive=False, silent=FOREVER)
         alive = self.alive()
         return HostView(
             name=self.name,
-            cpus=found.cpus,
-            memory_bytes=found.memory_bytes,
-            memory_free=found.memory_free,
-            disk_bytes=found.disk_bytes,
-            disk_free=found.disk_free,
-            load=found.load,
+            cpus=result.cpus,
+            memory_bytes=result.memory_bytes,
+            memory_free=result.memory_free,
+            disk_bytes=result.disk_bytes,
+            disk_free=result.disk_free,
+            load=result.load,
             sandboxes=sandboxes,
             coming=self.coming,
             labels=self.row.labels,
             images=self.images,
             alive=alive,
-            silent=0.0 if alive else time.monotonic() - heard,
+            silent=0.0 if alive else time.monotonic() - last_seen,
             doubted=lease.doubted(self.lease, time.monotonic()),
             draining=self.row.draining,
         )
 
     def info(self, sandboxes: int) -> HostInfo:
-        found = self.report
+        result = self.report
         state: Literal["alive", "draining", "silent"] = "draining" if self.row.draining else "alive"
         state = state if self.alive() else "silent"
-        heard = self.lease.heard_at
+        last_seen = self.lease.last_seen_at
         info = HostInfo(name=self.name, address=self.row.address, state=state, labels=self.row.labels, error=self.error)
-        info.sandboxes, info.heard_s = sandboxes, None if heard is None else time.monotonic() - heard
-        if found is not None:
-            info.cpus, info.load = found.cpus, found.load
-            info.memory_bytes, info.memory_free = found.memory_bytes, found.memory_free
-            info.disk_free = found.disk_free
+        info.sandboxes, info.since_seen_s = sandboxes, None if last_seen is None else time.monotonic() - last_seen
+        if result is not None:
+            info.cpus, info.load = result.cpus, result.load
+            info.memory_bytes, info.memory_free = result.memory_bytes, result.memory_free
+            info.disk_free = result.disk_free
         return info
 
 
@@ -159,7 +159,7 @@ class Members:
             self.places[id] = SandboxPlace(self.state.homes.get(id, newest.source), newest.sandbox, 0.0)
         for id, move in self.state.moves.items():
             self.places[id] = SandboxPlace(move.source, move.sandbox, 0.0)
-        await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
+        await asyncio.gather(*(self._request(member) for member in self.hosts.values()))
         for member in self.hosts.values():
             self._watch(member)
         for id in [id for id, home in self.state.homes.items() if home == NOWHERE]:
@@ -177,7 +177,7 @@ class Members:
         """Register a host, or change where it is reached. It must answer."""
         member = HostMember(name, row, self.ttl)
         try:
-            report = await member.ask()
+            report = await member.request()
         except BaseException:
             await member.upstream.close()
             raise
@@ -224,48 +224,52 @@ class Members:
     async def _watching(self, member: HostMember) -> None:
         while True:
             await asyncio.sleep(self.ttl / 5)
-            await self._ask(member)
+            await self._request(member)
 
-    async def _ask(self, member: HostMember) -> None:
-        asked_at = time.monotonic()
+    async def _request(self, member: HostMember) -> None:
+        requested_at = time.monotonic()
         strays = self._strays(member)
         try:
             for id in strays:
                 with contextlib.suppress(NotFound):  # gone since its last report
-                    kept = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", DepartedSandbox)
+                    retained = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", DepartedSandbox)
                     if self.left is not None:
-                        self.left(id, member.name, kept.checkpoint)
+                        self.left(id, member.name, retained.checkpoint)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
-            report = await member.ask(grant=self.leasing and not strays and member.name not in self.withheld)
+            report = await member.request(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:
             if not member.error:
                 log.warning("host %s does not answer: %s", member.name, error)
             member.error = str(error)
             return
-        self._take(member, report, asked_at)
+        self._take(member, report, requested_at)
         async with self._changed:
             self._changed.notify_all()
 
-    def _take(self, member: HostMember, report: HostReport, asked_at: float) -> None:
+    def _take(self, member: HostMember, report: HostReport, requested_at: float) -> None:
         """What a host reported, where nothing newer is known."""
         now = time.monotonic()
-        told = {each.id: each for each in report.sandboxes}
-        for id, each in told.items():
-            known = self.places.get(id)
-            if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
+        reported = {item.id: item for item in report.sandboxes}
+        for id, item in reported.items():
+            existing = self.places.get(id)
+            if self._gone.get(id, 0.0) >= requested_at or (existing is not None and existing.since >= requested_at):
                 continue
-            if self.state.homes.get(id, member.name) == member.name and (known is None or known.host == member.name):
-                self.places[id] = SandboxPlace(member.name, each, now) if known is None else replace(known, row=each)
-        for id, known in list(self.places.items()):
-            if known.host == member.name and id not in told and known.since < asked_at:
+            if self.state.homes.get(id, member.name) == member.name and (
+                existing is None or existing.host == member.name
+            ):
+                self.places[id] = (
+                    SandboxPlace(member.name, item, now) if existing is None else replace(existing, row=item)
+                )
+        for id, existing in list(self.places.items()):
+            if existing.host == member.name and id not in reported and existing.since < requested_at:
                 del self.places[id]
         self._gone = {id: when for id, when in self._gone.items() if when > now - 60}
 
     def _strays(self, member: HostMember) -> list[str]:
         """Sandboxes that the host still has, though they went on elsewhere."""
-        here = [] if member.report is None else [each.id for each in member.report.sandboxes]
+        here = [] if member.report is None else [item.id for item in member.report.sandboxes]
         gone = (id for id, home in self.state.homes.items() if home != member.name and id not in self.moving)
-        left = (id for id in here if self._left.get((member.name, id), member.asked_at) > member.asked_at)
+        left = (id for id in here if self._left.get((member.name, id), member.requested_at) > member.requested_at)
         return sorted(set(here).intersection(gone).difference(left))
 
     def has_left(self, sandbox: str, host: str) -> None:
@@ -316,8 +320,8 @@ class Members:
         """Whether a host has a sandbox that went on elsewhere: it tells so, or is silent."""
         if member.name == self.state.homes.get(sandbox):
             return False
-        told = [] if member.report is None else member.report.sandboxes
-        return bool(member.error) or not member.alive() or any(each.id == sandbox for each in told)
+        reported = [] if member.report is None else member.report.sandboxes
+        return bool(member.error) or not member.alive() or any(item.id == sandbox for item in reported)
 
     def remember(self, checkpoint: str, host: str) -> None:
         self._checkpoints[checkpoint] = host
@@ -330,34 +334,34 @@ class Members:
 
         Raises Conflict where it means different checkpoints on different hosts, NotFound where none has it.
         """
-        known = self._checkpoints.get(checkpoint)
-        asked = [self.hosts[known]] if known in self.hosts and self.hosts[known].alive() else self.living()
-        found, troubles = await self._of(checkpoint, asked, token)
-        if not found and len(asked) < len(self.living()):
-            found, troubles = await self._of(checkpoint, self.living(), token)
-        if len({info.id for info in found.values()}) > 1:
-            names = ", ".join(f"{info.id} on {host}" for host, info in sorted(found.items()))
+        existing = self._checkpoints.get(checkpoint)
+        requested = [self.hosts[existing]] if existing in self.hosts and self.hosts[existing].alive() else self.living()
+        result, troubles = await self._of(checkpoint, requested, token)
+        if not result and len(requested) < len(self.living()):
+            result, troubles = await self._of(checkpoint, self.living(), token)
+        if len({info.id for info in result.values()}) > 1:
+            names = ", ".join(f"{info.id} on {host}" for host, info in sorted(result.items()))
             raise Conflict(f"several checkpoints are meant by {checkpoint}: {names}", hint="use the id")
-        for host, info in found.items():
+        for host, info in result.items():
             self.remember(info.id, host)
-        if not found and troubles:
+        if not result and troubles:
             raise troubles[0]
-        if not found:
+        if not result:
             raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
-        return found
+        return result
 
     async def _of(
-        self, checkpoint: str, asked: Iterable[HostMember], token: TokenFor
+        self, checkpoint: str, requested: Iterable[HostMember], token: TokenFor
     ) -> tuple[dict[str, CheckpointInfo], list[PagurusError]]:
         """What hosts say of it, and why others said nothing: whoever has it need not wait for these."""
-        found: dict[str, CheckpointInfo] = {}
+        result: dict[str, CheckpointInfo] = {}
         troubles: list[PagurusError] = []
 
         async def one(member: HostMember) -> None:
             path = f"/v1/checkpoints/{part(checkpoint)}"
             try:
                 async with answering(member):
-                    info = await member.upstream.ask("GET", path, CheckpointInfo, token=await token(member))
+                    info = await member.upstream.request_as("GET", path, CheckpointInfo, token=await token(member))
             except (NotFound, NoDaemon, ConnectionBroken):
                 return
             except PagurusError as error:
@@ -365,10 +369,10 @@ class Members:
                 troubles.append(error)
                 return
             if info.id == checkpoint or not CHECKPOINT_ID.fullmatch(checkpoint):
-                found[member.name] = info
+                result[member.name] = info
 
-        await asyncio.gather(*(one(member) for member in asked))
-        return found, troubles
+        await asyncio.gather(*(one(member) for member in requested))
+        return result, troubles
 
 
 @contextlib.asynccontextmanager

@@ -20,23 +20,23 @@ def added(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     sums: dict[str, Any] = {}
     for answer in answers:
         for name, value in answer.items():
-            known = sums.get(name)
+            existing = sums.get(name)
             if isinstance(value, Mapping):
-                sums[name] = added([known or {}, value])
-            elif isinstance(value, bool) or not isinstance(value, int | float) or known is None:
+                sums[name] = added([existing or {}, value])
+            elif isinstance(value, bool) or not isinstance(value, int | float) or existing is None:
                 sums.setdefault(name, value)
             else:
-                sums[name] = max(known, value) if name.endswith(MIDDLE) else known + value
+                sums[name] = max(existing, value) if name.endswith(MIDDLE) else existing + value
     return sums
 
 
 def joined(answers: Iterable[Iterable[Mapping[str, Any]]], key: str, order: str | None) -> list[Mapping[str, Any]]:
     """The lists of all hosts as one: what has the same `key` once, sorted by `order`."""
-    found: dict[Any, Mapping[str, Any]] = {}
+    result: dict[Any, Mapping[str, Any]] = {}
     for answer in answers:
-        for each in answer:
-            found.setdefault(each[key], each)
-    return sorted(found.values(), key=lambda each: (each.get(order or key, 0), str(each[key])))
+        for item in answer:
+            result.setdefault(item[key], item)
+    return sorted(result.values(), key=lambda item: (item.get(order or key, 0), str(item[key])))
 
 
 def exposition(texts: Mapping[str, str], counters: Mapping[str, tuple[str, float]]) -> bytes:

@@ -93,25 +93,25 @@ class Moves:
 
     async def move(self, sandbox: str, host: str, *, unasked: bool = False) -> MoveResult:
         """Let it go on at another host. `unasked`: unless somebody uses it."""
-        known = self.members.places.get(sandbox)
-        if known is None:
+        existing = self.members.places.get(sandbox)
+        if existing is None:
             raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
         if sandbox in self.members.moving:
             raise Conflict("it is being moved", sandbox=sandbox)
-        if known.host == host:
+        if existing.host == host:
             return MoveResult(sandbox=sandbox, host=host, pause_ms=0.0)
         self.members.moving.add(sandbox)
         self._under_way.add(sandbox)
         try:
-            size = await self._ahead(sandbox, known.host, host)
+            size = await self._ahead(sandbox, existing.host, host)
             self.members.leaving.add(sandbox)
             base = self._base(sandbox, host)
-            await self._prepare(known, base, host)
-            await self._state.put_move(sandbox, MoveRow(source=known.host, target=host, sandbox=known.row))
+            await self._prepare(existing, base, host)
+            await self._state.put_move(sandbox, MoveRow(source=existing.host, target=host, sandbox=existing.row))
             try:
                 await self._unused(sandbox, unasked=unasked)
                 clock = _Clock()
-                size += await self._switch(known, base, host, clock)
+                size += await self._switch(existing, base, host, clock)
             finally:
                 await asyncio.shield(self._try_to_settle(sandbox))
         finally:
@@ -139,22 +139,22 @@ class Moves:
         path = f"/v1/sandboxes/{sandbox}/checkpoints"
         took: list[float] = []
         while replicate.again(took):
-            wanted = CheckpointRequest(wait="durable")
-            checkpoint = await self._upstream(source).call("POST", path, CheckpointInfo, wanted, keyed=True)
+            target = CheckpointRequest(wait="durable")
+            checkpoint = await self._upstream(source).call("POST", path, CheckpointInfo, target, keyed=True)
             began = time.monotonic()
             base = self._base(sandbox, host)
             size += await self.copies.make(CopyAction(sandbox, checkpoint.id, source, host, base=base))
             took.append(time.monotonic() - began)
         return size
 
-    async def _prepare(self, known: SandboxPlace, base: str, host: str) -> None:
-        wanted = arrival(known.row)
-        wanted.ahead = True
+    async def _prepare(self, existing: SandboxPlace, base: str, host: str) -> None:
+        target = arrival(existing.row)
+        target.ahead = True
         there = f"/v1/checkpoints/{part(base)}/arrive"
-        here = f"/v1/sandboxes/{known.row.id}/hold"
-        await self._upstream(host).call("POST", there, SandboxInfo, wanted, timeout=TIMEOUT)
+        here = f"/v1/sandboxes/{existing.row.id}/hold"
+        await self._upstream(host).call("POST", there, SandboxInfo, target, timeout=TIMEOUT)
         hold = HoldRequest(since=base)
-        await self._upstream(known.host).call("PUT", here, msgspec.Raw, hold, timeout=TIMEOUT)
+        await self._upstream(existing.host).call("PUT", here, msgspec.Raw, hold, timeout=TIMEOUT)
 
     async def _unused(self, sandbox: str, *, unasked: bool) -> None:
         """Until no call on it is under way. Raises Conflict where one always is, and nobody asked for the move."""
@@ -168,37 +168,37 @@ class Moves:
 
     # ----------------------------------------------------------------- while calls wait
 
-    async def _switch(self, known: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
+    async def _switch(self, existing: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
         """From one host to the other; the bytes that were copied."""
-        self._waits[known.row.id] = asyncio.Event()
+        self._waits[existing.row.id] = asyncio.Event()
         try:
             async with asyncio.timeout(PAUSE):
-                size = await self._carried(known, base, host, clock)
+                size = await self._carried(existing, base, host, clock)
         except BaseException as error:
-            await asyncio.shield(self._try_to_settle(known.row.id))  # until then calls on it wait
+            await asyncio.shield(self._try_to_settle(existing.row.id))  # until then calls on it wait
             if isinstance(error, TimeoutError):
                 why = f"it did not arrive at {host} within {PAUSE:g} s, and stays"
-                raise Timeout(why, hint="move it when the host is less busy", sandbox=known.row.id) from None
+                raise Timeout(why, hint="move it when the host is less busy", sandbox=existing.row.id) from None
             raise
-        self._go_on(known.row.id)
+        self._go_on(existing.row.id)
         return size
 
-    async def _carried(self, known: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
-        row = known.row
-        held = await self._upstream(known.host).call(
+    async def _carried(self, existing: SandboxPlace, base: str, host: str, clock: _Clock) -> int:
+        row = existing.row
+        held = await self._upstream(existing.host).call(
             "POST", f"/v1/sandboxes/{row.id}/hold", HeldSandbox, timeout=TIMEOUT
         )
         clock.passed("hold")
         size, _ = await asyncio.gather(
-            self.copies.rest(known.host, host, held.checkpoint, base, row.id),
+            self.copies.rest(existing.host, host, held.checkpoint, base, row.id),
             self._state.put_home(row.id, host),
         )
         clock.passed("copy")
-        wanted = arrival(row)
-        wanted.programs, wanted.conversation, wanted.turns = held.programs, held.conversation, held.turns
-        wanted.verify = False  # as in restores and forks
-        await arrive(self.members, row, held.checkpoint, host, wanted, moved=True)
-        self._last[row.id] = held.checkpoint, wanted
+        target = arrival(row)
+        target.programs, target.conversation, target.turns = held.programs, held.conversation, held.turns
+        target.verify = False  # as in restores and forks
+        await arrive(self.members, row, held.checkpoint, host, target, moved=True)
+        self._last[row.id] = held.checkpoint, target
         clock.passed("arrive")
         return size
 
@@ -207,11 +207,11 @@ class Moves:
     async def _try_to_settle(self, sandbox: str) -> None:
         if sandbox in self._state.moves:
             try:
-                await self._settle(sandbox)
+                await self._finalize(sandbox)
             except PagurusError as error:  # a host does not answer: tried again
                 log.warning("a move is not at its end yet: %s", error, extra={"sandbox": sandbox})
 
-    async def _settle(self, sandbox: str) -> None:
+    async def _finalize(self, sandbox: str) -> None:
         """Finish the move where it has arrived, else take it back. Raises where a host does not answer."""
         move = self._state.moves[sandbox]
         info = await self._arrived(sandbox, move.target)
@@ -223,9 +223,9 @@ class Moves:
             if head.durable_at is None:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
             await self._state.went_on(sandbox, move.target)
-            if (known := self.members.places.get(sandbox)) is not None and known.host == move.target:
+            if (existing := self.members.places.get(sandbox)) is not None and existing.host == move.target:
                 # A report from before tells of a former state, which must not become the newest copy.
-                known.row.durable, known.row.durable_turn, known.since = head.id, head.turn, time.monotonic()
+                existing.row.durable, existing.row.durable_turn, existing.since = head.id, head.turn, time.monotonic()
             # Of a host that is lost nothing is waited for: copies, and answers that wait for them, wait for this end.
             if move.source in self.members.hosts and not self._over(move.source):
                 with contextlib.suppress(NotFound):
@@ -252,8 +252,8 @@ class Moves:
 
     async def _back(self, sandbox: str, move: MoveRow) -> None:
         """It goes on where and as it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
-        known = self.members.places.get(sandbox)
-        been = known is not None and known.host != move.source
+        existing = self.members.places.get(sandbox)
+        been = existing is not None and existing.host != move.source
         if been or self._state.homes.get(sandbox, move.source) != move.source:  # else a full disk holds nobody up
             await self._state.put_home(sandbox, move.source)
         if move.source in self.members.hosts and not self._over(move.source):

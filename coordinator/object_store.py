@@ -38,18 +38,18 @@ class StoredObject:
     """One object."""
 
     number: int
-    whole: bool
+    complete: bool
     checkpoint: str
     size: int = 0
 
     def path(self, sandbox: str) -> str:
-        return f"{sandbox}/{self.number:08d}-{'whole' if self.whole else 'since'}-{self.checkpoint}"
+        return f"{sandbox}/{self.number:08d}-{'whole' if self.complete else 'since'}-{self.checkpoint}"
 
     @classmethod
     def of(cls, path: str, size: int) -> StoredObject | None:
         """None: it is somebody else's."""
-        found = NAME.fullmatch(path.rpartition("/")[2])
-        return None if found is None else cls(int(found[1]), found[2] == "whole", found[3], size)
+        result = NAME.fullmatch(path.rpartition("/")[2])
+        return None if result is None else cls(int(result[1]), result[2] == "complete", result[3], size)
 
 
 class ObjectStore:
@@ -84,14 +84,14 @@ class ObjectStore:
             raise Invalid(f"{sandbox} or {checkpoint} is no id")
         links = await self._listed(sandbox)
         chain = _upto(links, since) if since else []
-        await self._remove(sandbox, [each for each in links if chain and each not in chain])  # what nobody came to name
+        await self._remove(sandbox, [item for item in links if chain and item not in chain])  # what nobody came to name
         await self._put(sandbox, StoredObject(links[-1].number + 1 if links else 1, not since, checkpoint), stream)
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
         links = await self._listed(sandbox)
         keep = [] if links and links[-1].checkpoint == checkpoint else _chain(links)
-        await self._remove(sandbox, [each for each in links if each not in keep])
-        if replicate.join([each.size for each in keep]):
+        await self._remove(sandbox, [item for item in links if item not in keep])
+        if replicate.join([item.size for item in keep]):
             await self._join(sandbox, keep)
 
     @contextlib.asynccontextmanager
@@ -101,14 +101,14 @@ class ObjectStore:
         if since:
             raise NotFound("the store gives whole states only")
         chain = _upto(await self._listed(sandbox), checkpoint)
-        yield _threaded(joined(self._read(each.path(sandbox)) for each in reversed(chain)))
+        yield _threaded(joined(self._read(item.path(sandbox)) for item in reversed(chain)))
 
     # ----------------------------------------------------------------- objects
 
     async def _put(self, sandbox: str, link: StoredObject, stream: AsyncIterator[bytes]) -> None:
         size, checked = 0, StreamChecker()
 
-        async def whole() -> AsyncIterator[bytes]:
+        async def complete() -> AsyncIterator[bytes]:
             nonlocal size
             async for data in stream:
                 size += len(data)
@@ -117,21 +117,21 @@ class ObjectStore:
             checked.finish()  # raised here, the object never becomes visible
 
         path = link.path(sandbox)
-        with self._told():
-            parts = _gathered(whole())
+        with self._reported():
+            parts = _gathered(complete())
             first = await anext(parts, b"")
             data = first if len(first) < PART else _before(first, parts)
             await self._obstore.put_async(self._store, path, data)
             if self.directory is not None:
                 await asyncio.to_thread(_sync, self.directory / path)
-        self._links.setdefault(sandbox, []).append(StoredObject(link.number, link.whole, link.checkpoint, size))
+        self._links.setdefault(sandbox, []).append(StoredObject(link.number, link.complete, link.checkpoint, size))
 
     async def _join(self, sandbox: str, chain: Sequence[StoredObject]) -> None:
         """One object instead of many: most of what they hold is not needed any more. Damaged ones go."""
-        whole = StoredObject(chain[-1].number + 1, True, chain[-1].checkpoint)
+        complete = StoredObject(chain[-1].number + 1, True, chain[-1].checkpoint)
         try:
-            async with self.given(sandbox, whole.checkpoint, "") as stream:
-                await self._put(sandbox, whole, stream)
+            async with self.given(sandbox, complete.checkpoint, "") as stream:
+                await self._put(sandbox, complete, stream)
         except (Protocol, NotFound) as error:
             await self._remove(sandbox, chain)
             raise NotFound(f"{sandbox} is damaged in the store, and is copied whole: {error}") from error
@@ -139,28 +139,28 @@ class ObjectStore:
 
     async def _remove(self, sandbox: str, doomed: Sequence[StoredObject]) -> None:
         """The newest first: what is left has all that it builds upon."""
-        with self._told():
-            for each in sorted(doomed, key=lambda each: -each.number):
+        with self._reported():
+            for item in sorted(doomed, key=lambda item: -item.number):
                 with contextlib.suppress(FileNotFoundError):
-                    await self._obstore.delete_async(self._store, each.path(sandbox))
-        self._links[sandbox] = [each for each in self._links[sandbox] if each not in doomed]
+                    await self._obstore.delete_async(self._store, item.path(sandbox))
+        self._links[sandbox] = [item for item in self._links[sandbox] if item not in doomed]
 
     async def _listed(self, sandbox: str) -> list[StoredObject]:
         if sandbox not in self._links:
-            with self._told():
-                found = await self._obstore.list(self._store, sandbox).collect_async()
-            links = filter(None, (StoredObject.of(each["path"], each["size"]) for each in found))
+            with self._reported():
+                result = await self._obstore.list(self._store, sandbox).collect_async()
+            links = filter(None, (StoredObject.of(item["path"], item["size"]) for item in result))
             self._links[sandbox] = sorted(links, key=lambda link: link.number)
         return self._links[sandbox]
 
     def _read(self, path: str) -> Iterator[bytes]:
         """Blocks."""
-        with self._told():
+        with self._reported():
             for data in self._obstore.get(self._store, path).stream(min_chunk_size=PART):
                 yield bytes(data)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         """Errors of the store, as ours."""
         try:
             yield
@@ -172,7 +172,7 @@ class ObjectStore:
 
 def _upto(links: Sequence[StoredObject], checkpoint: str) -> list[StoredObject]:
     """The objects that make up a state, the oldest first. Raises NotFound."""
-    last = max((at for at, each in enumerate(links) if each.checkpoint == checkpoint), default=-1)
+    last = max((at for at, item in enumerate(links) if item.checkpoint == checkpoint), default=-1)
     chain = _chain(links[: last + 1])
     if not chain:
         raise NotFound(f"checkpoint {checkpoint} is not in the store")
@@ -181,7 +181,7 @@ def _upto(links: Sequence[StoredObject], checkpoint: str) -> list[StoredObject]:
 
 def _chain(links: Sequence[StoredObject]) -> list[StoredObject]:
     """From the last whole one on."""
-    start = max((at for at, each in enumerate(links) if each.whole), default=len(links))
+    start = max((at for at, item in enumerate(links) if item.complete), default=len(links))
     return list(links[start:])
 
 
@@ -223,8 +223,8 @@ def _take(parts: Iterator[bytes]) -> bytes | None:
 
 def _sync(path: Path) -> None:
     """The file, its name and that of its directory outlive the loss of power."""
-    for each in (path, path.parent, path.parent.parent):
-        fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+    for item in (path, path.parent, path.parent.parent):
+        fd = os.open(item, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

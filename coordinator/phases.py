@@ -28,21 +28,21 @@ from coordinator.decide.turns import MachineSlot, TurnsView, due
 from coordinator.jobs.keeper import parse_needs
 from coordinator.state import CoordinatorState
 from sandbox.errors import Invalid, TooMany, Unsupported
-from sandbox.messages.cluster import PastPhase, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
+from sandbox.messages.cluster import PastPhase, PhaseAnswer, PhaseInfo, PhaseKind, PhaseRequest
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
 GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
 POLL_INTERVAL = 1.0  # seconds between two looks for silent jobs
-SEATS = 64  # jobs of one owner that take turns, or wait for room
+SLOTS = 64  # jobs of one owner that take turns, or wait for room
 MAX_PAST = 10_000  # phases that are told at once
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
-PAST = """SELECT job, phase, party, machines, asked, begun, ended, silent FROM phases WHERE machines IS NOT NULL
+PAST = """SELECT job, phase, party, machines, requested, begun, ended, silent FROM phases WHERE machines IS NOT NULL
     ORDER BY begun DESC LIMIT ?"""
 LASTED = "(coalesce(ended, ?) - begun) * json_array_length(coalesce(machines, '[]'))"  # machine-seconds
 USED = f"""SELECT job, max(phase), max(ended), sum({LASTED} * (phase % 2 = 0)), sum({LASTED} * (phase % 2))
     FROM phases GROUP BY job"""
-NO_ROOM = "the machines have no room for it beside those that share them"
+NO_CAPACITY = "the machines have no room for it beside those that share them"
 
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -77,7 +77,7 @@ class JobSlot(msgspec.Struct, kw_only=True):
     phase: int
     shift: int = 0  # rounds of the group when it came, less its own number then
     state: Literal["begun", "waiting", "lost"] = "waiting"  # lost: it was silent, and has not asked since
-    asked: float = 0.0
+    requested: float = 0.0
     begun: float = 0.0
     group: int | None = None
     nodes: tuple[int, ...] = ()
@@ -115,9 +115,9 @@ class PhaseScheduler:
     ) -> None:
         self.shared, self.ttl = shared, ttl
         self._state, self._clock = state, clock
-        rows = [msgspec.msgpack.decode(row, type=JobSlot) for row in state.seats.values()]
-        self.seats = {seat.job.name: seat for seat in sorted(rows, key=lambda seat: seat.number)}
-        self._heard = dict.fromkeys(self.seats, clock())  # nobody could be heard while there was no coordinator
+        rows = [msgspec.msgpack.decode(row, type=JobSlot) for row in state.slots.values()]
+        self.slots = {slot.job.name: slot for slot in sorted(rows, key=lambda slot: slot.number)}
+        self._last_seen = dict.fromkeys(self.slots, clock())  # nobody could be heard while there was no coordinator
         self._left: dict[str, tuple[int, float]] = {}  # the last phase of who has left; until when that is asked for
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._decided: list[tuple[TurnsView, list[str]]] = []
@@ -127,103 +127,103 @@ class PhaseScheduler:
         """Passes over who is silent, for as long as the coordinator lives."""
         while True:
             await asyncio.sleep(POLL_INTERVAL)
-            await self.look()
+            await self.poll()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Whose turn it is by now."""
         now = self._clock()
         self._left = {job: (phase, until) for job, (phase, until) in self._left.items() if now < until}
-        for seat in list(self.seats.values()):
-            silent = now - self._heard[seat.job.name]
-            if seat.state == "lost" and silent > GONE:
-                self._remove(seat)
-            elif seat.state != "lost" and silent > self.ttl:
-                self._end(seat, silent=silent)
-                seat.state = "lost"
-                self._keep(seat)
+        for slot in list(self.slots.values()):
+            silent = now - self._last_seen[slot.job.name]
+            if slot.state == "lost" and silent > GONE:
+                self._remove(slot)
+            elif slot.state != "lost" and silent > self.ttl:
+                self._end(slot, silent=silent)
+                slot.state = "lost"
+                self._keep(slot)
         self._begin()
-        await self._tell()
+        await self._report()
 
     # ----------------------------------------------------------------- asked by runs
 
-    async def ask(self, ask: PhaseAsk) -> PhaseAnswer:
+    async def request(self, request: PhaseRequest) -> PhaseAnswer:
         if not self.shared.rollout or not self.shared.train:
             raise Unsupported("no machines are shared here", hint="pagurus cluster up --share rollout=1,train=1")
-        phase = 2 * ask.number + KINDS.index(ask.kind)
-        left, until = self._left.get(ask.job, (-1, 0.0))
+        phase = 2 * request.number + KINDS.index(request.kind)
+        left, until = self._left.get(request.job, (-1, 0.0))
         if phase <= left and self._clock() < until:
             return PhaseAnswer(state="past")  # said before it left, heard after
-        seat = self._seat(ask, phase)
-        if phase > seat.phase or (phase == seat.phase and seat.state == "lost"):
-            self._next(seat, phase)
+        slot = self._slot(request, phase)
+        if phase > slot.phase or (phase == slot.phase and slot.state == "lost"):
+            self._next(slot, phase)
         self._begin()
-        await self._tell()
-        await self._until(lambda: seat.phase != phase or seat.state == "begun", ask.wait)
+        await self._report()
+        await self._until(lambda: slot.phase != phase or slot.state == "begun", request.wait)
         await self._save()  # what another call has begun for us may not be on disk yet
-        if seat.phase != phase or self.seats.get(ask.job) is not seat:
+        if slot.phase != phase or self.slots.get(request.job) is not slot:
             return PhaseAnswer(state="past")
-        self._heard[ask.job] = self._clock()
-        if seat.state == "begun":
+        self._last_seen[request.job] = self._clock()
+        if slot.state == "begun":
             return PhaseAnswer(state="begun")
-        return PhaseAnswer(state="waiting", reason=self._why(seat))
+        return PhaseAnswer(state="waiting", reason=self._why(slot))
 
     async def leave(self, job: str) -> None:
         """Its machines are others'. Idempotent."""
-        seat = self.seats.get(job)
-        if seat is None:
+        slot = self.slots.get(job)
+        if slot is None:
             return
-        self._left[job] = seat.phase, self._clock() + LATE
-        self._remove(seat)
+        self._left[job] = slot.phase, self._clock() + LATE
+        self._remove(slot)
         self._begin()
-        await self._tell()
+        await self._report()
 
-    def _remove(self, seat: JobSlot) -> None:
-        job = seat.job.name
-        self._end(seat)
-        del self.seats[job], self._heard[job]
+    def _remove(self, slot: JobSlot) -> None:
+        job = slot.job.name
+        self._end(slot)
+        del self.slots[job], self._last_seen[job]
         self._pending.append(("DELETE FROM seats WHERE job = ?", (job,)))
-        if seat.group is not None:
-            self._regroup(multiplex.leave(self._group(self._members(seat.group, seat)), job))
+        if slot.group is not None:
+            self._regroup(multiplex.leave(self._group(self._members(slot.group, slot)), job))
         self._place()
 
     async def all(self) -> list[PhaseInfo]:
         """Who takes turns; then who has left and is still known."""
         now = time.time()
-        used = {job: told for job, *told in await self._state.read(USED, (now, now))}
-        found = [self._info(seat) for seat in self.seats.values()]
-        for job in used.keys() - self.seats.keys():
+        used = {job: reported for job, *reported in await self._state.read(USED, (now, now))}
+        result = [self._info(slot) for slot in self.slots.values()]
+        for job in used.keys() - self.slots.keys():
             phase, ended = used[job][:2]
             left = PhaseInfo(job=job, kind=KINDS[phase % 2], number=phase // 2, state="left", since=ended or 0.0)
-            found.append(left)
-        for info in found:
+            result.append(left)
+        for info in result:
             rollout, train = (seconds / 3600 for seconds in used.get(info.job, (0, 0, 0.0, 0.0))[2:])
             info.rollout_hours, info.train_hours, info.cost = rollout, train, self.shared.cost(rollout, train)
-        return found
+        return result
 
-    def _info(self, seat: JobSlot) -> PhaseInfo:
+    def _info(self, slot: JobSlot) -> PhaseInfo:
         return PhaseInfo(
-            job=seat.job.name,
-            kind=seat.kind,
-            number=seat.phase // 2,
-            state="silent" if seat.state == "lost" else seat.state,
-            reason="" if seat.state == "begun" else self._why(seat),
-            group=seat.group,
-            since=seat.begun if seat.state == "begun" else seat.asked,
+            job=slot.job.name,
+            kind=slot.kind,
+            number=slot.phase // 2,
+            state="silent" if slot.state == "lost" else slot.state,
+            reason="" if slot.state == "begun" else self._why(slot),
+            group=slot.group,
+            since=slot.begun if slot.state == "begun" else slot.requested,
         )
 
     async def past(self) -> list[PastPhase]:
         """The newest phases that have begun, and those that wait for their turn."""
         waiting = [
             PastPhase(
-                job=seat.job.name,
-                kind=seat.kind,
-                number=seat.phase // 2,
-                group=seat.group,
-                machines=seat.works_on,
-                asked=seat.asked,
+                job=slot.job.name,
+                kind=slot.kind,
+                number=slot.phase // 2,
+                group=slot.group,
+                machines=slot.works_on,
+                requested=slot.requested,
             )
-            for seat in self.seats.values()
-            if seat.state == "waiting" and seat.group is not None
+            for slot in self.slots.values()
+            if slot.state == "waiting" and slot.group is not None
         ]
         return waiting + [
             PastPhase(
@@ -232,39 +232,42 @@ class PhaseScheduler:
                 number=phase // 2,
                 group=party,
                 machines=msgspec.json.decode(machines),
-                asked=asked,
+                requested=requested,
                 begun=begun,
                 ended=ended,
                 silent=silent,
             )
-            for job, phase, party, machines, asked, begun, ended, silent in await self._state.read(PAST, (MAX_PAST,))
+            for job, phase, party, machines, requested, begun, ended, silent in await self._state.read(
+                PAST, (MAX_PAST,)
+            )
         ]
 
     # ----------------------------------------------------------------- turns
 
     def _begin(self) -> None:
-        for group in sorted({seat.group for seat in self.seats.values() if seat.group is not None}):
+        for group in sorted({slot.group for slot in self.slots.values() if slot.group is not None}):
             for kind in KINDS:
                 view = self._view(self._members(group), kind)
                 begins = due(view.turns, view.busy)
                 for job in begins:
-                    seat = self.seats[job]
-                    seat.state, seat.begun = "begun", time.time()
+                    slot = self.slots[job]
+                    slot.state, slot.begun = "begun", time.time()
                     # Another row for it would be a phase that runs twice, unless its job was lost in between.
                     self._pending.append(
                         (
-                            "INSERT INTO phases (job, phase, asked, begun, party, machines) VALUES (?, ?, ?, ?, ?, ?)",
+                            "INSERT INTO phases (job, phase, requested, begun, party, machines)"
+                            " VALUES (?, ?, ?, ?, ?, ?)",
                             (
                                 job,
-                                seat.phase,
-                                seat.asked,
-                                seat.begun,
+                                slot.phase,
+                                slot.requested,
+                                slot.begun,
                                 group,
-                                str(seat.works_on),
+                                str(slot.works_on),
                             ),
                         )
                     )
-                    self._keep(seat)
+                    self._keep(slot)
                 if begins:
                     self._decided.append((view, begins))
 
@@ -272,109 +275,109 @@ class PhaseScheduler:
     def _view(members: Iterable[JobSlot], kind: PhaseKind) -> TurnsView:
         """Without jobs that are silent."""
         turns, busy = list[MachineSlot](), list[int]()
-        for seat in members:
-            if seat.state == "lost":
+        for slot in members:
+            if slot.state == "lost":
                 continue
-            asks = seat.state == "waiting" and seat.kind == kind
-            turns.append(MachineSlot(seat.job.name, seat.round(kind), seat.number, seat.machines(kind), asks))
-            if seat.state == "begun" and seat.kind == kind:
-                busy += seat.machines(kind)
+            requests = slot.state == "waiting" and slot.kind == kind
+            turns.append(MachineSlot(slot.job.name, slot.round(kind), slot.number, slot.machines(kind), requests))
+            if slot.state == "begun" and slot.kind == kind:
+                busy += slot.machines(kind)
         return TurnsView(turns=turns, busy=sorted(busy))
 
-    def _next(self, seat: JobSlot, phase: int) -> None:
+    def _next(self, slot: JobSlot, phase: int) -> None:
         """It asks for this phase. One that was passed over goes on in the round in which the others are, maybe by
         another turn for the same phase."""
-        if phase > seat.phase:
-            self._end(seat)
+        if phase > slot.phase:
+            self._end(slot)
         else:
-            self._pending.append(("DELETE FROM phases WHERE job = ? AND phase = ?", (seat.job.name, phase)))
-        lost = seat.state == "lost"
-        seat.phase, seat.state, seat.asked = phase, "waiting", time.time()
+            self._pending.append(("DELETE FROM phases WHERE job = ? AND phase = ?", (slot.job.name, phase)))
+        lost = slot.state == "lost"
+        slot.phase, slot.state, slot.requested = phase, "waiting", time.time()
         if lost:
-            seat.shift = max(seat.shift, self._round(seat) - phase // 2)
-        self._keep(seat)
+            slot.shift = max(slot.shift, self._round(slot) - phase // 2)
+        self._keep(slot)
 
-    def _end(self, seat: JobSlot, *, silent: float = 0.0) -> None:
+    def _end(self, slot: JobSlot, *, silent: float = 0.0) -> None:
         """One that was passed over ended then: others have its machines since."""
-        if seat.state == "begun":
+        if slot.state == "begun":
             change = "UPDATE phases SET ended = ?, silent = ? WHERE job = ? AND phase = ?"
-            self._pending.append((change, (time.time(), silent, seat.job.name, seat.phase)))
+            self._pending.append((change, (time.time(), silent, slot.job.name, slot.phase)))
 
     def _round(self, but: JobSlot) -> int:
         """Whose end the others of its group have not reached yet: who comes now is the last in it."""
-        others = [each for each in self._members(but.group) if each is not but and each.state != "lost"]
-        return max((each.round("rollout") - 1 for each in others), default=0)
+        others = [item for item in self._members(but.group) if item is not but and item.state != "lost"]
+        return max((item.round("rollout") - 1 for item in others), default=0)
 
     # ----------------------------------------------------------------- groups
 
-    def _seat(self, ask: PhaseAsk, phase: int) -> JobSlot:
-        seat = self.seats.get(ask.job)
-        if seat is None:
-            owner = _owner(ask.job)
-            if sum(_owner(name) == owner for name in self.seats) >= SEATS:
-                raise TooMany(f"{SEATS} jobs of this owner take turns, or wait for room", hint="wait until one ends")
-            job = msgspec.convert({"name": ask.job, **msgspec.structs.asdict(ask.shape)}, SharedJob)
-            number = max((each.number for each in self.seats.values()), default=-1) + 1
-            seat = self.seats[ask.job] = JobSlot(job=job, number=number, phase=phase, asked=time.time())
-            self._pending.append(("DELETE FROM phases WHERE job = ?", (ask.job,)))  # of when it was here before
-            self._keep(seat)
+    def _slot(self, request: PhaseRequest, phase: int) -> JobSlot:
+        slot = self.slots.get(request.job)
+        if slot is None:
+            owner = _owner(request.job)
+            if sum(_owner(name) == owner for name in self.slots) >= SLOTS:
+                raise TooMany(f"{SLOTS} jobs of this owner take turns, or wait for room", hint="wait until one ends")
+            job = msgspec.convert({"name": request.job, **msgspec.structs.asdict(request.shape)}, SharedJob)
+            number = max((item.number for item in self.slots.values()), default=-1) + 1
+            slot = self.slots[request.job] = JobSlot(job=job, number=number, phase=phase, requested=time.time())
+            self._pending.append(("DELETE FROM phases WHERE job = ?", (request.job,)))  # of when it was here before
+            self._keep(slot)
             self._place()
-        self._heard[ask.job] = self._clock()
-        return seat
+        self._last_seen[request.job] = self._clock()
+        return slot
 
     def _place(self) -> None:
         """Gives who waits for machines a group, in the order in which they came."""
-        for seat in self.seats.values():
-            if seat.group is not None or not multiplex.fits_alone(seat.job, self.shared.prices):
+        for slot in self.slots.values():
+            if slot.group is not None or not multiplex.fits_alone(slot.job, self.shared.prices):
                 continue
-            groups = {each.group: self._group(self._members(each.group)) for each in self.seats.values()}
+            groups = {item.group: self._group(self._members(item.group)) for item in self.slots.values()}
             groups.pop(None, None)
             numbers = [number for number in groups if number is not None]
-            found = multiplex.place([groups[number] for number in numbers], seat.job, self.shared.prices)
-            number = max(numbers, default=-1) + 1 if found.index is None else numbers[found.index]
-            after = [*(group for key, group in groups.items() if key != number), found.group]
+            result = multiplex.place([groups[number] for number in numbers], slot.job, self.shared.prices)
+            number = max(numbers, default=-1) + 1 if result.index is None else numbers[result.index]
+            after = [*(group for key, group in groups.items() if key != number), result.group]
             if (
                 sum(group.rollout_nodes for group in after) > self.shared.rollout
                 or sum(group.train_nodes for group in after) > self.shared.train
             ):
                 continue
-            seat.group = number
-            seat.shift = self._round(seat) - seat.phase // 2
-            self._regroup(found.group)
+            slot.group = number
+            slot.shift = self._round(slot) - slot.phase // 2
+            self._regroup(result.group)
 
     def _regroup(self, group: JobGroup | None) -> None:
         for member in () if group is None else group.members:
-            seat = self.seats[member.job.name]
-            seat.nodes = member.nodes
-            self._keep(seat)
+            slot = self.slots[member.job.name]
+            slot.nodes = member.nodes
+            self._keep(slot)
 
     def _members(self, group: int | None, *more: JobSlot) -> list[JobSlot]:
-        found = [seat for seat in self.seats.values() if seat.group == group and group is not None]
-        return sorted([*found, *more], key=lambda seat: seat.number)
+        result = [slot for slot in self.slots.values() if slot.group == group and group is not None]
+        return sorted([*result, *more], key=lambda slot: slot.number)
 
     @staticmethod
     def _group(members: Iterable[JobSlot]) -> JobGroup:
-        seats = list(members)
+        slots = list(members)
         return JobGroup(
-            members=tuple(GroupMember(seat.job, seat.nodes) for seat in seats),
-            rollout_nodes=1 + max((node for seat in seats for node in seat.nodes), default=-1),
-            train_nodes=max((seat.job.train_nodes for seat in seats), default=0),
+            members=tuple(GroupMember(slot.job, slot.nodes) for slot in slots),
+            rollout_nodes=1 + max((node for slot in slots for node in slot.nodes), default=-1),
+            train_nodes=max((slot.job.train_nodes for slot in slots), default=0),
         )
 
-    def _why(self, seat: JobSlot) -> str:
-        if seat.group is None:
-            return NO_ROOM
-        for each in self._members(seat.group):
-            if each.state == "begun" and each.kind == seat.kind:
-                ours = _owner(each.job.name) == _owner(seat.job.name)
-                return f"{each.job.name if ours else 'a job of another owner'} works there"
+    def _why(self, slot: JobSlot) -> str:
+        if slot.group is None:
+            return NO_CAPACITY
+        for item in self._members(slot.group):
+            if item.state == "begun" and item.kind == slot.kind:
+                ours = _owner(item.job.name) == _owner(slot.job.name)
+                return f"{item.job.name if ours else 'a job of another owner'} works there"
         return "others come first"
 
     # ----------------------------------------------------------------- books
 
-    def _keep(self, seat: JobSlot) -> None:
-        row = msgspec.msgpack.encode(seat)
-        self._pending.append(("INSERT OR REPLACE INTO seats VALUES (?, ?)", (seat.job.name, row)))
+    def _keep(self, slot: JobSlot) -> None:
+        row = msgspec.msgpack.encode(slot)
+        self._pending.append(("INSERT OR REPLACE INTO seats VALUES (?, ?)", (slot.job.name, row)))
 
     async def _save(self) -> None:
         """All that was decided so far is on disk when this returns."""
@@ -390,7 +393,7 @@ class PhaseScheduler:
             for view, begins in decided:
                 await self._state.decided("turns", view, begins)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         await self._save()
         async with self._changed:
             self._changed.notify_all()

@@ -40,8 +40,8 @@ from sandbox.messages.cluster import (
     HostRequest,
     JobRequest,
     MoveRequest,
-    PhaseAsk,
     PhaseLeave,
+    PhaseRequest,
     PlaceInfo,
 )
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
@@ -118,7 +118,7 @@ class Routes:
             ("POST", "/v1/cluster/moves", self._move),
             ("GET", "/v1/cluster/phases", self._phases),
             ("GET", "/v1/cluster/phases/past", self._past_phases),
-            ("POST", "/v1/phases", self._ask_phase),
+            ("POST", "/v1/phases", self._request_phase),
             ("POST", "/v1/phases/leave", self._leave_phases),
             ("POST", "/v1/cluster/jobs", self._submit),
             ("GET", "/v1/cluster/jobs", self._jobs),
@@ -150,7 +150,7 @@ class Routes:
 
     # ----------------------------------------------------------------- of all hosts
 
-    async def _ask_all(self, request: web.Request) -> dict[str, HostResponse]:
+    async def _request_all(self, request: web.Request) -> dict[str, HostResponse]:
         """What each living host answers. Raises the first refusal."""
         data = await raw(request) or None
         headers = {**passed_on(request.headers), "Accept": MSGPACK}
@@ -159,7 +159,7 @@ class Routes:
         async def one(member: HostMember) -> HostResponse:
             async with answering(member) if request.method == "GET" else contextlib.nullcontext():
                 token = await self.callers.token(member)
-                return await member.upstream.whole(request.method, request.path_qs, headers, data, token)
+                return await member.upstream.complete(request.method, request.path_qs, headers, data, token)
 
         living = self.members.living()
         answers = dict(zip([m.name for m in living], await asyncio.gather(*map(one, living)), strict=True))
@@ -170,27 +170,27 @@ class Routes:
 
     def _joined(self, key: str, order: str | None) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            answers = await self._ask_all(request)
+            answers = await self._request_all(request)
             return reply(
-                request, merge.joined((each.decoded(list[dict[str, Any]]) for each in answers.values()), key, order)
+                request, merge.joined((item.decoded(list[dict[str, Any]]) for item in answers.values()), key, order)
             )
 
         return handle
 
     async def _added(self, request: web.Request) -> web.StreamResponse:
-        answers = await self._ask_all(request)
-        return reply(request, merge.added(each.decoded(dict) for each in answers.values()))
+        answers = await self._request_all(request)
+        return reply(request, merge.added(item.decoded(dict) for item in answers.values()))
 
     async def _everywhere(self, request: web.Request) -> web.StreamResponse:
         """On all hosts; the first one's answer."""
-        answers = await self._ask_all(request)
-        found = next(iter(answers.values()), None)
-        if found is None:
+        answers = await self._request_all(request)
+        result = next(iter(answers.values()), None)
+        if result is None:
             raise self._no_host()
-        return reply(request, found.decoded(dict), found.status)
+        return reply(request, result.decoded(dict), result.status)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        answers = await self._ask_all(request)
+        answers = await self._request_all(request)
         texts = {name: answer.body.decode() for name, answer in answers.items()}
         text = merge.exposition(texts, self.copies.counters())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
@@ -221,9 +221,9 @@ class Routes:
             headers.pop("Content-Length", None)
         async with (
             while_there(request),
-            member.upstream.answered(request.method, request.path_qs, headers, data, token) as found,
+            member.upstream.answered(request.method, request.path_qs, headers, data, token) as result,
         ):
-            return await relay(request, found)
+            return await relay(request, result)
 
     async def _one_host(self, request: web.Request) -> web.StreamResponse:
         raise Unsupported("each host has content of its own", hint="ask the daemon of one host")
@@ -238,19 +238,19 @@ class Routes:
             return await self._any(request)  # which knows other ways to write the name, and says what there is
         if request.method == "DELETE":
             for member in holders[1:]:
-                await member.upstream.ask("DELETE", request.path, dict, token=await self.callers.token(member))
+                await member.upstream.request_as("DELETE", request.path, dict, token=await self.callers.token(member))
         return await self._pass(request, holders[0])
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         """A step is kept where its checkpoint is."""
         from sandbox.messages import KeepStep
 
-        wanted = await body(request, KeepStep)
-        holders = await self.members.holders(wanted.checkpoint, self.callers.token)
+        target = await body(request, KeepStep)
+        holders = await self.members.holders(target.checkpoint, self.callers.token)
         member = self.members.member(next(iter(holders)))
         token = await self.callers.token(member)
         headers = {key: value for key, value in passed_on(request.headers).items() if key.lower() != "content-length"}
-        return (await member.upstream.whole("PUT", request.path_qs, headers, await raw(request), token)).response()
+        return (await member.upstream.complete("PUT", request.path_qs, headers, await raw(request), token)).response()
 
     # ----------------------------------------------------------------- the cluster's own
 
@@ -258,10 +258,10 @@ class Routes:
         return reply(request, {"status": "ok", "pid": os.getpid(), "hosts": len(self.members.living())})
 
     async def _make_token(self, request: web.Request) -> web.StreamResponse:
-        wanted = await body(request, TokenRequest)
-        grant, text = await asyncio.to_thread(self.callers.tokens.create, **msgspec.structs.asdict(wanted))
-        told = msgspec.convert(grant, ApiToken, from_attributes=True)
-        return reply(request, NewToken(token=told, text=text), 201)
+        target = await body(request, TokenRequest)
+        grant, text = await asyncio.to_thread(self.callers.tokens.create, **msgspec.structs.asdict(target))
+        reported = msgspec.convert(grant, ApiToken, from_attributes=True)
+        return reply(request, NewToken(token=reported, text=text), 201)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         grants = self.callers.tokens.list()
@@ -276,20 +276,20 @@ class Routes:
         return reply(request, self.members.infos())
 
     async def _add_host(self, request: web.Request) -> web.StreamResponse:
-        wanted = await body(request, HostRequest)
-        if not wanted.address.startswith(("http://", "https://", "/")):
-            raise Invalid(f"{wanted.address!r} is no address", hint="give a URL or the path of a daemon's socket")
+        target = await body(request, HostRequest)
+        if not target.address.startswith(("http://", "https://", "/")):
+            raise Invalid(f"{target.address!r} is no address", hint="give a URL or the path of a daemon's socket")
         try:
             name = msgspec.convert(request.match_info["name"], HostName)
         except msgspec.ValidationError:
             raise Invalid("no host may be called so", hint="lower-case letters, digits, dots, dashes") from None
-        row = HostRow(**msgspec.structs.asdict(wanted))
+        row = HostRow(**msgspec.structs.asdict(target))
         member = await self.members.add(name, row)
         return reply(request, member.info(self.members.counts()[member.name]), 201)
 
     async def _change_host(self, request: web.Request) -> web.StreamResponse:
-        wanted = await body(request, HostChange)
-        member = await self.members.change(request.match_info["name"], draining=wanted.draining, labels=wanted.labels)
+        target = await body(request, HostChange)
+        member = await self.members.change(request.match_info["name"], draining=target.draining, labels=target.labels)
         return reply(request, member.info(self.members.counts()[member.name]))
 
     async def _drop_host(self, request: web.Request) -> web.StreamResponse:
@@ -297,17 +297,17 @@ class Routes:
         return reply(request, {})
 
     async def _places(self, request: web.Request) -> web.StreamResponse:
-        found = sorted(self.members.places.items())
-        return reply(request, [PlaceInfo(sandbox=id, host=each.host) for id, each in found])
+        result = sorted(self.members.places.items())
+        return reply(request, [PlaceInfo(sandbox=id, host=item.host) for id, item in result])
 
     async def _copies(self, request: web.Request) -> web.StreamResponse:
-        found = [(id, row) for id, rows in sorted(self.members.state.copies.items()) for row in rows.values()]
-        return reply(request, [CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host) for id, row in found])
+        result = [(id, row) for id, rows in sorted(self.members.state.copies.items()) for row in rows.values()]
+        return reply(request, [CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host) for id, row in result])
 
     async def _move(self, request: web.Request) -> web.StreamResponse:
-        wanted = await body(request, MoveRequest)
-        id, _ = self.calls.find(wanted.sandbox)
-        return reply(request, await self.moves.move(id, self.members.member(wanted.host).name))
+        target = await body(request, MoveRequest)
+        id, _ = self.calls.find(target.sandbox)
+        return reply(request, await self.moves.move(id, self.members.member(target.host).name))
 
     # ----------------------------------------------------------------- jobs
 
@@ -317,9 +317,9 @@ class Routes:
     async def _past_phases(self, request: web.Request) -> web.StreamResponse:
         return reply(request, await self.phases.past())
 
-    async def _ask_phase(self, request: web.Request) -> web.StreamResponse:
-        ask = await body(request, PhaseAsk)
-        return reply(request, await self.phases.ask(msgspec.structs.replace(ask, job=_owned(ask.job))))
+    async def _request_phase(self, request: web.Request) -> web.StreamResponse:
+        query = await body(request, PhaseRequest)
+        return reply(request, await self.phases.request(msgspec.structs.replace(query, job=_owned(query.job))))
 
     async def _leave_phases(self, request: web.Request) -> web.StreamResponse:
         await self.phases.leave(_owned((await body(request, PhaseLeave)).job))

@@ -24,7 +24,7 @@ from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages.cluster import ConversationExport, HostedSandbox, HostRequest
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE hosts (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE calls (id TEXT PRIMARY KEY, host TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
@@ -40,15 +40,15 @@ CREATE TABLE IF NOT EXISTS seconds (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL)
 CREATE TABLE IF NOT EXISTS stored (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS moves (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
+CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, requested REAL NOT NULL, begun REAL NOT NULL, ended REAL,
     PRIMARY KEY (job, phase)) WITHOUT ROWID;
 """  # of second copies, copies in the store, moves and jobs that take turns, also in files that were made before
 # Of each caller, the word that a call's id begins with, the oldest.
-FORGET = """DELETE FROM {table} WHERE at < ? OR id IN (SELECT id FROM (SELECT id, sum({each}) OVER
+FORGET = """DELETE FROM {table} WHERE at < ? OR id IN (SELECT id FROM (SELECT id, sum({item}) OVER
     (PARTITION BY substr(id, 1, instr(id, ' ')) ORDER BY at DESC) AS newer FROM {table}) WHERE newer > ?)
     RETURNING id"""
-FORGET_CALLS = FORGET.format(table="calls", each="1")
-FORGET_ANSWERS = FORGET.format(table="answers", each="length(row) + 1024")
+FORGET_CALLS = FORGET.format(table="calls", item="1")
+FORGET_ANSWERS = FORGET.format(table="answers", item="length(row) + 1024")
 PHASES_ADDED = {"party": "INTEGER", "machines": "TEXT", "silent": "REAL NOT NULL DEFAULT 0"}  # group, machines as JSON
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
@@ -87,7 +87,7 @@ class MoveRow(msgspec.Struct, kw_only=True):
 
 
 @contextlib.contextmanager
-def _known(rows: dict[str, T], key: str, row: T | None) -> Iterator[None]:
+def _existing(rows: dict[str, T], key: str, row: T | None) -> Iterator[None]:
     """It is known as soon as it is being written down; what is not written down, for the disk is full, is not."""
     before = rows.get(key)
     _put(rows, key, row)
@@ -121,13 +121,13 @@ class CoordinatorState:
         rows = database.execute("SELECT name, row FROM hosts").fetchall()
         self.hosts = {name: msgspec.msgpack.decode(row, type=HostRow) for name, row in rows}
         self.calls: dict[str, str] = dict(database.execute("SELECT id, host FROM calls").fetchall())
-        found = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
-        self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
+        result = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
+        self.tokens = {(caller, host): (number, text) for caller, host, number, text in result}
         self.copies: dict[str, dict[str, CopyRow]] = {}  # of a sandbox, by table: two at hosts, one in the store
         for table in COPIES:
             for name, row in database.execute(f"SELECT sandbox, row FROM {table}").fetchall():
                 self.copies.setdefault(name, {})[table] = msgspec.msgpack.decode(row, type=CopyRow)
-        self.seats: dict[str, bytes] = dict(database.execute("SELECT job, row FROM seats").fetchall())
+        self.slots: dict[str, bytes] = dict(database.execute("SELECT job, row FROM seats").fetchall())
         rows = database.execute("SELECT sandbox, row FROM moves").fetchall()
         self.moves = {name: msgspec.msgpack.decode(row, type=MoveRow) for name, row in rows}
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
@@ -177,7 +177,7 @@ class CoordinatorState:
         table = "stored" if row.host == STORE else self._table(rows, row.host)
         former = rows.get(table)
         packed = msgspec.msgpack.encode(row)
-        with _known(rows, table, row):
+        with _existing(rows, table, row):
             await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
         return former
 
@@ -207,21 +207,21 @@ class CoordinatorState:
     async def put_move(self, sandbox: str, row: MoveRow) -> None:
         """Before a sandbox is held: the next coordinator brings the move to an end."""
         packed = msgspec.msgpack.encode(row)
-        with _known(self.moves, sandbox, row):
+        with _existing(self.moves, sandbox, row):
             await self._do("INSERT OR REPLACE INTO moves VALUES (?, ?)", (sandbox, packed), durable=True)
 
     async def drop_move(self, sandbox: str) -> None:
-        with _known(self.moves, sandbox, None):
+        with _existing(self.moves, sandbox, None):
             await self._do("DELETE FROM moves WHERE sandbox = ?", (sandbox,))
 
     async def put_home(self, sandbox: str, host: str) -> None:
         """A sandbox that has left its host belongs there from now on, and nowhere else."""
-        with _known(self.homes, sandbox, host):
+        with _existing(self.homes, sandbox, host):
             await self._do("INSERT OR REPLACE INTO homes VALUES (?, ?)", (sandbox, host), durable=True)
 
     async def drop_home(self, sandbox: str) -> None:
         if sandbox in self.homes:
-            with _known(self.homes, sandbox, None):
+            with _existing(self.homes, sandbox, None):
                 await self._do("DELETE FROM homes WHERE sandbox = ?", (sandbox,))
             await self._do("DELETE FROM answers WHERE sandbox = ?", (sandbox,))
 
@@ -234,14 +234,14 @@ class CoordinatorState:
             self._answers_since = 0
             await self._forget(FORGET_ANSWERS, ANSWERS)
 
-    async def _forget(self, statement: str, most: int) -> list[tuple[str]]:
-        values = time.time() - CALL_AGE, most
+    async def _forget(self, statement: str, limit: int) -> list[tuple[str]]:
+        values = time.time() - CALL_AGE, limit
         return await self._writer.do(lambda database: database.execute(statement, values).fetchall())
 
     async def answer(self, call: str) -> bytes | None:
         query = "SELECT row FROM answers WHERE id = ?"
-        found = await self._writer.do(lambda database: database.execute(query, (call,)).fetchone())
-        return None if found is None else found[0]
+        result = await self._writer.do(lambda database: database.execute(query, (call,)).fetchone())
+        return None if result is None else result[0]
 
     async def decided(self, kind: str, view: object, action: object) -> None:
         """Log a decision with all that it was made from, so that it can be made again. On a full disk it is not."""

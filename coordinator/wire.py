@@ -41,17 +41,17 @@ def refusal(request: web.Request, error: Exception) -> web.Response:
     return answer
 
 
-async def raw(request: web.Request, most: int = MAX_BODY) -> bytes:
+async def raw(request: web.Request, limit: int = MAX_BODY) -> bytes:
     """The whole body, which the call holds. Raises TooMany where the calls of its owner hold too much."""
     if RAW not in request:
-        memory, found = MEMORY.get(), bytearray()
+        memory, result = MEMORY.get(), bytearray()
         while part := await _part(request):
             if memory is not None:
                 memory.add(len(part))
-            found += part
-            if len(found) > most:
-                raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=len(found))
-        request[RAW] = bytes(found)
+            result += part
+            if len(result) > limit:
+                raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=len(result))
+        request[RAW] = bytes(result)
     return request[RAW]
 
 

@@ -70,9 +70,9 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
         e2b(app, secret, options.e2b_templates, options.e2b_domain)
     listeners = Listeners(app, connections=options.connections)
     await listeners.open()
-    for each in sockets:
-        await listeners.serve(each, None if each.family == socket.AF_UNIX else secure)
-        log.info("listening on %s", each.getsockname())
+    for item in sockets:
+        await listeners.serve(item, None if item.family == socket.AF_UNIX else secure)
+        log.info("listening on %s", item.getsockname())
     notify("READY=1")
     if ready is not None:
         ready(host)
@@ -115,7 +115,7 @@ def farewell(living: int) -> str:
 def _sockets(options: DaemonConfig) -> list[socket.socket]:
     """Those that systemd passed, and those that the options ask for beside them."""
     sockets = listener.inherited()
-    families = {each.family for each in sockets}
+    families = {item.family for item in sockets}
     if socket.AF_UNIX not in families:
         sockets.append(listener.unix(options.socket or options.run / "pagurus.sock"))
     if options.address is not None and families <= {socket.AF_UNIX}:
@@ -164,8 +164,8 @@ def _allow_descriptors() -> None:
     What sandboxes have of queued signals and message queues counts together to the limit of whoever makes their user
     namespaces, that is, of this process and its children. Each sandbox has a limit of its own (native/confine.c).
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     for shared in (resource.RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE):
         with contextlib.suppress(ValueError, OSError):  # no CAP_SYS_RESOURCE, in a container
             resource.setrlimit(shared, (resource.RLIM_INFINITY,) * 2)
@@ -176,7 +176,7 @@ def _raise_limits() -> None:
 
     The last three count over all sandboxes, with the host's root: by default a single sandbox could take them all.
     """
-    for name, most in (
+    for name, limit in (
         ("kernel/pid_max", 1 << 22),
         ("fs/file-max", (1 << 63) - 1),
         ("fs/aio-max-nr", (1 << 31) - 1),
@@ -185,8 +185,8 @@ def _raise_limits() -> None:
     ):
         path = Path("/proc/sys") / name
         with contextlib.suppress(OSError):  # not ours to say, in a container
-            if int(path.read_text()) < most:
-                path.write_text(str(most))
+            if int(path.read_text()) < limit:
+                path.write_text(str(limit))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -93,14 +93,14 @@ class Aside:
         process = self._idle.pop() if self._idle else await WorkerProcess.start()
         with contextlib.ExitStack() as undo:
             undo.callback(process.kill)  # cancelled, or it died: never used again
-            known, value = await process.call((function, arguments))
+            existing, value = await process.call((function, arguments))
             undo.pop_all()
         if self._closed:
             process.kill()
         else:
             self._idle.append(process)
             asyncio.get_running_loop().call_later(IDLE, self._retire, process, process.calls)
-        if known:
+        if existing:
             return value  # type: ignore[no-any-return]
         raise value
 

@@ -35,7 +35,7 @@ from sandbox.messages import (
 )
 from sandbox.messages.sandboxes import Settings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE sandboxes (id TEXT PRIMARY KEY, created_at REAL NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL)
     WITHOUT ROWID;
@@ -118,7 +118,7 @@ class SandboxRow(Template, kw_only=True):
         return SandboxInfo(**{name: getattr(self, name) for name in SandboxInfo.__struct_fields__})
 
 
-class KeptStep(msgspec.Struct, kw_only=True):
+class RetainedStep(msgspec.Struct, kw_only=True):
     """Of a checkpoint that is kept as the outcome of a step of an image build."""
 
     key: str
@@ -142,7 +142,7 @@ class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
     held: OpenFiles | None = None  # what the processes held in the file tree at the dump
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
-    step: KeptStep | None = None
+    step: RetainedStep | None = None
     image: str = ""  # content of the image that was made of its files
     damaged: bool = False  # a verification found that the disk does not hold what was stored; `error` says what
 

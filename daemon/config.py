@@ -149,14 +149,14 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
 def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str]) -> DaemonConfig:
     """The environment's settings, with the file's over them, and `given` over both."""
     settings: dict[str, Any] = {}
-    known = {field: environment[name] for name, field in VARIABLES.items() if environment.get(name)}
+    existing = {field: environment[name] for name, field in VARIABLES.items() if environment.get(name)}
     if file is not None:
         try:
             settings = tomllib.loads(file.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"cannot read {file}: {error}") from None
     try:
-        return msgspec.convert({**known, **settings, **given}, DaemonConfig, dec_hook=_path, strict=False)
+        return msgspec.convert({**existing, **settings, **given}, DaemonConfig, dec_hook=_path, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"the configuration cannot be taken: {plain(error)}") from None
 

@@ -132,8 +132,8 @@ def _kernel() -> str:
 def _cgroups() -> str:
     from sandbox.container.cgroup import hierarchy
 
-    found = hierarchy()
-    return "pure v2" if found.pure else "v1 controllers with a v2 hierarchy for accounting and events"
+    result = hierarchy()
+    return "pure v2" if result.pure else "v1 controllers with a v2 hierarchy for accounting and events"
 
 
 def _inspector() -> str:
@@ -149,26 +149,26 @@ def _inspector() -> str:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="pagurus-doctor-"))
+    directory = Path(tempfile.mkdtemp(prefix="pagurus-doctor-"))
     try:
-        yield folder
+        yield directory
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _btrfs() -> str:
     from sandbox.tree import btrfs
     from sandbox.tree.pool import BtrfsPool
 
-    with _scratch() as folder:
-        pool = BtrfsPool(folder, size=1 << 28).ensure()
+    with _scratch() as directory:
+        pool = BtrfsPool(directory, size=1 << 28).ensure()
         try:
             pool.create_tree(pool.sandboxes / "probe")
             began = time.perf_counter()
             btrfs.snapshot(pool.sandboxes / "probe", pool.checkpoints / "probe", readonly=True)
             took = time.perf_counter() - began
-            for each in (pool.checkpoints / "probe", pool.sandboxes / "probe"):
-                btrfs.delete_subvolume(each)
+            for item in (pool.checkpoints / "probe", pool.sandboxes / "probe"):
+                btrfs.delete_subvolume(item)
         finally:
             pool.close()
     return f"a loop-mounted pool works; a snapshot took {took * 1e3:.1f} ms"
@@ -178,8 +178,8 @@ def _disk_limits() -> str:
     from sandbox.tree import btrfs
     from sandbox.tree.pool import BtrfsPool
 
-    with _scratch() as folder:
-        pool = BtrfsPool(folder, size=1 << 28).ensure()
+    with _scratch() as directory:
+        pool = BtrfsPool(directory, size=1 << 28).ensure()
         try:
             btrfs.enable_quota(pool.path)
         finally:
@@ -199,10 +199,10 @@ async def _start_one() -> str:
     from sandbox.tree.pool import BtrfsPool
 
     await asyncio.to_thread(layer.ensure)
-    with _scratch() as folder:
-        pool = await asyncio.to_thread(BtrfsPool(folder, size=1 << 28).ensure)
+    with _scratch() as directory:
+        pool = await asyncio.to_thread(BtrfsPool(directory, size=1 << 28).ensure)
         try:
-            image, tree = folder / "image", pool.sandboxes / "probe"
+            image, tree = directory / "image", pool.sandboxes / "probe"
             for name in ("dev", "proc", "sys", "tmp"):
                 (image / name).mkdir(parents=True)
             pool.create_tree(tree)
@@ -213,7 +213,7 @@ async def _start_one() -> str:
                 uid_base=1 << 20,
                 hostname="doctor",
                 limits=Limits(),
-                run_dir=folder / "run",
+                run_dir=directory / "run",
             )
             began = time.perf_counter()
             container = await Container.create(spec)
@@ -254,7 +254,7 @@ while True:
 def _criu_listener() -> str:
     """Dump a process that listens on TCP, which kills it; restore it; it must answer again."""
     environment = {"PATH": "/usr/bin:/bin"}
-    with _scratch() as folder:
+    with _scratch() as directory:
         listener = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LISTENER],
             stdin=subprocess.DEVNULL,
@@ -267,13 +267,15 @@ def _criu_listener() -> str:
         assert listener.stdout is not None
         port = int(listener.stdout.readline())
         try:
-            _run_criu("dump", folder, "--tree", str(listener.pid), "--network-lock", "skip", "--manage-cgroups=ignore")
+            _run_criu(
+                "dump", directory, "--tree", str(listener.pid), "--network-lock", "skip", "--manage-cgroups=ignore"
+            )
         finally:
             listener.kill()
             listener.wait()
             listener.stdout.close()
-        pidfile = folder / "restored.pid"
-        _run_criu("restore", folder, "--restore-detached", "--manage-cgroups=ignore", "--pidfile", str(pidfile))
+        pidfile = directory / "restored.pid"
+        _run_criu("restore", directory, "--restore-detached", "--manage-cgroups=ignore", "--pidfile", str(pidfile))
         pid = int(pidfile.read_text())
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
@@ -285,11 +287,11 @@ def _criu_listener() -> str:
     return "dumps and restores a TCP listener"
 
 
-def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
-    command = [str(paths.criu()), verb, "--images-dir", str(folder), "--log-file", f"{verb}.log", *arguments]
+def _run_criu(verb: str, directory: Path, *arguments: str) -> None:
+    command = [str(paths.criu()), verb, "--images-dir", str(directory), "--log-file", f"{verb}.log", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
-        log = folder / f"{verb}.log"
+        log = directory / f"{verb}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else done.stderr.splitlines()
         said = [line for line in lines if "Error" in line] or lines[-1:]
         raise Unsupported(
@@ -301,10 +303,10 @@ def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
 
 
 def _images() -> str:
-    folder = paths.state() / "images"
+    directory = paths.state() / "images"
     names = (
-        sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
-        if folder.is_dir()
+        sorted(entry.name for entry in directory.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        if directory.is_dir()
         else []
     )
     if not names:
@@ -313,15 +315,15 @@ def _images() -> str:
 
 
 def _space() -> str:
-    folder = paths.state()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    directory = paths.state()
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free
     if free < 2 << 30:
         raise Unsupported(
-            f"{free >> 20} MiB free at {folder}", hint="free at least 2 GiB or set PAGURUS_STATE to another disk"
+            f"{free >> 20} MiB free at {directory}", hint="free at least 2 GiB or set PAGURUS_STATE to another disk"
         )
-    return f"{free >> 30} GiB free at {folder}"
+    return f"{free >> 30} GiB free at {directory}"
 
 
 def _pool() -> str:
@@ -367,8 +369,8 @@ def _vllm() -> str:
     python = paths.CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.exists():
         raise Unsupported("vLLM is not installed here", hint="`make setup-vllm`, for `--engine vllm`")
-    found = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
-    return found.name.removesuffix(".dist-info") if found else "vLLM's environment exists"
+    result = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
+    return result.name.removesuffix(".dist-info") if result else "vLLM's environment exists"
 
 
 #: Probes that mean something without the capabilities of the daemon.

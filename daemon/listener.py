@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from daemon.door import ADDRESSES, FIRST, ConnectionLimiter
+from daemon.connection_limits import ADDRESSES, FIRST, ConnectionLimiter
 from sandbox.errors import Conflict, Invalid
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -76,24 +76,24 @@ def inherited() -> list[socket.socket]:
         return []
     count = int(os.environ.pop("LISTEN_FDS", "0"))
     os.environ.pop("LISTEN_PID")
-    found = [socket.socket(fileno=FIRST_INHERITED + index) for index in range(count)]
-    for each in found:
-        each.set_inheritable(False)
-    return found
+    result = [socket.socket(fileno=FIRST_INHERITED + index) for index in range(count)]
+    for item in result:
+        item.set_inheritable(False)
+    return result
 
 
 class _Arrival(asyncio.Protocol):
     """Lets a new connection in, or says that there are too many. Counted as they arrive, before anything is said."""
 
-    def __init__(self, listeners: Listeners, door: ConnectionLimiter, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, listeners: Listeners, limiter: ConnectionLimiter, tls: ssl.SSLContext | None) -> None:
         self._listeners = listeners
-        self._door = door
+        self._limiter = limiter
         self._tls = tls
         self._early: list[bytes] = []  # what came with the end of the TLS handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if not self._door.admits(transport):
+        if not self._limiter.admits(transport):
             if self._tls is None:
                 transport.write(_BUSY)
                 transport.close()
@@ -115,7 +115,7 @@ class _Arrival(asyncio.Protocol):
         if secured is None or transport.is_closing():
             transport.abort()
             return
-        self._door.became(transport, secured)
+        self._limiter.became(transport, secured)
         self._enter(secured)
 
     def data_received(self, data: bytes) -> None:
@@ -127,15 +127,15 @@ class _Arrival(asyncio.Protocol):
         inner.connection_made(transport)
         for data in self._early:
             inner.data_received(data)
-        self._listeners.expect(transport, self._door)
+        self._listeners.expect(transport, self._limiter)
 
 
 class Listeners:
     """All listening sockets of one daemon and the application behind them."""
 
     def __init__(self, app: web.Application, *, connections: int) -> None:
-        self._most = connections
-        app.middlewares.append(self._heard)
+        self._limit = connections
+        app.middlewares.append(self._last_seen)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -146,7 +146,7 @@ class Listeners:
             max_field_size=MAX_HEADER,
         )
         self._servers: list[asyncio.Server] = []
-        self._doors: list[ConnectionLimiter] = []
+        self._endpoints: list[ConnectionLimiter] = []
         self._securing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -155,10 +155,10 @@ class Listeners:
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept on this socket."""
         local = listening.family == socket.AF_UNIX
-        door = ConnectionLimiter(self._most, None if local else max(1, self._most // ADDRESSES))
-        self._doors.append(door)
+        limiter = ConnectionLimiter(self._limit, None if local else max(1, self._limit // ADDRESSES))
+        self._endpoints.append(limiter)
         server = await asyncio.get_running_loop().create_server(
-            lambda: _Arrival(self, door, tls), sock=listening, backlog=BACKLOG
+            lambda: _Arrival(self, limiter, tls), sock=listening, backlog=BACKLOG
         )
         self._servers.append(server)
 
@@ -168,10 +168,10 @@ class Listeners:
         assert server is not None
         return server()
 
-    def expect(self, transport: asyncio.Transport, door: ConnectionLimiter) -> None:
+    def expect(self, transport: asyncio.Transport, limiter: ConnectionLimiter) -> None:
         """A whole request must come on it before long."""
-        if door.each is not None:
-            asyncio.get_running_loop().call_later(FIRST, door.close_silent, transport)
+        if limiter.item is not None:
+            asyncio.get_running_loop().call_later(FIRST, limiter.close_silent, transport)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -179,10 +179,10 @@ class Listeners:
         task.add_done_callback(self._securing.discard)
 
     @web.middleware
-    async def _heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _last_seen(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(request.transport, asyncio.Transport):
-            for door in self._doors:
-                door.asked(request.transport)
+            for limiter in self._endpoints:
+                limiter.requested(request.transport)
         return await handler(request)
 
     async def close(self) -> None:

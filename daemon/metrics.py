@@ -144,11 +144,13 @@ class _Host:
         if (gateway := self._host.gateway) is not None:
             text = "Bytes of the records of sandboxes that asked since the daemon started."
             yield GaugeMetricFamily("pagurus_gateway_journal_bytes", text, gateway.statistics().journal_bytes)
-            yield GaugeMetricFamily("pagurus_gateway_asking", "Models that are being asked.", len(gateway.desk.answers))
+            yield GaugeMetricFamily(
+                "pagurus_gateway_asking", "Models that are being asked.", len(gateway.handler.answers)
+            )
         networks = self._host.networks
         yield GaugeMetricFamily("pagurus_networks", "Sandboxes with a network.", networks.count)
-        asked = dict(zip(("allowed", "refused"), networks.names(), strict=True))
-        yield _by("pagurus_names_asked", "Names that sandboxes asked for.", "verdict", asked, counter=True)
+        requested = dict(zip(("allowed", "refused"), networks.names(), strict=True))
+        yield _by("pagurus_names_asked", "Names that sandboxes asked for.", "verdict", requested, counter=True)
         for name, value in services.inspector.statistics().items():
             if isinstance(value, int | float):
                 yield GaugeMetricFamily(f"pagurus_inspector_{name}", f"The inspector's {name}.", value)

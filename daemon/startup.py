@@ -125,7 +125,7 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
     services = host.services
     if host.gateway is not None:  # before the engine that its requests would need
         await host.gateway.close()
-    if not await host.settle(DRAIN):
+    if not await host.finalize(DRAIN):
         names = ", ".join(sorted(task.get_name() for task in services.tasks))
         log.warning("still under way after %.0f s: %s; the next daemon finishes it", DRAIN, names)
     await services.queue.close()
@@ -281,9 +281,9 @@ async def _collect(host: Host) -> None:
     places, rows = host.places, host.services.checkpoints
     unneeded = host.collector.unneeded()
     gone = {row.id for row in unneeded}
-    kept = [row for row in rows.values() if row.id not in gone]
-    begun = {row.id for row in kept if row.state is CheckpointState.PENDING}
-    files, images = begun | {row.files for row in kept}, begun | {row.dump for row in kept}
+    retained = [row for row in rows.values() if row.id not in gone]
+    begun = {row.id for row in retained if row.state is CheckpointState.PENDING}
+    files, images = begun | {row.files for row in retained}, begun | {row.dump for row in retained}
     trees = {live.row.tree for live in host.live_sandboxes.values()}
     trees |= {name for live in host.live_sandboxes.values() for name in mounts.scratch(live.row)}
     for directory in _entries(host.run_dir):

@@ -82,6 +82,6 @@ def _expected(kind: str, rest: str) -> str:
         return f"{_BOUNDS[length['sign']]} {length['number']} {unit} long"
     if (bound := _BOUND.fullmatch(rest)) is not None:
         return f"{_BOUNDS[bound['sign']]} {bound['number']}"
-    wanted = " or ".join(_TYPES.get(each, each) for each in kind.split(" | "))
+    target = " or ".join(_TYPES.get(item, item) for item in kind.split(" | "))
     got = re.fullmatch(r", got `([^`]+)`", rest)
-    return f"{wanted}, not {_TYPES.get(got[1], got[1])}" if got is not None else wanted
+    return f"{target}, not {_TYPES.get(got[1], got[1])}" if got is not None else target

@@ -52,8 +52,8 @@ def of_tracepoint(name: str, module: str = "") -> tuple[str, ...] | None:
 
     `module`: where it may be instead of in the kernel itself. That module must be loaded.
     """
-    found = _arguments(f"btf_trace_{name}", _TYPEDEF, module)
-    return None if found is None else found[1:]  # the first one is the kernel's own
+    result = _arguments(f"btf_trace_{name}", _TYPEDEF, module)
+    return None if result is None else result[1:]  # the first one is the kernel's own
 
 
 def _arguments(name: str, kind: int, module: str) -> tuple[str, ...] | None:
@@ -62,11 +62,11 @@ def _arguments(name: str, kind: int, module: str) -> tuple[str, ...] | None:
         number = lib.btf__find_by_name_kind(btf, name.encode(), kind)
         if number < 0:
             return None
-        while (found := _Type.from_address(lib.btf__type_by_id(btf, number))).kind != _PROTO:
-            number = found.type
-        first = ctypes.addressof(found) + ctypes.sizeof(_Type)
-        given = (_Argument * (found.info & 0xFFFF)).from_address(first)
-        return tuple(_name(btf, each.type) for each in given)
+        while (result := _Type.from_address(lib.btf__type_by_id(btf, number))).kind != _PROTO:
+            number = result.type
+        first = ctypes.addressof(result) + ctypes.sizeof(_Type)
+        given = (_Argument * (result.info & 0xFFFF)).from_address(first)
+        return tuple(_name(btf, item.type) for item in given)
 
 
 def _name(btf: int, number: int) -> str:
@@ -74,10 +74,10 @@ def _name(btf: int, number: int) -> str:
     lib = libbpf.library()
     if number == 0:
         return "void"
-    found = _Type.from_address(lib.btf__type_by_id(btf, number))
-    if found.kind in _QUALIFIERS:
-        return _name(btf, found.type)
-    if found.kind == _PTR:
-        return f"{_name(btf, found.type)} *".replace("* *", "**")
-    prefix = {_STRUCT: "struct ", _UNION: "union ", _ENUM: "enum "}.get(found.kind, "")
-    return prefix + str(lib.btf__name_by_offset(btf, found.name).decode())
+    result = _Type.from_address(lib.btf__type_by_id(btf, number))
+    if result.kind in _QUALIFIERS:
+        return _name(btf, result.type)
+    if result.kind == _PTR:
+        return f"{_name(btf, result.type)} *".replace("* *", "**")
+    prefix = {_STRUCT: "struct ", _UNION: "union ", _ENUM: "enum "}.get(result.kind, "")
+    return prefix + str(lib.btf__name_by_offset(btf, result.name).decode())

@@ -36,7 +36,7 @@ _TREE = "upper"  # the directory of a sandbox's subvolume that holds its files
 def line(event) -> str:  # type: ignore[no-untyped-def]
     """Example: ``openat /etc/motd by sh[412]``."""
     what = _WHY.get(event.what) or _CALLS.get(event.what, f"system call {event.what}")
-    name = path(_parts(event), bool(event.whole), event.name.decode(errors="replace"))
+    name = path(_parts(event), bool(event.complete), event.name.decode(errors="replace"))
     who = f"{event.comm.decode(errors='replace')}[{event.pid}]"
     return f"{what} {name} by {who}" if name else f"{what} by {who}"
 
@@ -44,14 +44,14 @@ def line(event) -> str:  # type: ignore[no-untyped-def]
 def _parts(event) -> list[str]:  # type: ignore[no-untyped-def]
     """Names from the outermost directory on. A name that was cut off ends in an ellipsis."""
     raw = bytes(event)[type(event).parts.offset :]
-    found = []
+    result = []
     for number in range(min(event.depth, layout.DEPTH)):
         part = raw[number * _PART : (number + 1) * _PART].split(b"\0")[0]
-        found.append(part.decode(errors="replace") + ("\N{HORIZONTAL ELLIPSIS}" if len(part) == _PART - 1 else ""))
-    return found[::-1]
+        result.append(part.decode(errors="replace") + ("\N{HORIZONTAL ELLIPSIS}" if len(part) == _PART - 1 else ""))
+    return result[::-1]
 
 
-def path(parts: list[str], whole: bool, name: str) -> str:
+def path(parts: list[str], complete: bool, name: str) -> str:
     """The path in the sandbox, as far as it is known.
 
     `parts` lead to a directory entry, of the sandbox's root or of the subvolume that holds its upper layer; `name`
@@ -62,12 +62,12 @@ def path(parts: list[str], whole: bool, name: str) -> str:
     """
     if name.startswith("/"):
         return name
-    if _TREE in parts[1:] and whole:
+    if _TREE in parts[1:] and complete:
         parts = parts[parts.index(_TREE, 1) + 1 :]
     base = "/".join(parts)
-    if parts and not whole:
+    if parts and not complete:
         base = f"\N{HORIZONTAL ELLIPSIS}/{base}"
-    elif whole:
+    elif complete:
         base = f"/{base}"
     if not name:
         return base

@@ -290,10 +290,10 @@ static __always_inline bool speaks(struct inode *inode)
 }
 
 /* Noted once; the daemon looks whether a survivor holds it. One more than there is room for is a channel. */
-static __always_inline void told(struct procs_bucket *b, u64 whom)
+static __always_inline void reported(struct procs_bucket *b, u64 whom)
 {
-	for (int i = 0; whom && i < MAX_TOLD_AT; i++) {
-		u64 was = __sync_val_compare_and_swap(&b->told[i], 0, whom);
+	for (int i = 0; whom && i < MAX_REPORTED_AT; i++) {
+		u64 was = __sync_val_compare_and_swap(&b->reported[i], 0, whom);
 
 		if (!was || was == whom)
 			return;
@@ -333,7 +333,7 @@ static __always_inline void spoken(struct sandbox *s, struct task *t, struct tas
 		whom = real ? LOAD(struct inode, real, i_ino) : 0;
 	}
 	if (t->apart & APART_AGENT)
-		told(procs_of(s), whom);
+		reported(procs_of(s), whom);
 	else if (foreign_pipe(p, inode))
 		t->spoke = s->procs_epoch;
 }

@@ -12,7 +12,7 @@
 #define PAGURUS_INSPECTOR_H
 
 #define BUCKETS 4
-#define MAX_TOLD_AT 8
+#define MAX_REPORTED_AT 8
 #define IPC_UNKNOWN 0xffffffff
 
 struct files_bucket {
@@ -44,7 +44,7 @@ struct procs_bucket {
 	u64 foreign;	/* memory or attributes of another process changed */
 	u64 signals;	/* signals sent to tasks older than the mark */
 	u64 channels;	/* FIFOs opened, sockets connected or written: something a survivor may hold */
-	u64 told[MAX_TOLD_AT];	/* inodes of pipes and sockets that excluded tasks wrote to: the reader's ends */
+	u64 reported[MAX_REPORTED_AT];	/* inodes of pipes and sockets that excluded tasks wrote to: the reader's ends */
 	u64 mounts;	/* mounts and other state of namespaces */
 	u64 tmpfs;	/* changes on a tmpfs: they belong to the process dump */
 	u64 unknown;
@@ -89,7 +89,7 @@ struct explanation {
 	u32 what;	/* a syscall number, or 0x1000 + one of the reasons below */
 	u32 pid;	/* as the sandbox's innermost pid namespace numbers it */
 	u32 depth;
-	u32 whole;	/* the outermost part is the root of a file system */
+	u32 complete;	/* the outermost part is the root of a file system */
 	char comm[16];
 	char name[NAME_LENGTH];
 	char parts[PARTS_LENGTH];

@@ -50,7 +50,7 @@ from sandbox.messages import Effects
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
 _IPC_UNKNOWN = layout.IPC_UNKNOWN
 _ITERATORS = ("sweep", "tell")
-_KEPT_REASONS = 16
+_RETAINED_REASONS = 16
 _SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
 
 
@@ -65,7 +65,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class SurvivorSeen:
+class SurvivorObserved:
     """A task that lives in a sandbox, and what it counts for."""
 
     pid: int  # of its process, as the daemon numbers it
@@ -176,7 +176,7 @@ class Inspector:
             state.cgroup_id = cgroup_id
             libbpf.update(self._slots_fd, cgroup_id, slot)
             self._slots[cgroup_id] = slot
-            self._reasons[cgroup_id] = deque(maxlen=_KEPT_REASONS)
+            self._reasons[cgroup_id] = deque(maxlen=_RETAINED_REASONS)
             self._why[cgroup_id] = {}
             self._sweep()
 
@@ -223,12 +223,12 @@ class Inspector:
             state = self._state(cgroup_id)
             if state is None:
                 return
-            for wanted, bit in ((files, _TAINT_FILES), (processes, _TAINT_PROCESSES)):
-                if wanted:
+            for target, bit in ((files, _TAINT_FILES), (processes, _TAINT_PROCESSES)):
+                if target:
                     state.tainted |= bit
                     self._why[cgroup_id][bit] = reason
 
-    def tell(self, cgroup_id: int, line: str) -> None:
+    def report(self, cgroup_id: int, line: str) -> None:
         """An explanation of what no program of the sandbox did."""
         with self._lock:
             if cgroup_id in self._reasons:
@@ -247,16 +247,16 @@ class Inspector:
             if slot is None:
                 raise NotFound(f"no sandbox with cgroup {cgroup_id} is watched", hint="watch() it first")
             host = self._table[0]
-            host.wanted_slot, host.wanted_pid = slot, pid
+            host.target_slot, host.target_pid = slot, pid
             try:
                 for _ in range(_SWEEPS):  # one of its threads may start another behind the sweep's back
                     self._sweep()
-                    if all(seen.pid != pid for seen in self._census(cgroup_id)[0]):
+                    if all(observed.pid != pid for observed in self._census(cgroup_id)[0]):
                         break
             finally:
-                host.wanted_pid = 0
+                host.target_pid = 0
 
-    def tasks(self, cgroup_id: int) -> list[SurvivorSeen]:
+    def tasks(self, cgroup_id: int) -> list[SurvivorObserved]:
         """All tasks that count, one by one. Costs a walk over the tasks of the host."""
         with self._lock:
             return self._census(cgroup_id)[0]
@@ -264,8 +264,8 @@ class Inspector:
     def ipc_objects(self, cgroup_id: int) -> int:
         """How many System V objects and message queues there are now; -1 when that cannot be told."""
         with self._lock:
-            found = self._census(cgroup_id)[1]
-        return -1 if found == _IPC_UNKNOWN else found
+            result = self._census(cgroup_id)[1]
+        return -1 if result == _IPC_UNKNOWN else result
 
     def read(self, cgroup_id: int) -> Effects:
         """What was done since the mark. Never raises for a cgroup that is not watched: it is `unknown`."""
@@ -278,8 +278,8 @@ class Inspector:
             self._drain()
             reasons = list(self._reasons.get(cgroup_id, ()))
             ipc_gone = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
-            heard = self._heard(cgroup_id, state, procs)
-        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, ipc_gone, heard)
+            last_seen = self._last_seen(cgroup_id, state, procs)
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, ipc_gone, last_seen)
 
     def statistics(self) -> dict[str, int]:
         """Sandboxes watched, tasks seen in them, explanations lost."""
@@ -298,7 +298,7 @@ class Inspector:
 
     @staticmethod
     def _effects(  # type: ignore[no-untyped-def]
-        state, files, procs, why: dict[int, str], reasons: list[str], ipc_gone: bool, heard: int
+        state, files, procs, why: dict[int, str], reasons: list[str], ipc_gone: bool, last_seen: int
     ) -> Effects:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
@@ -326,7 +326,7 @@ class Inspector:
             unknown=files.unknown > 0 or procs.unknown > 0,
             lost_events=state.lost,
             reasons=reasons,
-            channels=procs.channels + heard,
+            channels=procs.channels + last_seen,
             tmpfs_writes=procs.tmpfs,
             uring_requests=files.uring,
             must_files=why.get(_TAINT_FILES, "marked before a restart") if state.tainted & _TAINT_FILES else "",
@@ -338,15 +338,15 @@ class Inspector:
             excluded=max(0, _signed(state.excluded)),
         )
 
-    def _heard(self, cgroup_id: int, state, procs) -> int:  # type: ignore[no-untyped-def]
+    def _last_seen(self, cgroup_id: int, state, procs) -> int:  # type: ignore[no-untyped-def]
         """How many of the pipes and sockets that excluded processes wrote to hold something for a survivor."""
-        told = set(procs.told) - {0}
-        if not told or _signed(state.alive) <= max(0, _signed(procs.fresh)):  # nobody older lives
+        reported = set(procs.reported) - {0}
+        if not reported or _signed(state.alive) <= max(0, _signed(procs.fresh)):  # nobody older lives
             return 0
         held: set[int] = set()
-        for pid in {seen.pid for seen in self._census(cgroup_id)[0]}:
+        for pid in {observed.pid for observed in self._census(cgroup_id)[0]}:
             with contextlib.suppress(OSError):  # it ended meanwhile, which counts by itself
-                held |= _waiting(pid, told)
+                held |= _waiting(pid, reported)
         return len(held)
 
     def _attach(self) -> None:
@@ -362,24 +362,24 @@ class Inspector:
     def _sweep(self) -> None:
         libbpf.run_iterator(self._iterators["sweep"])
 
-    def _census(self, cgroup_id: int) -> tuple[list[SurvivorSeen], int]:
+    def _census(self, cgroup_id: int) -> tuple[list[SurvivorObserved], int]:
         """The tasks that count, and how many IPC objects there are (or _IPC_UNKNOWN). With the lock held."""
         slot = self._slots.get(cgroup_id)
         if slot is None:
             return [], _IPC_UNKNOWN
         state = self._table[slot]
-        self._table[0].wanted_slot = slot
+        self._table[0].target_slot = slot
         state.ipc_space = state.ipc_now = 0
         written = libbpf.run_iterator(self._iterators["tell"])
         size = ctypes.sizeof(layout.CensusLayout)
-        found = [layout.CensusLayout.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
-        seen = [
-            SurvivorSeen(
+        result = [layout.CensusLayout.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
+        observed = [
+            SurvivorObserved(
                 one.pid, one.tid, one.comm.decode(errors="replace"), bool(one.fresh), bool(one.ran), bool(one.spoke)
             )
-            for one in found
+            for one in result
         ]
-        return seen, state.ipc_now if state.ipc_space else _IPC_UNKNOWN
+        return observed, state.ipc_now if state.ipc_space else _IPC_UNKNOWN
 
     def _drain(self) -> None:
         if self._ring:
@@ -387,23 +387,23 @@ class Inspector:
 
     def _explained(self, _context: object, data: int, _size: int) -> int:
         event = layout.ExplanationLayout.from_address(data)
-        kept = self._reasons.get(event.cgroup_id)
-        if kept is not None:
-            kept.append(explain.line(event))
+        retained = self._reasons.get(event.cgroup_id)
+        if retained is not None:
+            retained.append(explain.line(event))
         return 0
 
 
-def _waiting(pid: int, told: set[int]) -> set[int]:
+def _waiting(pid: int, reported: set[int]) -> set[int]:
     """Which of these inodes of pipes and sockets a process has open, with bytes waiting in them."""
-    found = set()
+    result = set()
     with closing(os.pidfd_open(pid)) as process, os.scandir(f"/proc/{pid}/fd") as descriptors:
         for entry in descriptors:
             with contextlib.suppress(OSError):  # closed meanwhile
                 status = os.stat(entry.path)
                 talks = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
-                if talks and status.st_ino in told and _holds_bytes(process, int(entry.name)):
-                    found.add(status.st_ino)
-    return found
+                if talks and status.st_ino in reported and _holds_bytes(process, int(entry.name)):
+                    result.add(status.st_ino)
+    return result
 
 
 def _holds_bytes(process: int, number: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 BUCKETS = 4
-MAX_TOLD_AT = 8
+MAX_REPORTED_AT = 8
 IPC_UNKNOWN = 0xFFFFFFFF
 NAME_LENGTH = 64
 PART_LENGTH = 32
@@ -53,7 +53,7 @@ class ProcsBucketLayout(ctypes.Structure):
         ("foreign", ctypes.c_uint64),
         ("signals", ctypes.c_uint64),
         ("channels", ctypes.c_uint64),
-        ("told", ctypes.c_uint64 * MAX_TOLD_AT),
+        ("told", ctypes.c_uint64 * MAX_REPORTED_AT),
         ("mounts", ctypes.c_uint64),
         ("tmpfs", ctypes.c_uint64),
         ("unknown", ctypes.c_uint64),

@@ -12,7 +12,7 @@ from ctypes import CFUNCTYPE, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
 _printed: list[str] = []
-_KEPT_LINES = 200
+_RETAINED_LINES = 200
 
 
 def _remembered(level: int, template: bytes, arguments: int) -> int:
@@ -20,7 +20,7 @@ def _remembered(level: int, template: bytes, arguments: int) -> int:
     length = _libc.vsnprintf(buffer, len(buffer), template, c_void_p(arguments))
     if level < 2:  # warnings and notices; debug lines are thousands
         _printed.append(buffer.value.decode(errors="replace").rstrip())
-        del _printed[:-_KEPT_LINES]
+        del _printed[:-_RETAINED_LINES]
     return int(length)
 
 
@@ -129,8 +129,8 @@ class Object:
 
     def map_shape(self, name: str) -> tuple[int, int]:
         """Entries and size of a value."""
-        found = self._map(name)
-        return self._lib.bpf_map__max_entries(found), self._lib.bpf_map__value_size(found)
+        result = self._map(name)
+        return self._lib.bpf_map__max_entries(result), self._lib.bpf_map__value_size(result)
 
     def attach(self, program: str) -> None:
         """Nothing happens when it is attached already."""

@@ -258,7 +258,7 @@ static __noinline int name_parts(struct explanation *e, struct dentry *entry)
 		const unsigned char *name = BPF_CORE_READ(entry, d_name.name);
 
 		if (above == entry || !above) {
-			e->whole = 1;
+			e->complete = 1;
 			return 0;
 		}
 		if (bpf_probe_read_kernel_str(&e->parts[i * PART_LENGTH], PART_LENGTH, name) < 0)
@@ -290,7 +290,7 @@ static __always_inline void explain(struct sandbox *s, struct task *t, u64 *expl
 	e->name[0] = 0;
 	if (name && bpf_probe_read_user_str(e->name, sizeof(e->name), name) < 0)
 		e->name[0] = 0;
-	e->depth = e->whole = 0;
+	e->depth = e->complete = 0;
 	if (entry)
 		name_parts(e, entry);
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);

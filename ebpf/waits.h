@@ -175,11 +175,11 @@ struct restart_block___whole {
 static __always_inline u64 end_of_poll(void *block)
 {
 	struct restart_block___halves *halves = block;
-	struct restart_block___whole *whole = block;
+	struct restart_block___whole *complete = block;
 
-	if (bpf_core_field_exists(whole->poll.end_time))
-		return BPF_CORE_READ(whole, poll.end_time.tv_sec) * 1000000000ull +
-		       BPF_CORE_READ(whole, poll.end_time.tv_nsec);
+	if (bpf_core_field_exists(complete->poll.end_time))
+		return BPF_CORE_READ(complete, poll.end_time.tv_sec) * 1000000000ull +
+		       BPF_CORE_READ(complete, poll.end_time.tv_nsec);
 	return BPF_CORE_READ(halves, poll.tv_sec) * 1000000000ull + BPF_CORE_READ(halves, poll.tv_nsec);
 }
 

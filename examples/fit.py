@@ -25,13 +25,13 @@ from torch import Tensor
 
 from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.environments.base import Environment
-from rollout.environments.folder import START
+from rollout.environments.directory import START
 from rollout.environments.shell import TwinShell
 from rollout.episode.nowhere import Nowhere
 from trainer.models import policy
 from trainer.models.policy import END_ID
 
-FOLDER = Path(__file__).parent
+DIRECTORY = Path(__file__).parent
 EXAMPLES = ("fix_the_service", "finish_the_migration", "frozen_lake")
 
 
@@ -61,7 +61,7 @@ class Example:
     @property
     def start(self) -> Path:
         """The policy that runs begin with."""
-        return FOLDER / self.name / START
+        return DIRECTORY / self.name / START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,27 +154,27 @@ def _loss(model: Qwen3, batch: list[tuple[list[int], list[bool]]], observed: flo
         tokens[row, : len(ids)] = torch.tensor(ids)
         weights[row, : len(ids)] = torch.where(torch.tensor(agent), 1.0, observed)
     logits = model(tokens[:, :-1])
-    each = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    item = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     weight = weights[:, 1:].flatten()
-    return (each * weight).sum() / weight.sum()
+    return (item * weight).sum() / weight.sum()
 
 
-def make(example: Example, folder: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
-    """Writes a fresh policy, fitted, to `folder`; the seconds of the fit. Weights lie there in half precision."""
+def make(example: Example, directory: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
+    """Writes a fresh policy, fitted, to `directory`; the seconds of the fit. Weights lie there in half precision."""
     torch.set_num_threads(1)  # two threads make these small products many times slower
 
     def report(step: int, steps: int, loss: float) -> None:
         if step % 10 == 0:
             print(f"step {step}/{steps}: loss {loss:.3f}", flush=True)
 
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+    with tempfile.TemporaryDirectory(dir=directory.parent) as place:
         aside = Path(place) / "policy"
         model = policy.make(aside, example.words, seed=seed, shape=example.shape)
         torch.manual_seed(seed)
         took = fit(model, policy.load_tokenizer(aside), example.demonstrate, seed=seed, recipe=recipe, report=report)
         save_model(model, aside, tensors={name: tensor.half() for name, tensor in model.state_dict().items()})
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        shutil.rmtree(directory, ignore_errors=True)
+        aside.rename(directory)
     return took
 
 

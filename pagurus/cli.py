@@ -77,9 +77,11 @@ class _Verbs(TyperGroup):
             self.add_command(TyperCommand(name, help=verb.text, rich_markup_mode=None))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for room, title in ROOMS.items():
+        for capacity, title in ROOMS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, verb.text) for name, verb in VERBS.items() if verb.module.startswith(room)])
+                formatter.write_dl(
+                    [(name, verb.text) for name, verb in VERBS.items() if verb.module.startswith(capacity)]
+                )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _command, rest = super().resolve_command(ctx, args)
@@ -97,8 +99,8 @@ def loaded(name: str) -> Any:
     return typer.main.get_group(alone).commands[name]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(target: bool) -> None:
+    if target:
         print(f"pagurus {VERSION}")
         raise typer.Exit()
 

@@ -28,8 +28,10 @@ def client() -> Client:
     """The daemon of PAGURUS_HOST (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local one."""
     from sandbox.sdk.brief import BriefClient
 
-    known = os.environ
-    return BriefClient(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
+    existing = os.environ
+    return BriefClient(
+        existing.get(HOST) or None, token=existing.get(TOKEN) or None, ca=existing.get(AUTHORITY) or None
+    )
 
 
 def call(work: Callable[[Client], Awaitable[T]]) -> T:
@@ -92,7 +94,7 @@ def exit_code(error: PagurusError) -> int:
     return 127 if error.message.endswith(": no such program") else 126
 
 
-def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> None:
+def item(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> None:
     """Do the same to each of these, whatever becomes of the others. What failed is said, and makes the exit code 1."""
 
     async def work(host: Client) -> list[str]:
@@ -110,13 +112,13 @@ def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> Non
     raise typer.Exit(1 if failed else 0)
 
 
-def known(names: Callable[[Client], Awaitable[Iterable[str | None]]], incomplete: str) -> list[str]:
+def existing(names: Callable[[Client], Awaitable[Iterable[str | None]]], incomplete: str) -> list[str]:
     """What the shell's completion offers; nothing when no daemon answers."""
     try:
-        found = call(names)
+        result = call(names)
     except PagurusError:
         return []
-    return [name for name in found if name and name.isprintable() and name.startswith(incomplete)]
+    return [name for name in result if name and name.isprintable() and name.startswith(incomplete)]
 
 
 def sandbox_names(incomplete: str) -> list[str]:
@@ -125,7 +127,7 @@ def sandbox_names(incomplete: str) -> list[str]:
     async def names(host: Client) -> list[str | None]:
         return [name for sandbox in await host.sandboxes() for name in (sandbox.name, sandbox.id)]
 
-    return known(names, incomplete)
+    return existing(names, incomplete)
 
 
 def image_names(incomplete: str) -> list[str]:
@@ -134,7 +136,7 @@ def image_names(incomplete: str) -> list[str]:
     async def names(host: Client) -> list[str]:
         return [image.name for image in await host.images.list()]
 
-    return known(names, incomplete)
+    return existing(names, incomplete)
 
 
 def checkpoint_ids(incomplete: str) -> list[str]:
@@ -143,7 +145,7 @@ def checkpoint_ids(incomplete: str) -> list[str]:
     async def names(host: Client) -> list[str]:
         return [checkpoint.id for checkpoint in reversed(await host.store.checkpoints())]
 
-    return known(names, incomplete)
+    return existing(names, incomplete)
 
 
 def sources(incomplete: str) -> list[str]:

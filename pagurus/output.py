@@ -34,8 +34,8 @@ def as_json(value: Any) -> None:
     """
     import msgspec
 
-    told = _readable(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True))
-    text = msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+    reported = _readable(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True))
+    text = msgspec.json.format(msgspec.json.encode(reported), indent=2).decode()
     sys.stdout.write("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text) + "\n")
 
 
@@ -47,7 +47,7 @@ def _readable(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return dict(_readable_entry(name, inner) for name, inner in value.items())
-    return [_readable(each) for each in value] if isinstance(value, list) else value
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def _readable_entry(name: str, value: Any) -> tuple[str, Any]:
@@ -69,7 +69,7 @@ def complain(text: str) -> None:
     print(f"pagurus: {printable(text)}", file=sys.stderr)
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Say on stderr how far it is."""
     print(printable(text), file=sys.stderr, flush=True)
 
@@ -146,14 +146,18 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[P
 
 
 def _now_and_then(what: str, total: int | None) -> ProgressCallback:
-    said, known = time.monotonic(), total
+    said, existing = time.monotonic(), total
 
     def advanced(done: int, total: int | None = None) -> None:
-        nonlocal said, known
-        known = total or known
+        nonlocal said, existing
+        existing = total or existing
         if time.monotonic() - said >= PAUSE:
             said = time.monotonic()
-            print(f"{line(what)}: {size(done)}" + (f" of {size(known)}" if known else ""), file=sys.stderr, flush=True)
+            print(
+                f"{line(what)}: {size(done)}" + (f" of {size(existing)}" if existing else ""),
+                file=sys.stderr,
+                flush=True,
+            )
 
     return advanced
 

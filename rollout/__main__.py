@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rollout.calm import calm
 from rollout.config import RolloutConfig
-from rollout.engine.tls import folder_of, listening
+from rollout.engine.tls import directory_of, listening
 from rollout.labels import LabellingClient
 from rollout.plan import read_plan
 from rollout.service.engines import serving
@@ -51,12 +51,12 @@ async def serve(
     async with (
         _client() as client,
         RolloutRole(run, plan, LabellingClient(client, run, idle=_idle(plan.config)), serve=engines) as role,
-        RolloutServer(role, run / "roles") as door,
+        RolloutServer(role, run / "roles") as limiter,
     ):
         if listen is not None:
-            await door.listen(listen, tls)
+            await limiter.listen(listen, tls)
         if at:
-            port = await door.listen(f"{at}:0", listening(folder_of(run)))
+            port = await limiter.listen(f"{at}:0", listening(directory_of(run)))
             durable.publish(run / "roles" / ADDRESS, f"https://{at}:{port}".encode())
         log.info("pid %d serves %s", os.getpid(), run)
         calm()
@@ -70,8 +70,8 @@ async def serve(
 
 def _client() -> Client:
     """The daemon or the cluster of PAGURUS_HOST, as `pagurus` finds it; else the daemon of this host."""
-    known = os.environ
-    host, token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("HOST", "TOKEN", "CA"))
+    existing = os.environ
+    host, token, ca = (existing.get(f"PAGURUS_{name}") or None for name in ("HOST", "TOKEN", "CA"))
     return Client(host, token=token, ca=ca)
 
 

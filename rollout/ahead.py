@@ -27,12 +27,12 @@ class Ahead:
         """None: as the rules say."""
         return None if self._bound is None else self._bound.now
 
-    def handed(self, lags: Sequence[int], asked: float | None) -> None:
-        """A batch was handed out now. `asked`: since when somebody waited for it."""
+    def handed(self, lags: Sequence[int], requested: float | None) -> None:
+        """A batch was handed out now. `requested`: since when somebody waited for it."""
         now, before = time.time(), self._before
         self._before, self._open = now, None
         if before is not None and now > before and lags:
-            self._open = fmean(lags), now - before, min(now - before, now - (asked or now))
+            self._open = fmean(lags), now - before, min(now - before, now - (requested or now))
 
     def trained(self, ess: float | None) -> None:
         """Its step is saved. `ess`: its effective sample size, as a share; None: the trainer does not know it."""

@@ -52,14 +52,14 @@ class Attempts:
         """One attempt at a trajectory, and its books."""
         prompt, since = group.lease.prompt, member.since
         spec = EpisodeSpec(prompt=prompt, seed=group.lease.seed, index=member.index, start=member.start)
-        strike = None
+        inject = None
         if self.faults is not None and not since:
-            strike = self.faults.choose(prompt, member.index, member.start)
+            inject = self.faults.choose(prompt, member.index, member.start)
         self.counts.continued += bool(since)
         try:
             origin = None if member.at is None or since else await self.trees.origin(prompt, member.at)
             trajectory = await self.episodes.run(
-                spec, self.config.sampling, since=since, origin=origin, strike=strike, into=member.trajectory
+                spec, self.config.sampling, since=since, origin=origin, inject=inject, into=member.trajectory
             )
             if trajectory.final is not None:
                 member.scoring = True  # its place is free
@@ -73,7 +73,7 @@ class Attempts:
                 await asyncio.shield(self.do(self.journal.forget, spec.key))
             if not member.why:
                 raise
-            self._settle(member, trajectory=None)
+            self._finalize(member, trajectory=None)
             return
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
@@ -90,7 +90,7 @@ class Attempts:
         assert member.at is not None
         log.warning("no branch of %s/%d can begin: %s", group.lease.prompt, member.at.member, why)
         await self.trees.lost(group, member.at)
-        self._settle(member, None)
+        self._finalize(member, None)
 
     async def _ended(self, group: OpenGroup, member: Slot, trajectory: Trajectory, key: Key) -> None:
         if trajectory.scored:
@@ -106,7 +106,7 @@ class Attempts:
                 trajectory.failure = TrajectoryFailure(
                     phase=EpisodePhase.GENERATE, cause=Cause.ENGINE, message=str(error)
                 )
-        self.counts.book(trajectory)
+        self.counts.ledger(trajectory)
         await self.do(self.journal.forget, key)
         failure = trajectory.failure
         if not trajectory.scored and failure is not None:
@@ -123,9 +123,9 @@ class Attempts:
                 self.refusals.note(failure)
                 member.starts += failure.phase not in (EpisodePhase.CREATE, EpisodePhase.GENERATE)
         await self.trees.ended(member, trajectory)
-        self._settle(member, trajectory)
+        self._finalize(member, trajectory)
 
-    def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:
+    def _finalize(self, member: Slot, trajectory: Trajectory | None) -> None:
         member.ended = trajectory is not None and trajectory.scored
         member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
         member.task, member.since, member.scoring = None, [], False

@@ -44,7 +44,7 @@ def _kill_all(cgroup: Cgroup) -> int:
 
 
 @dataclass(frozen=True)
-class Strike:
+class Inject:
     """Kill the trajectory's sandbox in this turn."""
 
     turn: int
@@ -64,17 +64,17 @@ class Faults:
     seed: int = 0
     share: float = 0.05  # of the trajectories that start while active
     turns: tuple[int, int] = (1, 5)  # inclusive, counted from 0
-    most: int | None = None  # strikes in all
+    limit: int | None = None  # strikes in all
     active: bool = True  # the owner switches it, e.g. on in the second half of a run
     kill: Kill = kill_sandbox
     chosen: int = 0
 
-    def choose(self, prompt: str, index: int, attempt: int = 0) -> Strike | None:
+    def choose(self, prompt: str, index: int, attempt: int = 0) -> Inject | None:
         """The strike for a trajectory, or None: while active, a function of the seed and the trajectory's names."""
         dice = random.Random(f"{self.seed}/{prompt}/{index}/{attempt}")
-        if not self.active or dice.random() >= self.share or (self.most is not None and self.chosen >= self.most):
+        if not self.active or dice.random() >= self.share or (self.limit is not None and self.chosen >= self.limit):
             return None
         self.chosen += 1
         turn = dice.randint(*self.turns)
         when: When = dice.choice(("between", "between", "command", "checkpoint"))
-        return Strike(turn, when, delay=dice.uniform(0.0, 0.004), kill=self.kill)
+        return Inject(turn, when, delay=dice.uniform(0.0, 0.004), kill=self.kill)

@@ -30,7 +30,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: EpisodeLimits = EpisodeLimits()
     attempts: int = 3  # failures of a prompt's environment until it is given up
     starts: int = 8  # of one trajectory
-    patience: float = 900.0  # seconds for which a part of the platform may refuse everything
+    timeout: float = 900.0  # seconds for which a part of the platform may refuse everything
     failed_reward: float | None = None  # of a trajectory that its reward function raises on; None: it has failed
     seed: int = 0
     branching: Branching | None = None  # groups as trees: see rollout.decide.branching

@@ -29,8 +29,8 @@ import msgspec
 
 from rollout import groups, held_out
 from rollout.ahead import Ahead
-from rollout.asked import PendingBatch
 from rollout.attempts import Attempts
+from rollout.batch_request import PendingBatch
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.decide.policy import RolloutPolicy
@@ -61,7 +61,7 @@ from rollout.episode.renderer import Renderer
 from rollout.episode.turns import Generator, OnTurn
 from rollout.groups import GroupCounts, OpenGroup
 from rollout.messages import Batch, Trajectory, TurnRecord
-from rollout.pool.crew import Crew
+from rollout.pool.fleet import Fleet
 from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
@@ -92,7 +92,7 @@ class RolloutController:
         engine: Generator,
         tokenizer: Tokenizer,
         config: RolloutConfig,
-        folder: Path | str,
+        directory: Path | str,
         renderer: Renderer | None = None,  # of a chat model
         version: int = 0,
         step: int | None = None,
@@ -100,25 +100,25 @@ class RolloutController:
         draw: Callable[[store.SampleStore], Iterator[int]] | None = None,
         faults: Faults | None = None,
         on_turn: OnTurn | None = None,
-        crew: Crew | None = None,
+        fleet: Fleet | None = None,
     ):
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
         acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on.
-        `draw`: the seeds that come after those that the store has, instead. `crew`: engines that go over to the
+        `draw`: the seeds that come after those that the store has, instead. `fleet`: engines that go over to the
         trainer's gradients before the last answers are there; None: none do."""
-        self.config, self.host, self.folder, self.crew = config, host, Path(folder), crew
+        self.config, self.host, self.directory, self.fleet = config, host, Path(directory), fleet
         self._disk = DiskThread()
-        self.store, self.journal = store.SampleStore(self.folder), TurnJournal(self.folder)
+        self.store, self.journal = store.SampleStore(self.directory), TurnJournal(self.directory)
         self.fence = self.store.acquire("rollout")
         if step is not None:
             self.store.recover(step, self.fence)
         self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
         self._changed = asyncio.Event()
         self._refusals = Refusals(self._changed.set)
-        self.trees = BranchTrees(host, self.store, self._disk, self.folder, config)
-        self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
+        self.trees = BranchTrees(host, self.store, self._disk, self.directory, config)
+        self.log = DecisionLog(self.directory, self.fence.generation, config.rules)
         self.episodes = self._manager(environment, engine, tokenizer, renderer)
-        self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
+        self.step, self.version, self._reported = self.store.next_step() if step is None else step, version, on_turn
         issued = itertools.count(config.seed * 1_000_000) if seeds is None else seeds
         self._seeds = itertools.islice(issued, self.store.issued(), None) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
@@ -126,7 +126,7 @@ class RolloutController:
         self._do = self._disk.do
         self._groups: dict[str, OpenGroup] = {}
         self._buffer: dict[str, BufferedGroup] = {}
-        self._asked = PendingBatch()
+        self._requested = PendingBatch()
         self._training = self.store.unpublished(version)
         self._counts, self.ahead = GroupCounts(), Ahead(config)
         self.attempts = self._attempts(faults)
@@ -161,7 +161,7 @@ class RolloutController:
             meter=self.meter,
             on_turn=self._on_turn,
             on_created=lambda: self._refusals.over("create"),
-            kept=self.trees.kept if self.trees.kept.wanted else None,
+            retained=self.trees.retained if self.trees.retained.target else None,
             visitable=config.visit.trajectories > 0,
             effects=config.effects,
         )
@@ -184,15 +184,15 @@ class RolloutController:
     def _load(self) -> None:
         """What processes before this one left: whole groups, groups on their way, turns on their way."""
         for lease in self.store.buffered():
-            self._buffer[lease.prompt] = groups.whole(lease, self.config.size, self.store)
-        for group in groups.left(self.config.rules, self.store, self.journal, self.trees.book):
+            self._buffer[lease.prompt] = groups.complete(lease, self.config.size, self.store)
+        for group in groups.left(self.config.rules, self.store, self.journal, self.trees.ledger):
             self._add(group)
 
     def _add(self, group: OpenGroup) -> None:
         self._groups[group.lease.prompt] = group
-        self.trees.kept.need(group.lease.prompt)
+        self.trees.retained.need(group.lease.prompt)
 
-    def known_sandboxes(self) -> set[str]:
+    def existing_sandboxes(self) -> set[str]:
         """Sandboxes that another process left: those that this one goes on with, those that are kept. All others of
         the run may be removed."""
         members = [member for group in self._groups.values() for member in group.members]
@@ -220,7 +220,7 @@ class RolloutController:
         if not leave:
             for key in await self._do(self.journal.open):
                 await self._do(self.journal.forget, key)
-        self._asked.cancel()
+        self._requested.cancel()
         self._disk.close()
         self.log.close()
         self.trees.close()
@@ -232,7 +232,7 @@ class RolloutController:
     def resumed(self, step: int) -> None:
         """A trainer begins that has saved so many steps, as the store knows by now. Who waited for a batch before it
         was replaced, and is told."""
-        self._asked.refuse(Conflict("another trainer has begun", hint="let it work; `pagurus roles` shows it"))
+        self._requested.refuse(Conflict("another trainer has begun", hint="let it work; `pagurus roles` shows it"))
         self.step = step
 
     async def next_batch(self) -> Batch:
@@ -245,17 +245,17 @@ class RolloutController:
         if (again := await self._do(self.store.batch, self.step)) is not None:  # a step that was not saved
             self._training = True
             return again
-        answer = self._asked.ask()
+        answer = self._requested.request()
         self._changed.set()
         return await answer
 
-    async def whole(self, without: Collection[str] = ()) -> Batch:
+    async def complete(self, without: Collection[str] = ()) -> Batch:
         """Groups that wait for the next batch, but `without`, where a trainer may look before it is complete: on
         machines of its own, or once engines rest."""
-        may = self.crew is None or self.crew.crew().rested
-        prompts, size = [each for each in self._buffer if may and each not in without], self.config.size
-        found = await self._do(lambda: self.store.whole(prompts, size))
-        return Batch(version=self.version, groups=found, step=self.step, oldest=self.version - self.config.staleness)
+        may = self.fleet is None or self.fleet.fleet().rested
+        prompts, size = [item for item in self._buffer if may and item not in without], self.config.size
+        result = await self._do(lambda: self.store.complete(prompts, size))
+        return Batch(version=self.version, groups=result, step=self.step, oldest=self.version - self.config.staleness)
 
     async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
         """The step on this batch is saved: its prompts are consumed for good. `ess`: see `Ahead.trained`."""
@@ -276,13 +276,13 @@ class RolloutController:
         self, seeds: Iterable[int], *, sampling: Sampling | None = None, samples: int = 1
     ) -> list[Trajectory]:
         """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
-        episodes = dataclasses.replace(self.episodes, notes=None, kept=None, visitable=False, effects=None)
+        episodes = dataclasses.replace(self.episodes, notes=None, retained=None, visitable=False, effects=None)
         sampling = sampling or self.config.sampling
         trajectories = await held_out.play_all(
             episodes, seeds, sampling, self.config, refused=self._refusals.note, samples=samples
         )
         for trajectory in trajectories:
-            self._counts.book(trajectory)
+            self._counts.ledger(trajectory)
         return trajectories
 
     @property
@@ -300,7 +300,7 @@ class RolloutController:
             "groups_buffered": len(self._buffer),
             "bound": self.config.staleness if self.ahead.bound is None else self.ahead.bound,
             "prompts": msgspec.to_builtins(self.store.account()) if not self._stopped else {},
-            **self._counts.figures(),
+            **self._counts.metrics(),
             "staleness": [staleness(self.version, member.trajectory.oldest) for member in running],
         }
 
@@ -327,10 +327,11 @@ class RolloutController:
 
     def _view(self) -> RolloutView:
         return RolloutView(
-            version=self.version, asked=self._asked.open, training=self._training,
+            version=self.version, requested=self._requested.open, training=self._training,
             running=[group.view for group in self._groups.values()], buffered=list(self._buffer.values()),
             queued=self._queued, deferred=self._deferred, more=self._seeds_left, draining=self._draining,
-            parts=self._refusals.views, bound=self.ahead.bound, crew=None if self.crew is None else self.crew.crew(),
+            parts=self._refusals.views, bound=self.ahead.bound, fleet=None if self.fleet is None else
+            self.fleet.fleet(),
         )  # fmt: skip
 
     async def _execute(self, action: Action) -> None:
@@ -352,10 +353,10 @@ class RolloutController:
             case HandOut(prompts, oldest):
                 await self._hand_out(prompts, oldest)
             case Rest(stay):
-                assert self.crew is not None
-                self.crew.rest(stay)
+                assert self.fleet is not None
+                self.fleet.rest(stay)
             case NoMoreBatches():
-                self._asked.refuse(NoMorePrompts("every prompt was trained or given up"))
+                self._requested.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):
                 self._fail(EngineFailed(f"the rollout cannot go on: {reason}", hint="see `pagurus rollouts why RUN`"))
             case WaitReason():
@@ -368,7 +369,7 @@ class RolloutController:
             await self._do(self.store.issue, seeds, self.fence)
         for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
             self._add(
-                await self._do(groups.leased, lease, self.config.rules, self.store, self.journal, self.trees.book)
+                await self._do(groups.leased, lease, self.config.rules, self.store, self.journal, self.trees.ledger)
             )
         await self._count_queued()
 
@@ -388,7 +389,7 @@ class RolloutController:
             await self.attempts.forget(group)
         await self._do(lambda: self.store.defer(prompt, self.fence, keep=keep))
         del self._groups[prompt]
-        await self.trees.kept.release(prompt)
+        await self.trees.retained.release(prompt)
         await self._count_queued()
 
     def _begin(self, group: OpenGroup, index: int, at: At | None) -> None:
@@ -399,8 +400,8 @@ class RolloutController:
 
     def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
         self._refusals.over("engine", "host")
-        if self._told is not None:
-            self._told(trajectory, turn)
+        if self._reported is not None:
+            self._reported(trajectory, turn)
 
     async def _abort(self, group: OpenGroup, index: int, why: str, *, again: bool) -> None:
         member = group.members[index]
@@ -418,10 +419,10 @@ class RolloutController:
     async def _reopen(self, prompt: str, members: list[int], why: str) -> None:
         self._counts.over_stale += len(members)
         done = self._buffer.pop(prompt)
-        chosen = [each.member for each in await self._do(self.store.finished, prompt)]
+        chosen = [item.member for item in await self._do(self.store.finished, prompt)]
         await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
-        (lease,) = [each for each in await self._do(self.store.in_flight) if each.prompt == prompt]
-        group = await self._do(groups.restored, lease, self.config.rules, self.store, self.trees.book)
+        (lease,) = [item for item in await self._do(self.store.in_flight) if item.prompt == prompt]
+        group = await self._do(groups.restored, lease, self.config.rules, self.store, self.trees.ledger)
         self._add(group)
         group.reason = why
         for n in members:
@@ -432,8 +433,8 @@ class RolloutController:
         await self._do(self.store.buffer, prompt, self.fence)
         group = self._groups.pop(prompt)
         await self.attempts.forget(group)
-        self._buffer[prompt] = await self._do(groups.whole, group.lease, self.config.size, self.store)
-        await self.trees.kept.release(prompt)
+        self._buffer[prompt] = await self._do(groups.complete, group.lease, self.config.size, self.store)
+        await self.trees.retained.release(prompt)
 
     async def _give_up(self, prompt: str, reason: str) -> None:
         group = self._groups[prompt]
@@ -445,7 +446,7 @@ class RolloutController:
         log.error("prompt %s given up: %s", prompt, reason)
         await self._do(self.store.give_up, prompt, reason, self.fence)
         del self._groups[prompt]
-        await self.trees.kept.release(prompt)
+        await self.trees.retained.release(prompt)
 
     async def _hand_out(self, prompts: list[str], oldest: int) -> None:
         take, size = self.store.take, self.config.size
@@ -453,10 +454,10 @@ class RolloutController:
             lambda: take(self.step, prompts, self.fence, version=self.version, oldest=oldest, members=size)
         )
         taken = [self._buffer.pop(prompt) for prompt in prompts]
-        lags = [staleness(self.version, oldest) for each in taken for oldest in each.oldest]
-        self.ahead.handed(lags, self._asked.since)
+        lags = [staleness(self.version, oldest) for item in taken for oldest in item.oldest]
+        self.ahead.handed(lags, self._requested.since)
         self._training = True
-        self._asked.give(batch)
+        self._requested.give(batch)
 
     # ----------------------------------------------------------------- books
 
@@ -467,8 +468,8 @@ class RolloutController:
                 at=time.time(),
                 version=self.version,
                 step=self.step,
-                trainer="training" if self._training else "waiting" if self._asked.open else "elsewhere",
-                asked_at=self._asked.since,
+                trainer="training" if self._training else "waiting" if self._requested.open else "elsewhere",
+                requested_at=self._requested.since,
                 waits=[*self._waits, *self._refusals.waits],
                 running=[
                     TrajectoryStatus.of(member.trajectory)
@@ -479,7 +480,7 @@ class RolloutController:
                 account=await self._do(self.store.account),
                 seconds=self.meter.seconds(),
             )
-            await asyncio.to_thread(write_status, self.folder, status)
+            await asyncio.to_thread(write_status, self.directory, status)
             await asyncio.sleep(STATUS_INTERVAL)
 
     # ----------------------------------------------------------------- tasks
@@ -498,4 +499,4 @@ class RolloutController:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
-        self._asked.refuse(error)
+        self._requested.refuse(error)

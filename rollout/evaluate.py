@@ -132,18 +132,18 @@ async def evaluate(
 
 def scored(by_seed: Sequence[Sequence[Trajectory]], *, pass_at: float = 1.0) -> Evaluation:
     """What trajectories say of their policy. Of a seed of which any could not be scored nothing counts."""
-    whole = [each for each in by_seed if all(trajectory.scored for trajectory in each)]
-    lost = [trajectory for each in by_seed for trajectory in each if not trajectory.scored]
+    complete = [item for item in by_seed if all(trajectory.scored for trajectory in item)]
+    lost = [trajectory for item in by_seed for trajectory in item if not trajectory.scored]
     samples = len(by_seed[0]) if by_seed else 0
-    passed = [sum(trajectory.reward >= pass_at for trajectory in each) for each in whole]
-    counted = [trajectory for each in whole for trajectory in each]
+    passed = [sum(trajectory.reward >= pass_at for trajectory in item) for item in complete]
+    counted = [trajectory for item in complete for trajectory in item]
     rates = []
     for k in sorted({1, samples} - {0}):
         mean, low, high = interval([at_least_one(samples, number, k) for number in passed])
         rates.append(PassRate(k=k, mean=mean, low=low, high=high))
     number = max(1, len(counted))
     return Evaluation(
-        seeds=len(whole),
+        seeds=len(complete),
         samples=samples,
         reward=sum(trajectory.reward for trajectory in counted) / number,
         rates=rates,

@@ -25,7 +25,7 @@ from rollout.decide.view import (
 from rollout.episode.talk import sampled
 from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry, TurnJournal
-from rollout.store.kept import KeptBook, Visit
+from rollout.store.retained import RetainedLedger, Visit
 from rollout.store.samples import PromptLease, SampleStore
 from sandbox.errors import NotFound
 
@@ -57,10 +57,10 @@ class Slot:
     @property
     def coming(self) -> int | None:
         """Oldest policy version of tokens that the trajectory will have, as far as that is known."""
-        found = [version for entry in self.since for version in entry.versions if version >= 0]
+        result = [version for entry in self.since for version in entry.versions if version >= 0]
         if self.overtaken is not None and self.overtaken[0] == self.trajectory.thinking:
-            found.append(self.overtaken[1])
-        return min(found, default=None)
+            result.append(self.overtaken[1])
+        return min(result, default=None)
 
     @property
     def view(self) -> TrajectoryView:
@@ -94,7 +94,7 @@ class GroupCounts:
     statuses: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
     blames: Counter[str] = field(default_factory=Counter)
-    struck: int = 0
+    injected: int = 0
     killed: int = 0
     recovered_equal: int = 0
     lost: int = 0  # trajectories of prompts that were given up for the platform's failures
@@ -102,7 +102,7 @@ class GroupCounts:
     continued: int = 0  # that this process took over from another
     over_stale: int = 0
 
-    def book(self, trajectory: Trajectory) -> None:
+    def ledger(self, trajectory: Trajectory) -> None:
         """One attempt has ended."""
         self.statuses[trajectory.status] += 1
         if trajectory.failure is not None:
@@ -111,11 +111,11 @@ class GroupCounts:
         self.turns += len(trajectory.turns)
         self.tokens += sum(trajectory.mask)
         self.verdicts.update(turn.verdict for turn in trajectory.turns)
-        self.struck += trajectory.struck
+        self.injected += trajectory.injected
         self.killed += trajectory.killed
         self.recovered_equal += trajectory.recovered_equal
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         return {
             "turns": self.turns,
             "tokens": self.tokens,
@@ -123,7 +123,7 @@ class GroupCounts:
             "trajectories": dict(self.statuses),
             "causes": dict(self.causes),
             "blames": dict(self.blames),
-            "struck": self.struck,
+            "injected": self.injected,
             "killed": self.killed,
             "recovered_equal": self.recovered_equal,
             "trajectories_lost": self.lost,
@@ -141,12 +141,12 @@ def played(trajectory: Trajectory, visits: list[Visit]) -> EndedTrajectory:
         if visit.turn < len(answers):
             _, first, end = answers[visit.turn]
             states.append(ForkableState(visit.turn, -fmean(trajectory.logprobs[first:end])))
-    lineage = [At(each.member, each.start, each.turn) for each in trajectory.lineage]
+    lineage = [At(item.member, item.start, item.turn) for item in trajectory.lineage]
     return EndedTrajectory(trajectory.start, len(trajectory.turns), trajectory.reward, lineage, states)
 
 
-def without_states(known: EndedTrajectory) -> EndedTrajectory:
-    return EndedTrajectory(known.start, known.turns, known.reward, known.lineage)
+def without_states(existing: EndedTrajectory) -> EndedTrajectory:
+    return EndedTrajectory(existing.start, existing.turns, existing.reward, existing.lineage)
 
 
 def fresh(lease: PromptLease, rules: SchedulingRules) -> OpenGroup:
@@ -155,61 +155,65 @@ def fresh(lease: PromptLease, rules: SchedulingRules) -> OpenGroup:
     return OpenGroup(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
 
 
-def restored(lease: PromptLease, rules: SchedulingRules, store: SampleStore, book: KeptBook | None) -> OpenGroup:
-    """A group as the store knows it: its finished members need not run. `book`: what they can be branched from."""
+def restored(
+    lease: PromptLease, rules: SchedulingRules, store: SampleStore, ledger: RetainedLedger | None
+) -> OpenGroup:
+    """A group as the store knows it: its finished members need not run. `ledger`: what they can be branched from."""
     group = fresh(lease, rules)
     for done in store.finished(lease.prompt):
         slot = group.members[done.member]
         slot.ended, slot.oldest, slot.start = True, done.oldest, done.start
-        if book is not None:
-            note_played(slot, store.sample(lease.prompt, done.member), book)
+        if ledger is not None:
+            note_played(slot, store.sample(lease.prompt, done.member), ledger)
     return group
 
 
-def note_played(slot: Slot, trajectory: Trajectory, book: KeptBook) -> None:
+def note_played(slot: Slot, trajectory: Trajectory, ledger: RetainedLedger) -> None:
     """What branches need to know of an ended trajectory. One whose states are not kept has none."""
     try:
-        visits = book.visits(trajectory.prompt, trajectory.index, trajectory.start)
+        visits = ledger.visits(trajectory.prompt, trajectory.index, trajectory.start)
     except NotFound:
         visits = []
     slot.played = played(trajectory, visits)
     slot.at = slot.played.lineage[-1] if slot.played.lineage else None
 
 
-def whole(lease: PromptLease, size: int, store: SampleStore) -> BufferedGroup:
+def complete(lease: PromptLease, size: int, store: SampleStore) -> BufferedGroup:
     """A group that waits for its batch."""
     done = store.finished(lease.prompt)[:size]
-    return BufferedGroup(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
+    return BufferedGroup(lease.prompt, lease.number, [item.oldest for item in done], [item.start for item in done])
 
 
-def left(rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None) -> list[OpenGroup]:
+def left(
+    rules: SchedulingRules, store: SampleStore, journal: TurnJournal, ledger: RetainedLedger | None
+) -> list[OpenGroup]:
     """The groups that another process left on their way, with the turns at which their trajectories stand.
 
     Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
     journal says of others is forgotten.
     """
-    found = [resumed(lease, rules, store, journal, book) for lease in store.in_flight()]
-    known = {group.lease.prompt for group in found} | (store.put_off() if rules.tail_resumes else set())
+    result = [resumed(lease, rules, store, journal, ledger) for lease in store.in_flight()]
+    existing = {group.lease.prompt for group in result} | (store.put_off() if rules.tail_resumes else set())
     for key in journal.open():
-        if key.prompt not in known:
+        if key.prompt not in existing:
             journal.forget(key)
-    return found
+    return result
 
 
 def leased(
-    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None
+    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, ledger: RetainedLedger | None
 ) -> OpenGroup:
     """A new one; or one that goes on, where what was put off does."""
     if lease.deferred and rules.tail_resumes:
-        return resumed(lease, rules, store, journal, book)
+        return resumed(lease, rules, store, journal, ledger)
     return fresh(lease, rules)
 
 
 def resumed(
-    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, book: KeptBook | None
+    lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, ledger: RetainedLedger | None
 ) -> OpenGroup:
     """A group as store and journal know it: its members go on where they were."""
-    group = restored(lease, rules, store, book)
+    group = restored(lease, rules, store, ledger)
     for key in journal.open():
         if key.prompt != lease.prompt:
             continue
@@ -217,7 +221,7 @@ def resumed(
         entries = [] if slot.ended else journal.entries(key)
         if entries and entries[-1].state is not None:
             slot.since, slot.start = entries, key.start
-            slot.at = next((At(each.member, each.start, each.turn) for each in entries[-1].lineage[-1:]), None)
+            slot.at = next((At(item.member, item.start, item.turn) for item in entries[-1].lineage[-1:]), None)
         else:
             journal.forget(key)
             slot.start = max(slot.start, key.start + 1)

@@ -34,7 +34,7 @@ async def play_all(
     """So many episodes of each seed, one seed after the other, as many at once as the configuration allows."""
     slots = asyncio.Semaphore(config.concurrency)
     specs = [EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=i) for seed in seeds for i in range(samples)]
-    return await asyncio.gather(*(_play(episodes, each, sampling, slots, refused, config) for each in specs))
+    return await asyncio.gather(*(_play(episodes, item, sampling, slots, refused, config) for item in specs))
 
 
 async def _play(
@@ -45,7 +45,7 @@ async def _play(
     refused: Callable[[TrajectoryFailure], PartView],
     config: RolloutConfig,
 ) -> Trajectory:
-    """One episode; again, after a pause, for as long as it is the platform that fails and `patience` lasts. What a
+    """One episode; again, after a pause, for as long as it is the platform that fails and `timeout` lasts. What a
     refusing host or engine ended does not count as a start."""
     while True:
         async with slots:
@@ -54,9 +54,9 @@ async def _play(
         failure = trajectory.failure
         if failure is None or blame(failure) is not Blame.PLATFORM or spec.start + 1 >= config.starts:
             return trajectory
-        known = refused(failure)
-        if (part := breaker.hopeless([known], patience=config.patience, now=time.time())) is not None:
+        existing = refused(failure)
+        if (part := breaker.hopeless([existing], timeout=config.timeout, now=time.time())) is not None:
             raise EngineFailed(f"{part.part} has refused everything: {part.reason}", hint="see `pagurus doctor`")
         again = spec.start + (failure.phase not in (EpisodePhase.CREATE, EpisodePhase.GENERATE))
         spec = msgspec.structs.replace(spec, start=again)
-        await asyncio.sleep(max(0.0, breaker.retry_at(known) - time.time()))
+        await asyncio.sleep(max(0.0, breaker.retry_at(existing) - time.time()))

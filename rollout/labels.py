@@ -19,8 +19,8 @@ from sandbox.errors import NotFound
 from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
 
 LABEL = "run"
-KEPT = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.kept
-BOOK = "book"  # of prepared ones: the machine and folder whose book names them
+RETAINED = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.retained
+LEDGER = "book"  # of prepared ones: the machine and folder whose book names them
 YOUNG = 600.0  # seconds
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
@@ -47,26 +47,26 @@ class LabellingClient:
     async def image_digest(self, name: str) -> str:
         return (await self.client.images.get(name)).digest
 
-    async def keep_prepared(self, sandbox: Any, name: str, book: Path) -> None:
-        await sandbox.set_labels({LABEL: None, PREPARED: name, BOOK: f"{socket.gethostname()}:{book}"})
+    async def keep_prepared(self, sandbox: Any, name: str, ledger: Path) -> None:
+        await sandbox.set_labels({LABEL: None, PREPARED: name, LEDGER: f"{socket.gethostname()}:{ledger}"})
 
     async def collect_prepared(self) -> int:
         """Remove prepared sandboxes that no book of this machine names any more; how many they were.
 
         A book's folder may have been deleted. Young ones stay: they are labelled before they are in their book.
         """
-        known = await self.client.sandboxes({PREPARED: None, BOOK: None})
-        old = [info for info in known if info.created_at < time.time() - YOUNG]
-        return await self.remove(await asyncio.to_thread(_in_no_book, old))
+        existing = await self.client.sandboxes({PREPARED: None, LEDGER: None})
+        old = [info for info in existing if info.created_at < time.time() - YOUNG]
+        return await self.remove(await asyncio.to_thread(_in_no_ledger, old))
 
     async def drop_prepared(self, name: str) -> None:
         await self.remove([info.id for info in await self.client.sandboxes({PREPARED: name})])
 
     async def keep(self, sandbox: Any) -> None:
-        await sandbox.set_labels({LABEL: None, KEPT: self.run})
+        await sandbox.set_labels({LABEL: None, RETAINED: self.run})
 
-    async def kept(self) -> list[str]:
-        return [info.id for info in await self.client.sandboxes({KEPT: self.run})]
+    async def retained(self) -> list[str]:
+        return [info.id for info in await self.client.sandboxes({RETAINED: self.run})]
 
     async def statistics(self) -> Statistics:
         return await self.client.statistics()
@@ -98,11 +98,11 @@ class LabellingClient:
         return await self.remove(await self.left())
 
 
-def _in_no_book(prepared: list[SandboxInfo]) -> list[str]:
+def _in_no_ledger(prepared: list[SandboxInfo]) -> list[str]:
     """Of prepared sandboxes, those that this machine's books should name and do not."""
-    found = []
+    result = []
     for info in prepared:
-        machine, _, book = info.labels[BOOK].partition(":")
-        if machine == socket.gethostname() and not (Path(book) / info.labels[PREPARED]).exists():
-            found.append(info.id)
-    return found
+        machine, _, ledger = info.labels[LEDGER].partition(":")
+        if machine == socket.gethostname() and not (Path(ledger) / info.labels[PREPARED]).exists():
+            result.append(info.id)
+    return result

@@ -69,7 +69,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def environments(self, run: Path) -> Mixture:
         """What is played: the mixture, or the one task; split as the run folder says."""
-        return Mixture(self.mixture or [MixturePart(task=self.task)], image=self.image, known=splits.read(run))
+        return Mixture(self.mixture or [MixturePart(task=self.task)], image=self.image, existing=splits.read(run))
 
 
 class _Plan(msgspec.Struct):

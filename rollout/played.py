@@ -45,12 +45,12 @@ async def engine_of(
     if engine not in KINDS:
         raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
-        place, wanted = named(model)
-        folder, version = await asyncio.to_thread(of_model, place, Path(home), wanted)
-        renderer = await asyncio.to_thread(ChatRenderer.load, folder) if has_template(folder) else None
+        place, target = named(model)
+        directory, version = await asyncio.to_thread(of_model, place, Path(home), target)
+        renderer = await asyncio.to_thread(ChatRenderer.load, directory) if has_template(directory) else None
         launch = KINDS[engine](length=length)
         async with (
-            EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server,
+            EngineSupervisor(launch, directory, version, log=Path(home) / "engine.log") as server,
             scored_host(client) as (host, rewards),
         ):
             await build(host.client)
@@ -59,7 +59,7 @@ async def engine_of(
                 host=host,
                 rewards=rewards,
                 engine=server,
-                tokenizer=tokenizer.load(folder),
+                tokenizer=tokenizer.load(directory),
                 renderer=renderer,
                 limits=EpisodeLimits(max_length=length),
             )

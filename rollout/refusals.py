@@ -31,8 +31,8 @@ class Refusals:
 
     def note(self, failure: TrajectoryFailure) -> PartView:
         name = part(failure)
-        known = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), time.time())
-        return known
+        existing = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), time.time())
+        return existing
 
     def over(self, *parts: str) -> None:
         if [name for name in parts if self._parts.pop(name, None) is not None]:

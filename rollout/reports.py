@@ -26,10 +26,10 @@ class TrajectoryEvidence(msgspec.Struct, kw_only=True):
     evidence: list[Evidence]
 
     def by_kind(self) -> dict[str, list[Evidence]]:
-        found: dict[str, list[Evidence]] = {}
-        for each in self.evidence:
-            found.setdefault(each.kind, []).append(each)
-        return found
+        result: dict[str, list[Evidence]] = {}
+        for item in self.evidence:
+            result.setdefault(item.kind, []).append(item)
+        return result
 
 
 class EvidenceKind(msgspec.Struct, kw_only=True):
@@ -58,28 +58,30 @@ def rules(run: Path, file: Path | None) -> EffectRules | None:
         raise Invalid(f"{file}: {error}", hint="see docs/rollout.md, effects as evidence") from None
 
 
-def effects_of(folder: Path, known: EffectRules) -> EvidenceReport:
-    """Of all finished trajectories. `folder`: of the rollout."""
-    store = SampleStore(folder)
+def effects_of(directory: Path, existing: EffectRules) -> EvidenceReport:
+    """Of all finished trajectories. `directory`: of the rollout."""
+    store = SampleStore(directory)
     rewards: dict[tuple[str, int], float] = {}
-    seen: list[TrajectoryEvidence] = []
+    observed: list[TrajectoryEvidence] = []
     try:
         for prompt, member, _, reward in store.samples():
             trajectory = store.sample(prompt, member)
             rewards[prompt, member] = reward
-            if found := evidence(trajectory, known):
+            if result := evidence(trajectory, existing):
                 then = "masked" if trajectory.masked else f"-{trajectory.penalty:g}" if trajectory.penalty else ""
-                seen.append(TrajectoryEvidence(prompt=prompt, member=member, reward=reward, then=then, evidence=found))
+                observed.append(
+                    TrajectoryEvidence(prompt=prompt, member=member, reward=reward, then=then, evidence=result)
+                )
     finally:
         store.close()
-    kinds = sorted({each.kind for one in seen for each in one.evidence})
+    kinds = sorted({item.kind for one in observed for item in one.evidence})
     return EvidenceReport(
-        played=len(rewards), kinds={kind: _sums(kind, seen, rewards) for kind in kinds}, trajectories=seen
+        played=len(rewards), kinds={kind: _sums(kind, observed, rewards) for kind in kinds}, trajectories=observed
     )
 
 
-def _sums(kind: str, seen: list[TrajectoryEvidence], rewards: dict[tuple[str, int], float]) -> EvidenceKind:
-    with_it = {(one.prompt, one.member) for one in seen if kind in one.by_kind()}
+def _sums(kind: str, observed: list[TrajectoryEvidence], rewards: dict[tuple[str, int], float]) -> EvidenceKind:
+    with_it = {(one.prompt, one.member) for one in observed if kind in one.by_kind()}
     inside = [reward for name, reward in rewards.items() if name in with_it]
     outside = [reward for name, reward in rewards.items() if name not in with_it]
     return EvidenceKind(trajectories=len(inside), reward=_mean(inside), others=_mean(outside))

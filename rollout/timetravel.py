@@ -1,7 +1,7 @@
 """Back to a state of a finished trajectory: a sandbox in it, or episodes that go on from it.
 
 Owns: finding the state, playing on, what the rewards say of it. Does not own: which states there are
-(rollout.episode.kept), the engine (rollout.played), a terminal (pagurus).
+(rollout.episode.retained), the engine (rollout.played), a terminal (pagurus).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import LabellingClient
-from rollout.store.kept import KeptBook
+from rollout.store.retained import RetainedLedger
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, NotFound
 
@@ -39,16 +39,16 @@ class TurnValue(msgspec.Struct, frozen=True, kw_only=True):
     rewards: list[float] = []
 
 
-def visitable(folder: Path, prompt: str, member: int) -> list[Origin]:
-    """All states of a finished trajectory that can be visited, by turn; the last one is its end. `folder`: of the
+def visitable(directory: Path, prompt: str, member: int) -> list[Origin]:
+    """All states of a finished trajectory that can be visited, by turn; the last one is its end. `directory`: of the
     rollout. Raises NotFound where none is kept."""
-    store, book = SampleStore(folder), KeptBook(folder)
+    store, ledger = SampleStore(directory), RetainedLedger(directory)
     try:
         trajectory = store.sample(prompt, member)
-        return [Origin(trajectory, visit) for visit in book.visits(prompt, member, trajectory.start)]
+        return [Origin(trajectory, visit) for visit in ledger.visits(prompt, member, trajectory.start)]
     finally:
         store.close()
-        book.close()
+        ledger.close()
 
 
 def at_turn(origins: Sequence[Origin], turn: int) -> Origin:
@@ -88,7 +88,7 @@ async def resample(
         return await evaluate.play(episodes, spec, sampling, slots, origin)
 
     played = await asyncio.gather(*(one(number) for number in range(count)))
-    rewards = [each.reward for each in played if each.scored]
+    rewards = [item.reward for item in played if item.scored]
     passed, low, high = interval([float(reward >= pass_at) for reward in rewards])
     return TurnValue(
         turn=turn,
@@ -98,6 +98,6 @@ async def resample(
         low=low,
         high=high,
         lost=len(played) - len(rewards),
-        reasons=sorted({each.reason for each in played if not each.scored})[:5],
+        reasons=sorted({item.reason for item in played if not item.scored})[:5],
         rewards=rewards,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as _Tokenizer
 
 
-class FolderTokenizer:
+class DirectoryTokenizer:
     """Example: ``load("runs/x/policy").encode("$ ")``"""
 
     def __init__(self, tokenizer: _Tokenizer):
@@ -23,5 +23,5 @@ class FolderTokenizer:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def load(folder: Path | str) -> FolderTokenizer:
-    return FolderTokenizer(_Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
+def load(directory: Path | str) -> DirectoryTokenizer:
+    return DirectoryTokenizer(_Tokenizer.from_file(str(Path(directory) / "tokenizer.json")))

@@ -147,9 +147,9 @@ _HOMES = ("errors", "messages", "sdk.client", "sdk.files", "sdk.handle", "sdk.pr
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for home in _HOMES:
-            if (found := getattr(importlib.import_module(f"{__name__}.{home}"), name, None)) is not None:
-                globals()[name] = found
-                return found
+            if (result := getattr(importlib.import_module(f"{__name__}.{home}"), name, None)) is not None:
+                globals()[name] = result
+                return result
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

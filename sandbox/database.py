@@ -36,15 +36,15 @@ def connect(path: Path, schema: str, *, version: int = 0, pragmas: Iterable[str]
     try:
         for pragma in (*pragmas, "journal_mode = WAL"):
             database.execute(f"PRAGMA {pragma}")
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found not in (0, version):
+        (result,) = database.execute("PRAGMA user_version").fetchone()
+        if result not in (0, version):
             raise PagurusError(
-                f"{path} has schema {found}, this version reads {version}",
+                f"{path} has schema {result}, this version reads {version}",
                 hint="start the version that wrote it, or move the file away",
             )
         if not version:
             database.executescript(schema)
-        elif not found:
+        elif not result:
             database.executescript(f"BEGIN; {schema} PRAGMA user_version = {version}; COMMIT;")
     except (sqlite3.Error, PagurusError):
         database.close()
@@ -98,7 +98,7 @@ class QueuedWrite(Generic[T]):
             self.error = refused(error, what) if isinstance(error, sqlite3.Error) else error
         database.execute("RELEASE change")
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         if self.future is None or self.future.done():
             return
         if self.error is not None:
@@ -161,7 +161,7 @@ class WriterThread:
             changes = [change for change in batch if change is not None]
             if changes:
                 self._commit(changes)
-                _tell(changes)
+                _report(changes)
             if len(changes) < len(batch):
                 return
 
@@ -175,13 +175,13 @@ class WriterThread:
                 change.error = change.error or refused(error, self._what)
 
 
-def _tell(changes: list[QueuedWrite[Any]]) -> None:
+def _report(changes: list[QueuedWrite[Any]]) -> None:
     loop = next((change.future.get_loop() for change in changes if change.future is not None), None)
     if loop is not None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
-            loop.call_soon_threadsafe(_settle, changes)
+            loop.call_soon_threadsafe(_finalize, changes)
 
 
-def _settle(changes: list[QueuedWrite[Any]]) -> None:
+def _finalize(changes: list[QueuedWrite[Any]]) -> None:
     for change in changes:
-        change.settle()
+        change.finalize()

@@ -32,15 +32,15 @@ def descriptor_of(pidfd: int, number: int) -> int:
 
 def file_system(place: Path | int) -> int:
     """The magic number of the file system of a path or descriptor, which Python's statvfs does not tell."""
-    found = (ctypes.c_long * 16)()
+    result = (ctypes.c_long * 16)()
     call, of = (library.fstatfs, place) if isinstance(place, int) else (library.statfs, os.fsencode(place))
-    checked(call(of, found), str(place))
-    return found[0] & 0xFFFFFFFF
+    checked(call(of, result), str(place))
+    return result[0] & 0xFFFFFFFF
 
 
 def load_file_system(name: str) -> bool:
     """Let the kernel load the module of a file system, as a mount would. False when it has none of that name."""
-    found = library.syscall(_FSOPEN, name.encode(), _FSOPEN_CLOEXEC)
-    if found >= 0:
-        os.close(found)
-    return bool(found >= 0)
+    result = library.syscall(_FSOPEN, name.encode(), _FSOPEN_CLOEXEC)
+    if result >= 0:
+        os.close(result)
+    return bool(result >= 0)

@@ -15,10 +15,10 @@ import re
 _BASE = 0xEF00
 _UNTOLD = re.compile("[\udc80-\udcff\uef80-\uefff]")  # as os.fsdecode gives them
 _UNTELLABLE = re.compile("[\udc80-\udcff]")
-_TOLD = re.compile("[\uef80-\uefff]")
+_REPORTED = re.compile("[\uef80-\uefff]")
 
 
-def told(name: str) -> str:
+def reported(name: str) -> str:
     """How the name or path `name`, as the os module gives it, is told.
 
     >>> [hex(ord(char)) for char in told("a\\udcff")]
@@ -33,7 +33,7 @@ def native(path: str) -> str:
     >>> native(told("a\\udcff"))
     'a\\udcff'
     """
-    return _TOLD.sub(lambda found: chr(0xDC00 + ord(found[0]) - _BASE), path)
+    return _REPORTED.sub(lambda result: chr(0xDC00 + ord(result[0]) - _BASE), path)
 
 
 def printable(text: str) -> str:
@@ -41,5 +41,5 @@ def printable(text: str) -> str:
     return text if text.isascii() else _UNTELLABLE.sub(_bytes, text)
 
 
-def _bytes(found: re.Match[str]) -> str:
-    return "".join(chr(_BASE + byte) for byte in found[0].encode("utf-8", "surrogateescape"))
+def _bytes(result: re.Match[str]) -> str:
+    return "".join(chr(_BASE + byte) for byte in result[0].encode("utf-8", "surrogateescape"))

@@ -28,30 +28,30 @@ class PatternList:
     """An ordered list of patterns. Example: ``PatternList(["*", "!src"]).matches("src/app.py")`` is False."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = [_pattern(each.strip()) for each in patterns if each.strip()]
-        self.has_exceptions = any(each.exception for each in self._patterns)
+        self._patterns = [_pattern(item.strip()) for item in patterns if item.strip()]
+        self.has_exceptions = any(item.exception for item in self._patterns)
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def decide(self, path: str, above: tuple[bool, ...] = ()) -> tuple[bool, tuple[bool, ...]]:
         """Whether a path matches, and by which patterns; `above` is that of its directory (of the root: empty)."""
-        found, by = False, []
+        result, by = False, []
         for number, pattern in enumerate(self._patterns):
             match = bool(above) and above[number]
-            if not match and pattern.exception == found:
+            if not match and pattern.exception == result:
                 match = pattern.matches.fullmatch(path) is not None
             by.append(match)
             if match:
-                found = not pattern.exception
-        return found, tuple(by)
+                result = not pattern.exception
+        return result, tuple(by)
 
     def matches(self, path: str) -> bool:
         """Whether a path matches, by itself or by a directory above it."""
-        found, by, parts = False, tuple[bool, ...](), path.split("/")
+        result, by, parts = False, tuple[bool, ...](), path.split("/")
         for count in range(1, len(parts) + 1):
-            found, by = self.decide("/".join(parts[:count]), by)
-        return found
+            result, by = self.decide("/".join(parts[:count]), by)
+        return result
 
 
 def ignore_lines(text: str) -> list[str]:
@@ -60,7 +60,7 @@ def ignore_lines(text: str) -> list[str]:
     >>> ignore_lines("# all but this\\n*\\n! /src/../app/\\n")
     ['*', '!app']
     """
-    found = []
+    result = []
     for line in text.removeprefix("\ufeff").splitlines():
         pattern = line.strip()
         if line.startswith("#") or not pattern:
@@ -70,8 +70,8 @@ def ignore_lines(text: str) -> list[str]:
         if pattern:
             pattern = _clean(pattern)
             pattern = pattern[1:] if len(pattern) > 1 and pattern.startswith("/") else pattern
-        found.append(("!" if exception else "") + pattern)
-    return found
+        result.append(("!" if exception else "") + pattern)
+    return result
 
 
 def has_wildcards(path: str) -> bool:
@@ -93,26 +93,26 @@ def split_wildcards(path: str) -> tuple[str, str]:
 
 def glob(pattern: str) -> re.Pattern[str]:
     """Go's ``filepath.Match``: a wildcard stops at a slash."""
-    found, at = "", 0
+    result, at = "", 0
     while at < len(pattern):
         char = pattern[at]
         if char == "[":
             part, at = _bracket(pattern, at)
-            found += part
+            result += part
             continue
         at += 1
         if char == "*":
-            found += "" if found.endswith("[^/]*") else "[^/]*"
+            result += "" if result.endswith("[^/]*") else "[^/]*"
         elif char == "?":
-            found += "[^/]"
+            result += "[^/]"
         elif char == "\\":
             if at >= len(pattern):
                 raise ValueError(f"{pattern!r} ends with an escape")
-            found += re.escape(pattern[at])
+            result += re.escape(pattern[at])
             at += 1
         else:
-            found += re.escape(char)
-    return re.compile(found, re.DOTALL)
+            result += re.escape(char)
+    return re.compile(result, re.DOTALL)
 
 
 def _clean(path: str) -> str:
@@ -133,7 +133,7 @@ def _pattern(text: str) -> PathPattern:
 
 
 def _regular(text: str) -> str:
-    found, at = "", 0
+    result, at = "", 0
     while at < len(text):
         char = text[at]
         if text.startswith("**", at):
@@ -141,23 +141,23 @@ def _regular(text: str) -> str:
             while text.startswith("**", at):  # more stars say nothing new
                 at += 2
             at += text.startswith("/", at)
-            found += ".*" if at >= len(text) else "(?:.*/)?"
+            result += ".*" if at >= len(text) else "(?:.*/)?"
             continue
         if char == "[":
             part, at = _bracket(text, at)
-            found += part
+            result += part
             continue
         at += 1
         if char == "*":
-            found += "[^/]*"
+            result += "[^/]*"
         elif char == "?":
-            found += "[^/]"
+            result += "[^/]"
         elif char == "\\" and at < len(text):
-            found += re.escape(text[at])
+            result += re.escape(text[at])
             at += 1
         else:
-            found += re.escape(char)
-    return found
+            result += re.escape(char)
+    return result
 
 
 def _bracket(text: str, at: int) -> tuple[str, int]:

@@ -22,21 +22,21 @@ def directory(path: Path, *, ours: Collection[str] = (), mode: int = 0o700) -> N
     `ours`: names of which one at least lies in an existing directory that is not empty. Raises Invalid.
     """
     path.mkdir(mode=mode, parents=True, exist_ok=True)
-    found = path.stat()
-    if found.st_uid != os.geteuid():
+    result = path.stat()
+    if result.st_uid != os.geteuid():
         raise Invalid(
-            f"{path} belongs to the user {found.st_uid}, who could read and replace what is kept there",
+            f"{path} belongs to the user {result.st_uid}, who could read and replace what is kept there",
             hint=f"chown {os.geteuid()} {path}, or choose another directory",
         )
-    if not found.st_mode & OTHERS & ~mode:
+    if not result.st_mode & OTHERS & ~mode:
         return
     names = os.listdir(path)
-    if stat.S_IMODE(found.st_mode) & stat.S_ISVTX or (names and not set(ours).intersection(names)):
+    if stat.S_IMODE(result.st_mode) & stat.S_ISVTX or (names and not set(ours).intersection(names)):
         raise Invalid(
             f"other users may enter {path}, and it holds what is not of Pagurus",
             hint=f"choose a directory of its own, or chmod {mode:o} {path} if nobody else needs it",
         )
-    path.chmod(stat.S_IMODE(found.st_mode) & (mode | 0o700))
+    path.chmod(stat.S_IMODE(result.st_mode) & (mode | 0o700))
 
 
 def file(path: Path) -> None:
@@ -49,7 +49,7 @@ def file(path: Path) -> None:
 def passable(place: Path, top: Path) -> None:
     """Make `place`, which CRIU reaches with a sandbox's rights: every directory up to `top` lets it pass."""
     place.mkdir(parents=True, exist_ok=True)
-    for found in (place, *place.parents):
-        found.chmod(0o711)
-        if found == top:
+    for result in (place, *place.parents):
+        result.chmod(0o711)
+        if result == top:
             return

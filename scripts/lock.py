@@ -19,18 +19,18 @@ HEAD = "# Exact versions, written by `make lock`: {what}.\n"
 
 def closure(extras: set[str]) -> dict[str, str]:
     """Names and versions of everything that pagurus asks for with these extras, and what that asks for."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     todo = [("pagurus", extras)]
     while todo:
-        name, wanted = todo.pop()
+        name, target = todo.pop()
         for text in distribution(name).requires or []:
-            each = Requirement(text)
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in (wanted or {""})):
-                key = canonicalize_name(each.name)
-                if key not in found or each.extras:
-                    found[key] = distribution(key).version.split("+")[0]
-                    todo.append((key, set(each.extras)))
-    return found
+            item = Requirement(text)
+            if item.marker is None or any(item.marker.evaluate({"extra": extra}) for extra in (target or {""})):
+                key = canonicalize_name(item.name)
+                if key not in result or item.extras:
+                    result[key] = distribution(key).version.split("+")[0]
+                    todo.append((key, set(item.extras)))
+    return result
 
 
 def main() -> None:

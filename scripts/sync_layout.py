@@ -45,12 +45,12 @@ def class_name(structure: str) -> str:
 def layout(header: str) -> str:
     """The module for a header that has one field in each line."""
     lines = [f"{name} = {value.upper().replace('X', 'x')}\n" for name, value in _DEFINE.findall(header)]
-    known = dict(_TYPES)
+    existing = dict(_TYPES)
     for structure, body in _STRUCT.findall(header):
-        known[structure] = class_name(structure)
-        lines.append(f"\n\nclass {known[structure]}(ctypes.Structure):\n    _fields_ = [\n")
+        existing[structure] = class_name(structure)
+        lines.append(f"\n\nclass {existing[structure]}(ctypes.Structure):\n    _fields_ = [\n")
         for kind, field, length in _FIELD.findall(body):
-            lines.append(f'        ("{field}", {known[kind]}{f" * {length}" if length else ""}),\n')
+            lines.append(f'        ("{field}", {existing[kind]}{f" * {length}" if length else ""}),\n')
         lines.append("    ]\n")
     return _TOP + "".join(lines)
 

@@ -111,19 +111,19 @@ def _class(original: type, name: str) -> str:
 def _first_line(of: Any) -> str:
     """The first line of a docstring as far as its last whole clause."""
     line = (inspect.getdoc(of) or "").partition("\n")[0].replace("async with", "with")
-    whole = re.match(r".*[.;:]", line)
-    return whole[0].rstrip(".;:") + "." if whole is not None else line
+    complete = re.match(r".*[.;:]", line)
+    return complete[0].rstrip(".;:") + "." if complete is not None else line
 
 
 def _function(function: Any, *, name: str | None = None, returns: str | None = None) -> str:
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    managed = any("asynccontextmanager" in ast.unparse(each) for each in node.decorator_list)
+    managed = any("asynccontextmanager" in ast.unparse(entry) for entry in node.decorator_list)
     for argument in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg):
         if argument is not None and argument.annotation is not None:
             argument.annotation = Types().visit(argument.annotation)
-    node.args.defaults[:] = [_default(each) for each in node.args.defaults]
-    node.args.kw_defaults[:] = [None if each is None else _default(each) for each in node.args.kw_defaults]
+    node.args.defaults[:] = [_default(entry) for entry in node.args.defaults]
+    node.args.kw_defaults[:] = [None if entry is None else _default(entry) for entry in node.args.kw_defaults]
     answer = returns or (ast.unparse(Types().visit(node.returns)) if node.returns is not None else "Any")
     if (match := re.fullmatch(r"Async(?:Iterator|Generator)\[(.*?)(?:, None)?\]", answer)) is not None:
         item = match[1]
@@ -144,15 +144,15 @@ def _attributes(original: type) -> Iterator[tuple[str, str]]:
     """The public attributes that an object has from its beginning, with their types."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(original.__init__))).body  # type: ignore[misc]
     assert isinstance(node, ast.FunctionDef)
-    given = {each.arg: each.annotation for each in (*node.args.args, *node.args.kwonlyargs)}
+    given = {item.arg: item.annotation for item in (*node.args.args, *node.args.kwonlyargs)}
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign):
             target: ast.expr = statement.target
             kind = statement.annotation
         elif isinstance(statement, ast.Assign):
             target, value = statement.targets[0], statement.value
-            found = given.get(value.id) if isinstance(value, ast.Name) else None
-            kind = value.func if isinstance(value, ast.Call) else found or ast.Name("Any")
+            result = given.get(value.id) if isinstance(value, ast.Name) else None
+            kind = value.func if isinstance(value, ast.Call) else result or ast.Name("Any")
         else:
             continue
         if isinstance(target, ast.Attribute) and not target.attr.startswith("_"):
@@ -162,34 +162,34 @@ def _attributes(original: type) -> Iterator[tuple[str, str]]:
 # --------------------------------------------------------------------------- what the annotations name
 
 
-def _known(module: ModuleType) -> dict[str, str]:
+def _existing(module: ModuleType) -> dict[str, str]:
     """Names that a module imports or defines, and where they come from."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {each.name: node.module for each in node.names}
+            result |= {item.name: node.module for item in node.names}
         elif isinstance(node, ast.ClassDef):
-            found[node.name] = module.__name__
-    return found
+            result[node.name] = module.__name__
+    return result
 
 
 def _imports(text: str, classes: dict[type, str]) -> str:
     names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-    known = {"Generator": "collections.abc", "Iterable": "collections.abc", "TypeVar": "typing", "Any": "typing"}
-    known |= {"Iterator": "collections.abc", "AbstractContextManager": "contextlib"}
+    existing = {"Generator": "collections.abc", "Iterable": "collections.abc", "TypeVar": "typing", "Any": "typing"}
+    existing |= {"Iterator": "collections.abc", "AbstractContextManager": "contextlib"}
     for original in classes:
         for kind in original.__mro__[:-1]:
             if kind.__module__ != ASYNCIO:
-                known = _known(sys.modules[kind.__module__]) | known
-    wanted: dict[str, list[str]] = {}
+                existing = _existing(sys.modules[kind.__module__]) | existing
+    target: dict[str, list[str]] = {}
     for name in names - set(classes.values()) - {"Reader", "Writer"}:
-        if name in known:
-            wanted.setdefault(known[name], []).append(name)
+        if name in existing:
+            target.setdefault(existing[name], []).append(name)
     if "T" in names:
-        wanted.setdefault("typing", []).append("TypeVar")
-    whole = sorted(each for each in ("aiohttp", "builtins", "ssl") if f"{each}." in text)
-    lines = [f"import {each}" for each in whole]
-    return "\n".join(lines + [f"from {module} import {', '.join(sorted(each))}" for module, each in wanted.items()])
+        target.setdefault("typing", []).append("TypeVar")
+    complete = sorted(item for item in ("aiohttp", "builtins", "ssl") if f"{item}." in text)
+    lines = [f"import {item}" for item in complete]
+    return "\n".join(lines + [f"from {module} import {', '.join(sorted(item))}" for module, item in target.items()])
 
 
 def _variables(text: str) -> str:

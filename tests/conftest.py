@@ -110,9 +110,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     """Many tests at a time, or one that is `alone`: it holds the door while those that run come to their end."""
     alone = item.get_closest_marker("alone") is not None
-    with contextlib.ExitStack() as room:
+    with contextlib.ExitStack() as capacity:
         with locked(HERE, fcntl.LOCK_EX):  # the door
-            room.enter_context(locked(HERE / "conftest.py", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            capacity.enter_context(locked(HERE / "conftest.py", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
 
 

@@ -72,7 +72,7 @@ def test_the_last_line_says_ready_or_what_to_do() -> None:
 DOCKER = "chown,dac_override,fowner,fsetid,kill,setgid,setuid,setpcap,net_bind_service,net_raw,sys_chroot,mknod"
 
 
-@pytest.mark.parametrize("capabilities", ["-all", "-all," + ",".join(f"+{each}" for each in DOCKER.split(","))])
+@pytest.mark.parametrize("capabilities", ["-all", "-all," + ",".join(f"+{item}" for item in DOCKER.split(","))])
 def test_without_privileges_one_line_says_what_helps(capabilities: str) -> None:
     """As root of a container: what is missing is read first, and no probe tries what cannot succeed."""
     command = [
@@ -85,9 +85,9 @@ def test_without_privileges_one_line_says_what_helps(capabilities: str) -> None:
         "doctor",
     ]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    result = {entry["name"]: entry for entry in json.loads(done.stdout)}
     assert (done.returncode, done.stderr) == (1, "")
-    assert "CAP_SYS_ADMIN" in found["root"]["fact"] and "--privileged" in found["root"]["hint"]
-    assert set(found) == {"root", *doctor.UNPRIVILEGED}
+    assert "CAP_SYS_ADMIN" in result["root"]["fact"] and "--privileged" in result["root"]["hint"]
+    assert set(result) == {"root", *doctor.UNPRIVILEGED}
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()[-1]
     assert said.startswith("not ready, root without CAP_SYS_ADMIN and") and "docker run --privileged" in said

@@ -29,7 +29,7 @@ while True:
         peer.sendall(f"answer {next(counter)}".encode())
 """
 
-ASK = "import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(99).decode())"
+REQUEST = "import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(99).decode())"
 
 
 async def test_one_turn(own: Daemon) -> None:
@@ -40,9 +40,9 @@ async def test_one_turn(own: Daemon) -> None:
         await sandbox.checkpoint("broken")
 
         # It looks. Nothing in the operating system changed, so nothing is captured.
-        look = await sandbox.exec("cat /srv/config.json; ls /srv")
-        assert look.text == '{"port": "eighty"}config.json\nservice.py\n'
-        assert look.verdict is Verdict.NONE
+        poll = await sandbox.exec("cat /srv/config.json; ls /srv")
+        assert poll.text == '{"port": "eighty"}config.json\nservice.py\n'
+        assert poll.verdict is Verdict.NONE
 
         # It repairs a file. Files are captured, by a snapshot that freezes nobody.
         repair = await sandbox.exec("""echo '{"port": 8080}' > /srv/config.json""")
@@ -57,7 +57,7 @@ async def test_one_turn(own: Daemon) -> None:
         assert start.verdict is Verdict.BOTH  # the service, and its log
 
         # It checks over loopback. The service's memory changed; the files did not.
-        check = await sandbox.exec(["python3", "-c", ASK])
+        check = await sandbox.exec(["python3", "-c", REQUEST])
         assert check.text == "answer 1\n"
         assert check.verdict is Verdict.PROCESSES
 
@@ -65,7 +65,7 @@ async def test_one_turn(own: Daemon) -> None:
         infos = [await sandbox.durable(result) for result in (repair, start, check)]
         assert [info.state for info in infos] == [CheckpointState.DURABLE] * 3
         assert [info.verdict for info in infos] == [Verdict.FILES, Verdict.BOTH, Verdict.PROCESSES]
-        assert [info.parent for info in infos] == [look.checkpoint, repair.checkpoint, start.checkpoint]
+        assert [info.parent for info in infos] == [poll.checkpoint, repair.checkpoint, start.checkpoint]
         assert infos[0].frozen_ms == 0.0 < infos[1].frozen_ms
         assert infos[2].stored_bytes < infos[2].full_bytes / 5  # nearly all pages were known already
 
@@ -81,10 +81,10 @@ async def test_one_turn(own: Daemon) -> None:
         assert restored.differences == []
 
         # The service goes on counting where it was. Nothing had happened.
-        assert (await sandbox.exec(["python3", "-c", ASK])).text == "answer 2\n"
+        assert (await sandbox.exec(["python3", "-c", REQUEST])).text == "answer 2\n"
         assert json.loads(await sandbox.files.read("/srv/config.json")) == {"port": 8080}
 
         # And the broken world is still there for whoever wants to try again.
-        (child,) = await host.fork(look.checkpoint)
+        (child,) = await host.fork(poll.checkpoint)
         async with child.sandbox as again:
             assert await again.files.read("/srv/config.json") == b'{"port": "eighty"}'

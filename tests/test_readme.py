@@ -46,12 +46,12 @@ def promised(source: str) -> list[str]:
 def printed(source: str) -> str:
     """Run one example, top-level ``await`` included; returns what it printed."""
     code = compile(source, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    heard, names = io.StringIO(), {"__name__": "example"}
-    with contextlib.redirect_stdout(heard):
+    last_seen, names = io.StringIO(), {"__name__": "example"}
+    with contextlib.redirect_stdout(last_seen):
         outcome = eval(code, names)
         if inspect.iscoroutine(outcome):
             asyncio.run(outcome)
-    return heard.getvalue()
+    return last_seen.getvalue()
 
 
 @pytest.mark.parametrize("source", ASYNCHRONOUS + SYNCHRONOUS)
@@ -67,7 +67,7 @@ def test_both_ways_are_shown() -> None:
     assert ASYNCHRONOUS and SYNCHRONOUS
 
 
-@pytest.mark.parametrize("source", [each for each in EXAMPLES if each not in ASYNCHRONOUS + SYNCHRONOUS])
+@pytest.mark.parametrize("source", [item for item in EXAMPLES if item not in ASYNCHRONOUS + SYNCHRONOUS])
 def test_every_other_example_runs_alone(source: str) -> None:
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

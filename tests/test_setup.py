@@ -28,9 +28,9 @@ exit 3
     for name, text in steps.items():
         (scripts / name).write_text(text)
         (scripts / name).chmod(0o755)
-    known = {**os.environ, "PAGURUS_PREFIX": str(tmp_path / "prefix"), "PAGURUS_STATE": str(tmp_path / "state")}
+    existing = {**os.environ, "PAGURUS_PREFIX": str(tmp_path / "prefix"), "PAGURUS_STATE": str(tmp_path / "state")}
     done = subprocess.run(
-        ["bash", str(scripts / "setup.sh")], env=known, capture_output=True, text=True, timeout=120, check=False
+        ["bash", str(scripts / "setup.sh")], env=existing, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 3 and "went on" not in done.stdout, done.stderr
     left = [Path("/proc", path.read_text().strip()) for path in (tmp_path / "ready").iterdir()]

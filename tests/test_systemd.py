@@ -17,10 +17,10 @@ import pytest
 from tests.support.daemon_host import Daemon, missing
 from tests.support.programs import Program
 
-FOLDER = Path(__file__).parent.parent / "systemd"
-UNIT = FOLDER / "pagurus.service"
-SOCKET = FOLDER / "pagurus.socket"
-CLUSTER = FOLDER / "pagurus-cluster.service"
+DIRECTORY = Path(__file__).parent.parent / "systemd"
+UNIT = DIRECTORY / "pagurus.service"
+SOCKET = DIRECTORY / "pagurus.socket"
+CLUSTER = DIRECTORY / "pagurus-cluster.service"
 
 # systemd implements these by a seccomp filter, which sandboxes would inherit and CRIU would dump as their own.
 SECCOMP = {
@@ -73,12 +73,12 @@ def settings(unit: Path) -> list[tuple[str, str]]:
 @pytest.fixture
 def units(tmp_path: Path) -> list[Path]:
     """The units, with a program that exists here."""
-    found = []
+    result = []
     for unit in (UNIT, SOCKET, CLUSTER):
         copy = tmp_path / unit.name
         copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
-        found.append(copy)
-    return found
+        result.append(copy)
+    return result
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -111,11 +111,11 @@ def test_the_exposure_is_known(units: list[Path]) -> None:
 def reasoned(unit: str) -> tuple[set[str], set[str]]:
     """Settings of [Service] with a comment directly above, and those without."""
     lines = unit.partition("[Service]\n")[2].partition("[Install]")[0].splitlines()
-    found: tuple[set[str], set[str]] = (set(), set())
+    result: tuple[set[str], set[str]] = (set(), set())
     for above, line in itertools.pairwise(["", *lines]):
         if line and not line.startswith("#"):
-            found[0 if above.startswith("# ") else 1].add(line if line.startswith("Cap") else line.partition("=")[0])
-    return found
+            result[0 if above.startswith("# ") else 1].add(line if line.startswith("Cap") else line.partition("=")[0])
+    return result
 
 
 def test_each_privilege_has_a_reason() -> None:
@@ -135,7 +135,7 @@ def test_each_missing_protection_has_a_reason(units: list[Path]) -> None:
     unit = UNIT.read_text()
     given = {line.partition("=")[0] for line in reasoned(unit)[0]}
     left_out = set(re.findall(r"(\w+)=", "".join(line for line in unit.splitlines() if line.startswith("#"))))
-    counted = {each["json_field"] for each in json.loads(done.stdout) if float(each.get("exposure") or 0) > 0}
+    counted = {item["json_field"] for item in json.loads(done.stdout) if float(item.get("exposure") or 0) > 0}
     named = {re.split(r"_|Or(?=[A-Z])", field)[0] for field in counted}
     assert len(named) > 20 and named <= given | left_out
 
@@ -158,8 +158,8 @@ def test_nothing_is_inherited_by_sandboxes_or_hidden_from_the_next_daemon() -> N
 
 
 def test_only_root_opens_the_socket() -> None:
-    known = dict(settings(SOCKET))
-    assert (known["SocketMode"], known["DirectoryMode"], known["RemoveOnStop"]) == ("0600", "0700", "no")
+    existing = dict(settings(SOCKET))
+    assert (existing["SocketMode"], existing["DirectoryMode"], existing["RemoveOnStop"]) == ("0600", "0700", "no")
 
 
 # --------------------------------------------------------------------------- what systemd does to the daemon
@@ -195,7 +195,7 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
             stderr=subprocess.DEVNULL,
         )
 
-    def ask() -> bytes:
+    def request() -> bytes:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(60)
             caller.connect(str(daemon.socket))
@@ -208,9 +208,9 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
             gate.settimeout(60)
             for _ in range(2):
                 with start(gate) as process:
-                    assert ask().endswith(b"200 OK\r\n")  # it was queued before the daemon was there
-                    heard = {gate.recv(64) for _ in range(3)}
-                    assert {b"READY=1", b"WATCHDOG=1"} == heard
+                    assert request().endswith(b"200 OK\r\n")  # it was queued before the daemon was there
+                    last_seen = {gate.recv(64) for _ in range(3)}
+                    assert {b"READY=1", b"WATCHDOG=1"} == last_seen
                     process.terminate()
                     assert process.wait(timeout=60) == 0
                     while gate.recv(64) != b"STOPPING=1":

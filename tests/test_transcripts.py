@@ -83,7 +83,7 @@ def shown(text: str) -> Iterator[str]:
 def examples() -> list[Example]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     matches = [(page.name, LINE.match(line)) for page in pages for line in shown(page.read_text())]
-    return [Example(page, found["line"].strip(), found["comment"] or "") for page, found in matches if found]
+    return [Example(page, result["line"].strip(), result["comment"] or "") for page, result in matches if result]
 
 
 EXAMPLES = examples()
@@ -117,8 +117,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what the examples name."""
     place = tmp_path_factory.mktemp("examples")
     (place / "key").write_text("secret")
-    for folder in ("context", "rootfs/bin"):
-        (place / folder).mkdir(parents=True)
+    for directory in ("context", "rootfs/bin"):
+        (place / directory).mkdir(parents=True)
     (place / "context" / "Dockerfile").write_text("FROM debian\nARG VERSION=1\nRUN echo $VERSION > /version\n")
     (place / "rootfs" / "bin" / "true").write_text("#!/bin/sh\n")
     with tarfile.open(place / "app.tar", "w") as archive:

@@ -21,7 +21,7 @@ from rollout.decide.effects import EffectRules
 from rollout.decide.keeping import KeepPlan
 from rollout.decide.view import Branching, OverStale
 from rollout.engine.client import Sampling
-from rollout.environments import folder as task
+from rollout.environments import directory as task
 from rollout.environments import splits
 from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
@@ -39,7 +39,7 @@ from trainer.settings import (
     ObjectiveSettings,
     OptimiserSettings,
     TimeoutSettings,
-    need_known,
+    need_existing,
     overlay,
     override,
     presets,
@@ -115,11 +115,11 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is no TOML: {error}", hint="see docs/training.md") from None
     content = presets(content)
-    need_known(str(path), {name: value for name, value in content.items() if name != "resume"}, TrainConfig)
+    need_existing(str(path), {name: value for name, value in content.items() if name != "resume"}, TrainConfig)
     _resolve(content, ("task", "out", "model", "curriculum"), path)
     for part in content.get("mixture", ()):
         if isinstance(part, dict):
-            need_known(f"{path}: [[mixture]]", part, MixturePart)
+            need_existing(f"{path}: [[mixture]]", part, MixturePart)
             _resolve(part, ("task", "rows", "held_out"), path)
     return content
 
@@ -145,7 +145,7 @@ def gather(
 def make(content: Mapping[str, Any]) -> TrainConfig:
     """A configuration of these keys. Says which key is wrong, and how."""
     content = presets(content)
-    need_known("configuration", content, TrainConfig)
+    need_existing("configuration", content, TrainConfig)
     for name in TABLES:
         if isinstance(content.get(name), dict):
             content[name] = msgspec.to_builtins(TABLES[name]) | content[name]
@@ -187,7 +187,7 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
         _need_handover(config)
     if config.branching is not None and config.objective.overlong.penalty:
         raise Invalid("segments of a tree have no length of their own", hint="leave out objective.overlong.penalty")
-    if not config.sampling.whole:
+    if not config.sampling.complete:
         raise Invalid(
             "top_p and top_k sample from another distribution than the policy's, which cannot be learned from",
             hint="set sampling.top_p = 1 and top_k = 0; evaluation.top_p is of evaluations alone",
@@ -251,17 +251,17 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
         )
     need_model(begin, *environments(config))
     config = _absolute(config)
-    folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
-    while folder.exists():
-        folder = folder.with_name(folder.name + "b")
-    folder.mkdir(parents=True)
-    splits.write(folder, chosen)
-    _remember(folder, config, rollout_plan(config, begin))
-    latest = folder.parent / ".latest.new"
+    directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
+    while directory.exists():
+        directory = directory.with_name(directory.name + "b")
+    directory.mkdir(parents=True)
+    splits.write(directory, chosen)
+    _remember(directory, config, rollout_plan(config, begin))
+    latest = directory.parent / ".latest.new"
     latest.unlink(missing_ok=True)
-    latest.symlink_to(folder.name)
-    os.replace(latest, folder.parent / "latest")
-    return folder, config
+    latest.symlink_to(directory.name)
+    os.replace(latest, directory.parent / "latest")
+    return directory, config
 
 
 def environments(config: TrainConfig) -> list[type[Environment]]:
@@ -269,31 +269,31 @@ def environments(config: TrainConfig) -> list[type[Environment]]:
     return [task.load(Path(part.task)).environment for part in config.mixture] or [task.load(config.task).environment]
 
 
-def need_model(folder: Path, *wanted: type[Environment]) -> None:
+def need_model(directory: Path, *target: type[Environment]) -> None:
     """Refuses a folder that is no model, or one that cannot be told what these environments tell a model."""
     from rollout.episode.renderer import has_template
 
-    if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} is no model: it has no config.json", hint="name a Hugging Face folder")
-    for each in wanted:
-        if (each.system or each.tools) and not has_template(folder):
-            told = "a system prompt" if each.system else "tools"
+    if not (directory / "config.json").is_file():
+        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face folder")
+    for item in target:
+        if (item.system or item.tools) and not has_template(directory):
+            reported = "a system prompt" if item.system else "tools"
             raise Invalid(
-                f"{each.__name__} has {told} for a chat model, and {folder} has no chat template",
+                f"{item.__name__} has {reported} for a chat model, and {directory} has no chat template",
                 hint="name an instruction-tuned model, or put its chat_template.jinja into the folder",
             )
 
 
 def unfinished(config: TrainConfig) -> Path | None:
     """The last run, if it has this plan, has begun to learn, and has no summary yet."""
-    folder = (config.out / "latest").resolve()
-    if not (folder / NAME).exists() or (folder / "summary.json").exists():
+    directory = (config.out / "latest").resolve()
+    if not (directory / NAME).exists() or (directory / "summary.json").exists():
         return None
-    if not (folder / "rollout").exists():
+    if not (directory / "rollout").exists():
         return None
-    _, plan = _resumed(folder)
-    wanted = msgspec.structs.replace(_absolute(config), out=plan.out, resume=plan.resume)
-    return folder if plan == wanted else None
+    _, plan = _resumed(directory)
+    target = msgspec.structs.replace(_absolute(config), out=plan.out, resume=plan.resume)
+    return directory if plan == target else None
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:
@@ -301,25 +301,25 @@ def _absolute(config: TrainConfig) -> TrainConfig:
 
 
 def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
-    folder = run.resolve()
+    directory = run.resolve()
     try:
-        stored = (folder / NAME).read_bytes()
+        stored = (directory / NAME).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
     try:
         config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise Invalid(f"{folder / NAME} is no plan of this version: {error}", hint="begin a new run") from None
+        raise Invalid(f"{directory / NAME} is no plan of this version: {error}", hint="begin a new run") from None
     changed = msgspec.structs.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
     if changed != config:
         config = _agreeing(changed)
-        _remember(folder, config, msgspec.structs.replace(read_plan(folder), steps=config.steps))
-    return folder, config
+        _remember(directory, config, msgspec.structs.replace(read_plan(directory), steps=config.steps))
+    return directory, config
 
 
-def _remember(folder: Path, config: TrainConfig, rollout: RolloutPlan) -> None:
+def _remember(directory: Path, config: TrainConfig, rollout: RolloutPlan) -> None:
     plan = {name: getattr(config, name) for name in KEYS} | {"rollout": rollout}
-    durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(plan, enc_hook=str), indent=1))
+    durable.publish(directory / NAME, msgspec.json.format(msgspec.json.encode(plan, enc_hook=str), indent=1))
 
 
 def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
@@ -353,7 +353,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
                 max_length=config.max_length,
                 max_observation=config.max_observation,
             ),
-            patience=config.timeouts.refused,
+            timeout=config.timeouts.refused,
             failed_reward=config.failed_reward,
             seed=config.seed,
             branching=config.branching,
@@ -379,14 +379,14 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
     )
 
 
-def need_embedded(folder: Path) -> None:
+def need_embedded(directory: Path) -> None:
     """Refuses what the embedded engine cannot serve."""
     from rollout.engine.embedded.pretrained import refuse  # with torch
 
     try:
-        refuse(folder)
+        refuse(directory)
     except (ValueError, TypeError) as error:
-        raise Invalid(f"the embedded engine does not serve {folder}: {error}", hint="--engine vllm") from None
+        raise Invalid(f"the embedded engine does not serve {directory}: {error}", hint="--engine vllm") from None
 
 
 def _path(kind: type, value: object) -> object:

@@ -71,7 +71,7 @@ def estimate(
     scorer = Scorer(model, recompute=recompute, bf16=bf16)
     shard = FP32 * trained // ranks
     per_weight = RECOMPUTED if recompute else FLOPS_PER_WEIGHT
-    activations = kept(scorer, length=length, count=max(1, budget // length))
+    activations = retained(scorer, length=length, count=max(1, budget // length))
     return Estimate(
         parameters=parameters,
         trained=trained,
@@ -88,8 +88,8 @@ def estimate(
 
 def gathered(scorer: Scorer, *, bf16: bool) -> int:
     """Bytes of weights that a rank has whole at a time: two layers, and what is in none."""
-    layers = [sum(each.numel() for each in layer.parameters()) for layer in scorer.layers()]
-    rest = sum(each.numel() for each in scorer.parameters()) - sum(layers)
+    layers = [sum(item.numel() for item in layer.parameters()) for layer in scorer.layers()]
+    rest = sum(item.numel() for item in scorer.parameters()) - sum(layers)
     return (2 if bf16 else FP32) * (2 * max(layers) + rest)
 
 
@@ -98,22 +98,22 @@ def ghostly() -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def kept(scorer: Scorer, *, length: int, count: int) -> int:
+def retained(scorer: Scorer, *, length: int, count: int) -> int:
     """Bytes that autograd keeps of `count` packed trajectories of `length` tokens, weights not counted."""
     one = Sample(tokens=[0] * length, mask=[0] + [1] * (length - 1), logprobs=[0.0] * length)
     packed = pack([one] * count)
     own = {parameter.untyped_storage()._cdata for parameter in scorer.parameters()}
-    found: dict[int, tuple[int, Tensor]] = {}
+    result: dict[int, tuple[int, Tensor]] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            found[storage._cdata] = (storage.nbytes(), tensor)  # the tensor is held, so that its number stays its own
+            result[storage._cdata] = (storage.nbytes(), tensor)  # the tensor is held, so that its number stays its own
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         scorer(packed)
-    return sum(size for size, _ in found.values())
+    return sum(size for size, _ in result.values())
 
 
 def measure_flops(*, size: int = 768, seconds: float = 0.3, bf16: bool = False) -> float:
@@ -126,18 +126,18 @@ def measure_flops(*, size: int = 768, seconds: float = 0.3, bf16: bool = False) 
     return done * 2 * size**3 / took
 
 
-def table(found: Estimate) -> list[tuple[str, str]]:
+def table(result: Estimate) -> list[tuple[str, str]]:
     """As a person reads it."""
 
     def size(count: int) -> str:
         return f"{count / 2**20:.1f} MiB"
 
     return [
-        ("parameters", f"{found.parameters:,}, trained: {found.trained:,}"),
-        ("weights, gradients", f"{size(found.weights)}, {size(found.gradients)}"),
-        ("optimiser", size(found.optimiser)),
-        ("copies: published last, for a save", f"{size(found.published)}, {size(found.saved)}"),
-        ("activations of a micro-batch", size(found.activations)),
-        ("peak memory of a rank", size(found.peak)),
-        ("a step, at most", f"{found.step_s:.1f} s"),
+        ("parameters", f"{result.parameters:,}, trained: {result.trained:,}"),
+        ("weights, gradients", f"{size(result.weights)}, {size(result.gradients)}"),
+        ("optimiser", size(result.optimiser)),
+        ("copies: published last, for a save", f"{size(result.published)}, {size(result.saved)}"),
+        ("activations of a micro-batch", size(result.activations)),
+        ("peak memory of a rank", size(result.peak)),
+        ("a step, at most", f"{result.step_s:.1f} s"),
     ]

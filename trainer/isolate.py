@@ -53,27 +53,27 @@ def careful_step(
     learner.begin()
     if not at_fault or 2 * len(at_fault) > len(samples):
         raise failure  # of no sample alone, or of most: it is the weights, not the data
-    stats = learner.step([each for number, each in enumerate(samples) if number not in at_fault], rate=rate)
+    stats = learner.step([item for number, item in enumerate(samples) if number not in at_fault], rate=rate)
     stats.put_aside |= {name_of(samples[number]): reason for number, reason in at_fault.items()}
     return stats
 
 
 def find(count: int, probe: Probe) -> dict[int, str]:
     """Which of `count` samples fail by themselves, by halves. Example: only 5 of 8 is bad: 7 probes."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
 
-    def look(chosen: list[int]) -> None:
+    def poll(chosen: list[int]) -> None:
         if not chosen or (reason := probe(chosen)) is None:
             return
         if len(chosen) == 1:
-            found[chosen[0]] = reason
+            result[chosen[0]] = reason
             return
         middle = len(chosen) // 2
-        look(chosen[:middle])
-        look(chosen[middle:])
+        poll(chosen[:middle])
+        poll(chosen[middle:])
 
-    look(list(range(count)))
-    return found
+    poll(list(range(count)))
+    return result
 
 
 def _probed(learner: Learner, samples: Sequence[Sample], chosen: Sequence[int]) -> str | None:
@@ -89,7 +89,7 @@ def name_of(sample: Sample) -> str:
 
 def note(run: Path, step: int, samples: Sequence[Sample], put_aside: dict[str, str]) -> None:
     """Appends to the run's record."""
-    sizes = {name_of(each): len(each.tokens) for each in samples}
+    sizes = {name_of(item): len(item.tokens) for item in samples}
     lines = [PutAside(step=step, name=name, reason=why, tokens=sizes.get(name, 0)) for name, why in put_aside.items()]
     if lines:
         with (run / FILE).open("ab") as file:

@@ -33,17 +33,17 @@ from trainer.models.scorer import Scorer
 from trainer.objectives import (
     BatchCounts,
     Credit,
-    Figures,
+    Metrics,
     Objective,
     Overlong,
     Rewards,
     SampledTokens,
+    complete_divisor,
     credit,
-    whole_divisor,
 )
 from trainer.objectives.advantage import gae, silent
-from trainer.objectives.figures import Summary, by_outcome
 from trainer.objectives.losses import divergence
+from trainer.objectives.metrics import Summary, by_outcome
 from trainer.settings import OptimiserSettings
 
 
@@ -124,7 +124,7 @@ class Learner:
         self._fed: list[Sample] = []  # what came in, refused samples as well
         self._samples: list[Sample] = []
         self._counts, self._stats = BatchCounts(), StepStats()
-        self._figures, self._done = Figures(), Figures()
+        self._metrics, self._done = Metrics(), Metrics()
 
     def feed(self, samples: Sequence[Sample], *, last: bool = False) -> None:
         """Whole groups of the batch. Their gradients are computed at once where that is exact.
@@ -132,14 +132,14 @@ class Learner:
         `last`: the batch is complete with these, so that nobody samples any more while they are computed.
         """
         began = time.perf_counter()
-        kept, refused = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        retained, refused = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
         for name, reason in refused:
             self._stats.refused[reason] = self._stats.refused.get(reason, 0) + 1
             self._stats.put_aside[name] = reason
         self._fed += samples
-        self._samples += kept
-        if self.streams and kept:
-            self._learn(kept, credit(self.objective, self._rewards(kept)), self._look(kept))
+        self._samples += retained
+        if self.streams and retained:
+            self._learn(retained, credit(self.objective, self._rewards(retained)), self._poll(retained))
         took = time.perf_counter() - began
         self._stats.seconds += took
         self._stats.hidden_s += 0.0 if last else took
@@ -153,16 +153,16 @@ class Learner:
             return stats
         optimisers.set_rate(self.optimisers, self.settings.rate if rate is None else rate)
         if self.streams:
-            self._update(whole_divisor(self.objective, self._rewards(samples), self._counts))
+            self._update(complete_divisor(self.objective, self._rewards(samples), self._counts))
         else:
-            self._whole(samples)
+            self._complete(samples)
         rewards = self._rewards(samples)
         stats.trajectories = len(rewards.rewards)
         stats.silent = int(silent(rewards).sum())
         stats.lengths = by_outcome(
-            [each.reward for each in samples],
-            [len(each.tokens) for each in samples],
-            [each.truncated for each in samples],
+            [item.reward for item in samples],
+            [len(item.tokens) for item in samples],
+            [item.truncated for item in samples],
         )
         stats.summary = self._summary()
         stats.seconds += time.perf_counter() - began
@@ -171,29 +171,33 @@ class Learner:
     def probe(self, samples: Sequence[Sample]) -> str | None:
         """Why no gradient can be made of these samples, or None. Every one bears gradient here; nothing is changed."""
         self.begin()
-        kept, _ = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
-        if kept:
-            counts = [sample.sampled for sample in kept]
+        retained, _ = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        if retained:
+            counts = [sample.sampled for sample in retained]
             ones = torch.ones(sum(counts), dtype=torch.float64)
-            sign = torch.cat([ones[:n] if each.reward > 0 else -ones[:n] for each, n in zip(kept, counts, strict=True)])
-            needed = torch.ones(len(kept), dtype=torch.bool)
-            self._learn(kept, Credit(sign, ones, BatchCounts(len(kept), len(ones)), needed), self._look(kept))
+            sign = torch.cat(
+                [ones[:n] if item.reward > 0 else -ones[:n] for item, n in zip(retained, counts, strict=True)]
+            )
+            needed = torch.ones(len(retained), dtype=torch.bool)
+            self._learn(
+                retained, Credit(sign, ones, BatchCounts(len(retained), len(ones)), needed), self._poll(retained)
+            )
         name = self._first_not_finite(gradients=True)
         self.begin()
         return None if name is None else f"its gradient of {name} is not finite"
 
     # ------------------------------------------------------------------ parts of a step
 
-    def _whole(self, samples: list[Sample]) -> None:
+    def _complete(self, samples: list[Sample]) -> None:
         """A complete batch, whose advantages need all of it, in as many updates as the settings say."""
-        before = self._look(samples)
+        before = self._poll(samples)
         rewards = self._with_before(self._rewards(samples), before)
         earned = credit(self.objective, rewards)
         for part in _parts(samples, self.settings.updates):
             chosen = _select(earned, samples, part)
             self._forget_gradients()
             self._learn([samples[i] for i in part], chosen, _pick(before, part))
-            self._update(whole_divisor(self.objective, rewards, chosen.counts))
+            self._update(complete_divisor(self.objective, rewards, chosen.counts))
 
     def _learn(self, samples: list[Sample], earned: Credit, before: _Before) -> None:
         """Adds the gradients of these samples, not divided yet."""
@@ -201,8 +205,8 @@ class Learner:
         sampled = [sample.sampled for sample in samples]
         advantages, shares = earned.advantage.split(sampled), earned.share.split(sampled)
         returns = self._returns(samples, before)
-        wanted = earned.needed.tolist()
-        needed = [i for i, episode in enumerate(episodes(samples)) if wanted[episode] and sampled[i]]
+        target = earned.needed.tolist()
+        needed = [i for i, episode in enumerate(episodes(samples)) if target[episode] and sampled[i]]
         self._stats.computed += len(needed)
         for mine in self._micro_batches([samples[i] for i in needed]):
             rows = [needed[i] for i in mine]
@@ -218,12 +222,12 @@ class Learner:
             packed = pack([samples[i] for i in rows] or [EMPTY], device=self.ranks.device)
             scores = self.scorer(packed)
             if scores.new.requires_grad:
-                scores.new.register_hook(self._figures.note_slope)
+                scores.new.register_hook(self._metrics.note_slope)
             tokens = SampledTokens(
                 scores.new, packed.engine, packed.sequence, advantage, share, scores.entropy,
                 gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
             )  # fmt: skip
-            loss = self.objective.loss(tokens, self._figures)
+            loss = self.objective.loss(tokens, self._metrics)
             (loss * self.ranks.size).backward()  # sharding takes the mean over ranks
             self._stats.forward_tokens += len(packed.tokens)
             self._stats.padding_tokens += 0 if rows else len(packed.tokens)
@@ -235,8 +239,8 @@ class Learner:
         gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         if not gradients:  # nothing of the batch could bear any
             return
-        self._figures.sums[0] /= divisor * self.settings.updates  # the loss; nothing else has shares
-        self._done, self._figures = self._done + self._figures, Figures()
+        self._metrics.sums[0] /= divisor * self.settings.updates  # the loss; nothing else has shares
+        self._done, self._metrics = self._done + self._metrics, Metrics()
         torch._foreach_mul_(gradients, 1.0 / divisor)
         norm = nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -273,37 +277,37 @@ class Learner:
     def _summary(self) -> Summary:
         largest = torch.zeros(self.ranks.size, dtype=torch.float64)
         largest[self.ranks.rank] = self._done.largest
-        return Figures(self.ranks.sum(self._done.sums), float(self.ranks.sum(largest).max())).result()
+        return Metrics(self.ranks.sum(self._done.sums), float(self.ranks.sum(largest).max())).result()
 
     # ------------------------------------------------------------------ looks without gradients
 
-    def _look(self, samples: list[Sample]) -> _Before:
+    def _poll(self, samples: list[Sample]) -> _Before:
         """Everything that the objective wants to know about these samples before the weights change."""
         kl, critic = self.objective.kl, self.objective.value is not None
-        found = _Before()
+        result = _Before()
         penalised = kl is not None and kl.place == "reward"
         if self.settings.updates > 1 or penalised or critic:
-            found.proximal, found.value = self._score(self.scorer, samples)
+            result.proximal, result.value = self._score(self.scorer, samples)
         if kl is not None:
             assert self.reference is not None
-            found.reference, _ = self._score(self.reference, samples)
-        return found
+            result.reference, _ = self._score(self.reference, samples)
+        return result
 
     @torch.no_grad()
     def _score(self, scorer: Scorer, samples: list[Sample]) -> tuple[list[Tensor], list[Tensor] | None]:
         """log π and values of every sample, on every rank."""
         counts = [sample.sampled for sample in samples]
-        found = torch.zeros(2, sum(counts), dtype=torch.float64)
+        result = torch.zeros(2, sum(counts), dtype=torch.float64)
         starts = [0, *accumulate(counts)]
         for mine in self._micro_batches(samples):
             scores = scorer(pack([samples[i] for i in mine] or [EMPTY], device=self.ranks.device))
             where = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in mine] or [torch.zeros(0).long()])
-            found[0, where] = scores.new.double().cpu()
+            result[0, where] = scores.new.double().cpu()
             if scores.value is not None:
-                found[1, where] = scores.value.double().cpu()
-        found = self.ranks.sum(found)  # each token was computed by one rank, the others have 0 there
-        values = None if scorer.critic is None else list(found[1].split(counts))
-        return list(found[0].split(counts)), values
+                result[1, where] = scores.value.double().cpu()
+        result = self.ranks.sum(result)  # each token was computed by one rank, the others have 0 there
+        values = None if scorer.critic is None else list(result[1].split(counts))
+        return list(result[0].split(counts)), values
 
     def _micro_batches(self, samples: list[Sample]) -> Iterator[list[int]]:
         """This rank's, possibly empty ones: all ranks take part in every round."""
@@ -331,8 +335,8 @@ class Learner:
             return None
         rewards = self._with_before(self._rewards(samples), before)
         assert rewards.values is not None
-        found = gae(self.objective.advantage, rewards) + rewards.values
-        return list(found.split([sample.sampled for sample in samples]))
+        result = gae(self.objective.advantage, rewards) + rewards.values
+        return list(result.split([sample.sampled for sample in samples]))
 
 
 def streams(objective: Objective, settings: OptimiserSettings) -> bool:
@@ -371,12 +375,12 @@ def _earned(samples: Sequence[Sample], firsts: Sequence[Sample]) -> Tensor | Non
     rewards: dict[str, list[float]] = {}
     for sample in firsts:
         rewards.setdefault(sample.group, []).append(sample.reward)
-    found: list[float] = []
+    result: list[float] = []
     for sample in samples:
         flat = sample.reward - fmean(rewards[sample.group])
-        known = sample.advantages or [flat] * len(sample.tokens)
-        found += [value for value, bit in zip(known, sample.mask, strict=True) if bit]
-    return torch.tensor(found, dtype=torch.float64)
+        existing = sample.advantages or [flat] * len(sample.tokens)
+        result += [value for value, bit in zip(existing, sample.mask, strict=True) if bit]
+    return torch.tensor(result, dtype=torch.float64)
 
 
 def _parts(samples: Sequence[Sample], count: int) -> list[list[int]]:

@@ -22,10 +22,10 @@ log = logging.getLogger("pagurus.trainer.metrics")
 class MetricsRecorder:
     """Appends to the files of a run folder, and tells trackers. A context manager."""
 
-    def __init__(self, folder: Path, trackers: Sequence[Tracker] = ()):
-        self.folder, self._trackers = folder, trackers
-        self._metrics = (folder / "metrics.jsonl").open("ab")
-        self._turns = (folder / "turns.jsonl").open("ab")
+    def __init__(self, directory: Path, trackers: Sequence[Tracker] = ()):
+        self.directory, self._trackers = directory, trackers
+        self._metrics = (directory / "metrics.jsonl").open("ab")
+        self._turns = (directory / "turns.jsonl").open("ab")
 
     def __enter__(self) -> MetricsRecorder:
         return self
@@ -36,11 +36,11 @@ class MetricsRecorder:
         for tracker in self._trackers:
             tracker.close()
 
-    def step(self, step: int, figures: Mapping[str, Any]) -> None:
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One line of `metrics.jsonl`; trackers get the numbers in it, nested ones as `name/key`."""
-        self._metrics.write(msgspec.json.encode({"step": step, **figures}) + b"\n")
+        self._metrics.write(msgspec.json.encode({"step": step, **metrics}) + b"\n")
         self._metrics.flush()
-        numbers = dict(pair for name, value in figures.items() for pair in _numbers(name, value))
+        numbers = dict(pair for name, value in metrics.items() for pair in _numbers(name, value))
         for tracker in self._trackers:
             try:
                 tracker.log(step, numbers)

@@ -24,10 +24,10 @@ COLOURS = {"none": "#c7c7c7", "files": "#4c9f70", "processes": "#3b6fb6", "both"
 TIMELINE_ROWS = 8
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draws every picture that the files of `folder` have data for."""
-    steps = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line or "reward_held_out" in line]
-    turns = [turn for turn in read_lines(folder / "turns.jsonl") if turn.get("checkpoint")]  # those that were judged
+def draw(directory: Path) -> list[Path]:
+    """Draws every picture that the files of `directory` have data for."""
+    steps = [line for line in read_lines(directory / "metrics.jsonl") if "reward" in line or "reward_held_out" in line]
+    turns = [turn for turn in read_lines(directory / "turns.jsonl") if turn.get("checkpoint")]  # those that were judged
     made = []
     pictures: tuple[tuple[str, list[Any], Callable[[Any], None]], ...] = (
         ("reward.png", steps, lambda axes: _reward(axes, steps)),
@@ -40,9 +40,9 @@ def draw(folder: Path) -> list[Path]:
             continue
         figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
         painter(axes)
-        figure.savefig(folder / name, dpi=110)
+        figure.savefig(directory / name, dpi=110)
         plt.close(figure)
-        made.append(folder / name)
+        made.append(directory / name)
     return made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rollout.environments import folder as task
+from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
 from trainer.config import TrainConfig, environments, need_model, need_objective
@@ -24,12 +24,12 @@ from trainer.steps import work_plan
 def preview(config: TrainConfig) -> int:
     """What a run of this configuration would do and take."""
     need_objective(config)
-    wanted = task.load(config.task)
-    start = config.model or wanted.start
+    target = task.load(config.task)
+    start = config.model or target.start
     if start is None:
         raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
     need_model(start, *environments(config))
-    shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
+    shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")
     for name, value in flat(config):
@@ -43,7 +43,7 @@ def preview(config: TrainConfig) -> int:
 
 def resolved(objective: Objective) -> str:
     """Every part of it that is there."""
-    parts = ((each.name, getattr(objective, each.name)) for each in dataclasses.fields(objective))
+    parts = ((item.name, getattr(objective, item.name)) for item in dataclasses.fields(objective))
     return "\n".join(f"{name}: {value}" for name, value in parts if name != "source" and value not in (None, (), False))
 
 

@@ -35,7 +35,7 @@ class Display:
         self.steps = steps
         self.rewards: list[float] = []
         self.verdicts: Counter[str] = Counter()
-        self.figures: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
         self._turns: list[tuple[float, int]] = []
         self._stage, self._since, self._said = "starting", 0, time.monotonic()
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2, transient=True)
@@ -70,10 +70,10 @@ class Display:
             since = max(0, self.verdicts.total() - self._since)
             self.say(f"{self._stage}: {since} turns, {self.rate():.1f} a second")
 
-    def step(self, number: int, reward: float, figures: dict[str, Any]) -> None:
+    def step(self, number: int, reward: float, metrics: dict[str, Any]) -> None:
         """An optimisation step has ended."""
         self.rewards.append(reward)
-        self.figures.update(figures)
+        self.metrics.update(metrics)
         self.advance(number)
         if not self.console.is_terminal:
             self.say(f"step {number}/{self.steps}: reward {reward:.2f}, {self.rate():.1f} turns/s, {self._mix()}")
@@ -99,6 +99,6 @@ class Display:
         latest = f"{self.rewards[-1]:.2f} " if self.rewards else ""
         grid.add_row("reward", Text(latest + curve, style="green"))
         grid.add_row("turns", f"{self.rate():.1f} per second; {self._mix()}")
-        for name, value in self.figures.items():
+        for name, value in self.metrics.items():
             grid.add_row(name, str(value))
         return Group(self.bar, grid)

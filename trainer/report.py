@@ -51,7 +51,7 @@ class Totals(msgspec.Struct, kw_only=True):
     lost_reasons: dict[str, int] = {}
     put_aside: int = 0  # samples that could not be trained on: see trainer.isolate
     wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
-    seen: RolloutCounters | None = None  # what the rollout had counted when these were last brought up to date
+    observed: RolloutCounters | None = None  # what the rollout had counted when these were last brought up to date
 
     @property
     def hidden_share(self) -> float | None:
@@ -66,10 +66,14 @@ class Totals(msgspec.Struct, kw_only=True):
     def count(self, now: RolloutCounters) -> None:
         """Brings up to date what the rollout counts: deaths of sandboxes and what became of them, those of trajectories
         that no batch took included. It may have been started again meanwhile, and so may we."""
-        seen = self.seen if self.seen is not None and self.seen.born == now.born else RolloutCounters(born=now.born)
-        self.seen = now
+        observed = (
+            self.observed
+            if self.observed is not None and self.observed.born == now.born
+            else RolloutCounters(born=now.born)
+        )
+        self.observed = now
         for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
-            setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(seen, name))
+            setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(observed, name))
 
     def add(self, trajectories: Iterable[Trajectory]) -> None:
         """Counts trajectories that have ended."""
@@ -151,9 +155,9 @@ def _mean_ms(seconds: float, totals: Totals) -> float | None:
     return round(1000 * seconds / totals.checkpoints, 2) if totals.checkpoints else None
 
 
-def write_summary(folder: Path, content: dict[str, Any]) -> None:
+def write_summary(directory: Path, content: dict[str, Any]) -> None:
     """`summary.json`, complete or absent."""
-    durable.publish(folder / "summary.json", msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    durable.publish(directory / "summary.json", msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def line(content: dict[str, Any]) -> str:
@@ -161,9 +165,9 @@ def line(content: dict[str, Any]) -> str:
     return msgspec.json.encode({name: content[name] for name in COMPARED}).decode()
 
 
-def table(content: dict[str, Any], folder: Path) -> Table:
+def table(content: dict[str, Any], directory: Path) -> Table:
     """The summary as a person reads it."""
-    shown = Table(title=f"Run {folder}", show_header=False, title_justify="left")
+    shown = Table(title=f"Run {directory}", show_header=False, title_justify="left")
     shown.add_column(style="bold")
     shown.add_column(overflow="fold")
     verdicts, stored, full = content["verdicts"], content["stored_bytes"], content["full_bytes"]

@@ -33,7 +33,7 @@ from sandbox.errors import EngineFailed
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner, local
-from trainer.seal import verify_folder, write_manifest
+from trainer.seal import verify_directory, write_manifest
 from trainer.weights import need_finite
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
@@ -55,8 +55,8 @@ class Saves:
     """``saves.start_save(learner, ResumeState(step=3))``, work, ``saves.wait_saved()``. All ranks call the same, in
     order."""
 
-    def __init__(self, folder: Path, ranks: Ranks = ALONE):
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, directory: Path, ranks: Ranks = ALONE):
+        self.directory, self.ranks = directory, ranks
         self.notes: list[str] = []  # saves that were passed over, and why
         self._group = None if ranks.alone else dist.new_group(backend="gloo")  # its own: a thread uses it
         self._pending: tuple[ResumeState, Future[Any]] | None = None
@@ -64,7 +64,7 @@ class Saves:
     def start_save(self, learner: Learner, state: ResumeState) -> None:
         """Copies what is to be saved; from here on the weights may change. One save at a time."""
         self.wait_saved()
-        aside = self.folder / ".new"
+        aside = self.directory / ".new"
         if self.ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
@@ -73,7 +73,7 @@ class Saves:
         (aside / f"random-{self.ranks.rank}.msgpack").write_bytes(msgspec.msgpack.encode(_chance()))
         tensors = _tensors(learner)
         need_finite({name: local(tensor) for name, tensor in tensors["model"].items()})
-        self._room(tensors)
+        self._capacity(tensors)
         alone = self.ranks.alone
         future = dcp.async_save(tensors, checkpoint_id=str(aside), process_group=self._group, no_dist=alone)
         assert isinstance(future, Future)
@@ -87,7 +87,7 @@ class Saves:
         try:
             future.result()
         except Exception as error:
-            if shutil.disk_usage(self.folder).free < 1 << 20:
+            if shutil.disk_usage(self.directory).free < 1 << 20:
                 raise OSError(errno.ENOSPC, "no space left for the resume state") from error
             if isinstance(error, RuntimeError) and not self.ranks.alone:
                 raise  # between ranks: another one is gone, which who watches them names
@@ -131,53 +131,53 @@ class Saves:
     # ------------------------------------------------------------------ parts
 
     def _show(self, state: ResumeState) -> None:
-        aside, target = self.folder / ".new", self.folder / f"step-{state.step:06d}"
+        aside, target = self.directory / ".new", self.directory / f"step-{state.step:06d}"
         for path in aside.iterdir():
             durable.sync(path)
         write_manifest(aside, state.step)
         shutil.rmtree(target, ignore_errors=True)  # a save of the same step, by a run that went on from before it
         aside.rename(target)
-        durable.sync(self.folder)
-        for old in saves_in(self.folder)[:-KEEP]:
+        durable.sync(self.directory)
+        for old in saves_in(self.directory)[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _choose(self) -> Path | None:
         """The newest save that is whole; all ranks take the one that rank 0 found."""
-        found: list[Path | None] = [None]
+        result: list[Path | None] = [None]
         if self.ranks.rank == 0:
-            found = [self._whole()]
+            result = [self._complete()]
         if not self.ranks.alone:
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(result, src=0)
+        return result[0]
 
-    def _whole(self) -> Path | None:
-        there = saves_in(self.folder)
+    def _complete(self) -> Path | None:
+        there = saves_in(self.directory)
         for path in reversed(there):
             try:
-                verify_folder(path)
+                verify_directory(path)
             except EngineFailed as error:
                 self.notes.append(f"{path.name} is damaged and passed over: {error.message}")
             else:
                 return path
         if there:
-            raise TrainerFailed(f"no save in {self.folder} is whole", hint="; ".join(self.notes))
+            raise TrainerFailed(f"no save in {self.directory} is whole", hint="; ".join(self.notes))
         return None
 
-    def _room(self, tensors: dict[str, Any]) -> None:
+    def _capacity(self, tensors: dict[str, Any]) -> None:
         """Refuses before the disk is full."""
-        wanted = sum(_bytes(part) for part in tensors.values())
-        free = shutil.disk_usage(self.folder).free
-        if free < wanted:
-            raise OSError(errno.ENOSPC, f"the resume state needs {wanted >> 20} MiB, {free >> 20} are free")
+        target = sum(_bytes(part) for part in tensors.values())
+        free = shutil.disk_usage(self.directory).free
+        if free < target:
+            raise OSError(errno.ENOSPC, f"the resume state needs {target >> 20} MiB, {free >> 20} are free")
 
     def _together(self) -> None:
         if self._group is not None:
             dist.barrier(group=self._group)
 
 
-def saves_in(folder: Path) -> list[Path]:
+def saves_in(directory: Path) -> list[Path]:
     """Visible saves, oldest first."""
-    return sorted(folder.glob("step-*"))
+    return sorted(directory.glob("step-*"))
 
 
 def _tensors(learner: Learner) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _bytes(part: Any) -> int:
     if isinstance(part, torch.Tensor):
         return local(part).numel() * part.element_size()
     if isinstance(part, dict):
-        return sum(_bytes(each) for each in part.values())
+        return sum(_bytes(item) for item in part.values())
     return 0
 
 

@@ -39,7 +39,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rollout import Batch, Trajectory
-from rollout.environments import folder as task
+from rollout.environments import directory as task
 from rollout.evaluate import scored
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
@@ -73,7 +73,7 @@ OWNED = 75  # exit status: another process is the trainer of this run
 POLL_INTERVAL = 1.0  # seconds between two looks at what the rollout does
 
 
-class RunFolderBusy(Exception):
+class RunDirectoryBusy(Exception):
     """Another process is the trainer of this run folder."""
 
 
@@ -87,15 +87,15 @@ def main(config: TrainConfig, *, client: RolloutClient | None = None) -> int:
         run = TrainerRun(config, console, client=client)
         asyncio.run(run.go())
         return 0
-    except RunFolderBusy as error:
+    except RunDirectoryBusy as error:
         print(error, file=sys.stderr)
         return OWNED
     except (PagurusError, OSError, SafetensorError, sqlite3.OperationalError) as error:
         console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("[red]stopped[/red] by request")
-    if run is not None and resume.saves_in(run.folder / "resume"):
-        console.print(f"go on with: pagurus train --resume {run.folder}", highlight=False, soft_wrap=True)
+    if run is not None and resume.saves_in(run.directory / "resume"):
+        console.print(f"go on with: pagurus train --resume {run.directory}", highlight=False, soft_wrap=True)
     return 1
 
 
@@ -113,19 +113,19 @@ class TrainerRun:
         machine.return_freed_memory()
         self.console = console
         self.started, self.started_at = time.monotonic(), time.time()
-        self.folder, self.config = open_run(config)
-        self.plan = read_plan(self.folder)
+        self.directory, self.config = open_run(config)
+        self.plan = read_plan(self.directory)
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
-        self.environments = self.plan.environments(self.folder)
-        self.publisher = Publisher(VersionStore(self.folder / "weights"), keep=self.config.versions or sys.maxsize)
-        self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
-        self.saves = resume.Saves(self.folder / "resume")
+        self.environments = self.plan.environments(self.directory)
+        self.publisher = Publisher(VersionStore(self.directory / "weights"), keep=self.config.versions or sys.maxsize)
+        self.base = self.directory / "policy"  # what the run begins with, and its tokenizer
+        self.saves = resume.Saves(self.directory / "resume")
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
         self.client = client
-        self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.folder)
+        self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.directory)
         self.steps: Steps
         self.stream: BatchStream | None = None
         self._stages: set[str] = set()
@@ -134,9 +134,9 @@ class TrainerRun:
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
         try:
-            lock = own(self.folder, LOCK)
+            lock = own(self.directory, LOCK)
         except Conflict as error:
-            raise RunFolderBusy(str(error)) from None
+            raise RunDirectoryBusy(str(error)) from None
         with lock:
             self._reached(stages.IMPORTED)
             this = asyncio.current_task()
@@ -146,9 +146,9 @@ class TrainerRun:
 
     async def _go(self) -> None:
         keys = {name: str(value) for name, value in flat(self.config)}
-        trackers = [await asyncio.to_thread(open_tracker, name, self.folder, keys) for name in self.config.trackers]
-        with self._shown() as display, MetricsRecorder(self.folder, trackers) as self.recorder:
-            display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
+        trackers = [await asyncio.to_thread(open_tracker, name, self.directory, keys) for name in self.config.trackers]
+        with self._shown() as display, MetricsRecorder(self.directory, trackers) as self.recorder:
+            display.say(f"run folder {self.directory}, seed {self.config.seed}, engine {self.config.engine}")
             for line in self.environments.evaluates_on():
                 display.say(line)
             plan = self.plan
@@ -160,9 +160,9 @@ class TrainerRun:
             self._reached("loaded")
             try:
                 if self.step < self.config.steps:
-                    (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
+                    (self.directory / "summary.json").unlink(missing_ok=True)  # of before this run was extended
                 async with self.client or RolloutClient.of(
-                    self.folder, patience=self.config.timeouts.rollout
+                    self.directory, timeout=self.config.timeouts.rollout
                 ) as self.rollout:
                     await self._with_rollout()
                     content = await self._finish()
@@ -170,7 +170,7 @@ class TrainerRun:
                 self.steps.close()
                 if self.phases is not None:
                     await self.phases.close()
-        self.console.print(report.table(content, self.folder))
+        self.console.print(report.table(content, self.directory))
         print(report.line(content), flush=True)
 
     def _shown(self) -> Display:
@@ -206,14 +206,14 @@ class TrainerRun:
 
     def _steps(self) -> Steps:
         """Who takes them."""
-        plan, ranks = work_plan(self.config, self.folder), self.config.ranks
+        plan, ranks = work_plan(self.config, self.directory), self.config.ranks
         if ranks == 1:
             return LocalSteps(plan)
         timeouts = self.config.timeouts
         return DistributedSteps(
             plan,
             ranks=ranks,
-            tell=lambda text: self.display.say(text),
+            report=lambda text: self.display.say(text),
             silent=timeouts.rank_silent,
             stuck=timeouts.rank_stuck,
         )
@@ -271,27 +271,27 @@ class TrainerRun:
         """Mean reward over held-out seeds, in real sandboxes."""
         self.display.stage(name)
         began = time.monotonic()
-        wanted = self.config.evaluation
+        target = self.config.evaluation
         trajectories = await self.rollout.evaluate(
             self.environments.held_out(self.config.held_out),
             last=last,
-            sampling=wanted.of(self.config.sampling),
-            samples=wanted.samples,
+            sampling=target.of(self.config.sampling),
+            samples=target.samples,
         )
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
-            raise EngineFailed("no held-out episode could be completed", hint=f"see {self.folder}/engine.log")
+            raise EngineFailed("no held-out episode could be completed", hint=f"see {self.directory}/engine.log")
         self.totals.add(trajectories)
         self.totals.add_time({"evaluation": time.monotonic() - began})
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure()
         mean = sum(rewards) / len(rewards)
-        figures: dict[str, Any] = {"reward_held_out": mean, "held_out_episodes": len(rewards)}
-        if (count := wanted.samples) > 1:
+        metrics: dict[str, Any] = {"reward_held_out": mean, "held_out_episodes": len(rewards)}
+        if (count := target.samples) > 1:
             of_seed = [trajectories[at : at + count] for at in range(0, len(trajectories), count)]
-            figures[f"held_out_pass_at_{count}"] = scored(of_seed).rates[-1].mean
+            metrics[f"held_out_pass_at_{count}"] = scored(of_seed).rates[-1].mean
         await asyncio.to_thread(
-            self.recorder.step, step, figures | self._by_part("reward_held_out_by_part", trajectories)
+            self.recorder.step, step, metrics | self._by_part("reward_held_out_by_part", trajectories)
         )
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
@@ -313,8 +313,8 @@ class TrainerRun:
             machine=f"{machine.processor()}, {self.plan.sizing}",
             evaluated_on=self.environments.evaluates_on(),
         )
-        await asyncio.to_thread(report.write_summary, self.folder, content)
-        await asyncio.to_thread(plots.draw, self.folder)
+        await asyncio.to_thread(report.write_summary, self.directory, content)
+        await asyncio.to_thread(plots.draw, self.directory)
         return content
 
     # ------------------------------------------------------------------ parts
@@ -324,7 +324,7 @@ class TrainerRun:
         made = samples(batch)
         stats = self.steps.step(made, state)
         put_aside: dict[str, str] = stats.get("put_aside", {})
-        isolate.note(self.folder, state.step, made, put_aside)
+        isolate.note(self.directory, state.step, made, put_aside)
         for name, reason in put_aside.items():
             self.display.say(f"{name} was put aside: {reason}")
         self.totals.put_aside += len(put_aside)
@@ -332,15 +332,15 @@ class TrainerRun:
         if self._unlearned >= MAX_UNLEARNED:
             raise TrainerFailed(
                 f"nothing of {MAX_UNLEARNED} batches in a row could be trained on: {sorted(set(put_aside.values()))}",
-                hint=f"see {self.folder / isolate.FILE}, and the engine's log",
+                hint=f"see {self.directory / isolate.FILE}, and the engine's log",
             )
         return stats
 
     async def _measure(self) -> None:
         """Brings the counters up to date."""
-        self.totals.count(await self._look())
+        self.totals.count(await self._poll())
 
-    async def _look(self) -> RolloutCounters:
+    async def _poll(self) -> RolloutCounters:
         """What the rollout has counted, shown."""
         counts = await self.rollout.counts()
         self.display.turns(counts.verdicts)
@@ -354,10 +354,10 @@ class TrainerRun:
         if not self.config.mixture:
             return {}
         rewards: dict[str, list[float]] = {}
-        for each in trajectories:
-            if each.scored:
-                rewards.setdefault(self.environments.name(each.seed), []).append(each.reward)
-        return {name: {part: sum(found) / len(found) for part, found in sorted(rewards.items())}}
+        for item in trajectories:
+            if item.scored:
+                rewards.setdefault(self.environments.name(item.seed), []).append(item.reward)
+        return {name: {part: sum(result) / len(result) for part, result in sorted(rewards.items())}}
 
     def _state(self, step: int, consumed: list[str]) -> resume.ResumeState:
         """Of the run after this step."""
@@ -393,8 +393,8 @@ class TrainerRun:
         """Lists the version that was encoded, has the rollout take it up, and forgets it."""
         ref = await asyncio.to_thread(self.publisher.wait)
         assert ref is not None, "rank 0 publishes"
-        store = str(self.publisher.store.folder)
-        await self.rollout.publish(PublishedVersion(version=ref.version, folder=store, digest=ref.manifest.digest))
+        store = str(self.publisher.store.directory)
+        await self.rollout.publish(PublishedVersion(version=ref.version, directory=store, digest=ref.manifest.digest))
 
     @property
     def model(self) -> nn.Module:
@@ -404,7 +404,7 @@ class TrainerRun:
     def _reached(self, stage: str) -> None:
         if stage not in self._stages:
             self._stages.add(stage)
-            stages.note(self.folder / "roles", "trainer", stage)
+            stages.note(self.directory / "roles", "trainer", stage)
 
     def _wall(self) -> float:
         return self.wall_before + time.monotonic() - self.started
@@ -412,9 +412,9 @@ class TrainerRun:
     async def _watch(self) -> None:
         """Keeps the display's figures fresh."""
         while True:
-            await asyncio.to_thread(self.steps.look)
-            counts = await self._look()
-            self.display.figures.update(
+            await asyncio.to_thread(self.steps.poll)
+            counts = await self._poll()
+            self.display.metrics.update(
                 {
                     "checkpoints": f"{counts.in_flight} in flight, {counts.queued} queued",
                     "policy version": self.version,
@@ -423,14 +423,14 @@ class TrainerRun:
             )
             await asyncio.sleep(POLL_INTERVAL)
 
-    def _figures_of_weights(self) -> dict[str, float]:
+    def _metrics_of_weights(self) -> dict[str, float]:
         """Of the version that was just published: what it took, and how far its readers are behind."""
         spent, taken = self.publisher.seconds, self.rollout.last
         readers = self.publisher.store.readers()
-        behind = {name: self.version - each.version for name, each in readers.items() if each.version >= 0}
+        behind = {name: self.version - item.version for name, item in readers.items() if item.version >= 0}
         return {
             "bytes": spent.bytes,
-            "whole_bytes": spent.whole_bytes,
+            "total_bytes": spent.total_bytes,
             "changed_share": spent.changed / max(1, spent.words),
             "copy_s": spent.copy_s,
             "encode_s": spent.encode_s,
@@ -464,7 +464,7 @@ class TrainerRun:
                 "seconds": took,
                 "wall": parts,
                 "paused_s": paused,
-                "weights": self._figures_of_weights(),
+                "weights": self._metrics_of_weights(),
                 "turns_per_s": turns / took,
                 "verdicts": self.totals.verdicts,
                 "checkpoints": self.totals.checkpoints,
@@ -476,7 +476,7 @@ class TrainerRun:
                 "trajectories_lost": self.totals.trajectories_lost,
             },
         )
-        figures = {
+        metrics = {
             "policy version": self.version,
             "staleness": ", ".join(f"{count} at {key}" for key, count in sorted(age.items())),
             "mismatch KL": "{mismatch_kl:.1e}, entropy {entropy:.2f}, grad norm {grad_norm:.2f}".format(**stats)
@@ -484,4 +484,4 @@ class TrainerRun:
             else "said by ranks that were lost",
             "killed": f"{self.totals.killed}, recovered equal {self.totals.recovered_equal}",
         }
-        self.display.step(self.step, reward, figures)
+        self.display.step(self.step, reward, metrics)

@@ -1,7 +1,7 @@
 """The seal of a folder: hashes of its files.
 
 Owns: ``manifest.json``. Does not own: how the folder came to be, who loads it.
-Guarantee: a folder with a manifest is complete (the manifest is written last, atomically), and `verify_folder`
+Guarantee: a folder with a manifest is complete (the manifest is written last, atomically), and `verify_directory`
 returns only when every file is bit-identical to what was sealed.
 """
 
@@ -30,33 +30,33 @@ class SealManifest(msgspec.Struct, kw_only=True):
     files: dict[str, FileHash]
 
 
-def write_manifest(folder: Path | str, version: int) -> SealManifest:
-    """Seal `folder`: hash all its files, then write ``manifest.json`` aside, sync it and rename it into place."""
-    folder = Path(folder)
-    files = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
+def write_manifest(directory: Path | str, version: int) -> SealManifest:
+    """Seal `directory`: hash all its files, then write ``manifest.json`` aside, sync it and rename it into place."""
+    directory = Path(directory)
+    files = {path.name: _hash(path) for path in sorted(directory.iterdir()) if path.is_file() and path.name != NAME}
     manifest = SealManifest(version=version, files=files)
-    durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    durable.publish(directory / NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return manifest
 
 
-def read_manifest(folder: Path | str) -> SealManifest:
-    path = Path(folder) / NAME
+def read_manifest(directory: Path | str) -> SealManifest:
+    path = Path(directory) / NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=SealManifest)
     except FileNotFoundError:
-        raise EngineFailed(f"{folder} was not sealed: no {NAME}", hint="use the one before it") from None
+        raise EngineFailed(f"{directory} was not sealed: no {NAME}", hint="use the one before it") from None
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"{path} is damaged: {error}", hint="use the one before it") from error
 
 
-def verify_folder(folder: Path | str, version: int | None = None) -> SealManifest:
+def verify_directory(directory: Path | str, version: int | None = None) -> SealManifest:
     """The manifest, after every file was read and hashed again. Raises EngineFailed naming what differs."""
-    folder = Path(folder)
-    manifest = read_manifest(folder)
+    directory = Path(directory)
+    manifest = read_manifest(directory)
     if version is not None and manifest.version != version:
-        raise EngineFailed(f"{folder} holds version {manifest.version}, not {version}", hint="use the one before it")
+        raise EngineFailed(f"{directory} holds version {manifest.version}, not {version}", hint="use the one before it")
     for name, expected in manifest.files.items():
-        path = folder / name
+        path = directory / name
         if not path.is_file() or _hash(path) != expected:
             raise EngineFailed(f"{path} differs from its manifest (or is gone)", hint="use the one before it")
     return manifest

@@ -204,44 +204,44 @@ def presets(content: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------- what is known
 
 
-def need_known(source: str, content: Mapping[str, Any], kind: Any, path: str = "") -> None:
+def need_existing(source: str, content: Mapping[str, Any], kind: Any, path: str = "") -> None:
     """Refuses keys that are in no table, with the nearest one that is."""
-    known = tables(kind)
+    existing = tables(kind)
     for key, value in content.items():
-        if key not in known:
-            near = [*difflib.get_close_matches(key, known, n=1), *_below(kind, key)]
-            said = ", ".join(near) if near else difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+        if key not in existing:
+            near = [*difflib.get_close_matches(key, existing, n=1), *_below(kind, key)]
+            said = ", ".join(near) if near else difflib.get_close_matches(key, existing, n=1, cutoff=0.0)[0]
             raise Invalid(
-                f"{source}: unknown key {path + key!r}", hint=f"nearest: {said}; there are: {', '.join(known)}"
+                f"{source}: unknown key {path + key!r}", hint=f"nearest: {said}; there are: {', '.join(existing)}"
             )
-        inner = known[key]
+        inner = existing[key]
         if inner is not None and isinstance(value, dict):
-            need_known(source, value, inner, f"{path}{key}.")
+            need_existing(source, value, inner, f"{path}{key}.")
 
 
 def _below(kind: Any, key: str, path: str = "") -> list[str]:
     """Where in the tables below there is a key of this name. Example: "rate" is in "optimiser.rate"."""
-    found = []
+    result = []
     for name, inner in tables(kind).items():
         if path and name == key:
-            found.append(path + name)
+            result.append(path + name)
         if inner is not None:
-            found += _below(inner, key, f"{path}{name}.")
-    return found
+            result += _below(inner, key, f"{path}{name}.")
+    return result
 
 
 def tables(kind: Any) -> dict[str, Any]:
     """Names of the settings of a table; of those that are tables themselves, their class."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
-    return {each.name: _table(each.type) for each in info.fields}
+    return {item.name: _table(item.type) for item in info.fields}
 
 
 def _table(kind: msgspec.inspect.Type) -> Any:
     if isinstance(kind, msgspec.inspect.StructType):
         return kind.cls
     if isinstance(kind, msgspec.inspect.UnionType):
-        return next((found for each in kind.types if (found := _table(each)) is not None), None)
+        return next((result for item in kind.types if (result := _table(item)) is not None), None)
     return None
 
 

@@ -40,7 +40,7 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
     """What those are told who take the steps. The policy that the run began with lies in its folder."""
     return WorkPlan(
         model=str(run / "policy"),
-        folder=str(run / "ranks"),
+        directory=str(run / "ranks"),
         saves=str(run / "resume"),
         roles=str(run / "roles"),
         steps=config.steps,
@@ -57,7 +57,7 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
 
 
 class Steps(Protocol):
-    """Calls block; one at a time, but for `look`."""
+    """Calls block; one at a time, but for `poll`."""
 
     plan: WorkPlan
     model: nn.Module
@@ -81,7 +81,7 @@ class Steps(Protocol):
     def note(self, state: ResumeState) -> None:
         """The state changed between two steps."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Between steps: does everybody live?"""
 
     def close(self) -> None: ...
@@ -126,7 +126,7 @@ class LocalSteps:
     def note(self, state: ResumeState) -> None:
         self.saves.save(self.learner, state)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         pass
 
     def close(self) -> None:
@@ -134,10 +134,10 @@ class LocalSteps:
 
 
 class DistributedSteps:
-    """Ranks take the steps. `tell` hears of each one that was lost."""
+    """Ranks take the steps. `report` hears of each one that was lost."""
 
-    def __init__(self, plan: WorkPlan, *, ranks: int, tell: Callable[[str], None], **watch: float):
-        self.plan, self.tell = plan, tell
+    def __init__(self, plan: WorkPlan, *, ranks: int, report: Callable[[str], None], **watch: float):
+        self.plan, self.report = plan, report
         self.fleet = Fleet(plan, ranks=ranks, **watch)
         self.model = load(Path(plan.model), lora=plan.lora)
         self.streams = streams(plan.chosen, plan.settings)
@@ -170,7 +170,7 @@ class DistributedSteps:
     def note(self, state: ResumeState) -> None:
         """Goes to disk with the next step: what changed until then is found out again."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if not self._busy.acquire(blocking=False):
             return  # a step is under way, which looks by itself
         try:
@@ -197,7 +197,7 @@ class DistributedSteps:
                 if self._losses > MAX_LOSSES:
                     raise RankLost(
                         f"{lost.message}; {self._losses} times in a row",
-                        hint=f"see {self.fleet.folder / 'ranks.log'}; go on with another number: --ranks N",
+                        hint=f"see {self.fleet.directory / 'ranks.log'}; go on with another number: --ranks N",
                     ) from lost
-                self.tell(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
+                self.report(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
                 self.fleet.start()

@@ -21,7 +21,7 @@ class BatchSource(Protocol):
 
     async def next_batch(self) -> Batch: ...
 
-    async def whole(self, without: Collection[str]) -> Batch: ...
+    async def complete(self, without: Collection[str]) -> Batch: ...
 
 
 class Takes(Protocol):
@@ -48,17 +48,17 @@ class BatchStream:
         """Consumes whole groups. Waits for: the batch. Produces their gradients meanwhile, where that is exact."""
         fed: set[str] = set()  # prompts
         self.takes.expect()
-        asked = asyncio.ensure_future(self.source.next_batch())
+        requested = asyncio.ensure_future(self.source.next_batch())
         try:
-            while self.takes.streams and not asked.done():
-                there = await self.source.whole(fed)
+            while self.takes.streams and not requested.done():
+                there = await self.source.complete(fed)
                 for group in there.groups:
-                    if asked.done():
+                    if requested.done():
                         break
                     one = self.samples(Batch(version=there.version, groups=[group], oldest=there.oldest))
                     await asyncio.to_thread(self.takes.feed, one)
                     fed.add(group.prompt)
-                await asyncio.wait({asked}, timeout=POLL_INTERVAL)
-            return await asked
+                await asyncio.wait({requested}, timeout=POLL_INTERVAL)
+            return await requested
         finally:
-            asked.cancel()
+            requested.cancel()

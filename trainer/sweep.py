@@ -65,17 +65,17 @@ def grid(settings: Sequence[str]) -> list[SweepPoint]:
 
 def split(text: str) -> list[str]:
     """At commas outside of brackets and quotes. Example: ``split("[1, 2],[3, 4]") == ["[1, 2]", "[3, 4]"]``."""
-    found, depth, quote = [""], 0, ""
+    result, depth, quote = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quote:
-            found.append("")
+            result.append("")
             continue
         if char in "\"'":
             quote = "" if quote == char else quote or char
         elif not quote:
             depth += (char in _OPENING) - (char in _CLOSING)
-        found[-1] += char
-    return [part.strip() for part in found]
+        result[-1] += char
+    return [part.strip() for part in result]
 
 
 def configurations(what: Path, settings: Sequence[str]) -> tuple[Path, list[tuple[SweepPoint, TrainConfig]]]:
@@ -84,16 +84,18 @@ def configurations(what: Path, settings: Sequence[str]) -> tuple[Path, list[tupl
     plans = [(point, gather(what, {}, point.settings)) for point in points]
     content = [[f"{key}={value}" for key, value in flat(plan)] for _, plan in plans]
     name = hashlib.blake2b(msgspec.json.encode(content), digest_size=4).hexdigest()
-    folder = plans[0][1].out.resolve() / f"sweep-{name}"
-    return folder, [(point, msgspec.structs.replace(plan, out=folder / str(point.number))) for point, plan in plans]
+    directory = plans[0][1].out.resolve() / f"sweep-{name}"
+    return directory, [
+        (point, msgspec.structs.replace(plan, out=directory / str(point.number))) for point, plan in plans
+    ]
 
 
 class Sweep:
     """``Sweep(what, settings).run(at_once=2)``. Ctrl-C ends the runs that go on; the same command continues."""
 
-    def __init__(self, what: Path, settings: Sequence[str], tell: Callable[[str], None] = lambda _: None):
-        self.folder, self.plans = configurations(what, settings)
-        self.tell = tell
+    def __init__(self, what: Path, settings: Sequence[str], report: Callable[[str], None] = lambda _: None):
+        self.directory, self.plans = configurations(what, settings)
+        self.report = report
         self.rows = [SweepRow(settings=dict(_pair(text) for text in point.settings)) for point, _ in self.plans]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -104,7 +106,7 @@ class Sweep:
                 while waiting and len(self._running) < at_once:
                     self._begin(waiting.pop(0))
                 time.sleep(POLL_INTERVAL)
-                for number in [each for each, process in self._running.items() if process.poll() is not None]:
+                for number in [item for item, process in self._running.items() if process.poll() is not None]:
                     self._end(number)
         finally:
             self._stop()
@@ -114,7 +116,7 @@ class Sweep:
         plan = self.plans[number][1]
         run = unfinished(plan) or open_run(plan)[0]
         self.rows[number].run, self.rows[number].state = str(run), "runs"
-        self.tell(f"{' '.join(self.plans[number][0].settings) or 'one run'}: {run}")
+        self.report(f"{' '.join(self.plans[number][0].settings) or 'one run'}: {run}")
         argv = [sys.executable, "-m", "pagurus", "train", "--resume", str(run)]
         with (run / "sweep.log").open("ab") as log:
             self._running[number] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -123,7 +125,7 @@ class Sweep:
         process = self._running.pop(number)
         if not self._done(number):
             self.rows[number].state = "failed"
-            self.tell(f"failed with {process.returncode}: see {Path(self.rows[number].run) / 'sweep.log'}")
+            self.report(f"failed with {process.returncode}: see {Path(self.rows[number].run) / 'sweep.log'}")
 
     def _done(self, number: int) -> bool:
         """Whether its newest run has a summary; notes it."""

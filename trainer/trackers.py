@@ -18,7 +18,7 @@ from sandbox.errors import Invalid
 
 
 class Tracker(Protocol):
-    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -31,8 +31,8 @@ class _TensorBoard:
 
         self._board = SummaryWriter(str(run / "tensorboard"))
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, number in figures.items():
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, number in metrics.items():
             self._board.add_scalar(name, number, step)
         self._board.flush()
 
@@ -43,10 +43,10 @@ class _TensorBoard:
 def identity(run: Path) -> str:
     """Of a run folder, the same for whoever continues it, on any host. Folders are named by the second: two runs may
     have one name."""
-    known = run / "tracker.id"
-    if not known.exists():
-        durable.publish(known, f"{run.name}-{secrets.token_hex(4)}".encode())
-    return known.read_text()
+    existing = run / "tracker.id"
+    if not existing.exists():
+        durable.publish(existing, f"{run.name}-{secrets.token_hex(4)}".encode())
+    return existing.read_text()
 
 
 class _Wandb:
@@ -57,8 +57,8 @@ class _Wandb:
 
         self._run = wandb.init(id=identity(run), name=run.name, dir=str(run), resume="allow", config=dict(config))
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -71,19 +71,19 @@ class _Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient()
-        known = run / "mlflow.id"
-        if known.exists():
-            self._id = known.read_text().strip()
+        existing = run / "mlflow.id"
+        if existing.exists():
+            self._id = existing.read_text().strip()
             return
         experiment = self._client.get_experiment_by_name(os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
         made = self._client.create_run(experiment.experiment_id if experiment else "0", run_name=run.name)
         self._id = made.info.run_id
         for name, value in config.items():
             self._client.log_param(self._id, name, value)
-        durable.publish(known, self._id.encode())
+        durable.publish(existing, self._id.encode())
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, number in figures.items():
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, number in metrics.items():
             self._client.log_metric(self._id, name.replace("+", "plus"), number, step=step)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_whole, pays
+from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_complete, pays
 from rollout.weights.layout import Layout, LayoutSegment, TensorSpec, cut, rank_rows
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import PIECE_DIGEST, Ref, VersionManifest, VersionRef, piece_digest, ref_of
@@ -40,7 +40,7 @@ class EncodedRankVersion(msgspec.Struct):
     """One rank's part of a version: by number of the segment."""
 
     steps: dict[int, Ref | None]
-    whole: dict[int, Ref]
+    complete: dict[int, Ref]
     digests: dict[int, bytes]
 
 
@@ -49,7 +49,7 @@ class StagedVersion:
     """A version that only has to be listed."""
 
     copies: dict[str, Tensor]
-    whole: bool
+    complete: bool
     manifest: VersionManifest | None  # on rank 0
     own: set[str]  # digests of what this rank wrote
     held: ExitStack  # its content is not collected meanwhile
@@ -61,7 +61,7 @@ class Seconds(msgspec.Struct, kw_only=True):
     copy_s: float = 0.0  # what the step waits for
     encode_s: float = 0.0  # in the thread
     bytes: int = 0  # of this rank's changes
-    whole_bytes: int = 0
+    total_bytes: int = 0
     changed: int = 0  # words
     words: int = 0
 
@@ -75,7 +75,7 @@ class Publisher:
         *,
         ranks: Ranks = ALONE,
         slots: int = 1,
-        whole_every: int = 20,
+        complete_every: int = 20,
         keep: int = 3,
         dtype: torch.dtype | None = torch.bfloat16,
         generation: int = 0,
@@ -85,16 +85,16 @@ class Publisher:
         """`slots`: the largest tensor parallelism of engines that read by slices. `dtype` None: as the weights are.
 
         `apart`: each rank has a store of its own, whose server readers are told beside the first rank's.
-        `whole_every`: how many versions share one whole image; `keep`: versions that stay for whoever comes late.
+        `complete_every`: how many versions share one whole image; `keep`: versions that stay for whoever comes late.
         """
         self.store, self.ranks, self.slots, self.keep = store, parts or ranks, slots, keep
-        self.whole_every, self.dtype, self.generation = whole_every, dtype, generation
+        self.complete_every, self.dtype, self.generation = complete_every, dtype, generation
         self.apart = apart and not self.ranks.alone
         self.seconds = Seconds()
         self._group = dist.new_group(backend="gloo") if not self.ranks.alone and parts is None else None
         self._base: dict[str, Tensor] = {}  # what the newest version has of this rank's rows
         self._base_ref: VersionRef | None = None
-        self._since_whole = 0
+        self._since_complete = 0
         self._layout: tuple[Layout, Ref] | None = None
         self._hand = ThreadPoolExecutor(1, "publisher")
         self._pending: Future[StagedVersion] | None = None
@@ -127,15 +127,15 @@ class Publisher:
             self.ranks.rank == 0 or self.apart
         ):  # before the others are told and encode again: their content must not be waited for
             self.store.collect(keep=self.keep)
-        self._base, self._base_ref = ready.copies, self._tell(ref)
-        self._since_whole = 0 if ready.whole else self._since_whole + 1
+        self._base, self._base_ref = ready.copies, self._report(ref)
+        self._since_complete = 0 if ready.complete else self._since_complete + 1
         return self._base_ref
 
     def _list(self, ready: StagedVersion) -> VersionRef | None:
         """On rank 0: the version, listed. Stores that are apart list it before rank 0's does, which readers ask."""
         if not self.apart:
             return None if ready.manifest is None else self.store.publish(ready.manifest)
-        manifest = self._tell(ready.manifest)
+        manifest = self._report(ready.manifest)
         assert manifest is not None, "rank 0 has it"
         if self.ranks.rank != 0:
             self.store.publish(manifest, own=ready.own)
@@ -168,8 +168,8 @@ class Publisher:
             held.enter_context(self.store.publishing())
             layout, layout_ref = self._cut(copies, shapes)
             base = self._matching(copies)
-            whole = base is None or self._since_whole + 1 >= self.whole_every
-            encoded = self._encode(layout, copies, against=self._base if base is not None else None, whole=whole)
+            complete = base is None or self._since_complete + 1 >= self.complete_every
+            encoded = self._encode(layout, copies, against=self._base if base is not None else None, complete=complete)
             parts = self._gather(encoded)
             manifest = None
             if parts is not None:
@@ -178,16 +178,16 @@ class Publisher:
                     layout=layout_ref,
                     base=base.manifest.digest if base is not None else None,
                     steps=_ordered(layout, [part.steps for part in parts]) if base is not None else None,
-                    whole=_ordered(layout, [part.whole for part in parts]) if whole else None,
+                    complete=_ordered(layout, [part.complete for part in parts]) if complete else None,
                     digests=b"".join(_ordered(layout, [part.digests for part in parts])),
                     files={name: self.store.put(content) for name, content in files.items()},
                     generation=self.generation,
                     created=time.time(),
                 )
             self.seconds.encode_s = time.monotonic() - started
-            refs = [*encoded.steps.values(), *encoded.whole.values()]
+            refs = [*encoded.steps.values(), *encoded.complete.values()]
             return StagedVersion(
-                copies, whole, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all()
+                copies, complete, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all()
             )
 
     def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
@@ -211,7 +211,7 @@ class Publisher:
         if ours is not None and self.ranks.rank == 0:
             newest = self.store.newest()
             ours = ours if newest is not None and newest.manifest == ours.manifest else None
-        return self._tell(ours)
+        return self._report(ours)
 
     def resume(
         self,
@@ -228,9 +228,9 @@ class Publisher:
         """
         if version is not None and (self.ranks.rank == 0 or self.apart):
             self.store.withdraw(version)
-        told = self._tell(self.store.newest())
+        reported = self._report(self.store.newest())
         newest = next(
-            (ref for ref in self.store.versions() if told is not None and ref.manifest == told.manifest), None
+            (ref for ref in self.store.versions() if reported is not None and ref.manifest == reported.manifest), None
         )
         copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
         equal = False
@@ -254,7 +254,7 @@ class Publisher:
         return segment.rank == self.ranks.rank
 
     def _encode(
-        self, layout: Layout, copies: dict[str, Tensor], *, against: dict[str, Tensor] | None, whole: bool
+        self, layout: Layout, copies: dict[str, Tensor], *, against: dict[str, Tensor] | None, complete: bool
     ) -> EncodedRankVersion:
         result = EncodedRankVersion({}, {}, {})
         for number, segment in enumerate(layout.segments):
@@ -266,10 +266,10 @@ class Publisher:
                 content = self._step(new, self._words(segment, layout, against))
                 result.steps[number] = None if content is None else self.store.put(content)
                 self.seconds.bytes += 0 if content is None else len(content)
-            if whole:
-                content = encode_whole(_host(new))
-                result.whole[number] = self.store.put(content)
-                self.seconds.whole_bytes += len(content)
+            if complete:
+                content = encode_complete(_host(new))
+                result.complete[number] = self.store.put(content)
+                self.seconds.total_bytes += len(content)
             result.digests[number] = self._digests(segment, layout, copies)
         return result
 
@@ -280,7 +280,7 @@ class Publisher:
         self.seconds.changed += count
         if not count:
             return None
-        return encode_changes(where, values, new.numel()) if pays(count, new.numel()) else encode_whole(_host(new))
+        return encode_changes(where, values, new.numel()) if pays(count, new.numel()) else encode_complete(_host(new))
 
     def _words(self, segment: LayoutSegment, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
         """The segment's pieces, one after another, as int16."""
@@ -309,13 +309,13 @@ class Publisher:
         dist.gather_object(encoded, parts, group=self._group)
         return None if parts is None else [part for part in parts if part is not None]
 
-    def _tell(self, what: T | None) -> T | None:
+    def _report(self, what: T | None) -> T | None:
         """What rank 0 has, on every rank."""
         if self.ranks.alone:
             return what
-        told = [what]
-        dist.broadcast_object_list(told, group=self._group)
-        return told[0]
+        reported = [what]
+        dist.broadcast_object_list(reported, group=self._group)
+        return reported[0]
 
 
 def picked_out(new: Tensor, old: Tensor) -> tuple[Positions, Words]:

@@ -86,14 +86,14 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
     if not (MODEL / "config.json").exists():
         raise NotFound(f"no model at {MODEL}", hint="run `make setup-models`")
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
-    with aftermath.TemporaryFolder("pagurus-efficiency-") as home:
-        folder, kind = MODEL, vllm(slots=SLOTS, length=LENGTH, threads=threads)
+    with aftermath.TemporaryDirectory("pagurus-efficiency-") as home:
+        directory, kind = MODEL, vllm(slots=SLOTS, length=LENGTH, threads=threads)
         if engine == "embedded":
-            folder, kind = Path(home) / "model", embedded(slots=SLOTS, length=LENGTH)
-            await asyncio.to_thread(_model_of_its_shape, folder)
+            directory, kind = Path(home) / "model", embedded(slots=SLOTS, length=LENGTH)
+            await asyncio.to_thread(_model_of_its_shape, directory)
         kind = dataclasses.replace(kind, start_timeout=START)
         async with AsyncExitStack() as stack:
-            servers = {n: EngineSupervisor(kind, folder, 0, log=Path(home) / f"{n}.log") for n in "ab"}
+            servers = {n: EngineSupervisor(kind, directory, 0, log=Path(home) / f"{n}.log") for n in "ab"}
             await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
             pool = await stack.enter_async_context(EnginePool())
             for name, server in servers.items():
@@ -107,10 +107,10 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
         "engine_efficiency": round(statistics.median(ratios), 3),
         "efficiency_pairs": [round(ratio, 3) for ratio in ratios],
         "engine_efficiency_cpu": round(statistics.median(b.all / s.all for s, b in zip(stacked, bare, strict=True)), 3),
-        "stack_s": round(statistics.median(each.seconds for each in stacked), 2),
-        "bare_s": round(statistics.median(each.seconds for each in bare), 2),
-        "stack_cpu_s": round(statistics.median(each.own for each in stacked), 3),
-        "bare_cpu_s": round(statistics.median(each.own for each in bare), 3),
+        "stack_s": round(statistics.median(item.seconds for item in stacked), 2),
+        "bare_s": round(statistics.median(item.seconds for item in bare), 2),
+        "stack_cpu_s": round(statistics.median(item.own for item in stacked), 3),
+        "bare_cpu_s": round(statistics.median(item.own for item in bare), 3),
     }
 
 
@@ -135,9 +135,9 @@ async def _stacked(pool: EnginePool, servers: Servers, renderer: ChatRenderer) -
     await servers.emptied()
     began = servers.clocks()
     await asyncio.gather(
-        *(play(pool, renderer, n, each, turns=TURNS, tokens=0, exactly=length) for n, each in enumerate(played))
+        *(play(pool, renderer, n, item, turns=TURNS, tokens=0, exactly=length) for n, item in enumerate(played))
     )
-    return servers.took(began), [[each.ids[:at] for at, _ in each.answers] for each in played]
+    return servers.took(began), [[item.ids[:at] for at, _ in item.answers] for item in played]
 
 
 async def _bare(servers: Servers, trace: Trace) -> Took:
@@ -152,7 +152,7 @@ async def _bare(servers: Servers, trace: Trace) -> Took:
     return servers.took(began)
 
 
-def _model_of_its_shape(folder: Path) -> None:
+def _model_of_its_shape(directory: Path) -> None:
     from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 
     config = ModelConfig(
@@ -168,4 +168,4 @@ def _model_of_its_shape(folder: Path) -> None:
     )
     model = Qwen3(config)
     model.initialise(0)
-    save_model(model, folder)
+    save_model(model, directory)

@@ -21,7 +21,11 @@ MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3
 LENGTH = 2048  # tokens of the longest conversation
 MAX_TURNS = 64
-ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
+REQUESTED = [
+    "List the files of this folder.",
+    "Which of them is the largest?",
+    "Write one line of shell that counts them.",
+]
 
 
 @dataclass
@@ -77,10 +81,10 @@ def versions(home: Path, count: int) -> list[Path]:
         state.pop("lm_head.weight", None)  # tied
         publisher.publish(version, state, files)
     publisher.close()
-    folders = [home / f"v{version:06d}" for version in range(count)]
-    for version, folder in enumerate(folders):
-        put_together(store, folder, version)
-    return folders
+    directories = [home / f"v{version:06d}" for version in range(count)]
+    for version, directory in enumerate(directories):
+        put_together(store, directory, version)
+    return directories
 
 
 async def play(
@@ -98,7 +102,7 @@ async def play(
 
     `exactly`: how many tokens the answer of a conversation has in a turn, so that all lengths are the same each time.
     """
-    messages: list[Message] = [{"role": "user", "content": f"Task {number}. {ASKED[number % len(ASKED)]}"}]
+    messages: list[Message] = [{"role": "user", "content": f"Task {number}. {REQUESTED[number % len(REQUESTED)]}"}]
     played.ids = renderer.open(messages)
     sampling = Sampling(max_tokens=tokens, stop_token_ids=renderer.stops)
     for turn in range(MAX_TURNS):
@@ -135,30 +139,30 @@ async def _hear(pool: EnginePool, ids: list[int], sampling: Sampling) -> Generat
     )
 
 
-def check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
+def check(played: list[Played], directories: list[Path]) -> dict[str, Any]:
     """Each sampled token's log-probability against a forward pass of the version that its span names."""
     import torch
     from transformers import AutoModelForCausalLM
 
     errors: dict[int, list[float]] = {}
-    for version, folder in enumerate(folders):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-        for each in played:
-            wanted = each.tokens_of(version)
-            if not wanted:
+    for version, directory in enumerate(directories):
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+        for item in played:
+            target = item.tokens_of(version)
+            if not target:
                 continue
-            places = [at for at, _ in wanted]
+            places = [at for at, _ in target]
             with torch.no_grad():  # only as far, and the head only where, it is asked for
-                hidden = model.model(torch.tensor([each.ids[: max(places)]])).last_hidden_state[0]
+                hidden = model.model(torch.tensor([item.ids[: max(places)]])).last_hidden_state[0]
                 logprobs = torch.log_softmax(model.lm_head(hidden[[at - 1 for at in places]]).float(), dim=-1)
-            seen = logprobs[range(len(places)), [each.ids[at] for at in places]].tolist()
+            observed = logprobs[range(len(places)), [item.ids[at] for at in places]].tolist()
             errors.setdefault(version, []).extend(
-                abs(told - found) for (_, told), found in zip(wanted, seen, strict=True)
+                abs(reported - result) for (_, reported), result in zip(target, observed, strict=True)
             )
-    every = [error for found in errors.values() for error in found]
+    every = [error for result in errors.values() for error in result]
     return {
         "checked_trajectories": len(played),
-        "checked_tokens_by_version": {str(version): len(found) for version, found in sorted(errors.items())},
+        "checked_tokens_by_version": {str(version): len(result) for version, result in sorted(errors.items())},
         "logprob_error_max": max(every, default=None),
         "logprob_wrong": sum(error > TOLERANCE for error in every),
     }

@@ -39,7 +39,7 @@ class WaitingServer:
     async def fetch(self, version: int) -> None:
         return None
 
-    async def publish(self, folder: Path | str, version: int) -> PublishResult:
+    async def publish(self, directory: Path | str, version: int) -> PublishResult:
         return PublishResult(version=version, seconds=0.0, paused_s=0.0)
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class WaitingServer:
             )
 
 
-async def _strike(servers: list[WaitingServer]) -> None:
+async def _inject(servers: list[WaitingServer]) -> None:
     """Each dies for two seconds, one after the other."""
     for server in servers:
         await asyncio.sleep(6)
@@ -101,26 +101,26 @@ async def synthetic(live: int) -> dict[str, Any]:
         async def play(number: int) -> int:
             ids = list(openings[number // 8])
             await asyncio.sleep(4 * random.random())
-            kept = 0
+            retained = 0
             for _ in range(4):
                 generation = await pool.generate(ids, Sampling(max_tokens=40))
-                kept += len(generation.token_ids)
+                retained += len(generation.token_ids)
                 ids += [*generation.token_ids, *os.urandom(60)]
-            return kept
+            return retained
 
         quiet = asyncio.create_task(lag())  # what the machine itself does to a loop
         await asyncio.sleep(5)
         quiet.cancel()
         idle_lag, lags[:], busy[:] = _p99(lags), [], []
         used = time.process_time()
-        watching, striking = asyncio.create_task(lag()), asyncio.create_task(_strike([servers["s1"], servers["s5"]]))
+        watching, striking = asyncio.create_task(lag()), asyncio.create_task(_inject([servers["s1"], servers["s5"]]))
         began = time.monotonic()
-        kept = await asyncio.gather(*(play(number) for number in range(live)))
+        retained = await asyncio.gather(*(play(number) for number in range(live)))
         seconds = time.monotonic() - began
         watching.cancel()
         striking.cancel()
         generated = sum(server.generated for server in servers.values())
-        found = pool.statistics()
+        result = pool.statistics()
         return {
             "synthetic_live": live,
             "synthetic_s": round(seconds, 1),
@@ -131,10 +131,10 @@ async def synthetic(live: int) -> dict[str, Any]:
             "loop_lag_ms_p99": round(_p99(lags), 2),
             "loop_busy_ms_p99": round(_p99(busy), 2),
             "router_cpu_share": round((time.process_time() - used) / seconds, 3),
-            "prefix_hit_share": round(float(found["prefix_hit_share"]), 4),  # type: ignore[arg-type]
+            "prefix_hit_share": round(float(result["prefix_hit_share"]), 4),  # type: ignore[arg-type]
             "failovers": pool.counts["moved"],
             "failover_tokens_kept": pool.counts["moved_tokens"],
-            "failover_tokens_resampled": generated - sum(kept),
+            "failover_tokens_resampled": generated - sum(retained),
         }
 
 

@@ -42,26 +42,27 @@ _notes: list[int] = []  # the descriptor of a file that the bench writes and the
 
 
 def note(**what: object) -> None:
-    """Something that is removed behind the bench, if it is still there: `folder`, with all mounts in it; what `command`
+    """Something that is removed behind the bench, if it is still there: `directory`, with all mounts in it; what
+    `command`
     removes; or `host`, the directory of a :class:`BenchHost`, with its `run`, `module` and `environment`.
     """
     for descriptor in _notes:
         os.write(descriptor, json.dumps(what, default=str).encode() + b"\n")
 
 
-def folder(prefix: str, where: str | None = None) -> Path:
+def directory(prefix: str, where: str | None = None) -> Path:
     """A new folder, noted."""
     path = tempfile.mkdtemp(prefix=prefix, dir=where)
-    note(folder=path)
+    note(directory=path)
     return Path(path)
 
 
-class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+class TemporaryDirectory(tempfile.TemporaryDirectory[str]):
     """One of :mod:`tempfile`, noted."""
 
     def __init__(self, prefix: str, where: str | Path | None = None) -> None:
         super().__init__(prefix=prefix, dir=where)
-        note(folder=self.name)
+        note(directory=self.name)
 
 
 def guard() -> None:
@@ -81,7 +82,7 @@ def guard() -> None:
         _pass_on(bench, ending)
         _die_with(front, signal.SIGTERM)
         code = _ended(bench)
-        _clean(notes, told=code < 128)
+        _clean(notes, reported=code < 128)
         os._exit(code)
     os.setpgid(0, group)
     _die_with(me, signal.SIGTERM)
@@ -107,12 +108,12 @@ def _die_with(parent: int, number: int) -> None:
 def _pass_on(child: int, ending: Sequence[int]) -> None:
     """What asks us to end asks the child. A terminal's Ctrl-C reaches the bench by itself."""
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def request(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in ending:
-        signal.signal(number, ask)
+        signal.signal(number, request)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -128,8 +129,8 @@ def _ended(child: int) -> int:
 # ---------------------------------------------------------------------------- what is left
 
 
-def _clean(notes: int, *, told: bool) -> None:
-    if told and (left := _descendants()):
+def _clean(notes: int, *, reported: bool) -> None:
+    if reported and (left := _descendants()):
         names = ", ".join(f"{task.pid} {procfs.status(task.pid, 'Name')}" for task in left[:8])
         _say(f"the bench left {len(left)} processes, which are ended now: {names}")
     groups = _end_all()
@@ -139,8 +140,8 @@ def _clean(notes: int, *, told: bool) -> None:
             _clean_host(entry)
     groups |= _end_all()
     for entry in reversed(entries):
-        if "folder" in entry:
-            _remove(Path(entry["folder"]))
+        if "directory" in entry:
+            _remove(Path(entry["directory"]))
         if "command" in entry:
             subprocess.run(entry["command"], capture_output=True, check=False)
     if groups:
@@ -169,10 +170,10 @@ def _descendants() -> list[procfs.ProcessIdentity]:
     for name in os.listdir("/proc"):
         if name.isdigit() and (task := procfs.task_of(int(name))) is not None:
             children.setdefault(task.parent, []).append(task)
-    found = children.get(os.getpid(), [])
-    for task in found:
-        found += children.get(task.pid, [])
-    return found
+    result = children.get(os.getpid(), [])
+    for task in result:
+        result += children.get(task.pid, [])
+    return result
 
 
 def _end_all() -> set[str]:
@@ -182,9 +183,9 @@ def _end_all() -> set[str]:
     while (left := _descendants()) and time.monotonic() < deadline:
         for task in left:
             with contextlib.suppress(OSError), closing(os.pidfd_open(task.pid)) as handle:
-                found = _sandbox_groups(Path(f"/proc/{task.pid}/cgroup").read_text())
+                result = _sandbox_groups(Path(f"/proc/{task.pid}/cgroup").read_text())
                 if procfs.task_of(task.pid) == task:  # and nobody else's number by now
-                    groups |= found
+                    groups |= result
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -196,7 +197,7 @@ def _end_all() -> set[str]:
 def _sandbox_groups(text: str) -> set[str]:
     """Of lines such as ``4:memory:/pagurus/s-1/x``: ``pagurus/s-1``."""
     parts = [line.split(":", 2)[2].split("/")[1:3] for line in text.splitlines()]
-    return {"/".join(each) for each in parts if len(each) == 2 and each[0].startswith(PARENT) and each[1] != SHIMS}
+    return {"/".join(item) for item in parts if len(item) == 2 and item[0].startswith(PARENT) and item[1] != SHIMS}
 
 
 def _remove(place: Path) -> None:

@@ -16,9 +16,9 @@ def parser(module: str, text: str | None) -> argparse.ArgumentParser:
     return words
 
 
-def show(figures: Mapping[str, object], options: argparse.Namespace) -> None:
+def show(metrics: Mapping[str, object], options: argparse.Namespace) -> None:
     """One JSON object; for people one figure a line."""
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(metrics))
     else:
-        print(*(f"{name}: {value}" for name, value in figures.items()), sep="\n")
+        print(*(f"{name}: {value}" for name, value in metrics.items()), sep="\n")

@@ -34,7 +34,7 @@ from sandbox.testing import FakeHost
 
 MODEL = CHECKOUT / "examples" / "fix_the_service" / "start"
 GROUPS, SIZE = 8, 4
-MOST = 900  # tokens of an answer
+LIMIT = 900  # tokens of an answer
 EVEN = 240  # tokens of each answer, of a control
 FIRST = 10  # token of the digit 0 in prompts
 DIGITS = 6  # of a prompt
@@ -43,11 +43,11 @@ Law = Callable[[int, int], int]  # tokens of a prompt's answer, by the number of
 
 
 def tailed(seed: int) -> Law:
-    """As `pagurus simulate tail` has them, at most `MOST` tokens: 0.6 of the logarithm's variance is the prompt's."""
+    """As `pagurus simulate tail` has them, at most `LIMIT` tokens: 0.6 of the logarithm's variance is the prompt's."""
 
     def law(prompt: int, answer: int) -> int:
         common, own = np.random.default_rng((seed, prompt)), np.random.default_rng((seed, prompt, answer + 1))
-        return int(np.clip(82 * np.exp(1.4 * (np.sqrt(0.6) * common.normal() + np.sqrt(0.4) * own.normal())), 4, MOST))
+        return int(np.clip(82 * np.exp(1.4 * (np.sqrt(0.6) * common.normal() + np.sqrt(0.4) * own.normal())), 4, LIMIT))
 
     return law
 
@@ -95,7 +95,7 @@ class Drawn:
         self.engine, self.law = engine, law
         self.answers: Counter[tuple[int, ...]] = Counter()
         self.live = self.version = 0
-        self.seen: list[tuple[int, float, float]] = []  # tokens, answers at once, seconds
+        self.observed: list[tuple[int, float, float]] = []  # tokens, answers at once, seconds
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         key = tuple(prompt_ids[:DIGITS])
@@ -103,13 +103,13 @@ class Drawn:
         self.answers[key] += 1
         drawn = msgspec.structs.replace(sampling, max_tokens=self.law(prompt, answer), ignore_eos=True)
         self.live += 1
-        began, beside = time.monotonic(), self.live
+        began, alongside = time.monotonic(), self.live
         try:
             generation = await self.engine.generate(prompt_ids, drawn, request_id=request_id)
         finally:
             self.live -= 1
         generation.spans = [WeightSpan(self.version, 0, len(generation.token_ids))]  # its weights never change
-        self.seen.append((len(generation.token_ids), (beside + self.live + 1) / 2, time.monotonic() - began))
+        self.observed.append((len(generation.token_ids), (alongside + self.live + 1) / 2, time.monotonic() - began))
         return generation
 
 
@@ -128,10 +128,11 @@ class Way:
 
 async def play(engine: Drawn, environment: Callable[[], Environment], prompts: int, config: RolloutConfig) -> float:
     """Seconds per prompt of one run to its end, whose trainer takes no time."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-") as directory:
         async with FakeHost() as fake, fake.client() as host:
             rollout = RolloutController(
-                environment=environment, host=host, engine=engine, tokenizer=Digits(), config=config, folder=folder,
+                environment=environment, host=host, engine=engine, tokenizer=Digits(), config=config,
+                directory=directory,
                 seeds=range(prompts),
             )  # fmt: skip
             trained = list[int]()
@@ -155,7 +156,7 @@ async def play(engine: Drawn, environment: Callable[[], Environment], prompts: i
 async def live(engine: Generates, law: Law, prompts: int, way: Way) -> dict[str, Any]:
     """One run of single answers: seconds per trained prompt, and what the engine was seen to take."""
     drawn = Drawn(engine, law)
-    return {"seconds_per_prompt": await play(drawn, OneAnswer, prompts, way.config), "seen": drawn.seen}
+    return {"seconds_per_prompt": await play(drawn, OneAnswer, prompts, way.config), "observed": drawn.observed}
 
 
 def simulated(law: Law, prompts: int, way: Way, rates: StepCosts, overhead: float) -> float:
@@ -172,25 +173,25 @@ def simulated(law: Law, prompts: int, way: Way, rates: StepCosts, overhead: floa
 
 async def calibrate(engine: EngineSupervisor, slots: int) -> tuple[StepCosts, float]:
     """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of a round beside its steps."""
-    seen: list[tuple[int, float, float]] = []
-    beside = []
+    observed: list[tuple[int, float, float]] = []
+    alongside = []
     for groups in (1, 2, 4, 10) if slots >= 40 else (1, 2, 4):
         for tokens in (60, 240):
             came = await live(engine, equal(tokens), groups * 4, Way(groups))
-            seen += came["seen"]
-            each = statistics.mean(seconds for _, _, seconds in came["seen"])
-            beside.append(came["seconds_per_prompt"] * groups - each)
+            observed += came["observed"]
+            item = statistics.mean(seconds for _, _, seconds in came["observed"])
+            alongside.append(came["seconds_per_prompt"] * groups - item)
     # Relative to what each took: most of a round's time passes with few answers, most answers are measured among many.
-    took = np.array([seconds for *_, seconds in seen])
-    asked = np.array([[1.0, tokens, tokens * count] for tokens, count, _ in seen]) / took[:, None]
-    own, base, slope = np.linalg.lstsq(asked, np.ones(len(seen)))[0]
+    took = np.array([seconds for *_, seconds in observed])
+    requested = np.array([[1.0, tokens, tokens * count] for tokens, count, _ in observed]) / took[:, None]
+    own, base, slope = np.linalg.lstsq(requested, np.ones(len(observed)))[0]
     rates = StepCosts(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=slots)
-    return rates, max(0.0, float(own) + statistics.median(beside))
+    return rates, max(0.0, float(own) + statistics.median(alongside))
 
 
 async def compared(options: argparse.Namespace, slots: int, ways: tuple[Way, Way], control: int) -> dict[str, Any]:
     """The first way's time per prompt over the second's, live and simulated; `control` prompts with equal answers."""
-    found: dict[Way, list[float]] = {way: [] for way in ways}
+    result: dict[Way, list[float]] = {way: [] for way in ways}
     even: dict[Way, list[float]] = {way: [] for way in ways}
     server = paced(embedded(slots=slots), options.step_ms)
     with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-engine-") as home:
@@ -200,7 +201,7 @@ async def compared(options: argparse.Namespace, slots: int, ways: tuple[Way, Way
             for seed in range(options.rounds):
                 for way in ways if seed % 2 else reversed(ways):
                     came = await live(engine, tailed(seed), options.prompts, way)
-                    found[way].append(came["seconds_per_prompt"])
+                    result[way].append(came["seconds_per_prompt"])
                     came = await live(engine, equal(EVEN), control, way)
                     even[way].append(came["seconds_per_prompt"])
     said = {
@@ -209,18 +210,18 @@ async def compared(options: argparse.Namespace, slots: int, ways: tuple[Way, Way
     }
     even_said = [simulated(equal(EVEN), control, way, rates, overhead) for way in ways]
     return {
-        "ratio": round(_ratio(found), 2),
+        "ratio": round(_ratio(result), 2),
         "control": round(_ratio(even), 3),
         "simulated_ratio": round(_ratio(said), 2),
         "simulated_control": round(even_said[0] / even_said[1], 3),
-        "simulated_over_live": [round(statistics.mean(said[way]) / statistics.mean(found[way]), 3) for way in ways],
-        "seconds_per_prompt": [round(statistics.mean(found[way]), 3) for way in ways],
+        "simulated_over_live": [round(statistics.mean(said[way]) / statistics.mean(result[way]), 3) for way in ways],
+        "seconds_per_prompt": [round(statistics.mean(result[way]), 3) for way in ways],
         "over_bound": round(
             max(
                 seconds / bound(tailed(seed), options.prompts, way, rates)
                 for way in ways
                 if not way.tail
-                for seed, seconds in enumerate(found[way])
+                for seed, seconds in enumerate(result[way])
             ),
             3,
         ),

@@ -32,7 +32,7 @@ from bench.harness import aftermath
 from coordinator.simulate import handover
 from coordinator.simulate.engines import StepCosts
 from rollout import tokenizer
-from rollout.decide.view import CrewView
+from rollout.decide.view import FleetView
 from rollout.engine.client import Generation, PublishResult, Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 from rollout.engine.launch import Launch, LaunchCommand, embedded
@@ -79,15 +79,15 @@ class OneAnswer(Environment):
         return await self.step(sandbox, action)
 
 
-def policy(folder: Path) -> Path:
+def policy(directory: Path) -> Path:
     """One that knows nothing."""
     made = Qwen3(ModelConfig.load(TOKENS))
     made.initialise(0)
-    folder.mkdir()
+    directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENS / name, folder)
-    save_model(made, folder)
-    return folder
+        shutil.copy(TOKENS / name, directory)
+    save_model(made, directory)
+    return directory
 
 
 def begin(home: Path, *, steps: int, longest: int) -> Path:
@@ -102,7 +102,7 @@ def begin(home: Path, *, steps: int, longest: int) -> Path:
 
 
 @dataclass
-class Seen:
+class Observed:
     """Seconds, by version."""
 
     served: dict[int, float] = field(default_factory=dict)  # when all engines had it
@@ -119,75 +119,77 @@ class Seen:
 class Drawn:
     """The pool, but that answers have the lengths that are drawn, and that engines rest at some versions only."""
 
-    def __init__(self, pool: EnginePool, run: Path, lengths: Lengths, rests: Callable[[int], bool], seen: Seen):
-        self.pool, self.run, self.lengths, self.rests, self.seen = pool, run, lengths, rests, seen
+    def __init__(self, pool: EnginePool, run: Path, lengths: Lengths, rests: Callable[[int], bool], observed: Observed):
+        self.pool, self.run, self.lengths, self.rests, self.observed = pool, run, lengths, rests, observed
         self.words = tokenizer.load(run / "policy")
         self.version = 0
         self._answers: Counter[int] = Counter()
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        prompt = int("".join(each for each in self.words.decode(prompt_ids) if each.isdigit()))
+        prompt = int("".join(item for item in self.words.decode(prompt_ids) if item.isdigit()))
         number, self._answers[prompt] = self._answers[prompt], self._answers[prompt] + 1
         sampling = msgspec.structs.replace(sampling, max_tokens=self.lengths(prompt, number), ignore_eos=True)
         generation = await self.pool.generate(prompt_ids, sampling, request_id=request_id)
-        self.seen.ended[self.version] = time.monotonic()
+        self.observed.ended[self.version] = time.monotonic()
         return generation
 
     async def publish(self, weights: Path | str, version: int) -> PublishResult:
         if version == 1:  # before newer saves replace it: see `gradient_difference`
             await asyncio.to_thread(shutil.copytree, self.run / "resume" / "step-000001", self.run / "first")
         published = await self.pool.publish(weights, version)
-        self.version, self.seen.served[version] = version, time.monotonic()
-        crew = self.pool.crew()
-        self.seen.rates[version] = StepCosts(base=crew.base, per_sequence=crew.each, slots=crew.slots)
+        self.version, self.observed.served[version] = version, time.monotonic()
+        fleet = self.pool.fleet()
+        self.observed.rates[version] = StepCosts(base=fleet.base, per_sequence=fleet.item, slots=fleet.slots)
         return published
 
-    def crew(self) -> CrewView:
-        crew = self.pool.crew()
-        return crew if self.rests(self.version) else CrewView(engines=1, slots=crew.slots)
+    def fleet(self) -> FleetView:
+        fleet = self.pool.fleet()
+        return fleet if self.rests(self.version) else FleetView(engines=1, slots=fleet.slots)
 
     def rest(self, stay: int) -> None:
-        self.seen.rested[self.version] = time.monotonic()
+        self.observed.rested[self.version] = time.monotonic()
         self.pool.rest(stay)
 
 
 def on(processor: str, kind: Launch) -> Launch:
     """That engine, on this processor."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        plain = kind.command(folder, port)
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = kind.command(directory, port)
         return replace(plain, argv=["taskset", "-c", processor, *plain.argv])
 
-    return replace(kind, command=command, spare=None)
+    return replace(kind, command=command, standby=None)
 
 
 @asynccontextmanager
 async def engines(
-    ref: PublishedVersion, run: Path, kind: Callable[[Launch], Launch], seen: Seen
+    ref: PublishedVersion, run: Path, kind: Callable[[Launch], Launch], observed: Observed
 ) -> AsyncIterator[EnginePool]:
     plan = read_plan(run)
     plain = kind(embedded(slots=plan.pool.slots, length=plan.config.limits.max_length))
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(EnginePool())
         for number, processor in enumerate(ENGINES):
-            server = EngineSupervisor(on(processor, plain), ref.folder, ref.version, log=run / f"engine-{number}.log")
+            server = EngineSupervisor(
+                on(processor, plain), ref.directory, ref.version, log=run / f"engine-{number}.log"
+            )
             await pool.join(f"engine-{number}", await stack.enter_async_context(server))
-            seen.servers.append(server)
-        seen.served[ref.version] = time.monotonic()
+            observed.servers.append(server)
+        observed.served[ref.version] = time.monotonic()
         yield pool
 
 
 @asynccontextmanager
 async def rollout(
     run: Path, kind: Callable[[Launch], Launch], lengths: Lengths, rests: Callable[[int], bool]
-) -> AsyncIterator[tuple[RolloutRole, Seen]]:
+) -> AsyncIterator[tuple[RolloutRole, Observed]]:
     """This process is the rollout of the run."""
-    seen = Seen()
+    observed = Observed()
 
     @asynccontextmanager
     async def serve(ref: PublishedVersion) -> AsyncIterator[Drawn]:
-        async with engines(ref, run, kind, seen) as pool:
-            yield Drawn(pool, run, lengths, rests, seen)
+        async with engines(ref, run, kind, observed) as pool:
+            yield Drawn(pool, run, lengths, rests, observed)
 
     async with (
         FakeHost() as fake,
@@ -195,12 +197,12 @@ async def rollout(
         RolloutRole(run, read_plan(run), LabellingClient(host, run), serve=serve) as role,
         RolloutServer(role, run / "roles"),
     ):
-        yield role, seen
+        yield role, observed
 
 
-async def play(run: Path, kind: Callable[[Launch], Launch], lengths: Lengths, rests: Callable[[int], bool]) -> Seen:
+async def play(run: Path, kind: Callable[[Launch], Launch], lengths: Lengths, rests: Callable[[int], bool]) -> Observed:
     """The run to its end."""
-    async with rollout(run, kind, lengths, rests) as (role, seen):
+    async with rollout(run, kind, lengths, rests) as (role, observed):
         trainer = await start_trainer(run)
         ended = {asyncio.ensure_future(trainer.wait()), asyncio.ensure_future(role.ended())}
         try:
@@ -208,12 +210,12 @@ async def play(run: Path, kind: Callable[[Launch], Launch], lengths: Lengths, re
             if trainer.returncode != 0:
                 raise RuntimeError((run / "trainer.log").read_text()[-3000:])
         finally:
-            for each in ended:
-                each.cancel()
+            for item in ended:
+                item.cancel()
             if trainer.returncode is None:
                 trainer.kill()
                 await trainer.wait()
-    return seen
+    return observed
 
 
 async def start_trainer(run: Path) -> asyncio.subprocess.Process:
@@ -239,26 +241,26 @@ def gradient_difference(run: Path) -> float:
     batch = store.batch(0)
     store.close()
     assert batch is not None
-    whole, streamed = make_learner(plan, ALONE), make_learner(plan, ALONE)
-    whole.step(samples(batch))
+    complete, streamed = make_learner(plan, ALONE), make_learner(plan, ALONE)
+    complete.step(samples(batch))
     (run / "first-only").mkdir()
     os.rename(run / "first", run / "first-only" / "step-000001")
     Saves(run / "first-only").load(streamed)
 
     def moments(learner: Any) -> list[torch.Tensor]:
-        return [learner.optimisers[0].state[each]["exp_avg"] for each in learner.trained]
+        return [learner.optimisers[0].state[item]["exp_avg"] for item in learner.trained]
 
-    pairs = zip(moments(whole), moments(streamed), strict=True)
+    pairs = zip(moments(complete), moments(streamed), strict=True)
     return max(float((one - other).norm() / one.norm()) for one, other in pairs)
 
 
-def tailed(seed: int, most: int) -> Lengths:
+def tailed(seed: int, limit: int) -> Lengths:
     """Log-normal, a deviation of the logarithm of 1.4, of whose square 0.6 is the prompt's."""
 
     def law(prompt: int, answer: int) -> int:
         common, own = np.random.default_rng((seed, prompt)), np.random.default_rng((seed, prompt, answer + 1))
         drawn = np.exp(1.4 * (np.sqrt(0.6) * common.normal() + np.sqrt(0.4) * own.normal()))
-        return int(np.clip(most / 8 * drawn, 4, most))
+        return int(np.clip(limit / 8 * drawn, 4, limit))
 
     return law
 
@@ -281,49 +283,52 @@ def compared(pairs: int, kind: Callable[[Launch], Launch]) -> dict[str, Any]:
         pair, second = divmod(version - 1, 2)
         return version == 0 or second != pair % 2  # of 1 and 2 the second, of 3 and 4 the first one ...
 
-    with aftermath.TemporaryFolder("pagurus-handover-") as home:
+    with aftermath.TemporaryDirectory("pagurus-handover-") as home:
         run = begin(Path(home), steps=steps, longest=LONGEST)
-        seen = asyncio.run(play(run, kind, lengths, rests))
-        found = account(run, steps) | {"gradient_difference": gradient_difference(run)}
+        observed = asyncio.run(play(run, kind, lengths, rests))
+        result = account(run, steps) | {"gradient_difference": gradient_difference(run)}
         lines = {line["step"] - 1: line for line in read_lines(run / "metrics.jsonl") if "seconds" in line}
     trained = {version: line["train/seconds"] for version, line in lines.items()}
     with_it = {way: [v for v in drawn if rests(v) is way] for way in (False, True)}
-    live = {way: [seen.took(v) for v in of] for way, of in with_it.items()}
-    even = {way: [seen.took(v) for v in controls if rests(v) is way] for way in (False, True)}
-    rates = seen.rates[controls[-1] + 1]
-    said = predicted(seen, trained, [v for v in controls if not rests(v)], [law(v) for v in with_it[True]], rates)
-    rollouts = [statistics.mean(seen.ended[v] - seen.served[v] for v in of) for of in with_it.values()]
+    live = {way: [observed.took(v) for v in of] for way, of in with_it.items()}
+    even = {way: [observed.took(v) for v in controls if rests(v) is way] for way in (False, True)}
+    rates = observed.rates[controls[-1] + 1]
+    said = predicted(observed, trained, [v for v in controls if not rests(v)], [law(v) for v in with_it[True]], rates)
+    rollouts = [statistics.mean(observed.ended[v] - observed.served[v] for v in of) for of in with_it.values()]
     hidden = [lines[v]["train/hidden_s"] / trained[v] for v in with_it[True]]
-    rested = [at - seen.served[version] for version, at in seen.rested.items()]
-    return found | {
+    rested = [at - observed.served[version] for version, at in observed.rested.items()]
+    return result | {
         "ratio": round(_ratio(live), 3),
         "control": round(_ratio(even), 3),
         "simulated_ratio": round(_ratio(said), 3),
         "simulated_over_live": [round(statistics.mean(said[w]) / statistics.mean(live[w]), 3) for w in (False, True)],
         "seconds_per_step": [round(statistics.mean(live[way]), 2) for way in (False, True)],
-        "handed_over": [f"{sum(v in seen.rested for v in with_it[True])} of {len(with_it[True])}", len(seen.rested)],
+        "handed_over": [
+            f"{sum(v in observed.rested for v in with_it[True])} of {len(with_it[True])}",
+            len(observed.rested),
+        ],
         "hidden": round(statistics.median(hidden), 3),
         "rollout_slower": round(rollouts[1] / rollouts[0], 3),
         "rested_after_s": round(statistics.median(rested), 2) if rested else None,
-        "calibrated_ms": [round(1e3 * each, 4) for each in (rates.base, rates.per_sequence)],
+        "calibrated_ms": [round(1e3 * item, 4) for item in (rates.base, rates.per_sequence)],
     }
 
 
 def predicted(
-    seen: Seen, trained: dict[int, float], known: list[int], drawn: list[Lengths], rates: StepCosts
+    observed: Observed, trained: dict[int, float], existing: list[int], drawn: list[Lengths], rates: StepCosts
 ) -> dict[bool, list[float]]:
     """Seconds of steps of these lengths without and with handover, from steps of equal answers without one."""
     machines = handover.SharedMachinePool(engines=len(ENGINES), trained_on=1, switch=0.0, prompt=PROMPT)
 
     def step(lengths: np.ndarray, *, moves: bool) -> float:
         train = per_token * (lengths + PROMPT).sum()
-        return handover.Rollout(lengths, rates, train, moves=moves, machines=machines).run().whole
+        return handover.Rollout(lengths, rates, train, moves=moves, machines=machines).run().complete
 
     even = np.full((GROUPS, SIZE), float(EVEN))
-    per_token = statistics.median(trained[v] for v in known) / (even + PROMPT).sum()
-    beside = statistics.median(seen.took(v) for v in known) - step(even, moves=False)
+    per_token = statistics.median(trained[v] for v in existing) / (even + PROMPT).sum()
+    alongside = statistics.median(observed.took(v) for v in existing) - step(even, moves=False)
     tokens = [np.array([[law(n, a) for a in range(SIZE)] for n in range(GROUPS)], dtype=float) for law in drawn]
-    return {moves: [step(each, moves=moves) + beside for each in tokens] for moves in (False, True)}
+    return {moves: [step(item, moves=moves) + alongside for item in tokens] for moves in (False, True)}
 
 
 def account(run: Path, steps: int) -> dict[str, Any]:

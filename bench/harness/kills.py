@@ -176,9 +176,9 @@ class Churn:
                     return
                 await asyncio.sleep(0.05)
 
-    async def doubled(self, known: set[str]) -> int:
+    async def doubled(self, existing: set[str]) -> int:
         """Sandboxes that nobody was told of."""
-        strays = [info.id for info in await self._client.sandboxes() if info.id not in known]
+        strays = [info.id for info in await self._client.sandboxes() if info.id not in existing]
         for sandbox in strays:
             await self._remove(sandbox)
         return len(strays)
@@ -193,9 +193,9 @@ async def _judge(record: Record) -> tuple[bool, int, str]:
     except PagurusError as error:
         return True, record.wrong, f"{record.sandbox.id}: {error}"
     lines = [int(line) for line in text.split()]
-    found = set(lines)
-    missing = [number for number in record.answered if number not in found]
-    strange = found - set(record.answered) - record.unknown
+    result = set(lines)
+    missing = [number for number in record.answered if number not in result]
+    strange = result - set(record.answered) - record.unknown
     troubles = [
         f"lacks {missing[:5]}" if missing else "",
         f"has {sorted(strange)[:5]}, which were never sent" if strange else "",
@@ -204,4 +204,4 @@ async def _judge(record: Record) -> tuple[bool, int, str]:
         "is out of order" if lines != sorted(lines) else "",
     ]
     said = "; ".join(filter(None, troubles))
-    return bool(said), len(lines) - len(found) + record.wrong, f"{record.sandbox.id}: {said}" if said else ""
+    return bool(said), len(lines) - len(result) + record.wrong, f"{record.sandbox.id}: {said}" if said else ""

@@ -34,13 +34,13 @@ _LOCK = "lock"
 class Run:
     """A run: its folder, and what its trees, snapshots and control groups are called."""
 
-    folder: Path
+    directory: Path
     tag: str
 
     @property
     def sandboxes(self) -> Path:
         """Where the sandboxes have their run directories."""
-        return self.folder / "run"
+        return self.directory / "run"
 
 
 @contextlib.contextmanager
@@ -48,13 +48,13 @@ def run(pool: BtrfsPool) -> Iterator[Run]:
     """A new run, whose sandboxes lie in `pool`."""
     aftermath.note(command=[sys.executable, "-m", "bench.harness.leftovers"])
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        folder = Path(name)
-        lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        directory = Path(name)
+        lock = os.open(directory / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.write(lock, os.fsencode(pool.state))
-            (folder / f"{_LOCK}.new").rename(folder / _LOCK)
-            made = Run(folder, folder.name.removeprefix(PREFIX))
+            (directory / f"{_LOCK}.new").rename(directory / _LOCK)
+            made = Run(directory, directory.name.removeprefix(PREFIX))
             made.sandboxes.mkdir()
             yield made
         finally:
@@ -63,23 +63,23 @@ def run(pool: BtrfsPool) -> Iterator[Run]:
 
 async def remove() -> list[str]:
     """End and remove what dead runs left; returns their tags."""
-    found = []
-    for folder in _named(Path(tempfile.gettempdir()), f"{PREFIX}*"):
+    result = []
+    for directory in _named(Path(tempfile.gettempdir()), f"{PREFIX}*"):
         try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):  # it is being made, or removed
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             await _remove(
-                Run(folder, folder.name.removeprefix(PREFIX)), BtrfsPool(Path(os.fsdecode(os.read(lock, 4096))))
+                Run(directory, directory.name.removeprefix(PREFIX)), BtrfsPool(Path(os.fsdecode(os.read(lock, 4096))))
             )
-            found.append(folder.name.removeprefix(PREFIX))
+            result.append(directory.name.removeprefix(PREFIX))
         except BlockingIOError:  # it lives
             continue
         finally:
             os.close(lock)
-    return found
+    return result
 
 
 async def _remove(dead: Run, pool: BtrfsPool) -> None:
@@ -94,7 +94,7 @@ async def _remove(dead: Run, pool: BtrfsPool) -> None:
     for group in _named(hierarchy().unified, f"*{dead.tag}*"):
         with contextlib.suppress(OSError):  # a command of the dead run is in it still: the next run removes it
             group.rmdir()
-    await asyncio.to_thread(shutil.rmtree, dead.folder, ignore_errors=True)
+    await asyncio.to_thread(shutil.rmtree, dead.directory, ignore_errors=True)
 
 
 def _named(parent: Path, pattern: str) -> list[Path]:

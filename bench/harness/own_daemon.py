@@ -40,7 +40,7 @@ def launch(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
         gate.bind(f"\0pagurus-launch-{secrets.token_hex(8)}")
         gate.settimeout(0.2)
-        known = {
+        existing = {
             **os.environ,
             **(environment or {}),
             "PAGURUS_STATE": str(state),
@@ -49,7 +49,7 @@ def launch(
         }
         with log.open("ab") as said:
             program = [sys.executable, "-m", module, *options]
-            process = subprocess.Popen(program, env=known, stdout=said, stderr=said, start_new_session=True)
+            process = subprocess.Popen(program, env=existing, stdout=said, stderr=said, start_new_session=True)
         deadline = time.monotonic() + READY
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError):
@@ -79,7 +79,7 @@ class BenchHost:
     def start(self, *options: str) -> float:
         """Start it; returns the seconds until it served. Blocks."""
         for place in (self.directory, self.run):
-            aftermath.note(folder=place)
+            aftermath.note(directory=place)
         aftermath.note(host=self.directory, run=self.run, module=self.module, environment=self.environment)
         began = time.monotonic()
         self.process = launch(
@@ -88,7 +88,7 @@ class BenchHost:
         return time.monotonic() - began
 
     def client(self) -> Client:
-        return Client(self.socket, patience=60.0)
+        return Client(self.socket, timeout=60.0)
 
     def kill(self) -> None:
         """kill -9. Blocks until it is gone."""
@@ -163,29 +163,29 @@ def _groups() -> set[str]:
     return {path.name for path in _entries(hierarchy().unified / "pagurus") if path.is_dir()}
 
 
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
 
 
 def shims(run: Path) -> list[int]:
     """Pids of the shims whose log lies below this run directory of a host."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if os.readlink(entry / "fd/1").startswith(str(run / "sandboxes")):
-                    found.append(int(entry.name))
-    return found
+                    result.append(int(entry.name))
+    return result
 
 
 def tasks(sandboxes: list[str]) -> list[int]:
     """Host pids of all processes in these sandboxes."""
-    found: list[int] = []
+    result: list[int] = []
     for name in sandboxes:
         with contextlib.suppress(OSError):
             procs = hierarchy().unified / "pagurus" / name / "cgroup.procs"
-            found += map(int, procs.read_text().split())
-    return found
+            result += map(int, procs.read_text().split())
+    return result
 
 
 def pss(pids: list[int]) -> int:
@@ -201,8 +201,8 @@ def pss(pids: list[int]) -> int:
 
 def meminfo(*names: str) -> int:
     """Sum of these lines of /proc/meminfo, in bytes."""
-    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return sum(int(found[name].split()[0]) << 10 for name in names)
+    result = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return sum(int(result[name].split()[0]) << 10 for name in names)
 
 
 def ticks(pid: int) -> float:

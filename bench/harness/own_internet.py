@@ -132,7 +132,7 @@ class Internet:
         """What came to its UDP echo server."""
         return [line for line in self.log.read_text().splitlines() if line.startswith("UDP")]
 
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         """Names that its DNS server was asked for."""
         return [line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("ASKED")]
 
@@ -148,10 +148,10 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def internet(folder: Path) -> Iterator[Internet]:
+def internet(directory: Path) -> Iterator[Internet]:
     """Set one up, and take it away again."""
     name = f"inet-{secrets.token_hex(4)}"
-    log = folder / f"{name}.log"
+    log = directory / f"{name}.log"
     process: subprocess.Popen[str] | None = None
     alone = os.open("/tmp/pagurus-test-internet.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(alone, fcntl.LOCK_EX)  # its addresses can lie behind one link only

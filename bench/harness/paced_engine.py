@@ -25,21 +25,21 @@ from rollout.engine.launch import Launch, LaunchCommand
 def paced(kind: Launch, milliseconds: float) -> Launch:
     """That embedded engine, but that no step takes less."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        plain = kind.command(folder, port)
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = kind.command(directory, port)
         words = plain.argv[plain.argv.index("--model") :]
         return replace(plain, argv=[sys.executable, "-m", __name__, str(milliseconds), *words])
 
-    return replace(kind, command=command, spare=None)
+    return replace(kind, command=command, standby=None)
 
 
 class PacedCore(Core):
-    least = 0.0  # seconds
+    minimum = 0.0  # seconds
     began = ended = 0.0
 
     def _compute(self, plan: EngineStep) -> list[SamplingSequence]:
         now = time.monotonic()
-        self.began = self.ended if now - self.ended < self.least else now
+        self.began = self.ended if now - self.ended < self.minimum else now
         finished = super()._compute(plan)
         self._wait()  # also where nothing was sampled
         self.ended = time.monotonic()
@@ -50,10 +50,10 @@ class PacedCore(Core):
         return super()._sample(requests, logits)
 
     def _wait(self) -> None:
-        time.sleep(max(0.0, self.began + self.least - time.monotonic()))
+        time.sleep(max(0.0, self.began + self.minimum - time.monotonic()))
 
 
 if __name__ == "__main__":
-    PacedCore.least = float(sys.argv[1]) / 1000
+    PacedCore.minimum = float(sys.argv[1]) / 1000
     server.Core = PacedCore  # type: ignore[misc, attr-defined]
     server.main(sys.argv[2:])

@@ -36,7 +36,7 @@ def _publish(rank: int, ranks: int, root: Path, weights: Weights, versions: int,
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=ranks)
     store = VersionStore(store_of_rank(root, rank))
     publisher = Publisher(
-        store, ranks=Ranks(rank, ranks), slots=ranks, whole_every=versions + 1, keep=versions, apart=True
+        store, ranks=Ranks(rank, ranks), slots=ranks, complete_every=versions + 1, keep=versions, apart=True
     )
     for version in range(versions):
         tensors = weights(version)

@@ -31,12 +31,12 @@ class IdleTime(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(0)
-        if not found and timeout is None:
+        result = super().select(0)
+        if not result and timeout is None:
             raise RuntimeError("nothing is left to happen")
-        if not found and timeout:
+        if not result and timeout:
             self.now += timeout
-        return found
+        return result
 
 
 class IdleLoop(asyncio.SelectorEventLoop):
@@ -99,7 +99,7 @@ class RatedServer:
         self._begun.setdefault(name, (asyncio.get_running_loop().time(), KIND.get(), self._hardware))
         read, done = asyncio.Event(), asyncio.Event()
         new = len(prompt_ids) - self._held.get(name, 0)
-        request = self._engine.ask(prompt=new, tokens=count, done=done.set, read=read.set)
+        request = self._engine.request(prompt=new, tokens=count, done=done.set, read=read.set)
         try:
             await read.wait()
             yield Delta(token_ids=[1], logprobs=[0.0])

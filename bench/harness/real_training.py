@@ -31,8 +31,8 @@ POLL_INTERVAL = 0.1  # seconds between two looks at what a run has written
 @contextlib.contextmanager
 def host(name: str) -> Iterator[BenchHost]:
     """A daemon with this image of the machine's; nothing is left of it."""
-    with aftermath.TemporaryFolder("pagurus-recipe-") as folder:
-        made = BenchHost(Path(folder, "host"), image(name))
+    with aftermath.TemporaryDirectory("pagurus-recipe-") as directory:
+        made = BenchHost(Path(directory, "host"), image(name))
         try:
             made.start()
             yield made
@@ -43,9 +43,9 @@ def host(name: str) -> Iterator[BenchHost]:
 def learn(host: BenchHost, config: TrainConfig) -> dict[str, Any]:
     """One run to its end. `wall_s` is counted from its start, the evaluation before the first step included, until each
     step was recorded; `batch` are the mean rewards of what the steps were taken on."""
-    with aftermath.TemporaryFolder("pagurus-recipe-runs-") as folder:
-        run, config = open_run(msgspec.structs.replace(config, out=Path(folder)))
-        log = Path(folder, "log")
+    with aftermath.TemporaryDirectory("pagurus-recipe-runs-") as directory:
+        run, config = open_run(msgspec.structs.replace(config, out=Path(directory)))
+        log = Path(directory, "log")
         try:
             walls = _watch(host, run, log)
         finally:

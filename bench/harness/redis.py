@@ -26,13 +26,13 @@ START = (
 
 def layer() -> Path:
     """A directory whose content belongs to PLACE. Raises OSError with the reason when it cannot be had. Blocks."""
-    kept = paths.state() / "bench" / "redis"
-    if kept.is_dir():
-        return kept
+    retained = paths.state() / "bench" / "redis"
+    if retained.is_dir():
+        return retained
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise OSError("redis-server comes from Debian's packages, and apt-get is missing")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as name:
+    retained.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=retained.parent) as name:
         work = Path(name)
         _run(work, "apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *PACKAGES)
         for package in sorted(work.glob("*.deb")):
@@ -42,8 +42,8 @@ def layer() -> Path:
         shutil.copy2(work / "root/usr/bin/redis-check-rdb", made / "redis-server")  # one program by several names
         for library in (work / "root").glob("**/*.so.*"):
             shutil.copyfile(library, made / _soname(library))
-        made.rename(kept)
-    return kept
+        made.rename(retained)
+    return retained
 
 
 def _soname(library: Path) -> str:

@@ -41,12 +41,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def relay_process(folder: Path, port: int, upstream: str | None = None) -> Callable[[], None]:
+def relay_process(directory: Path, port: int, upstream: str | None = None) -> Callable[[], None]:
     """A relay's whole life, for `forked`."""
 
     def act() -> None:
         source = source_of(upstream) if upstream else None
-        asyncio.run(serve(Relay(VersionStore(folder), source), "127.0.0.1", port))
+        asyncio.run(serve(Relay(VersionStore(directory), source), "127.0.0.1", port))
 
     return act
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.drawn_runs import DIGITS, MODEL, MOST, Drawn, Generates, Law, OneAnswer, Way, calibrate, equal, play
+from bench.harness.drawn_runs import DIGITS, LIMIT, MODEL, Drawn, Generates, Law, OneAnswer, Way, calibrate, equal, play
 from bench.harness.paced_engine import paced
 from coordinator.simulate.engines import StepCosts
 from coordinator.simulate.rollouts import Barrier, Plan, RolloutSimulation, SimulatedTurn
@@ -41,7 +41,7 @@ def tailed(seed: int) -> Law:
 
     def law(prompt: int, answer: int) -> int:
         drawn = np.random.default_rng((seed, prompt, answer)).lognormal(np.log(56) - 1.2**2 / 2, 1.2)
-        return int(np.clip(drawn, 2, MOST))
+        return int(np.clip(drawn, 2, LIMIT))
 
     return law
 
@@ -71,7 +71,7 @@ def steady(turns: int, seconds: float) -> Delays:
     return lambda prompt, member: [seconds] * turns
 
 
-class WholeGroups:
+class CompleteGroups:
     """Engines that take a prompt's group as one request, on one engine whose slots it keeps until all have ended."""
 
     def __init__(self, engines: list[EngineSupervisor], size: int):
@@ -95,7 +95,7 @@ class WholeGroups:
 
     async def _home(self) -> EngineSupervisor:
         await self._places.acquire()
-        engine = max(self._free, key=lambda each: self._free[each])
+        engine = max(self._free, key=lambda item: self._free[item])
         self._free[engine] -= 1
         return engine
 
@@ -148,7 +148,7 @@ class Bench:
     turn: float = 0.0  # the same, where environments answer
 
     async def answers(self, law: Law, way: Way, barrier: Barrier) -> float:
-        engine: Generates = WholeGroups(self.engines, way.size) if barrier == "group" else self.pool
+        engine: Generates = CompleteGroups(self.engines, way.size) if barrier == "group" else self.pool
         return await play(Drawn(engine, law), OneAnswer, way.groups, way.config)
 
     async def turns(self, delays: Delays, way: Way, barrier: Barrier, prompts: int) -> float:
@@ -176,7 +176,7 @@ class Bench:
     def said_turns(self, delays: Delays, way: Way, barrier: Barrier, prompts: int) -> float:
         drawn = counted(delays)
         return self.said(
-            lambda prompt: [SimulatedTurn(0, TOKENS, self.turn + each) for each in drawn(prompt)], way, barrier, prompts
+            lambda prompt: [SimulatedTurn(0, TOKENS, self.turn + item) for item in drawn(prompt)], way, barrier, prompts
         )
 
     async def measure_turn(self, way: Way) -> None:
@@ -194,7 +194,7 @@ class Pairs:
         self.simulated: list[list[float]] = []
         self.control: list[list[float]] = []
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         def ratio(pairs: list[list[float]]) -> float:
             return statistics.median(without / having for without, having in pairs)
 
@@ -204,7 +204,7 @@ class Pairs:
             "simulated_ratio": round(ratio(self.simulated), 2),
             "control": round(ratio(self.control), 3),
             "simulated_over_live": [round(sum(said) / sum(came), 3) for said, came in over],
-            "seconds_per_prompt": [round(statistics.mean(each), 3) for each in zip(*self.live, strict=True)],
+            "seconds_per_prompt": [round(statistics.mean(item), 3) for item in zip(*self.live, strict=True)],
         }
 
 
@@ -212,9 +212,9 @@ async def replication(bench: Bench, seed: int, pairs: Pairs) -> None:
     """16 prompts of 32 answers: single requests against one request for a prompt's group; control: equal lengths."""
     way, law, even = Way(16, size=32), tailed(seed), equal(56)
     barriers: tuple[Barrier, Barrier] = ("group", "none")
-    pairs.live.append([await bench.answers(law, way, each) for each in barriers])
-    pairs.control.append([await bench.answers(even, way, each) for each in barriers])
-    pairs.simulated.append([bench.said_answers(law, way, each) for each in barriers])
+    pairs.live.append([await bench.answers(law, way, item) for item in barriers])
+    pairs.control.append([await bench.answers(even, way, item) for item in barriers])
+    pairs.simulated.append([bench.said_answers(law, way, item) for item in barriers])
 
 
 async def redundancy(bench: Bench, seed: int, pairs: Pairs) -> None:
@@ -233,12 +233,12 @@ async def asynchrony(bench: Bench, seed: int, pairs: Pairs) -> None:
     """Each trajectory by itself against a batch of 8 groups of 8 that steps together; control: equal, long delays."""
     way, drawn, even = Way(8, size=8), varied(seed), steady(8, 2.0)
     barriers: tuple[Barrier, Barrier] = ("turn", "none")
-    pairs.live.append([await bench.turns(drawn, way, each, 16) for each in barriers])
-    pairs.control.append([await bench.turns(even, way, each, 16) for each in barriers])
-    pairs.simulated.append([bench.said_turns(drawn, way, each, 16) for each in barriers])
+    pairs.live.append([await bench.turns(drawn, way, item, 16) for item in barriers])
+    pairs.control.append([await bench.turns(even, way, item, 16) for item in barriers])
+    pairs.simulated.append([bench.said_turns(drawn, way, item, 16) for item in barriers])
 
 
-IDEAS = {each.__name__: each for each in (replication, redundancy, asynchrony)}
+IDEAS = {item.__name__: item for item in (replication, redundancy, asynchrony)}
 
 
 async def compared(rounds: int, step_ms: float) -> dict[str, Any]:
@@ -256,11 +256,11 @@ async def compared(rounds: int, step_ms: float) -> dict[str, Any]:
             await pool.join(str(n), engine)
         bench = Bench(engines, pool, rates, overhead)
         await bench.measure_turn(Way(8, size=8))
-        found = {name: Pairs() for name in IDEAS}
+        result = {name: Pairs() for name in IDEAS}
         for seed in range(rounds):
             for name, idea in IDEAS.items():
-                await idea(bench, seed, found[name])
-    return {name: pairs.figures() for name, pairs in found.items()} | {
+                await idea(bench, seed, result[name])
+    return {name: pairs.metrics() for name, pairs in result.items()} | {
         "calibrated": {"base_ms": round(rates.base * 1e3, 3), "per_answer_ms": round(rates.per_sequence * 1e3, 4)},
         "beside_an_answer_s": round(overhead, 3),
         "beside_a_turn_s": round(bench.turn, 3),

@@ -26,14 +26,14 @@ TRIES = 5
 
 def best(act: Callable[[], object], device: str) -> float:
     """Seconds of the quickest try."""
-    found = []
+    result = []
     for _ in range(TRIES):
         _wait(device)
         began = time.perf_counter()
         act()
         _wait(device)
-        found.append(time.perf_counter() - began)
-    return min(found)
+        result.append(time.perf_counter() - began)
+    return min(result)
 
 
 def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
@@ -46,37 +46,37 @@ def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def measure(
-    folder: Path, *, batch: int, prompt: int, output: int, device: str, dtype: str, threads: int, paged: bool
+    directory: Path, *, batch: int, prompt: int, output: int, device: str, dtype: str, threads: int, paged: bool
 ) -> dict[str, float | int | str]:
     torch.set_num_threads(threads)
-    room = {"slots": batch, "retained": 0, "length": prompt + output + 1}
-    core = Core(folder, version="0", device=device, dtype=dtype, paged=paged, **room)  # type: ignore[arg-type]
-    weights = {each.data_ptr(): each for each in core.weights.values() if each.dim() == 2}
+    capacity = {"slots": batch, "retained": 0, "length": prompt + output + 1}
+    core = Core(directory, version="0", device=device, dtype=dtype, paged=paged, **capacity)  # type: ignore[arg-type]
+    weights = {item.data_ptr(): item for item in core.weights.values() if item.dim() == 2}
     embedding = next(iter(core.weights.values()))
     head = embedding.numel()
-    multiplied = sum(each.numel() for each in weights.values()) - (0 if core.facts.tied else head)
+    multiplied = sum(item.numel() for item in weights.values()) - (0 if core.facts.tied else head)
     read, multiply = rates(device, embedding.dtype)
     draw = random.Random(0)
     for n in range(batch):
         tokens = [draw.randrange(core.facts.vocabulary) for _ in range(prompt)]
         core.add(SamplingSequence(str(n), tokens, output, seed=n))
     began = time.perf_counter()
-    while not all(each.ready for each in core.scheduler.running) or core.scheduler.waiting:
+    while not all(item.ready for item in core.scheduler.running) or core.scheduler.waiting:
         core.step()
     reading = time.perf_counter() - began
-    steps, kept, began = 0, 0, time.perf_counter()
+    steps, retained, began = 0, 0, time.perf_counter()
     while not core.scheduler.idle:
-        kept += sum(len(each.tokens) for each in core.scheduler.running)
+        retained += sum(len(item.tokens) for item in core.scheduler.running)
         core.step()
         steps += 1
     decoding = time.perf_counter() - began
     decoded = core.statistics.generated_tokens - batch
-    memory = (steps * multiplied * embedding.itemsize + kept * core.cache.token_bytes) / read
+    memory = (steps * multiplied * embedding.itemsize + retained * core.cache.token_bytes) / read
     products = 2 * multiplied * decoded / multiply
     prefill = 2 * (multiplied - head) * batch * prompt / multiply
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
-        "model": folder.name, "cache": type(core.cache).__name__.lower(), "dtype": dtype, "threads": threads,
+        "model": directory.name, "cache": type(core.cache).__name__.lower(), "dtype": dtype, "threads": threads,
         "batch": batch, "prompt": prompt, "output": output,
         "read_gb_s": round(read / 1e9, 1), "matmul_gflop_s": round(multiply / 1e9),
         "decode_tokens_per_s": round(decoded / decoding, 1), "decode_floor_memory_s": round(memory, 3),
@@ -86,19 +86,19 @@ def measure(
     }  # fmt: skip
 
 
-def small(folder: Path) -> Path:
+def small(directory: Path) -> Path:
     """The demo's model with random weights."""
     from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 
     model = Qwen3(ModelConfig(vocab_size=320))
     model.initialise(0)
-    save_model(model, folder)
-    return folder
+    save_model(model, directory)
+    return directory
 
 
-def main(folder: Path | None, **options: int | str | bool) -> dict[str, float | int | str]:
-    with aftermath.TemporaryFolder("pagurus-roofline-") as root:
-        return measure(folder or small(Path(root) / "small"), **options)  # type: ignore[arg-type]
+def main(directory: Path | None, **options: int | str | bool) -> dict[str, float | int | str]:
+    with aftermath.TemporaryDirectory("pagurus-roofline-") as root:
+        return measure(directory or small(Path(root) / "small"), **options)  # type: ignore[arg-type]
 
 
 def _wait(device: str) -> None:

@@ -24,16 +24,16 @@ from rollout.engine.chat import Characters
 from rollout.engine.client import Sampling
 from rollout.engine.script import Script
 from rollout.environments.base import Environment, Observation
-from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import LabellingClient
 from rollout.messages import FinalState, Trajectory
 from rollout.rewards import Score
-from rollout.rewards.anew import rescore
+from rollout.rewards.rescore import rescore
 from rollout.rewards.service import RewardService
 from rollout.store.disk import DiskThread
-from rollout.store.kept import KeptBook
+from rollout.store.retained import RetainedLedger
 
 
 class Suite(Environment):
@@ -50,19 +50,19 @@ class Suite(Environment):
         return Observation("", done=True)
 
 
-async def measure(bench: BenchHost, folder: Path, *, scored: int, suite: float, unruly: int) -> dict[str, Any]:
+async def measure(bench: BenchHost, directory: Path, *, scored: int, suite: float, unruly: int) -> dict[str, Any]:
     """Both at once."""
-    found = await asyncio.gather(_forks(bench, folder, scored, suite), _unruly(folder, unruly))
-    return found[0] | found[1]
+    result = await asyncio.gather(_forks(bench, directory, scored, suite), _unruly(directory, unruly))
+    return result[0] | result[1]
 
 
-async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> dict[str, Any]:
+async def _forks(bench: BenchHost, directory: Path, scored: int, suite: float) -> dict[str, Any]:
     """Slots that are free while suites run, and old states that are scored anew."""
     Suite.reward = tests_pass(seconds=suite)
     engine, sampling = Script(), Sampling(max_tokens=8)
     async with bench.client() as client:
-        host = LabellingClient(client, folder / "scored")
-        disk, book = DiskThread(), KeptBook(folder / "kept")
+        host = LabellingClient(client, directory / "scored")
+        disk, ledger = DiskThread(), RetainedLedger(directory / "kept")
         async with RewardService(host) as rewards:
             episodes = EpisodeManager(
                 environment=Suite,
@@ -70,7 +70,7 @@ async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> d
                 engine=engine,
                 tokenizer=Characters(),
                 rewards=rewards,
-                kept=KeptStates(host, book, disk, KeepPlan(trajectories=scored)),
+                retained=RetainedStates(host, ledger, disk, KeepPlan(trajectories=scored)),
             )
             specs = [EpisodeSpec(prompt=f"s{seed}", seed=seed) for seed in range(scored)]
             played = [await episodes.run(spec, sampling) for spec in specs]
@@ -80,12 +80,12 @@ async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> d
                 await episodes.score(trajectory)
             scored_s = time.monotonic() - began
         async with RewardService(host) as rewards:
-            anew = await rescore(rewards, played)
-        await host.remove(await host.kept())
+            redo = await rescore(rewards, played)
+        await host.remove(await host.retained())
         disk.close()
-        book.close()
-    right = all(each.score is not None and each.score.reward == 1.0 for each in played)
-    right = right and all(each.after == each.before for each in anew)
+        ledger.close()
+    right = all(item.score is not None and item.score.reward == 1.0 for item in played)
+    right = right and all(item.after == item.before for item in redo)
     shares = statistics.quantiles(freed, n=100, method="inclusive")
     return {
         "score_slot_seconds_saved": round(scored_s - sum(freed), 2),
@@ -97,18 +97,18 @@ async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> d
     }
 
 
-async def _unruly(folder: Path, number: int) -> dict[str, Any]:
+async def _unruly(directory: Path, number: int) -> dict[str, Any]:
     """Scorings by functions some of which hang, die or lie at first."""
-    (folder / "notes").mkdir()
-    by = unsure(notes=str(folder / "notes"))
+    (directory / "notes").mkdir()
+    by = unsure(notes=str(directory / "notes"))
     ended = [
         Trajectory(opening=str(n), final=FinalState(scoring=by, seed=n // 40, checkpoint="")) for n in range(number)
     ]
     began = time.monotonic()
     async with RewardService(None) as rewards:  # type: ignore[arg-type]  # these look into no sandbox
-        told = await asyncio.gather(*(rewards.score(each) for each in ended), return_exceptions=True)
-    lost = sum(isinstance(each, BaseException) for each in told)
-    wrong = sum(isinstance(each, Score) and each.reward != float(n % 2 == 0) for n, each in enumerate(told))
+        reported = await asyncio.gather(*(rewards.score(item) for item in ended), return_exceptions=True)
+    lost = sum(isinstance(item, BaseException) for item in reported)
+    wrong = sum(isinstance(item, Score) and item.reward != float(n % 2 == 0) for n, item in enumerate(reported))
     return {
         "scorings": number,
         "scorings_lost": lost,

@@ -1,7 +1,7 @@
 """An engine that serves users and is lent to rollouts, as its rates, behind the real pool; and what its users see.
 
 Owns: the stand-in: its steps in the event loop's time, what a cut takes from rollouts. Does not own: what a step does
-(rollout.decide.engines.slack), which turn comes here (rollout.pool), users' arrivals (coordinator.simulate.serving).
+(rollout.decide.engines.headroom), which turn comes here (rollout.pool), users' arrivals (coordinator.simulate.serving).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import StepCosts
 from coordinator.simulate.serving import Mode, ServingResult, Traffic
+from rollout.decide.engines.headroom import CHUNK, Budget, EngineView, HeadroomStep, StepCost, WaitingRequest, next_step
 from rollout.decide.engines.prefixes import BLOCK
 from rollout.decide.engines.routing import RoutingRules
-from rollout.decide.engines.slack import CHUNK, Budget, EngineView, SlackStep, StepCost, WaitingRequest, next_step
 from rollout.engine.client import Delta, PublishResult, Sampling, WeightSpan
 from rollout.pool.pool import EnginePool
 
@@ -47,7 +47,7 @@ class Turn:
     context: int
     sampled: int = 0
     cut: bool = False
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    reported: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ServingEngine:
@@ -64,7 +64,7 @@ class ServingEngine:
         self._came = asyncio.Event()
         self._thawed = asyncio.Event()
         self._thawed.set()
-        self._room = True
+        self._capacity = True
         self._held: dict[tuple[int, ...], int] = {}
 
     # ----------------------------------------------------------------- as the pool sees it
@@ -72,7 +72,7 @@ class ServingEngine:
     @property
     def slots(self) -> int:
         """Turns at once: as many as there are already, while users leave no time."""
-        return self._slots if self._room else len(self._turns)
+        return self._slots if self._capacity else len(self._turns)
 
     async def wait_serving(self) -> Any:
         await self._thawed.wait()
@@ -101,7 +101,7 @@ class ServingEngine:
         self._turns.append(turn)
         self._came.set()
         try:
-            await turn.told.wait()
+            await turn.reported.wait()
         finally:
             if turn in self._turns:
                 self._turns.remove(turn)
@@ -151,12 +151,12 @@ class ServingEngine:
         except TimeoutError:
             return
 
-    def _decide(self, now: float) -> SlackStep:
+    def _decide(self, now: float) -> HeadroomStep:
         held = sum(turn.context + turn.sampled for turn in self._turns) + sum(self._held.values())
         users = sum(user.context + user.answer for user in self._running)
         free = self.cache - users - held
-        wanted = sum(user.context + user.answer for user in self._waiting)
-        if wanted > free and self._held:  # what nobody uses goes first
+        target = sum(user.context + user.answer for user in self._waiting)
+        if target > free and self._held:  # what nobody uses goes first
             free += sum(self._held.values())
             held -= sum(self._held.values())
             self._held.clear()
@@ -167,7 +167,7 @@ class ServingEngine:
                 rollouts=sum(turn.left == 0 for turn in self._turns),
                 rollout_prompt=sum(turn.left for turn in self._turns),
                 free=free,
-                wanted=wanted,
+                target=target,
                 held=held,
                 frozen=not self._thawed.is_set(),
             ),
@@ -175,10 +175,10 @@ class ServingEngine:
             self.cost,
             now,
         )
-        self._room = self.mode == "naive" or step.rollouts > 0 or step.rollout_prompt > 0 or not self._turns
+        self._capacity = self.mode == "naive" or step.rollouts > 0 or step.rollout_prompt > 0 or not self._turns
         if self.mode == "naive":
             read = sum(turn.left for turn in self._turns)
-            return SlackStep(step.users_prompt, len(self._turns), min(CHUNK - step.users_prompt, read))
+            return HeadroomStep(step.users_prompt, len(self._turns), min(CHUNK - step.users_prompt, read))
         return step
 
     def _cut(self) -> None:
@@ -188,10 +188,10 @@ class ServingEngine:
         self.served.cuts += 1
         for turn in list(self._turns):
             turn.cut = True
-            turn.told.set()
+            turn.reported.set()
         self._turns.clear()
 
-    def _chosen(self, step: SlackStep) -> list[Turn]:
+    def _chosen(self, step: HeadroomStep) -> list[Turn]:
         """Those that get a token, in turns."""
         able = [turn for turn in self._turns if turn.left == 0][: step.rollouts]
         for turn in able if len(able) == step.rollouts else ():
@@ -199,7 +199,7 @@ class ServingEngine:
             self._turns.append(turn)
         return able
 
-    def _read(self, step: SlackStep) -> int:
+    def _read(self, step: HeadroomStep) -> int:
         """Prompts of rollouts, in pieces; those that were read get a token from the next step on."""
         left = step.rollout_prompt
         for turn in self._turns:
@@ -212,7 +212,7 @@ class ServingEngine:
         for turn in chosen:
             turn.sampled += 1
             if turn.sampled == turn.answer:
-                turn.told.set()
+                turn.reported.set()
                 self._turns.remove(turn)
         for user in self._running:
             self.served.tpot.append(now - user.last)
@@ -260,7 +260,7 @@ async def harvest(
         nonlocal ended
         draw = np.random.default_rng(number)
         while True:
-            ids = [int(each) for each in draw.integers(3, 1 << 30, BLOCK)] + [2] * PROMPT
+            ids = [int(item) for item in draw.integers(3, 1 << 30, BLOCK)] + [2] * PROMPT
             for _ in range(TURNS):
                 said = await pool.generate(ids, Sampling(max_tokens=max(2, int(draw.exponential(ANSWER)))))
                 ids += [*said.token_ids, *([2] * OBSERVED)]
@@ -274,7 +274,7 @@ async def harvest(
     never = RoutingRules(silence=float("inf"), stall=float("inf"))  # health is of the machine's time, not of the loop's
     async with EnginePool(rules=never) as pool:
         await pool.join("own", own)
-        await pool.join("users", engine, lent=True)
+        await pool.join("users", engine, colocated=True)
         tasks = [asyncio.create_task(versions())]
         tasks += [asyncio.create_task(play(pool, n)) for n in range(live if mode != "alone" else 0)]
         await engine.serve()

@@ -52,13 +52,13 @@ class Phase:
     run: str
     kind: str
     number: int
-    asked: float
+    requested: float
     begun: float
     ended: float
 
 
 @dataclass
-class Seen:
+class Observed:
     """What became of runs that were started together."""
 
     phases: list[Phase]
@@ -69,9 +69,9 @@ class Seen:
     def cycle(self) -> float:
         """Seconds of a step, the median over all runs; without the first of each, in which the others also start."""
         ends: dict[str, list[float]] = {}
-        for each in self.phases:
-            if each.kind == "train":
-                ends.setdefault(each.run, []).append(each.ended)
+        for item in self.phases:
+            if item.kind == "train":
+                ends.setdefault(item.run, []).append(item.ended)
         return statistics.median(after - before for of in ends.values() for before, after in pairwise(sorted(of)[1:]))
 
     @property
@@ -80,7 +80,7 @@ class Seen:
         return 2 * self.cycle / len(self.cold)
 
     def of(self, kind: str) -> list[float]:
-        return [each.ended - each.begun for each in self.phases if each.kind == kind and each.number > 0]
+        return [item.ended - item.begun for item in self.phases if item.kind == kind and item.number > 0]
 
 
 class Place:
@@ -90,10 +90,10 @@ class Place:
         self.base = base
 
     def __enter__(self) -> Place:
-        self._folder = aftermath.TemporaryFolder("pagurus-turns-")
-        self.folder = Path(self._folder.name)
-        self.host = BenchHost(self.folder / "host", image(self.base))
-        self.model = wider(self.folder / "model")
+        self._directory = aftermath.TemporaryDirectory("pagurus-turns-")
+        self.directory = Path(self._directory.name)
+        self.host = BenchHost(self.directory / "host", image(self.base))
+        self.model = wider(self.directory / "model")
         try:
             with bound(ROLLOUT):
                 self.host.start()
@@ -104,14 +104,14 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self.host.clean()
-        self._folder.cleanup()
+        self._directory.cleanup()
 
     def play(
         self, count: int, steps: int, *, kills: int = 0, shape: Sequence[float] = (100.0, 100.0), **options: Any
-    ) -> Seen:
+    ) -> Observed:
         """So many runs at once. `kills` of the coordinator meanwhile. `shape`: what a run says of its phases. `options`
         of the runs."""
-        home = self.folder / f"{count}-{kills}-{time.monotonic_ns()}"
+        home = self.directory / f"{count}-{kills}-{time.monotonic_ns()}"
         home.mkdir()
         socket = self.host.run / home.name / "cluster.sock"
         start = ("--state", str(home / "state"), "--run", str(socket.parent), "--share", "rollout=1,train=1")
@@ -122,15 +122,15 @@ class Place:
         share = SharePlan(rollout=shape[0], train=shape[1], slowdown=10.0, at=str(socket))
         runs = [self._prepare(home / f"run-{n}", n, steps, share, options) for n in range(count)]
         process, begun = coordinator(), time.time()
-        known = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
+        existing = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
         supervisors = []
         try:
             for run in runs:
                 argv = [sys.executable, "-m", "bench.harness.shared_runs", str(run)]
                 with (run / "run.log").open("ab") as log:
-                    supervisors.append(subprocess.Popen(argv, cwd=CHECKOUT, env=known, stdout=log, stderr=log))
+                    supervisors.append(subprocess.Popen(argv, cwd=CHECKOUT, env=existing, stdout=log, stderr=log))
             draw, killed = random.Random(count), 0
-            while any(each.poll() is None for each in supervisors):
+            while any(item.poll() is None for item in supervisors):
                 if time.time() - begun > LONG:
                     raise RuntimeError(f"the runs take too long: {tails(runs)}")
                 time.sleep(0.1 if killed >= kills else draw.uniform(0.0, 1.0))
@@ -138,15 +138,15 @@ class Place:
                     process.kill()
                     process.wait()
                     process, killed = coordinator(), killed + 1
-            if any(each.returncode for each in supervisors):
+            if any(item.returncode for item in supervisors):
                 raise RuntimeError(f"a run failed: {tails(runs)}")
-            return Seen(read(home / "state" / "cluster.sqlite"), [cold(run) for run in runs], killed)
+            return Observed(read(home / "state" / "cluster.sqlite"), [cold(run) for run in runs], killed)
         finally:
-            for each in supervisors:
-                if each.poll() is None:
-                    each.send_signal(signal.SIGTERM)
-            for each in supervisors:
-                each.wait()
+            for item in supervisors:
+                if item.poll() is None:
+                    item.send_signal(signal.SIGTERM)
+            for item in supervisors:
+                item.wait()
             process.kill()
             process.wait()
 
@@ -158,7 +158,7 @@ class Place:
         return open_run(config)[0]
 
 
-def wider(folder: Path) -> Path:
+def wider(directory: Path) -> Path:
     """A policy that knows nothing, of a million parameters: training it takes about as long as rolling out with it."""
     from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 
@@ -168,11 +168,11 @@ def wider(folder: Path) -> Path:
     )
     policy = Qwen3(config)
     policy.initialise(0)
-    folder.mkdir()
+    directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(start / name, folder)
-    save_model(policy, folder)
-    return folder
+        shutil.copy(start / name, directory)
+    save_model(policy, directory)
+    return directory
 
 
 @contextlib.contextmanager
@@ -189,57 +189,57 @@ def bound(processor: str) -> Iterator[None]:
 def read(path: Path) -> list[Phase]:
     """The coordinator's book, in the order in which phases began."""
     with contextlib.closing(sqlite3.connect(path)) as database:
-        rows = database.execute("SELECT job, phase, asked, begun, ended FROM phases ORDER BY begun").fetchall()
+        rows = database.execute("SELECT job, phase, requested, begun, ended FROM phases ORDER BY begun").fetchall()
     return [
-        Phase(job, ("rollout", "train")[phase % 2], phase // 2, asked, begun, ended)
-        for job, phase, asked, begun, ended in rows
+        Phase(job, ("rollout", "train")[phase % 2], phase // 2, requested, begun, ended)
+        for job, phase, requested, begun, ended in rows
     ]
 
 
 def cold(run: Path) -> float:
     """Seconds from the start of the roles until the rollout, which waits for the trainer's weights, could work."""
     noted = stages.read(local.roles_of(run), role="rollout")
-    at = {each.stage: each.at for each in reversed(noted)}
+    at = {item.stage: item.at for item in reversed(noted)}
     return at[stages.READY] - at[stages.BEGUN]
 
 
-def warm(seen: Seen) -> list[float]:
+def warm(observed: Observed) -> list[float]:
     """Seconds from the end of a run's rollout to the first trajectory of the next, of runs that waited for that."""
-    leases = {run: begins(Path(run)) for run in {each.run for each in seen.phases}}
-    rollouts = [each for each in seen.phases if each.kind == "rollout"]
+    leases = {run: begins(Path(run)) for run in {item.run for item in observed.phases}}
+    rollouts = [item for item in observed.phases if item.kind == "rollout"]
     return [
         leases[after.run][after.number] - before.ended
         for before, after in pairwise(rollouts)
-        if before.run != after.run and 0 < after.number in leases[after.run] and after.asked < before.ended
+        if before.run != after.run and 0 < after.number in leases[after.run] and after.requested < before.ended
     ]
 
 
 def begins(run: Path) -> dict[int, float]:
     """When the first trajectory of each version was begun."""
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     for path in sorted((run / "rollout").glob(decisions.PATTERN)):
-        for _, each in decisions.read(path):
-            if any(isinstance(action, LeasePrompts) for action in each.actions):
-                found.setdefault(each.view.version, each.now)
-    return found
+        for _, item in decisions.read(path):
+            if any(isinstance(action, LeasePrompts) for action in item.actions):
+                result.setdefault(item.view.version, item.now)
+    return result
 
 
-def faults(seen: Seen, runs: int, steps: int) -> list[str]:
+def faults(observed: Observed, runs: int, steps: int) -> list[str]:
     """Phases that are missing, out of order or beside another on one machine."""
     said = []
-    for run in {each.run for each in seen.phases}:
-        course = [(each.number, each.kind) for each in seen.phases if each.run == run]
-        wanted = [(n, kind) for n in range(steps) for kind in ("rollout", "train")] + [(steps, "rollout")]
-        if course != wanted:
+    for run in {item.run for item in observed.phases}:
+        course = [(item.number, item.kind) for item in observed.phases if item.run == run]
+        target = [(n, kind) for n in range(steps) for kind in ("rollout", "train")] + [(steps, "rollout")]
+        if course != target:
             said.append(f"{run}: {course}")
     for kind in ("rollout", "train"):
-        there = [each for each in seen.phases if each.kind == kind]
+        there = [item for item in observed.phases if item.kind == kind]
         said += [
             f"{after.run} began before {before.run} had ended"
             for before, after in pairwise(there)
             if after.begun < before.ended
         ]
-    return said if len({each.run for each in seen.phases}) == runs else [*said, "a run is missing"]
+    return said if len({item.run for item in observed.phases}) == runs else [*said, "a run is missing"]
 
 
 def simulated(rollout: float, train: float, count: int, steps: int) -> float:
@@ -263,7 +263,7 @@ def turns(base: str, *, steps: int, kills: int) -> dict[str, Any]:
     rollout, train = (statistics.median(one.of(kind)) for kind in ("rollout", "train"))
     said, share = simulated(rollout, train, 3, steps), three.machine_seconds / one.machine_seconds
     cold = statistics.median(one.cold)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "alone": {
             "rollout_s": round(rollout, 2),
             "train_s": round(train, 2),
@@ -283,8 +283,8 @@ def turns(base: str, *, steps: int, kills: int) -> dict[str, Any]:
         "warm_over_cold": round(switch / cold, 3),
     }
     if killed is not None:
-        found["killed"] = {"kills": killed.kills, "phases": len(killed.phases), "faults": faults(killed, 3, many)}
-    return found
+        result["killed"] = {"kills": killed.kills, "phases": len(killed.phases), "faults": faults(killed, 3, many)}
+    return result
 
 
 def tails(runs: Sequence[Path]) -> str:

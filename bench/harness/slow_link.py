@@ -31,7 +31,7 @@ class _Link:
         waiting: deque[tuple[float, bytes]] = deque()
         held = 0
         news = asyncio.Event()
-        room = asyncio.Event()
+        capacity = asyncio.Event()
 
         async def deliver() -> None:
             nonlocal held
@@ -46,7 +46,7 @@ class _Link:
                 writer.write(block)
                 await writer.drain()
                 held -= len(block)
-                room.set()
+                capacity.set()
             with suppress(OSError):
                 writer.write_eof()
 
@@ -62,8 +62,8 @@ class _Link:
                 if not block:
                     break
                 while held > IN_FLIGHT:
-                    room.clear()
-                    await room.wait()
+                    capacity.clear()
+                    await capacity.wait()
         with suppress(ConnectionError):
             await delivering
         writer.close()

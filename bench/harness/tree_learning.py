@@ -150,8 +150,8 @@ class TwinHost:
 class Engine:
     """The embedded engine, in a thread of this process."""
 
-    def __init__(self, folder: Path):
-        core = Core(folder, version="0", slots=SLOTS, length=LONGEST)
+    def __init__(self, directory: Path):
+        core = Core(directory, version="0", slots=SLOTS, length=LONGEST)
         self._thread = EngineThread(core, asyncio.get_running_loop(), _fatal)
         self._names = itertools.count()
 
@@ -193,7 +193,7 @@ def _refused(failure: TrajectoryFailure) -> PartView:
 
 
 async def learn(
-    example: Example, folder: Path, seed: int, options: argparse.Namespace, branching: Branching | None, real: Any
+    example: Example, directory: Path, seed: int, options: argparse.Namespace, branching: Branching | None, real: Any
 ) -> dict[str, Any]:
     """One run: held-out rewards and what they cost, by step. `real`: a host of sandboxes, or None."""
     torch.manual_seed(seed)
@@ -222,11 +222,11 @@ async def learn(
     async def evaluated() -> float:
         seeds = range(HELD_OUT, HELD_OUT + held_out)
         played = await play_all(judge, seeds, rollouts.sampling, rollouts, refused=_refused)
-        return sum(each.reward for each in played) / held_out
+        return sum(item.reward for item in played) / held_out
 
     host = TwinHost(example.twin) if real is None else real
     rewards, cost, spent, tokens = {0: await evaluated()}, {0: 0.0}, 0.0, 0
-    async with RolloutController(**parts, host=host, config=rollouts, folder=folder) as rollout:
+    async with RolloutController(**parts, host=host, config=rollouts, directory=directory) as rollout:
         for step in range(1, steps + 1):
             batch: Batch = await rollout.next_batch()
             learned = samples(batch)
@@ -245,21 +245,21 @@ async def learn(
 
 def _spent(batch: Batch, *, seconds: bool) -> float:
     """Of the turns that were played for it, those that trajectories share once."""
-    own = [turn for each in batch.trajectories for turn in each.turns[each.inherited :]]
+    own = [turn for item in batch.trajectories for turn in item.turns[item.inherited :]]
     if seconds:
         return sum(turn.exec_end - turn.exec_start for turn in own)
-    return float(len(own) + sum(not each.lineage for each in batch.trajectories))
+    return float(len(own) + sum(not item.lineage for item in batch.trajectories))
 
 
 def compared(trees: dict[str, Any], independent: dict[str, Any]) -> dict[str, Any]:
     last = max(independent["reward"])
-    wanted, spent, whole = independent["reward"][last], independent["cost"][last], trees["cost"][last]
-    reached = [step for step in trees["reward"] if step and trees["reward"][step] >= wanted]
+    target, spent, complete = independent["reward"][last], independent["cost"][last], trees["cost"][last]
+    reached = [step for step in trees["reward"] if step and trees["reward"][step] >= target]
     return {
-        "independent_reward": round(wanted, 4),
+        "independent_reward": round(target, 4),
         "trees_reward": round(trees["reward"][last], 4),
-        "equal_cost_reward": round(_at(whole, independent["cost"], independent["reward"]), 4),
-        "share": round(whole / spent, 3),
+        "equal_cost_reward": round(_at(complete, independent["cost"], independent["reward"]), 4),
+        "share": round(complete / spent, 3),
         "token_share": round(trees["tokens"] / independent["tokens"], 3),
         "share_to_reach": round(trees["cost"][min(reached)] / spent, 3) if reached else None,
     }
@@ -274,15 +274,15 @@ def _at(spent: float, cost: Mapping[int, float], reward: Mapping[int, float]) ->
     return reward[max(reward)]
 
 
-async def measure(folder: Path, options: argparse.Namespace, real: Any = None) -> dict[str, Any]:
+async def measure(directory: Path, options: argparse.Namespace, real: Any = None) -> dict[str, Any]:
     """Both ways, for each seed."""
     torch.set_num_threads(1)
     example, runs = Example.of(options.example), []
     for seed in options.seeds:
-        found = {}
+        result = {}
         for way, branching in (("independent", None), ("trees", Branching(roots=2, by=options.by, every=1))):
-            found[way] = await learn(example, folder / f"{way}-{seed}", seed, options, branching, real)
-        runs.append({"seed": seed, **found, **compared(found["trees"], found["independent"])})
+            result[way] = await learn(example, directory / f"{way}-{seed}", seed, options, branching, real)
+        runs.append({"seed": seed, **result, **compared(result["trees"], result["independent"])})
     if len(runs) == 1:
         return {"tree_learning": runs}
     pairs = [run["trees_reward"] - run["independent_reward"] for run in runs]

@@ -59,7 +59,7 @@ class Speaker:
 
 
 async def play(
-    host: LabellingClient, folder: Path, *, leaves: int, at_once: int, branching: Branching | None
+    host: LabellingClient, directory: Path, *, leaves: int, at_once: int, branching: Branching | None
 ) -> dict[str, float]:
     """One group; what it took."""
     config = RolloutConfig(
@@ -76,12 +76,12 @@ async def play(
         engine=Speaker(),
         tokenizer=Characters(),
         config=config,
-        folder=folder,
+        directory=directory,
         seeds=range(1),
     ) as rollout:
         batch: Batch = await rollout.next_batch()
         wall = time.monotonic() - began
-    own = [turn for each in batch.trajectories for turn in each.turns[each.inherited :]]
+    own = [turn for item in batch.trajectories for turn in item.turns[item.inherited :]]
     return {
         "tokens": float(sum(turn.tokens for turn in own)),
         "environment_s": sum(turn.exec_end - turn.exec_start for turn in own),
@@ -89,7 +89,7 @@ async def play(
     }
 
 
-async def measure(host: LabellingClient, folder: Path, *, image: str, leaves: int, rounds: int) -> dict[str, Any]:
+async def measure(host: LabellingClient, directory: Path, *, image: str, leaves: int, rounds: int) -> dict[str, Any]:
     """Ratios of both ways in turns: medians over the rounds."""
     Turns.image = image
     ratios: dict[str, list[float]] = {}
@@ -97,18 +97,18 @@ async def measure(host: LabellingClient, folder: Path, *, image: str, leaves: in
     for turns, name in ((8, "tree_saving"), (1, "control")):
         Turns.turns = turns
         for number in range(rounds):
-            found = {}
+            result = {}
             ways = [None, Branching(roots=2, by="turns", every=1)]
             for way in ways if number % 2 else reversed(ways):
-                place = folder / f"{name}-{number}-{way is not None}"
-                found[way is not None] = await play(host, place, leaves=leaves, at_once=2, branching=way)
-            for figure in found[True]:
-                ratios.setdefault(f"{name}/{figure}", []).append(found[True][figure] / found[False][figure])
+                place = directory / f"{name}-{number}-{way is not None}"
+                result[way is not None] = await play(host, place, leaves=leaves, at_once=2, branching=way)
+            for figure in result[True]:
+                ratios.setdefault(f"{name}/{figure}", []).append(result[True][figure] / result[False][figure])
             if name == "tree_saving":
-                seconds["trees_wall_s"].append(found[True]["wall_s"])
-                seconds["independent_wall_s"].append(found[False]["wall_s"])
+                seconds["trees_wall_s"].append(result[True]["wall_s"])
+                seconds["independent_wall_s"].append(result[False]["wall_s"])
     grouped: dict[str, Any] = {"tree_saving": {}, "control": {}}
     for key, values in ratios.items():
         name, figure = key.split("/")
         grouped[name][figure] = round(statistics.median(values), 3)
-    return {**grouped, "leaves": leaves, **{name: round(statistics.median(each), 2) for name, each in seconds.items()}}
+    return {**grouped, "leaves": leaves, **{name: round(statistics.median(item), 2) for name, item in seconds.items()}}

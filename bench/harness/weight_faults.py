@@ -20,13 +20,13 @@ from torch import Tensor
 from bench.harness.relays import forked, free_port, relay_process
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
-from rollout.weights.source import FolderSource, HttpSource
+from rollout.weights.source import DirectorySource, HttpSource
 from rollout.weights.store import VersionStore
 from sandbox.errors import PagurusError
 from trainer.weights import Publisher
 
 FILES = {"config.json": b"{}"}
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 class Walk:
@@ -52,11 +52,11 @@ def holds(mirror: Path, tensors: dict[str, Tensor]) -> bool:
     )
 
 
-async def versions(root: Path, count: int, seed: int) -> Figures:
+async def versions(root: Path, count: int, seed: int) -> Metrics:
     """Bit for bit, over HTTP, whatever dies on the way."""
     chance, walk = random.Random(seed), Walk(seed)
     store = VersionStore(root / "walk")
-    publisher = Publisher(store, whole_every=16, keep=4)
+    publisher = Publisher(store, complete_every=16, keep=4)
     origin, near = free_port(), free_port()
     url = f"http://127.0.0.1:{near}"
     tally = {
@@ -69,15 +69,15 @@ async def versions(root: Path, count: int, seed: int) -> Figures:
     }
     identical = True
     relay = forked(relay_process(root / "cache", near, f"http://127.0.0.1:{origin}"))
-    with forked(relay_process(store.folder, origin)):
+    with forked(relay_process(store.directory, origin)):
         relay.__enter__()
         puller = Puller(HttpSource(url), Mirror(root / "mirror"), name="reader")
         for version in range(count):
             if chance.random() < 0.1:
                 tally["publishers_restarted"] += 1
                 publisher.close()
-                publisher = Publisher(store, whole_every=16, keep=4)
-                publisher.resume(walk.tensors, {name: each.shape for name, each in walk.tensors.items()})
+                publisher = Publisher(store, complete_every=16, keep=4)
+                publisher.resume(walk.tensors, {name: item.shape for name, item in walk.tensors.items()})
             publisher.publish(version, walk.step(), FILES)
             if chance.random() < 0.3:
                 tally["skipped"] += 1
@@ -113,17 +113,17 @@ async def pull_newest(puller: Puller, version: int) -> None:
 
 def flip(cache: Path, chance: random.Random) -> int:
     """One byte of something that a relay holds."""
-    found = sorted(cache.glob("chunks/??/*"))
-    if not found:
+    result = sorted(cache.glob("chunks/??/*"))
+    if not result:
         return 0
-    path = chance.choice(found)
+    path = chance.choice(result)
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(bytes(content))
     return 1
 
 
-async def kills(root: Path, trials: int, seed: int) -> Figures:
+async def kills(root: Path, trials: int, seed: int) -> Metrics:
     """SIGKILL at any instant of a publication, a relay's answer, a pull."""
     chance = random.Random(seed)
     torn, landed = 0, {"publisher": 0, "relay": 0, "reader": 0}
@@ -137,13 +137,13 @@ async def kills(root: Path, trials: int, seed: int) -> Figures:
         port = free_port()
 
         def publish(number: int = number) -> None:
-            Publisher(store, whole_every=3, keep=3).publish(number, walks[number], FILES)
+            Publisher(store, complete_every=3, keep=3).publish(number, walks[number], FILES)
 
         def pull() -> None:
             asyncio.run(_reader(store, root / "killed-mirror").pull())
 
         def relayed(port: int = port) -> None:
-            relay_process(store.folder, port)()
+            relay_process(store.directory, port)()
 
         if who != "publisher":
             publish()
@@ -185,5 +185,5 @@ async def is_torn(store: VersionStore, mirror: Path, walks: dict[int, dict[str, 
     return False
 
 
-def _reader(store: VersionStore, folder: Path) -> Puller:
-    return Puller(FolderSource(store), Mirror(folder), name="reader")
+def _reader(store: VersionStore, directory: Path) -> Puller:
+    return Puller(DirectorySource(store), Mirror(directory), name="reader")

@@ -18,7 +18,7 @@ from coordinator.decide.place import HostView, PlacementRequest
 AT_ONCE = 2  # moves that a host takes part in at a time
 MARGIN = 0.1  # part of the mean share by which a host must still have more after a move; one sandbox at least
 STEADY = 2.0  # seconds for which a host must have answered before it gets some
-SETTLED = 10.0  # seconds for which a sandbox must have been at its host
+FINALIZED = 10.0  # seconds for which a sandbox must have been at its host
 OFFERED = 64  # sandboxes of one host among which is chosen
 LOOKED_AT = 8  # of the emptiest hosts, whether one should get some
 
@@ -52,13 +52,13 @@ def givers(hosts: Iterable[HostView], under_way: Iterable[Move], steady: Mapping
 
 def offered(residents: Iterable[MovableSandbox]) -> list[MovableSandbox]:
     """Of each host those that were idle longest, among which :func:`decide` chooses."""
-    found: list[MovableSandbox] = []
+    result: list[MovableSandbox] = []
     counts: Counter[str] = Counter()
-    for each in sorted(residents, key=lambda each: (-each.idle, each.sandbox)):
-        counts[each.host] += 1
-        if counts[each.host] <= OFFERED:
-            found.append(each)
-    return found
+    for item in sorted(residents, key=lambda item: (-item.idle, item.sandbox)):
+        counts[item.host] += 1
+        if counts[item.host] <= OFFERED:
+            result.append(item)
+    return result
 
 
 def decide(
@@ -70,7 +70,7 @@ def decide(
     """What to begin now. `steady`: seconds for which each host has answered without a break."""
     views = _afterwards(hosts, under_way)
     busy = Counter(name for move in under_way for name in (move.source, move.target))
-    left = {each.sandbox: each for each in residents}
+    left = {item.sandbox: item for item in residents}
     begun: list[Move] = []
     while (move := _next(views, left, busy, steady)) is not None:
         begun.append(move)
@@ -89,21 +89,21 @@ def _next(
     free = {name: host for name, host in views.items() if busy.get(name, 0) < AT_ONCE}
     takers, margin = _takers(free, steady), _margin(views)
     for name in _givers(free, takers, margin):
-        mine = [each for each in left.values() if each.host == name]
+        mine = [item for item in left.values() if item.host == name]
         for target in takers:
             if not _gains(views[name], target, margin):
                 continue
-            able = [each for each in mine if not place.refusal(target, _wanted(each))]
+            able = [item for item in mine if not place.refusal(target, _target(item))]
             if able:
-                chosen = min(able, key=lambda each: (target.name not in each.copies, -each.idle, each.sandbox))
+                chosen = min(able, key=lambda item: (target.name not in item.copies, -item.idle, item.sandbox))
                 return Move(chosen.sandbox, name, target.name)
     return None
 
 
 def _givers(views: Mapping[str, HostView], takers: Sequence[HostView], margin: float) -> list[str]:
-    found = [host for host in views.values() if host.alive and host.sandboxes > 0]
-    found = [host for host in found if any(_gains(host, taker, margin) for taker in takers[:LOOKED_AT])]
-    return [host.name for host in sorted(found, key=lambda host: (not host.draining, -_share(host), host.name))]
+    result = [host for host in views.values() if host.alive and host.sandboxes > 0]
+    result = [host for host in result if any(_gains(host, taker, margin) for taker in takers[:LOOKED_AT])]
+    return [host.name for host in sorted(result, key=lambda host: (not host.draining, -_share(host), host.name))]
 
 
 def _takers(views: Mapping[str, HostView], steady: Mapping[str, float]) -> list[HostView]:
@@ -119,8 +119,8 @@ def _gains(source: HostView, target: HostView, margin: float) -> bool:
         return False
     if source.draining:
         return True
-    least = max(margin, 1 / max(source.cpus, target.cpus))
-    return (source.sandboxes - 1) / source.cpus - (target.sandboxes + 1) / target.cpus >= least
+    minimum = max(margin, 1 / max(source.cpus, target.cpus))
+    return (source.sandboxes - 1) / source.cpus - (target.sandboxes + 1) / target.cpus >= minimum
 
 
 def _margin(views: Mapping[str, HostView]) -> float:
@@ -132,7 +132,7 @@ def _share(host: HostView) -> float:
     return host.sandboxes / host.cpus
 
 
-def _wanted(resident: MovableSandbox) -> PlacementRequest:
+def _target(resident: MovableSandbox) -> PlacementRequest:
     return PlacementRequest(images=resident.images, labels=resident.labels)
 
 

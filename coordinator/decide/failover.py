@@ -53,14 +53,14 @@ def decide(lost: Iterable[LostSandbox], hosts: Iterable[HostView], over: Set[str
     """In this order. `over`: hosts that surely act no more. A copy on a host that does not answer waits for it."""
     views = {host.name: host for host in hosts}
     revived = []
-    for each in sorted(lost, key=lambda each: (not each.waited, each.sandbox)):
-        if each.host not in over or (each.host in views and views[each.host].alive):
+    for item in sorted(lost, key=lambda item: (not item.waited, item.sandbox)):
+        if item.host not in over or (item.host in views and views[item.host].alive):
             continue
-        newest = max(each.copies, key=lambda copy: copy.number).checkpoint
-        holders = [copy.holder for copy in each.copies if copy.checkpoint == newest]
-        if (target := _target(each, holders, views, over)) is not None:
+        newest = max(item.copies, key=lambda copy: copy.number).checkpoint
+        holders = [copy.holder for copy in item.copies if copy.checkpoint == newest]
+        if (target := _target(item, holders, views, over)) is not None:
             views[target] = replace(views[target], coming=views[target].coming + 1)
-            revived.append(Revive(each.sandbox, newest, each.host, target, stored=target not in holders))
+            revived.append(Revive(item.sandbox, newest, item.host, target, stored=target not in holders))
     return revived
 
 

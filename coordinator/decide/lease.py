@@ -25,32 +25,32 @@ class HostLease:
     """What the coordinator knows of one host's lease. Times are the coordinator's, but for `clock`."""
 
     ttl: float
-    heard_at: float | None = None  # when the last report came
+    last_seen_at: float | None = None  # when the last report came
     ends_at: float | None = None  # when the host's lease is surely over; None: it never had one
     refused: bool = False  # since it was heard last, a request did not reach it, and nobody listens there
-    clock: float = -inf  # what the host's clock showed at `heard_at`, at least
+    clock: float = -inf  # what the host's clock showed at `last_seen_at`, at least
 
 
-def heard(lease: HostLease, now: float, *, asked_at: float, clock: float) -> HostLease:
-    """A report came, which was asked for at `asked_at`. `clock` is the host's, of some moment between."""
-    least = clock
-    if lease.heard_at is not None:
-        known = lease.clock + (now - lease.heard_at) / (1 + DRIFT)
-        if known <= clock + (now - asked_at) * (1 + DRIFT):
-            least = max(clock, known)
-    return HostLease(lease.ttl, now, lease.ends_at, clock=least)
+def last_seen(lease: HostLease, now: float, *, requested_at: float, clock: float) -> HostLease:
+    """A report came, which was asked for at `requested_at`. `clock` is the host's, of some moment between."""
+    minimum = clock
+    if lease.last_seen_at is not None:
+        existing = lease.clock + (now - lease.last_seen_at) / (1 + DRIFT)
+        if existing <= clock + (now - requested_at) * (1 + DRIFT):
+            minimum = max(clock, existing)
+    return HostLease(lease.ttl, now, lease.ends_at, clock=minimum)
 
 
-def asked(lease: HostLease, *, clock: float) -> tuple[HostLease, float | None]:
+def requested(lease: HostLease, *, clock: float) -> tuple[HostLease, float | None]:
     """(the lease, what to grant) as the next request goes out. `clock` is the host's, of its last report.
 
     From now on the host may have the grant, whether its answer comes or not.
     """
-    if lease.heard_at is None:
+    if lease.last_seen_at is None:
         return lease, None
     until = clock + lease.ttl
-    ends = lease.heard_at + (until - lease.clock) * (1 + DRIFT)
-    return replace(lease, ends_at=max(lease.ends_at or lease.heard_at, ends)), until
+    ends = lease.last_seen_at + (until - lease.clock) * (1 + DRIFT)
+    return replace(lease, ends_at=max(lease.ends_at or lease.last_seen_at, ends)), until
 
 
 def refused(lease: HostLease, before: HostLease) -> HostLease:
@@ -69,14 +69,14 @@ def unknown(lease: HostLease, now: float) -> HostLease:
 def alive(lease: HostLease, now: float) -> bool:
     """Whether the host answered lately enough to be given work, and did not die since, with its lease."""
     dead = lease.refused and lease.ends_at is not None and now >= lease.ends_at
-    return lease.heard_at is not None and now < lease.heard_at + lease.ttl and not dead
+    return lease.last_seen_at is not None and now < lease.last_seen_at + lease.ttl and not dead
 
 
 def doubted(lease: HostLease, now: float) -> bool:
     """Whether a host that has a lease has been silent for so long that others prepare to act for it."""
-    if lease.ends_at is None or lease.heard_at is None:
+    if lease.ends_at is None or lease.last_seen_at is None:
         return False
-    return lease.refused or now >= lease.heard_at + lease.ttl / 2
+    return lease.refused or now >= lease.last_seen_at + lease.ttl / 2
 
 
 def over(lease: HostLease, now: float) -> bool:

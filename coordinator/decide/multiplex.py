@@ -227,11 +227,11 @@ def join(group: JobGroup, job: SharedJob, prices: Prices) -> JobGroup | None:
     return None
 
 
-def _choices(group: JobGroup, fitting: Sequence[int], wanted: int) -> Iterable[Sequence[int]]:
+def _choices(group: JobGroup, fitting: Sequence[int], target: int) -> Iterable[Sequence[int]]:
     """Machines of the group for a job, those first with which it needs fewest new ones."""
-    yield fitting[:wanted]
-    of_one = [[node for node in fitting if node in member.nodes][:wanted] for member in group.members]
-    yield from sorted([*of_one, []], key=lambda each: -len(each))
+    yield fitting[:target]
+    of_one = [[node for node in fitting if node in member.nodes][:target] for member in group.members]
+    yield from sorted([*of_one, []], key=lambda item: -len(item))
 
 
 def fits_alone(job: SharedJob, prices: Prices) -> bool:
@@ -257,14 +257,14 @@ def place(groups: Sequence[JobGroup], job: SharedJob, prices: Prices) -> JobPlac
         raise ValueError(f"{job.name} needs more host memory than one machine has")
     own = alone(job)
     best = JobPlacement(None, own, own.cost(prices))
-    room = float("inf")
+    capacity = float("inf")
     for index, group in enumerate(groups):
         joined = join(group, job, prices)
         if joined is None:
             continue
         cost, left = joined.cost(prices) - group.cost(prices), joined.limit - joined.load
-        if (cost, left) < (best.cost, room):
-            best, room = JobPlacement(index, joined, cost), left
+        if (cost, left) < (best.cost, capacity):
+            best, capacity = JobPlacement(index, joined, cost), left
     return best
 
 

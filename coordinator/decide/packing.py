@@ -46,7 +46,7 @@ def plan(jobs: Sequence[SharedJob], prices: Prices) -> list[JobGroup]:
     if len(jobs) > SEARCH_UP_TO:
         return in_order(jobs, prices)
     shuffles = np.random.default_rng(len(jobs)).permuted(np.tile(np.arange(len(jobs)), (SHUFFLES, 1)), axis=1)
-    orders = [sorted(jobs, key=order) for order in ORDERS] + [[jobs[n] for n in each] for each in shuffles]
+    orders = [sorted(jobs, key=order) for order in ORDERS] + [[jobs[n] for n in item] for item in shuffles]
     tried = sorted((_spread([], order, prices) for order in orders), key=lambda groups: total(groups, prices))
     different = {groups_of(groups): groups for groups in reversed(tried)}
     best = sorted(different.values(), key=lambda groups: total(groups, prices))[:IMPROVED]
@@ -61,7 +61,7 @@ def groups_of(groups: Sequence[JobGroup]) -> frozenset[frozenset[str]]:
 def improve(groups: list[JobGroup], prices: Prices) -> list[JobGroup]:
     """Takes one or two groups apart and places their jobs anew among all, as long as that is cheaper."""
     for _ in range(ROUNDS):
-        best = min(_changed(groups, prices), key=lambda each: total(each, prices), default=groups)
+        best = min(_changed(groups, prices), key=lambda item: total(item, prices), default=groups)
         if total(best, prices) >= total(groups, prices) - 1e-9:
             break
         groups = best
@@ -69,18 +69,18 @@ def improve(groups: list[JobGroup], prices: Prices) -> list[JobGroup]:
 
 
 def _changed(groups: list[JobGroup], prices: Prices) -> list[list[JobGroup]]:
-    found = []
+    result = []
     for first in range(len(groups)):
         for second in range(first, len(groups)):
             rest = [group for index, group in enumerate(groups) if index not in (first, second)]
             parts = [groups[first]] if first == second else [groups[first], groups[second]]
             jobs = [member.job for part in parts for member in part.members]
-            found += [_spread(rest, order, prices) for order in _orders(jobs)]
+            result += [_spread(rest, order, prices) for order in _orders(jobs)]
         for member in groups[first].members:
             smaller = leave(groups[first], member.job.name)
             rest = [group for index, group in enumerate(groups) if index != first]
-            found.append(_spread([*rest, *([repacked(smaller, prices)] if smaller else [])], [member.job], prices))
-    return found
+            result.append(_spread([*rest, *([repacked(smaller, prices)] if smaller else [])], [member.job], prices))
+    return result
 
 
 def _orders(jobs: Sequence[SharedJob]) -> Iterable[Sequence[SharedJob]]:
@@ -127,10 +127,10 @@ class PackingTable:
     def __init__(self, prices: Prices, jobs: Sequence[SharedJob]):
         self.prices = prices
         self.groups: list[JobGroup] = []
-        self._least_train = min((job.train for job in jobs), default=0.0)
+        self._minimum_train = min((job.train for job in jobs), default=0.0)
         self._open: list[int] = []  # the groups that have a column
         self._columns = np.zeros((LOADS, len(jobs)))
-        self._most = np.full((LOADS, 1), np.inf)
+        self._limit = np.full((LOADS, 1), np.inf)
 
     def place(self, job: SharedJob) -> None:
         """As `multiplex.place`, and keeps the result."""
@@ -156,20 +156,20 @@ class PackingTable:
     def _candidates(self, job: SharedJob) -> Iterator[tuple[int, tuple[float, float]]]:
         """Columns that may do, the cheapest first; of each, new rollout machines and room that is left at best."""
         prices, longest = self.prices, job.limit
-        spare = prices.train_gb - job.train_gb
-        self._most[:LOAD, 0] = longest, longest - job.train, -job.train, spare, -job.train_nodes, -job.alone
-        self._most += 1e-9  # `join` is exact
-        fits = self._columns[:LOADS, : len(self._open)] <= self._most
+        standby = prices.train_gb - job.train_gb
+        self._limit[:LOAD, 0] = longest, longest - job.train, -job.train, standby, -job.train_nodes, -job.alone
+        self._limit += 1e-9  # `join` is exact
+        fits = self._columns[:LOADS, : len(self._open)] <= self._limit
         (columns,) = np.logical_and.reduce(fits).nonzero()
         if not len(columns):
             return
         rows = self._columns.take(columns, axis=1)
         bound = np.minimum(-rows[5], longest)
         loads = rows[LOADS::2] + job.rollout
-        room = loads <= bound
-        room &= rows[LOADS + 1 :: 2] <= prices.rollout_gb - job.rollout_gb
-        more = np.maximum(job.rollout_nodes - np.add.reduce(room), 0)
-        loads[~room] = 0.0
+        capacity = loads <= bound
+        capacity &= rows[LOADS + 1 :: 2] <= prices.rollout_gb - job.rollout_gb
+        more = np.maximum(job.rollout_nodes - np.add.reduce(capacity), 0)
+        loads[~capacity] = 0.0
         fullest = np.maximum.reduce(loads)  # of the machines that it can use
         left = bound - np.maximum(fullest, np.maximum(rows[LOAD], rows[1] + job.train))
         for at in np.lexsort((left, more)):
@@ -179,7 +179,7 @@ class PackingTable:
         """Writes a group into a column, or takes the column out when the group is full."""
         group = self.groups[index]
         limit, trained, load = group.limit, group.trained, group.load
-        if limit - trained < self._least_train:
+        if limit - trained < self._minimum_train:
             self._drop(column)
             return
         if column == len(self._open):
@@ -188,7 +188,7 @@ class PackingTable:
             self._columns = np.concatenate([self._columns, np.full((missing, self._columns.shape[1]), np.inf)])
         busy = max(load, group.natural)
         none = [np.inf] * (len(self._columns) - LOADS - 2 * group.rollout_nodes)
-        machines = [amount for each in zip(group.node_loads, group.node_gb, strict=True) for amount in each]
+        machines = [amount for item in zip(group.node_loads, group.node_gb, strict=True) for amount in item]
         allowed = (busy, trained, trained - limit, group.train_gb, -group.train_nodes, -limit)
         self._columns[:, column] = (*allowed, load, *machines, *none)
 

@@ -17,7 +17,7 @@ from sandbox.messages.cluster import SOLE
 AWAY = 0.35  # what it costs that the content must be fetched first
 DENSE = 16.0  # sandboxes for each processor that count as much as a busy host
 FULL = 0.97  # part of the memory or the disk in use from which a host takes no more
-TOLD = 5  # hosts named for each reason
+REPORTED = 5  # hosts named for each reason
 
 
 @dataclass(frozen=True)
@@ -61,62 +61,62 @@ def required(labels: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(SOLE): value for name, value in labels.items() if name.startswith(SOLE)}
 
 
-def refusal(host: HostView, wanted: PlacementRequest) -> str:
+def refusal(host: HostView, target: PlacementRequest) -> str:
     """Why `host` cannot take it; "": it can."""
     if not host.alive:
         return "does not answer"
     if host.draining:
         return "is being drained"
-    if any(host.labels.get(name) != value for name, value in required(wanted.labels).items()):
+    if any(host.labels.get(name) != value for name, value in required(target.labels).items()):
         return "has other labels"
-    if wanted.images and wanted.images.isdisjoint(host.images):
+    if target.images and target.images.isdisjoint(host.images):
         return "does not have the image"
-    if wanted.holders and not wanted.movable and host.name not in wanted.holders:
+    if target.holders and not target.movable and host.name not in target.holders:
         return "does not have the checkpoint"
-    if host.memory_free - wanted.memory < (1 - FULL) * host.memory_bytes:
+    if host.memory_free - target.memory < (1 - FULL) * host.memory_bytes:
         return "has no memory left"
     if host.disk_free < (1 - FULL) * host.disk_bytes:
         return "has no disk left"
     return ""
 
 
-def cost(host: HostView, wanted: PlacementRequest) -> float:
+def cost(host: HostView, target: PlacementRequest) -> float:
     """Lower is better. Only the order counts."""
     pressed = max(
         host.load / (host.load + host.cpus),
-        1 - (host.memory_free - wanted.memory) / host.memory_bytes,
+        1 - (host.memory_free - target.memory) / host.memory_bytes,
         1 - host.disk_free / host.disk_bytes,
     )
     density = (host.sandboxes + 4 * host.coming) / host.cpus / DENSE
-    away = AWAY if wanted.holders and host.name not in wanted.holders else 0.0
+    away = AWAY if target.holders and host.name not in target.holders else 0.0
     return pressed + density + away
 
 
-def ranked(hosts: Iterable[HostView], wanted: PlacementRequest) -> list[str]:
+def ranked(hosts: Iterable[HostView], target: PlacementRequest) -> list[str]:
     """The hosts that can take it, the best first. Equal ones in the order of their names."""
-    able = [host for host in hosts if not refusal(host, wanted)]
-    return [host.name for host in sorted(able, key=lambda host: (cost(host, wanted), host.name))]
+    able = [host for host in hosts if not refusal(host, target)]
+    return [host.name for host in sorted(able, key=lambda host: (cost(host, target), host.name))]
 
 
-def refusals(hosts: Iterable[HostView], wanted: PlacementRequest) -> str:
+def refusals(hosts: Iterable[HostView], target: PlacementRequest) -> str:
     """Why none can, for people: each reason with the hosts that have it."""
     reasons: dict[str, list[str]] = {}
     for host in hosts:
-        if why := refusal(host, wanted):
+        if why := refusal(host, target):
             reasons.setdefault(why, []).append(host.name)
-    told = [f"{', '.join(sorted(names)[:TOLD])} {why}" for why, names in reasons.items()]
-    return "; ".join(told) or "there is no host"
+    reported = [f"{', '.join(sorted(names)[:REPORTED])} {why}" for why, names in reasons.items()]
+    return "; ".join(reported) or "there is no host"
 
 
-def spread(hosts: Iterable[HostView], wanted: PlacementRequest, count: int) -> dict[str, int]:
+def spread(hosts: Iterable[HostView], target: PlacementRequest, count: int) -> dict[str, int]:
     """How many of `count` equal sandboxes each host gets: one after another, each where it is cheapest then."""
-    able = {host.name: host for host in hosts if not refusal(host, wanted)}
+    able = {host.name: host for host in hosts if not refusal(host, target)}
     shares: dict[str, int] = {}
-    heap = [(cost(host, wanted), name) for name, host in able.items()]
+    heap = [(cost(host, target), name) for name, host in able.items()]
     heapq.heapify(heap)
     for _ in range(count if heap else 0):
         _, name = heapq.heappop(heap)
         shares[name] = shares.get(name, 0) + 1
         able[name] = replace(able[name], coming=able[name].coming + 1)
-        heapq.heappush(heap, (cost(able[name], wanted), name))
+        heapq.heappush(heap, (cost(able[name], target), name))
     return shares

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 EVERYBODY = ""  # whose quota is that of owners who have none of their own
-SLACK = 1e-6  # of a resource: sums of fractions are not exact
+HEADROOM = 1e-6  # of a resource: sums of fractions are not exact
 
 Amounts = Mapping[str, float]
 
@@ -58,64 +58,64 @@ def decide(view: QueueView) -> list[StartJob | WaitJob]:
     """One action for each job that waits, in the order in which they are looked at."""
     free = total(view.machines)
     used: dict[str, dict[str, float]] = {}
-    for each in view.begun:
-        _take(each, free, used)
+    for item in view.begun:
+        _take(item, free, used)
     actions: list[StartJob | WaitJob] = []
-    ahead = next((each.job for each in view.begun if not each.placed and len(each.parts) > 1), "")
-    for each in sorted(view.waiting, key=lambda each: (-each.priority, each.number)):
-        reason = _never(each, view.machines) or _beyond(each, view.quotas, used.get(each.owner, {}))
+    ahead = next((item.job for item in view.begun if not item.placed and len(item.parts) > 1), "")
+    for item in sorted(view.waiting, key=lambda item: (-item.priority, item.number)):
+        reason = _never(item, view.machines) or _beyond(item, view.quotas, used.get(item.owner, {}))
         if not reason and ahead:
             reason = f"{ahead} comes first"
-        elif not reason and (missing := _missing(each.needs, free)):
-            reason, ahead = f"{missing} are in use", each.job
+        elif not reason and (missing := _missing(item.needs, free)):
+            reason, ahead = f"{missing} are in use", item.job
         if reason:
-            actions.append(WaitJob(each.job, reason))
+            actions.append(WaitJob(item.job, reason))
         else:
-            actions.append(StartJob(each.job))
-            _take(each, free, used)
-            ahead = each.job if len(each.parts) > 1 else ahead
+            actions.append(StartJob(item.job))
+            _take(item, free, used)
+            ahead = item.job if len(item.parts) > 1 else ahead
     return actions
 
 
 def total(machines: Iterable[Amounts]) -> dict[str, float]:
     """What they have together."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for machine in machines:
         for name, amount in machine.items():
-            found[name] = found.get(name, 0.0) + amount
-    return found
+            result[name] = result.get(name, 0.0) + amount
+    return result
 
 
-def _take(each: QueuedJob, free: dict[str, float], used: dict[str, dict[str, float]]) -> None:
-    mine = used.setdefault(each.owner, {})
-    for name, amount in each.needs.items():
+def _take(item: QueuedJob, free: dict[str, float], used: dict[str, dict[str, float]]) -> None:
+    mine = used.setdefault(item.owner, {})
+    for name, amount in item.needs.items():
         free[name] = free.get(name, 0.0) - amount
         mine[name] = mine.get(name, 0.0) + amount
 
 
-def _never(each: QueuedJob, machines: Sequence[Amounts]) -> str:
+def _never(item: QueuedJob, machines: Sequence[Amounts]) -> str:
     """Why no machine can take it even when nothing runs; "" when one can."""
     if not machines:
         return "no machine is there"
-    for part in each.parts:
+    for part in item.parts:
         lacks = [_missing(part, machine) for machine in machines]
         if all(lacks):
             return f"no machine has what it needs: {min(lacks, key=len)}"
-    missing = _missing(each.needs, total(machines))
+    missing = _missing(item.needs, total(machines))
     return f"all machines together lack what it needs: {missing}" if missing else ""
 
 
-def _beyond(each: QueuedJob, quotas: Mapping[str, Amounts], mine: Amounts) -> str:
-    quota = quotas.get(each.owner, quotas.get(EVERYBODY, {}))
+def _beyond(item: QueuedJob, quotas: Mapping[str, Amounts], mine: Amounts) -> str:
+    quota = quotas.get(item.owner, quotas.get(EVERYBODY, {}))
     over = [
         f"{name}={limit:g}"
         for name, limit in sorted(quota.items())
-        if name in each.needs and mine.get(name, 0.0) + each.needs[name] > limit + SLACK
+        if name in item.needs and mine.get(name, 0.0) + item.needs[name] > limit + HEADROOM
     ]
     return f"its owner may use {', '.join(over)} at once" if over else ""
 
 
 def _missing(needs: Amounts, free: Amounts) -> str:
     return ", ".join(
-        f"{name}={amount:g}" for name, amount in sorted(needs.items()) if amount > free.get(name, 0.0) + SLACK
+        f"{name}={amount:g}" for name, amount in sorted(needs.items()) if amount > free.get(name, 0.0) + HEADROOM
     )

@@ -48,7 +48,7 @@ class Subject:
     host: str  # where it runs
     durable: str  # its newest durable checkpoint there
     images: frozenset[str]
-    kept: tuple[ReplicaCopy, ...] = ()  # the newest first
+    retained: tuple[ReplicaCopy, ...] = ()  # the newest first
     waited: bool = False  # an answer waits for it
     since: float = 0.0  # when the copy became older than the sandbox
     store: bool = False  # the store is where it goes
@@ -58,7 +58,7 @@ class Subject:
     @property
     def copied(self) -> bool:
         """Whether there is a copy of the newest checkpoint."""
-        return any(each.checkpoint == self.durable and not each.old for each in self.kept)
+        return any(item.checkpoint == self.durable and not item.old for item in self.retained)
 
 
 @dataclass(frozen=True)
@@ -73,59 +73,59 @@ class CopyAction:
 
 
 def decide(
-    hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping[str, int], most: int
+    hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping[str, int], limit: int
 ) -> list[CopyAction]:
-    """What to begin now. `busy`: copies under way at each host, of which it may have `most`."""
+    """What to begin now. `busy`: copies under way at each host, of which it may have `limit`."""
     views = {host.name: host for host in hosts}
-    left = {name: most - busy.get(name, 0) for name in views} | {STORE: STREAMS - busy.get(STORE, 0)}
+    left = {name: limit - busy.get(name, 0) for name in views} | {STORE: STREAMS - busy.get(STORE, 0)}
     begun = []
     every = list(subjects)
-    for holder, count in Counter(each.holder for subject in every for each in subject.kept).items():
+    for holder, count in Counter(item.holder for subject in every for item in subject.retained).items():
         if holder in views:
             views[holder] = _with_more(views[holder], count)
     usable = {name for name, host in views.items() if not host.draining and (host.alive or host.silent < AWAY)}
-    lacking = [each for each in every if not each.copied or _wants_second(each, usable)]
-    lacking.sort(key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox))
+    lacking = [item for item in every if not item.copied or _wants_second(item, usable)]
+    lacking.sort(key=lambda item: (item.copied, not item.waited, item.since, item.store, item.sandbox))
     for subject in lacking:
         source = views.get(subject.host)
         if not subject.durable or source is None or not source.alive or source.doubted or left[subject.host] <= 0:
             continue
         if subject.fresh and not subject.waited:
             continue
-        target = _target(views, subject, left, most)
+        target = _target(views, subject, left, limit)
         if target is None:
             continue
-        base = next((each.checkpoint for each in subject.kept if each.holder == target and not each.old), "")
+        base = next((item.checkpoint for item in subject.retained if item.holder == target and not item.old), "")
         begun.append(CopyAction(subject.sandbox, subject.durable, subject.host, target, base))
         left[subject.host] -= 1
         left[target] -= 1
-        if target in views and not any(each.holder == target for each in subject.kept):
+        if target in views and not any(item.holder == target for item in subject.retained):
             views[target] = _with_more(views[target], 1)
     return begun
 
 
 def _wants_second(subject: Subject, usable: Set[str]) -> bool:
     """Of one whose newest state is copied: whether another host should have a copy as well."""
-    return not subject.store and not subject.new and sum(each.holder in usable for each in subject.kept) < HOLDERS
+    return not subject.store and not subject.new and sum(item.holder in usable for item in subject.retained) < HOLDERS
 
 
-def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, int], most: int) -> str | None:
+def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, int], limit: int) -> str | None:
     """The holder whose copy is the oldest, of those that have room for a stream; where there is none, another host.
 
     A holder that may be lost gets nothing until that is known: answers would wait for it.
     """
     if subject.store:
         return STORE if left[STORE] > 0 else None
-    wanted = PlacementRequest(images=subject.images)
-    holders = [each.holder for each in subject.kept if each.holder in views and each.holder != subject.host]
-    holders = [name for name in holders if not place.refusal(views[name], wanted)]
+    target = PlacementRequest(images=subject.images)
+    holders = [item.holder for item in subject.retained if item.holder in views and item.holder != subject.host]
+    holders = [name for name in holders if not place.refusal(views[name], target)]
     others = [host for name, host in views.items() if name not in (subject.host, *holders) and not host.doubted]
     if subject.copied:  # a second one
-        idle = [host for host in others if left[host.name] == left[subject.host] == most]
-        return next(iter(place.ranked(idle, wanted)), None) if len(holders) < HOLDERS else None
+        idle = [host for host in others if left[host.name] == left[subject.host] == limit]
+        return next(iter(place.ranked(idle, target)), None) if len(holders) < HOLDERS else None
     if holders:
         return next((name for name in reversed(holders) if left[name] > 0 and not views[name].doubted), None)
-    return next(iter(place.ranked([host for host in others if left[host.name] > 0], wanted)), None)
+    return next(iter(place.ranked([host for host in others if left[host.name] > 0], target)), None)
 
 
 def _with_more(host: HostView, copies: int) -> HostView:

@@ -21,9 +21,9 @@ class MachineSlot(msgspec.Struct, frozen=True, array_like=True):
 
     job: str
     round: int  # turns that it had
-    seat: int
+    slot: int
     machines: tuple[int, ...]
-    asks: bool  # it could begin now
+    requests: bool  # it could begin now
 
 
 class TurnsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ def due(turns: Iterable[MachineSlot], busy: Collection[int]) -> list[str]:
     []
     """
     taken, begin = set(busy), []
-    for turn in sorted(turns, key=lambda turn: (turn.round, turn.seat)):
-        if turn.asks and taken.isdisjoint(turn.machines):
+    for turn in sorted(turns, key=lambda turn: (turn.round, turn.slot)):
+        if turn.requests and taken.isdisjoint(turn.machines):
             begin.append(turn.job)
         taken.update(turn.machines)  # it works there from now on, or they are kept for it
     return begin

@@ -52,7 +52,7 @@ class JobCluster(Protocol):
 
     def machines(self) -> Sequence[Mapping[str, float]]: ...
     def place(self, job: str, run: str, parts: Mapping[str, Needs]) -> bool: ...
-    def ended(self, patience: float) -> Sequence[JobExit]: ...
+    def ended(self, timeout: float) -> Sequence[JobExit]: ...
     def remove(self, job: str) -> None: ...
 
 
@@ -65,13 +65,13 @@ class JobHead:
     def run(self) -> None:
         """Until no job is left."""
         while jobs := self.store.unfinished():
-            begun = [each for each in jobs if each.state != "queued"]
-            for each in begun:
-                if each.cancelling:
-                    self._end(each.id, "cancelled")
-                elif self.cluster.place(each.id, each.run, parts_of(each)) and each.state == "starting":
-                    self.store.change(each.id, state="running", reason="", started_at=each.started_at or time.time())
-            self._begin([each for each in jobs if each.state == "queued"], begun)
+            begun = [item for item in jobs if item.state != "queued"]
+            for item in begun:
+                if item.cancelling:
+                    self._end(item.id, "cancelled")
+                elif self.cluster.place(item.id, item.run, parts_of(item)) and item.state == "starting":
+                    self.store.change(item.id, state="running", reason="", started_at=item.started_at or time.time())
+            self._begin([item for item in jobs if item.state == "queued"], begun)
             before = time.monotonic()
             for end in self.cluster.ended(POLL_INTERVAL):
                 failed = end.status != local.DONE
@@ -80,12 +80,12 @@ class JobHead:
 
     def _begin(self, waiting: Sequence[JobRow], begun: Sequence[JobRow]) -> None:
         view = QueueView(
-            waiting=[_queued(each) for each in waiting],
-            begun=[_queued(each) for each in begun],
+            waiting=[_queued(item) for item in waiting],
+            begun=[_queued(item) for item in begun],
             machines=self.cluster.machines(),
             quotas=self.quotas,
         )
-        reasons = {each.id: each.reason for each in waiting}
+        reasons = {item.id: item.reason for item in waiting}
         for action in decide(view):
             match action:
                 case StartJob(job):
@@ -114,14 +114,14 @@ def _queued(row: JobRow) -> QueuedJob:
     return QueuedJob(row.id, parts, row.owner, row.priority, row.number, placed=row.state != "starting")
 
 
-def _connected(address: str, folder: Path) -> JobCluster:
+def _connected(address: str, directory: Path) -> JobCluster:
     """The one at the address, or that of this machine, which takes a while to answer and may give up meanwhile."""
     from coordinator.jobs.on_ray import OnRay
 
     deadline = time.monotonic() + CONNECT
     while True:
         try:
-            return OnRay(address or own_ray.start(folder))
+            return OnRay(address or own_ray.start(directory))
         except (ConnectionError, RuntimeError, TimeoutError):  # what Ray says of a cluster that does not answer
             if time.monotonic() > deadline:
                 raise
@@ -130,7 +130,7 @@ def _connected(address: str, folder: Path) -> JobCluster:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m coordinator.jobs.head")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--ray", default="", help="address of a cluster; else one of this machine")
     parser.add_argument("--quotas", type=json.loads, default={})
     options = parser.parse_args(arguments)
@@ -138,12 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.to_stderr("info")
     structs.learn()
     try:
-        with own(options.folder, "head.lock"):
-            store = JobStore(options.folder)
-            cluster = _connected(options.ray, options.folder)
+        with own(options.directory, "head.lock"):
+            store = JobStore(options.directory)
+            cluster = _connected(options.ray, options.directory)
             JobHead(store, cluster, options.quotas).run()
             if not options.ray:
-                own_ray.stop(options.folder)
+                own_ray.stop(options.directory)
     except Conflict:  # the former one has not quite ended
         return local.OWNED
     except (PagurusError, OSError, RuntimeError) as error:  # RuntimeError: Ray's word for a cluster that is gone

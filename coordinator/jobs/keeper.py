@@ -42,17 +42,17 @@ def parse_quotas(given: list[str]) -> dict[str, dict[str, float]]:
     >>> parse_quotas(["CPU=8,GPU=1", "alice:GPU=4"])
     {'': {'CPU': 8.0, 'GPU': 1.0}, 'alice': {'GPU': 4.0}}
     """
-    found = {}
-    for each in given:
-        owner, _, amounts = each.rpartition(":")
-        found[owner] = parse_needs(amounts)
-    return found
+    result = {}
+    for item in given:
+        owner, _, amounts = item.rpartition(":")
+        result[owner] = parse_needs(amounts)
+    return result
 
 
 def parse_needs(text: str) -> dict[str, float]:
     """``CPU=2,GPU=1``: amounts of resources, by Ray's names. Raises Invalid."""
     try:
-        return {name: float(amount) for name, _, amount in (each.partition("=") for each in text.split(","))}
+        return {name: float(amount) for name, _, amount in (item.partition("=") for item in text.split(","))}
     except ValueError:
         raise Invalid(f"{text!r} are no amounts", hint="write them like CPU=2,GPU=1") from None
 
@@ -63,16 +63,16 @@ def parse_prices(given: list[str]) -> dict[str, float]:
     >>> parse_prices(["GPU=2.5", "CPU=0.05"])
     {'GPU': 2.5, 'CPU': 0.05}
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for text in given:
         try:
             prices = msgspec.convert(parse_needs(text), Needs)
         except msgspec.ValidationError as error:
             raise Invalid(f"--price {text}: {error}", hint="write it like GPU=2.5") from None
-        if twice := sorted(set(prices) & set(found)):
+        if twice := sorted(set(prices) & set(result)):
             raise Invalid(f"--price names {twice[0]} twice", hint="give one price of an hour for each resource")
-        found |= prices
-    return found
+        result |= prices
+    return result
 
 
 class Jobs:
@@ -80,15 +80,15 @@ class Jobs:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         *,
         ray: str = "",
         quotas: Quotas | None = None,
         prices: Mapping[str, float] | None = None,
     ) -> None:
         """`prices`: of an hour, by the names of what jobs need."""
-        self._folder, self._ray, self._quotas, self._prices = folder, ray, quotas or {}, prices or {}
-        self._store = JobStore(folder)
+        self._directory, self._ray, self._quotas, self._prices = directory, ray, quotas or {}, prices or {}
+        self._store = JobStore(directory)
         self._lock = asyncio.Lock()  # one thread at a time
         self._wake = asyncio.Event()
 
@@ -106,7 +106,14 @@ class Jobs:
                 await asyncio.sleep(AGAIN)
 
     async def _head(self) -> int:
-        argv = [sys.executable, "-m", "coordinator.jobs.head", str(self._folder), "--quotas", json.dumps(self._quotas)]
+        argv = [
+            sys.executable,
+            "-m",
+            "coordinator.jobs.head",
+            str(self._directory),
+            "--quotas",
+            json.dumps(self._quotas),
+        ]
         process = tied.begin([*argv, "--ray", self._ray])
         try:
             return await asyncio.to_thread(process.wait)
@@ -123,10 +130,10 @@ class Jobs:
         return self._priced(made)
 
     async def all(self) -> list[JobInfo]:
-        return [self._priced(each) for each in await self._do(self._store.all)]
+        return [self._priced(item) for item in await self._do(self._store.all)]
 
     async def job(self, id: str) -> JobInfo:
-        return self._priced((await self._do(self._store.job, id)).told())
+        return self._priced((await self._do(self._store.job, id)).reported())
 
     async def cancel(self, id: str) -> JobInfo:
         return self._priced(await self._do(self._store.cancel, id))

@@ -76,13 +76,13 @@ class OnRay:
             states.append(ray.util.placement_group_table(group)["state"])
         return all(state == PLACED for state in states)
 
-    def ended(self, patience: float) -> list[RayJobExit]:
-        """Jobs that are over, as soon as there is one; none after `patience` seconds."""
+    def ended(self, timeout: float) -> list[RayJobExit]:
+        """Jobs that are over, as soon as there is one; none after `timeout` seconds."""
         waited = {end: key for key, end in self._ends.items() if key not in self._failed}
         if not waited:
             return []
-        ready, _ = ray.wait(list(waited), num_returns=1, timeout=patience)
-        return [found for end in ready if (found := self._outcome(*waited[end], end)) is not None]
+        ready, _ = ray.wait(list(waited), num_returns=1, timeout=timeout)
+        return [result for end in ready if (result := self._outcome(*waited[end], end)) is not None]
 
     def _outcome(self, job: str, part: str, end: Any) -> RayJobExit | None:
         try:
@@ -109,8 +109,8 @@ class OnRay:
             if _job(name) == job:
                 with contextlib.suppress(ValueError):  # it has just ended
                     ray.kill(ray.get_actor(name), no_restart=True)
-        for each in ray.util.placement_group_table().values():
-            if _job(each["name"]) == job and (group := self._group(each["name"])) is not None:
+        for item in ray.util.placement_group_table().values():
+            if _job(item["name"]) == job and (group := self._group(item["name"])) is not None:
                 ray.util.remove_placement_group(group)
 
     def _group(self, name: str) -> Any:
@@ -132,6 +132,6 @@ def _job(name: str) -> str:
 def _amounts(needs: Needs) -> dict[str, Any]:
     """As Ray's options of an actor have them."""
     named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    found: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0}
-    found |= {named[name]: amount for name, amount in needs.items() if name in named}
-    return found | {"resources": {name: amount for name, amount in needs.items() if name not in named}}
+    result: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0}
+    result |= {named[name]: amount for name, amount in needs.items() if name in named}
+    return result | {"resources": {name: amount for name, amount in needs.items() if name not in named}}

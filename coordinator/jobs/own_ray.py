@@ -23,17 +23,17 @@ NAME = "ray"
 TIMEOUT = 60.0  # seconds for it to end
 
 
-def start(folder: Path) -> str:
+def start(directory: Path) -> str:
     """The address of the one that runs, or of a new one; it may take a while until it answers."""
-    known = adopted.read(folder, NAME)
-    descriptor = None if known is None else adopted.hold(known)
-    if known is not None and descriptor is not None:
+    existing = adopted.read(directory, NAME)
+    descriptor = None if existing is None else adopted.hold(existing)
+    if existing is not None and descriptor is not None:
         os.close(descriptor)
-        return known.url
+        return existing.url
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = folder / "ray.log"
+    log = directory / "ray.log"
     with log.open("ab") as out:
         process = subprocess.Popen(
             [
@@ -47,14 +47,16 @@ def start(folder: Path) -> str:
         )
     address = f"127.0.0.1:{port}"
     at = adopted.started(process.pid) or 0
-    adopted.write(folder, RoleRecord(name=NAME, pid=process.pid, started=at, at=time.time(), url=address, log=str(log)))
+    adopted.write(
+        directory, RoleRecord(name=NAME, pid=process.pid, started=at, at=time.time(), url=address, log=str(log))
+    )
     return address
 
 
-def stop(folder: Path) -> None:
+def stop(directory: Path) -> None:
     """End it, with all its processes. Idempotent."""
-    known = adopted.read(folder, NAME)
-    descriptor = None if known is None else adopted.hold(known)
+    existing = adopted.read(directory, NAME)
+    descriptor = None if existing is None else adopted.hold(existing)
     if descriptor is None:
         return
     try:

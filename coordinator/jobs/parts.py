@@ -26,16 +26,16 @@ from rollout.engine import tls
 
 def make_key(run: Path) -> None:
     """Certificate and key by which the parts of a job on several machines know each other, if there is none yet."""
-    self_signed(tls.folder_of(run), "localhost")
+    self_signed(tls.directory_of(run), "localhost")
 
 
 @dataclass(frozen=True)
 class PartProcesses:
-    """What is kept alive for a part. `folder`: where its processes are written down."""
+    """What is kept alive for a part. `directory`: where its processes are written down."""
 
-    folder: Path
+    directory: Path
     programs: Mapping[str, Sequence[str]]
-    spares: Sequence[str] = field(default=local.SPARES)
+    standbys: Sequence[str] = field(default=local.STANDBYS)
 
 
 def processes(run: Path, part: str, others: Sequence[str], address: str) -> PartProcesses:
@@ -50,6 +50,6 @@ def processes(run: Path, part: str, others: Sequence[str], address: str) -> Part
     if TRAINER in others:
         del programs["trainer"]
         programs["rollout"] = [*programs["rollout"], "--at", address]
-    if any(each.startswith(ENGINE) for each in others):
+    if any(item.startswith(ENGINE) for item in others):
         programs["rollout"] = [*programs["rollout"], "--placed"]
     return PartProcesses(run, programs)

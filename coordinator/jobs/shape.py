@@ -19,9 +19,9 @@ def parts_of(job: JobInfo) -> dict[str, Needs]:
     >>> list(parts_of(JobInfo(id="j-1", run="/r", needs={"CPU": 2}, engine_needs={"GPU": 1}, engines=2)))
     ['run', 'engine-0', 'engine-1']
     """
-    found: dict[str, Needs] = {RUN: job.needs}
+    result: dict[str, Needs] = {RUN: job.needs}
     if job.trainer_needs:
-        found[TRAINER] = job.trainer_needs
+        result[TRAINER] = job.trainer_needs
     if job.engine_needs:
-        found |= {f"{ENGINE}{number}": job.engine_needs for number in range(job.engines)}
-    return found
+        result |= {f"{ENGINE}{number}": job.engine_needs for number in range(job.engines)}
+    return result

@@ -32,7 +32,7 @@ CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, open INT
 CREATE INDEX jobs_open ON jobs (open) WHERE open;
 """
 ENDED = ("done", "failed", "cancelled")
-KEPT = 1000  # jobs that have ended
+RETAINED = 1000  # jobs that have ended
 
 
 class JobRow(JobInfo, kw_only=True):
@@ -41,16 +41,16 @@ class JobRow(JobInfo, kw_only=True):
     cancelling: bool = False  # the head is asked to end it
     number: int = 0
 
-    def told(self) -> JobInfo:
+    def reported(self) -> JobInfo:
         return msgspec.convert(self, JobInfo, from_attributes=True)
 
 
 class JobStore:
     """The file in a directory. Blocking; for one thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        private.file(folder / NAME)
-        self._database = connect(folder / NAME, SCHEMA, version=VERSION)
+    def __init__(self, directory: Path) -> None:
+        private.file(directory / NAME)
+        self._database = connect(directory / NAME, SCHEMA, version=VERSION)
 
     def close(self) -> None:
         self._database.close()
@@ -58,10 +58,10 @@ class JobStore:
     def submit(self, request: JobRequest, owner: str) -> JobInfo:
         """A new job. Raises Conflict when its run is an unfinished job's already."""
         with transaction(self._database) as database:
-            for each in self._read("WHERE open"):
-                if each.run == request.run:
+            for item in self._read("WHERE open"):
+                if item.run == request.run:
                     raise Conflict(
-                        f"{request.run} is job {each.id}, which has not ended", hint=f"pagurus cancel {each.id}"
+                        f"{request.run} is job {item.id}, which has not ended", hint=f"pagurus cancel {item.id}"
                     )
             row = JobRow(
                 id=f"j-{secrets.token_hex(5)}",
@@ -76,22 +76,22 @@ class JobStore:
             )
             database.execute("INSERT INTO jobs (id, open, row) VALUES (?, 1, ?)", (row.id, msgspec.msgpack.encode(row)))
             database.execute(
-                "DELETE FROM jobs WHERE NOT open AND number <= (SELECT max(number) FROM jobs) - ?", (KEPT,)
+                "DELETE FROM jobs WHERE NOT open AND number <= (SELECT max(number) FROM jobs) - ?", (RETAINED,)
             )
-        return row.told()
+        return row.reported()
 
     def all(self) -> list[JobInfo]:
-        return [each.told() for each in self._read("")]
+        return [item.reported() for item in self._read("")]
 
     def unfinished(self) -> list[JobRow]:
         return self._read("WHERE open")
 
     def job(self, id: str) -> JobRow:
         """By its id or how that begins."""
-        found = self._read("WHERE substr(id, 1, ?) = ?", (len(id), id))
-        if len(found) != 1:
+        result = self._read("WHERE substr(id, 1, ?) = ?", (len(id), id))
+        if len(result) != 1:
             raise NotFound(f"no such job: {id}", hint="list those there are with `pagurus jobs`")
-        return found[0]
+        return result[0]
 
     def change(self, id: str, *, only: Collection[str] = (), **fields: object) -> JobRow:
         """The job with these fields, if it has not ended and is in one of the states `only`; else as it is."""
@@ -113,7 +113,7 @@ class JobStore:
         row = self.change(self.job(id).id, only=("queued",), state="cancelled", reason="")
         if row.state not in ENDED:
             row = self.change(row.id, cancelling=True)
-        return row.told()
+        return row.reported()
 
     def _read(self, where: str, values: tuple[object, ...] = ()) -> list[JobRow]:
         rows = self._database.execute(f"SELECT number, row FROM jobs {where} ORDER BY number", values).fetchall()

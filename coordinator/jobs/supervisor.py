@@ -31,14 +31,14 @@ def remember(run: Path, environment: Mapping[str, str]) -> None:
 
 def main(run: Path, part: str, parts: Sequence[str], address: str) -> int:
     tie()
-    known = local.roles_of(run) / ENVIRONMENT
-    if known.exists():
-        os.environ.update(json.loads(known.read_bytes()))
+    existing = local.roles_of(run) / ENVIRONMENT
+    if existing.exists():
+        os.environ.update(json.loads(existing.read_bytes()))
     if (run / "summary.json").exists():
         return local.DONE
     try:
-        kept = processes(run, part, parts, address)
-        return local.supervise(run, kept.programs, spares=kept.spares, at=kept.folder)
+        retained = processes(run, part, parts, address)
+        return local.supervise(run, retained.programs, standbys=retained.standbys, at=retained.directory)
     except Conflict as error:  # of an actor that has not quite ended, or of `pagurus train`
         print(error, file=sys.stderr)
         return local.OWNED

@@ -48,11 +48,11 @@ class SimulatedCluster:
         shares = place.spread(self._views(), PlacementRequest(), self.sandboxes)
         names = [name for name, count in sorted(shares.items()) for _ in range(count)]
         self.where = {f"s{number:05}": name for number, name in enumerate(names)}
-        self.came = dict.fromkeys(self.where, -balance.SETTLED)
+        self.came = dict.fromkeys(self.where, -balance.FINALIZED)
         if self.lost_every:
             self.clock.after(self.lost_every, self._lose)
         if self.moves:
-            self.clock.after(1.0, self._look)
+            self.clock.after(1.0, self._poll)
         self.clock.after(seconds, lambda: None)
         self.clock.run(until=lambda: self.clock.now >= seconds)
         return self
@@ -78,7 +78,7 @@ class SimulatedCluster:
         self.clock.after(self.away, lambda: self.alive.__setitem__(name, self.clock.now))
         self.clock.after(float(self._chance.exponential(self.lost_every)), self._lose)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now, views = self.clock.now, self._views()
         steady = {name: now - since for name, since in self.alive.items()}
         givers = balance.givers(views, self.under_way, steady)
@@ -86,13 +86,13 @@ class SimulatedCluster:
         residents = [
             MovableSandbox(sandbox, host, IMAGES, idle=now - self.came[sandbox])
             for sandbox, host in self.where.items()
-            if host in givers and sandbox not in moving and now - self.came[sandbox] >= balance.SETTLED
+            if host in givers and sandbox not in moving and now - self.came[sandbox] >= balance.FINALIZED
         ]
-        residents = [each for each in residents if self._chance.random() >= self.used]
+        residents = [item for item in residents if self._chance.random() >= self.used]
         for move in balance.decide(views, balance.offered(residents), self.under_way, steady) if givers else ():
             self.under_way.append(move)
             self.clock.after(self.takes, lambda move=move: self._arrive(move))  # type: ignore[misc]
-        self.clock.after(1.0, self._look)
+        self.clock.after(1.0, self._poll)
 
     def _arrive(self, move: Move) -> None:
         self.under_way.remove(move)
@@ -101,7 +101,7 @@ class SimulatedCluster:
             self.moved[move.sandbox] += 1
 
 
-def figures(seed: int, seconds: float = 1800.0) -> dict[str, Any]:
+def metrics(seed: int, seconds: float = 1800.0) -> dict[str, Any]:
     """20 hosts with 600 sandboxes, of which one is lost each minute: with moves and without."""
 
     def run(*, moves: bool, lost_every: float = 60.0) -> SimulatedCluster:

@@ -49,7 +49,7 @@ class SimulatedRequest:
 
 
 class SimulatedEngine:
-    """``engine.ask(prompt=512, tokens=100, done=ended)``"""
+    """``engine.request(prompt=512, tokens=100, done=ended)``"""
 
     def __init__(self, clock: Ticks, rates: StepCosts, hardware: str = ""):
         self.clock, self.rates, self.hardware = clock, rates, hardware
@@ -66,7 +66,7 @@ class SimulatedEngine:
         self._waiting: deque[SimulatedRequest] = deque()
         self._reading: deque[SimulatedRequest] = deque()
 
-    def ask(
+    def request(
         self, *, prompt: float, tokens: float, done: Callable[[], None], read: Callable[[], None] = lambda: None
     ) -> SimulatedRequest:
         """`read` happens when `prompt` tokens were read, `done` when `tokens` were sampled after them."""

@@ -25,7 +25,7 @@ class HandoverStep:
     """Seconds."""
 
     rollout: float = 0.0
-    whole: float = 0.0  # with the gradients that were left
+    complete: float = 0.0  # with the gradients that were left
     hidden: float = 0.0  # share of the gradients that were computed during the rollout
     gone: float = 0.0  # when engines went over; 0: none did
 
@@ -64,7 +64,7 @@ class Rollout:
         self._on_way: dict[tuple[int, int], tuple[SimulatedEngine, SimulatedRequest]] = {}
         self._computed, self._since, self._pace = 0.0, 0.0, 0.0  # gradients in seconds of all GPUs; of them a second
         for (group, member), tokens in np.ndenumerate(lengths):
-            self._ask(
+            self._request(
                 (group, member),
                 self.engines[(group * lengths.shape[1] + member) % len(self.engines)],
                 0.0,
@@ -76,12 +76,12 @@ class Rollout:
         self._compute(1.0)
         self.step.rollout = self.clock.now
         self.step.hidden = self._computed / self.train
-        self.step.whole = self.step.rollout + self.train - self._computed
-        self.step.whole += self.machines.switch if self.step.gone else 0.0
+        self.step.complete = self.step.rollout + self.train - self._computed
+        self.step.complete += self.machines.switch if self.step.gone else 0.0
         return self.step
 
-    def _ask(self, answer: tuple[int, int], engine: SimulatedEngine, prompt: float, tokens: float) -> None:
-        request = engine.ask(prompt=prompt, tokens=tokens, done=lambda: self._ended(answer))
+    def _request(self, answer: tuple[int, int], engine: SimulatedEngine, prompt: float, tokens: float) -> None:
+        request = engine.request(prompt=prompt, tokens=tokens, done=lambda: self._ended(answer))
         self._on_way[answer] = engine, request
 
     def _ended(self, answer: tuple[int, int]) -> None:
@@ -94,8 +94,8 @@ class Rollout:
     @property
     def _ready(self) -> float:
         """Share of the tokens that are of whole groups."""
-        whole = sum(self._tokens[group] for group, left in self._left.items() if not left)
-        return float(whole / self._tokens.sum())
+        complete = sum(self._tokens[group] for group, left in self._left.items() if not left)
+        return float(complete / self._tokens.sum())
 
     def _compute(self, ready: float) -> None:
         """Gradients up to now, of no more than what was whole since the last answer ended."""
@@ -106,7 +106,7 @@ class Rollout:
     def _hand_over(self) -> None:
         stay = handover.staying(
             len(self.engines), len(self._on_way), 1 - len(self._on_way) / self.size,
-            base=self.rates.base, each=self.rates.per_sequence, slots=self.rates.slots,
+            base=self.rates.base, item=self.rates.per_sequence, slots=self.rates.slots,
         )  # fmt: skip
         if self.step.gone or stay == len(self.engines):
             return
@@ -116,44 +116,44 @@ class Rollout:
             if engine not in self.engines[:stay]:
                 sampled, left = engine.progress(request)
                 engine.cancel(request)
-                self._ask(answer, min(self.engines[:stay], key=lambda each: each.load), sampled, left)
+                self._request(answer, min(self.engines[:stay], key=lambda item: item.load), sampled, left)
 
 
-def _plot(seen: dict[bool, list[HandoverStep]], steps: int = 4) -> Plot:
+def _plot(observed: dict[bool, list[HandoverStep]], steps: int = 4) -> Plot:
     spans = list[PlotSpan]()
-    for number, pair in enumerate(zip(seen[False][:steps], seen[True][:steps], strict=True)):
+    for number, pair in enumerate(zip(observed[False][:steps], observed[True][:steps], strict=True)):
         for step, name in zip(pair, ("gradients afterwards", "engines go over"), strict=True):
             row = f"step {number + 1}, {name}"
             went = step.gone + SWITCH if step.gone else step.rollout
             spans += [
                 PlotSpan(row, 0.0, went, "all engines sample"),
-                PlotSpan(row, step.rollout, step.whole, "gradients"),
+                PlotSpan(row, step.rollout, step.complete, "gradients"),
             ]
             spans.append(PlotSpan(row, went, step.rollout, "some sample, the others compute gradients"))
     title = "Gradients that are computed while the last answers are awaited need not be computed after them"
     return Plot(title=title, x="seconds", y="", spans=spans)
 
 
-def figures(seed: int, steps: int = 12) -> dict[str, Any]:
+def metrics(seed: int, steps: int = 12) -> dict[str, Any]:
     """Engines that go over to gradients before the last answers have ended, against engines that stay."""
     rates = StepCosts(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
 
     def played(spread: float, share: float) -> dict[bool, list[HandoverStep]]:
-        draw, seen = np.random.default_rng(seed), {False: list[HandoverStep](), True: list[HandoverStep]()}
+        draw, observed = np.random.default_rng(seed), {False: list[HandoverStep](), True: list[HandoverStep]()}
         for _ in range(steps):
             lengths = np.clip(2000 * draw.lognormal(-(spread**2) / 2, spread, (GROUPS, SIZE)), 16, 16_384)
             train = share * Rollout(lengths, rates, 1.0, moves=False).run().rollout
-            for moves, found in seen.items():
-                found.append(Rollout(lengths, rates, train, moves=moves).run())
-        return seen
+            for moves, result in observed.items():
+                result.append(Rollout(lengths, rates, train, moves=moves).run())
+        return observed
 
-    def ratio(seen: dict[bool, list[HandoverStep]]) -> dict[str, float]:
-        rollouts = [sum(each.rollout for each in found) for found in seen.values()]
+    def ratio(observed: dict[bool, list[HandoverStep]]) -> dict[str, float]:
+        rollouts = [sum(item.rollout for item in result) for result in observed.values()]
         return {
-            "ratio": round(sum(s.whole for s in seen[False]) / sum(s.whole for s in seen[True]), 3),
+            "ratio": round(sum(s.complete for s in observed[False]) / sum(s.complete for s in observed[True]), 3),
             "rollout_slower": round(rollouts[1] / rollouts[0], 3),
-            "hidden": round(float(np.mean([each.hidden for each in seen[True]])), 3),
-            "gone_after": round(float(np.mean([each.gone / each.rollout for each in seen[True]])), 2),
+            "hidden": round(float(np.mean([item.hidden for item in observed[True]])), 3),
+            "gone_after": round(float(np.mean([item.gone / item.rollout for item in observed[True]])), 2),
         }
 
     drawn = played(1.4, 0.5)

@@ -41,14 +41,14 @@ class Course:
 class TimeSlicedMachines:
     """Machines of one kind, in turns (coordinator.decide.turns)."""
 
-    def __init__(self, wanted: Sequence[tuple[str, tuple[int, ...]]], steps: int):
-        """`wanted`: of each job, in the order of their seats, the machines that it uses in each of its steps."""
-        self.wanted, self.steps = wanted, steps
-        self.rounds = {name: 0 for name, _ in wanted}
+    def __init__(self, target: Sequence[tuple[str, tuple[int, ...]]], steps: int):
+        """`target`: of each job, in the order of their seats, the machines that it uses in each of its steps."""
+        self.target, self.steps = target, steps
+        self.rounds = {name: 0 for name, _ in target}
         self.busy: set[int] = set()
         self.waiting: dict[str, Callable[[], None]] = {}
 
-    def ask(self, name: str, begin: Callable[[], None]) -> None:
+    def request(self, name: str, begin: Callable[[], None]) -> None:
         self.waiting[name] = begin
         self._serve()
 
@@ -58,12 +58,12 @@ class TimeSlicedMachines:
 
     def _serve(self) -> None:
         turns = [
-            MachineSlot(name, self.rounds[name], seat, machines, name in self.waiting)
-            for seat, (name, machines) in enumerate(self.wanted)
+            MachineSlot(name, self.rounds[name], slot, machines, name in self.waiting)
+            for slot, (name, machines) in enumerate(self.target)
             if self.rounds[name] < self.steps
         ]
         for name in due(turns, self.busy):
-            self.busy.update(dict(self.wanted)[name])
+            self.busy.update(dict(self.target)[name])
             self.rounds[name] += 1
             self.waiting.pop(name)()
 
@@ -117,7 +117,7 @@ class _Turns:
 
         def rolled(held: tuple[int, ...]) -> None:
             self.rollout.give(held)
-            self.train.ask(job.name, training)
+            self.train.request(job.name, training)
 
         def training() -> None:
             spent = self._switched("train", (0,), job)
@@ -131,7 +131,7 @@ class _Turns:
             if done < self.steps:
                 self._begin(job, nodes, done)
 
-        self.rollout.ask(job.name, rolling)
+        self.rollout.request(job.name, rolling)
 
     def _switched(self, kind: str, machines: Sequence[int], job: SharedJob) -> float:
         changed = [machine for machine in machines if self.last.get((kind, machine), job.name) != job.name]

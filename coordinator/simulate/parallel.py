@@ -45,25 +45,25 @@ class Hardware:
 def play(lengths: list[int], gpus: int, hardware: Hardware, prompt: int = 500) -> tuple[float, int]:
     """Seconds of one engine for all these answers, and preemptions."""
     waiting, running = deque((length, 0) for length in lengths), list[list[int]]()
-    room, seconds, preempted = hardware.cache(gpus), 0.0, 0
+    capacity, seconds, preempted = hardware.cache(gpus), 0.0, 0
     held = 0.0
     while waiting or running:
-        while waiting and (not running or held + prompt + waiting[0][1] + PIECE <= room):
+        while waiting and (not running or held + prompt + waiting[0][1] + PIECE <= capacity):
             length, sampled = waiting.popleft()
             running.append([length, sampled])
             held += prompt + sampled
             seconds += (prompt + sampled) / hardware.prefill / gpus
-        while len(running) > 1 and held + PIECE * len(running) > room:
+        while len(running) > 1 and held + PIECE * len(running) > capacity:
             length, sampled = running.pop()
             waiting.appendleft((length, sampled))
             held -= prompt + sampled
             preempted += 1
         seconds += PIECE * hardware.step(gpus, held)
-        for each in running:
-            each[1] += PIECE
+        for item in running:
+            item[1] += PIECE
         held += PIECE * len(running)
         held -= sum(prompt + sampled for length, sampled in running if sampled >= length)
-        running = [each for each in running if each[1] < each[0]]
+        running = [item for item in running if item[1] < item[0]]
     return seconds, preempted
 
 
@@ -72,17 +72,17 @@ def run(means: list[float], seed: int, hardware: Hardware, gpus: int | None) -> 
     `gpus`: None lets the planner choose."""
     planner, draw, total, chosen = Planner(GPUS), np.random.default_rng(seed), 0.0, list[int]()
     for mean in means:
-        lengths = [int(each) for each in np.clip(mean * draw.lognormal(-0.32, 0.8, GROUPS * SIZE), 32, 16_384)]
-        each = planner.degree if gpus is None else gpus
-        chosen.append(each)
-        engines = GPUS // each
-        played = [play(lengths[number::engines], each, hardware) for number in range(engines)]
+        lengths = [int(item) for item in np.clip(mean * draw.lognormal(-0.32, 0.8, GROUPS * SIZE), 32, 16_384)]
+        item = planner.degree if gpus is None else gpus
+        chosen.append(item)
+        engines = GPUS // item
+        played = [play(lengths[number::engines], item, hardware) for number in range(engines)]
         total += max(seconds for seconds, _ in played)
         planner.ended(sum(preempted for _, preempted in played))
     return total, chosen
 
 
-def figures(seed: int, steps: int = 48) -> dict[str, Any]:
+def metrics(seed: int, steps: int = 48) -> dict[str, Any]:
     """GPUs of each engine chosen while answers grow and shrink, against each fixed number of them."""
     hardware, third = Hardware(), steps // 3
     grows = [*np.linspace(700, 3000, third), *([3000.0] * third), *([700.0] * (steps - 2 * third))]

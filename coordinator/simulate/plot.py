@@ -38,8 +38,8 @@ def counted(changes: Iterable[tuple[float, int]], until: float = float("inf")) -
     >>> counted([(0.0, 1), (0.0, 1), (2.0, -1)])
     ([0.0, 2.0], [2, 1])
     """
-    known = [(at, change) for at, change in changes if at <= until]
-    totals = dict(zip((at for at, _ in known), accumulate(change for _, change in known), strict=True))
+    existing = [(at, change) for at, change in changes if at <= until]
+    totals = dict(zip((at for at, _ in existing), accumulate(change for _, change in existing), strict=True))
     return list(totals), list(totals.values())
 
 
@@ -49,4 +49,4 @@ def per_second(events: Iterable[tuple[float, float]], width: float, until: float
     for at, amount in events:
         if at < width * len(sums):
             sums[int(at / width)] += amount
-    return [width * (number + 0.5) for number in range(len(sums))], [each / width for each in sums]
+    return [width * (number + 0.5) for number in range(len(sums))], [item / width for item in sums]

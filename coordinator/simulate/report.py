@@ -33,24 +33,24 @@ HINT = 'pip install "pagurus[train]"'
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "pagurus", "text.parse_math": False, "font.size": 10}
 
 
-def page(name: str, what: str, seed: int, figures: Mapping[str, Any], plot: Plot) -> str:
+def page(name: str, what: str, seed: int, metrics: Mapping[str, Any], plot: Plot) -> str:
     """`what`: a sentence on the scenario."""
     rows = "".join(
-        f"<tr><td>{escape(figure)}</td><td>{escape(value)}</td></tr>" for figure, value in flat(figures)
+        f"<tr><td>{escape(figure)}</td><td>{escape(value)}</td></tr>" for figure, value in flat(metrics)
     )  # fmt: skip
     return PAGE.format(
         name=escape(name), what=escape(what), title=escape(plot.title), drawing=drawn(plot), rows=rows, seed=seed,
-        inputs=escape(str(figures.get("inputs", "All of them are drawn: see the scenario's code."))),
+        inputs=escape(str(metrics.get("inputs", "All of them are drawn: see the scenario's code."))),
     )  # fmt: skip
 
 
-def flat(figures: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def flat(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """All but the inputs, with the names of those that they are in.
 
     >>> list(flat({"7B": {"ratio": 1.9}, "control": 1.0}))
     [('7B: ratio', '1.9'), ('control', '1.0')]
     """
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}: ")
         elif name != "inputs":

@@ -123,19 +123,19 @@ class RolloutSimulation:
         self.plan, self.clock = plan, VirtualClock()
         self.policy = RolloutPolicy(plan.rules)
         hardware = plan.hardware or [""] * len(plan.engines)
-        self.engines = [SimulatedEngine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
+        self.engines = [SimulatedEngine(self.clock, *item) for item in zip(plan.engines, hardware, strict=True)]
         self._prompts: Counter[SimulatedEngine] = Counter()  # tokens of the requests that each has
         self.profiles = Profiles()
         self.trained_at = 0.0
         self.came = Came()
         self.groups: dict[int, SimulatedGroup] = {}
-        self.whole: dict[int, SimulatedGroup] = {}
+        self.complete: dict[int, SimulatedGroup] = {}
         self.waiting: list[int] = []  # prompts that were put off
         self.left: dict[
             int, dict[int, SimulatedTrajectory | None]
         ] = {}  # where their trajectories stood, if they go on
         self.issued, self.version = 0, 0
-        self.asked_at: float | None = 0.0
+        self.requested_at: float | None = 0.0
         self.training = self.ended = False
         self._at_barrier: list[SimulatedTrajectory] = []
         self._unplaced: list[SimulatedGroup] = []  # groups that wait for an engine, under barrier `group`
@@ -151,8 +151,8 @@ class RolloutSimulation:
             raise RuntimeError("the simulated run stands still: nothing is left to happen and prompts are left")
         self.came.seconds = self.clock.now
         self.came.sampled = sum(engine.tokens for engine in self.engines)
-        whole = sum(engine.busy for engine in self.engines)
-        self.came.busy_share = whole / (len(self.engines) * self.clock.now) if self.clock.now else 0.0
+        complete = sum(engine.busy for engine in self.engines)
+        self.came.busy_share = complete / (len(self.engines) * self.clock.now) if self.clock.now else 0.0
         return self.came
 
     # ----------------------------------------------------------------- what the policy sees, and what it says
@@ -163,23 +163,23 @@ class RolloutSimulation:
 
         return RolloutView(
             version=self.version,
-            asked=self.asked_at is not None,
+            requested=self.requested_at is not None,
             training=self.training,
             running=[
                 GroupView(
                     str(group.number),
                     group.number,
                     [
-                        TrajectoryView(n, state(each), each.version if each else None)
-                        for n, each in group.members.items()
+                        TrajectoryView(n, state(item), item.version if item else None)
+                        for n, item in group.members.items()
                     ],
                     deferred=group.deferred,
                 )
                 for group in self.groups.values()
             ],
             buffered=[
-                BufferedGroup(str(number), number, [each.version for each in group.members.values() if each])
-                for number, group in self.whole.items()
+                BufferedGroup(str(number), number, [item.version for item in group.members.values() if item])
+                for number, group in self.complete.items()
             ],
             queued=0,
             more=self.issued < self.plan.prompts,
@@ -204,7 +204,7 @@ class RolloutSimulation:
             case Abort(prompt, index):
                 self._stop(self.groups[int(prompt)].members.pop(index))
             case FinishGroup(prompt):
-                self.whole[int(prompt)] = self.groups.pop(int(prompt))
+                self.complete[int(prompt)] = self.groups.pop(int(prompt))
             case Defer(prompt):
                 group = self.groups.pop(int(prompt))
                 for member in group.members.values():
@@ -213,7 +213,7 @@ class RolloutSimulation:
                 if self.plan.rules.tail_resumes:
                     self.left[group.number] = group.members
             case HandOut(prompts):
-                self._train([self.whole.pop(int(prompt)) for prompt in prompts])
+                self._train([self.complete.pop(int(prompt)) for prompt in prompts])
             case NoMoreBatches():
                 self.ended = True
             case _:
@@ -230,20 +230,20 @@ class RolloutSimulation:
             else:
                 return
             members = tail.members(self.plan.rules, deferred=deferred)
-            known = self.left.get(number, {})
-            kept = {n: each for n, each in known.items() if each is not None and each.ended}
-            self.groups[number] = SimulatedGroup(number, deferred, dict.fromkeys(range(members)) | kept)
+            existing = self.left.get(number, {})
+            retained = {n: item for n, item in existing.items() if item is not None and item.ended}
+            self.groups[number] = SimulatedGroup(number, deferred, dict.fromkeys(range(members)) | retained)
 
     def _train(self, groups: list[SimulatedGroup]) -> None:
-        assert self.asked_at is not None
+        assert self.requested_at is not None
         self.came.batches.append([group.number for group in groups])
-        waited = self.clock.now - self.asked_at
+        waited = self.clock.now - self.requested_at
         self.came.rollout_seconds.append(waited)
-        taken = [each for group in groups for each in list(group.members.values())[: self.plan.rules.size] if each]
+        taken = [item for group in groups for item in list(group.members.values())[: self.plan.rules.size] if item]
         self.came.accepted += [sum(turn.tokens for turn in member.turns) for member in taken]
         self.came.tokens = sum(self.came.accepted)
         self._weigh([self.version - member.version for member in taken], waited)
-        self.asked_at, self.training = None, True
+        self.requested_at, self.training = None, True
         self.clock.after(self.plan.trainer, self._trained)
 
     def _weigh(self, lags: list[int], waited: float) -> None:
@@ -257,7 +257,7 @@ class RolloutSimulation:
             self.plan.bound.see(TrainerStepRecord(lag=lag, ess=ess, seconds=max(seconds, 1e-9), waited=waited))
 
     def _trained(self) -> None:
-        self.version, self.training, self.asked_at = self.version + 1, False, self.clock.now
+        self.version, self.training, self.requested_at = self.version + 1, False, self.clock.now
         self._decide()
 
     # ----------------------------------------------------------------- trajectories
@@ -285,8 +285,8 @@ class RolloutSimulation:
         size = self.plan.rules.size
         while self._unplaced:
             held = {engine: 0 for engine in self.engines}
-            for group in [*self.groups.values(), *self.whole.values()]:
-                if group.home is not None and not all(each and each.ended for each in group.members.values()):
+            for group in [*self.groups.values(), *self.complete.values()]:
+                if group.home is not None and not all(item and item.ended for item in group.members.values()):
                     held[group.home] += size
             home = min(self.engines, key=lambda engine: held[engine] - engine.rates.slots)
             if held[home] and held[home] + size > home.rates.slots:
@@ -312,7 +312,7 @@ class RolloutSimulation:
         self.came.turns.append((now, kind, engine.hardware))
         measured = member.measured = AnswerTimer(engine, kind, new=int(turn.prompt), read=read, now=now)
         self._prompts[engine] += member.tokens + int(turn.prompt)
-        member.request = engine.ask(
+        member.request = engine.request(
             prompt=read,
             tokens=turn.tokens,
             done=lambda: self._answered(member),
@@ -356,9 +356,9 @@ class RolloutSimulation:
     def _matters(self, member: SimulatedTrajectory) -> bool:
         """Whether the end of a trajectory can change what is decided: its group may be whole, or its slot is wanted."""
         members = self.groups[member.prompt].members.values()
-        ended = sum(each is not None and each.ended for each in members)
+        ended = sum(item is not None and item.ended for item in members)
         return ended >= self.plan.rules.size or any(
-            each is None for group in self.groups.values() for each in group.members.values()
+            item is None for group in self.groups.values() for item in group.members.values()
         )
 
     def _stop(self, member: SimulatedTrajectory | None) -> None:
@@ -381,14 +381,14 @@ class RolloutSimulation:
         kind = self.plan.kind(member.prompt)
         servers = [
             ServerView(
-                str(n), "serving", 1 << 30, each.load, self._prompts[each], each.hardware, each.readers, each.reading
+                str(n), "serving", 1 << 30, item.load, self._prompts[item], item.hardware, item.readers, item.reading
             )
-            for n, each in enumerate(self.engines)
-            if each.hardware == self.plan.place.get(kind, each.hardware)
+            for n, item in enumerate(self.engines)
+            if item.hardware == self.plan.place.get(kind, item.hardware)
         ]
         homes = [str(self.engines.index(member.engine))] if member.engine is not None else []
         held = member.held.get(member.engine, 0) if member.engine is not None else 0
         tokens = member.tokens + int(member.turns[member.at].prompt)
-        ask = RoutedRequest(0, 0, homes, held, tokens, self.profiles.need(kind))
-        (sent,) = route(RouteView(servers=servers, waiting=[ask], rates=self.profiles.rates()), RoutingRules())
+        request = RoutedRequest(0, 0, homes, held, tokens, self.profiles.need(kind))
+        (sent,) = route(RouteView(servers=servers, waiting=[request], rates=self.profiles.rates()), RoutingRules())
         return self.engines[int(sent.server)]

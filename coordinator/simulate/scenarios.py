@@ -39,10 +39,10 @@ def lengths(seed: int, *, mean: float, spread: float, of_prompt: float = 0.0) ->
     return workload
 
 
-def capped(workload: Workload, most: float) -> Workload:
+def capped(workload: Workload, limit: float) -> Workload:
     """No answer is longer than an engine's limit."""
     return lambda prompt, member: [
-        SimulatedTurn(turn.prompt, min(turn.tokens, most), turn.environment) for turn in workload(prompt, member)
+        SimulatedTurn(turn.prompt, min(turn.tokens, limit), turn.environment) for turn in workload(prompt, member)
     ]
 
 
@@ -115,16 +115,16 @@ def replication(seed: int) -> dict[str, Any]:
         return simulated(rules=synchronous(16, 32), engines=[rates] * 2, workload=work, prompts=16, barrier=barrier)
 
     tailed, even = StepCosts(base=0.010, per_sequence=0.00005, slots=64), StepCosts(base=0.010, slots=64)
-    whole, single = (run(1.2, tailed, barrier) for barrier in ("group", "none"))
+    complete, single = (run(1.2, tailed, barrier) for barrier in ("group", "none"))
     return {
-        "ratio": round(whole.seconds / single.seconds, 2),
+        "ratio": round(complete.seconds / single.seconds, 2),
         "control": round(run(0.0, even, "group").seconds / run(0.0, even, "none").seconds, 3),
         "plot": Plot(
             title="A group that is one request keeps its slots for its longest answer; single requests fill them again",
             x="seconds",
             y="answers that are not there yet",
             lines={
-                "a request for each group": counted(whole.alive),
+                "a request for each group": counted(complete.alive),
                 "single requests": counted(single.alive),
             },
             drawn_as="steps",
@@ -176,10 +176,10 @@ def asynchrony(seed: int, prompts: int = 64) -> dict[str, Any]:
 
         return took("turn") / took("none")
 
-    ratios = {each: ratio(each) for each in (0.0, 0.25, 0.5, 1.0, 2.0)}
+    ratios = {item: ratio(item) for item in (0.0, 0.25, 0.5, 1.0, 2.0)}
     return {
         "ratio": round(ratios[1.0], 2),
-        "by_variation": {str(each): round(ratios[each], 2) for each in (0.25, 0.5, 1.0, 2.0)},
+        "by_variation": {str(item): round(ratios[item], 2) for item in (0.25, 0.5, 1.0, 2.0)},
         "control": round(ratios[0.0], 3),
         "plot": Plot(
             title="The more the environments' times differ, the more a batch that steps together waits",
@@ -212,11 +212,11 @@ def reading_or_writing(seed: int) -> Workload:
 def affinity(seed: int) -> dict[str, Any]:
     """Two environments on two kinds of hardware: the pool learns who serves whom cheapest, against the least loaded."""
 
-    def run(park: dict[str, list[StepCosts]], work: Workload, *, told: bool) -> Came:
+    def run(park: dict[str, list[StepCosts]], work: Workload, *, reported: bool) -> Came:
         return simulated(
             rules=SchedulingRules(groups=8, size=4, staleness=1, concurrency=48),
-            engines=[rates for each in park.values() for rates in each],
-            hardware=[name if told else "" for name, each in park.items() for _ in each],
+            engines=[rates for item in park.values() for rates in item],
+            hardware=[name if reported else "" for name, item in park.items() for _ in item],
             workload=work,
             kind=lambda prompt: "writes" if prompt % 2 else "reads",
             prompts=160,
@@ -224,10 +224,10 @@ def affinity(seed: int) -> dict[str, Any]:
 
     park, even = {"H20": [H20] * 3, "H800": [H800]}, {"a": [H20] * 2, "b": [H20] * 2}
     mixed, one = reading_or_writing(seed), delays(seed, variation=0.5, mean=0.5, turns=4)
-    blind, learned = (run(park, mixed, told=told) for told in (False, True))
+    blind, learned = (run(park, mixed, reported=reported) for reported in (False, True))
     return {
         "ratio": round(blind.seconds / learned.seconds, 2),
-        "control": round(run(even, one, told=False).seconds / run(even, one, told=True).seconds, 3),
+        "control": round(run(even, one, reported=False).seconds / run(even, one, reported=True).seconds, 3),
         "plot": Plot(
             title="Who reads much goes to the hardware that reads fast, as soon as that is known",
             x="seconds",
@@ -292,8 +292,8 @@ def staleness(seed: int, steps: int = 300) -> dict[str, Any]:
             x="step",
             y="versions by which rollouts may run ahead",
             lines={
-                name: (range(1, len(each) + 1), each)
-                for name, each in zip(
+                name: (range(1, len(item) + 1), item)
+                for name, item in zip(
                     ("the policy changes fast, later slowly", "answers become longer", "steady"), bounds, strict=True
                 )
             },
@@ -320,20 +320,20 @@ def tail(seed: int, rounds: int = 10) -> dict[str, Any]:
     The step of a decoding engine is chosen so that the longest answer takes the published time of the baseline; what
     tail batching then takes is the prediction.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     lines: dict[str, Line] = {}
-    for model, (most, step, theirs_plain, theirs) in PACKER.items():
-        work = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), most)
+    for model, (limit, step, theirs_plain, theirs) in PACKER.items():
+        work = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), limit)
         engines = [StepCosts(base=step, slots=1024)]
         came = [
             simulated(rules=synchronous(64, 8, tail=factor), engines=engines, workload=work, prompts=64 * rounds)
             for factor in (0.0, 1.25)
         ]
-        plain, packed = (each.rollout_seconds for each in came)
+        plain, packed = (item.rollout_seconds for item in came)
         if model == "14B":
             names = ("each round waits for its longest answer", "tail batching")
-            lines = {name: counted(each.alive, 2 * theirs_plain) for name, each in zip(names, came, strict=True)}
-        found[model] = {
+            lines = {name: counted(item.alive, 2 * theirs_plain) for name, item in zip(names, came, strict=True)}
+        result[model] = {
             "plain_s": round(float(np.mean(plain)), 1),
             "tail_s": round(float(np.mean(packed)), 1),
             "theirs_plain_s": theirs_plain,
@@ -349,34 +349,34 @@ def tail(seed: int, rounds: int = 10) -> dict[str, Any]:
         ).seconds
         for factor in (0.0, 1.25)
     ]
-    found["control"] = round(even[0] / even[1], 3)
-    found["resumes"] = _gone_on(seed, rounds)
-    found["plot"] = Plot(
+    result["control"] = round(even[0] / even[1], 3)
+    result["resumes"] = _gone_on(seed, rounds)
+    result["plot"] = Plot(
         title="Short rounds put long answers off until a round has only such: few slots idle (14B)",
         x="seconds",
         y="answers on their way",
         lines=lines,
         drawn_as="steps",
     )
-    found["inputs"] = (
+    result["inputs"] = (
         "log-normal lengths, mean 2000, deviation of the logarithm 1.4, 0.6 of its variance of the prompt; an engine "
         "is not slower for more answers"
     )
-    return found
+    return result
 
 
 def _gone_on(seed: int, rounds: int, turns: int = 16) -> dict[str, float]:
     """A run in which what was put off begins anew, over one in which it goes on, in episodes of so many turns: seconds,
     by the tokens that the engines read per second, and sampled tokens."""
-    whole = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), 16_384)
+    complete = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), 16_384)
 
     def episodes(prompt: int, member: int) -> list[SimulatedTurn]:
-        (answer,) = whole(prompt, member)
+        (answer,) = complete(prompt, member)
         return [SimulatedTurn(0, max(1, answer.tokens // turns), 0.5)] * turns
 
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for prefill in (10_000, 100_000):
-        anew, goes_on = (
+        redo, goes_on = (
             simulated(
                 rules=msgspec.structs.replace(synchronous(64, 8, tail=1.25), tail_resumes=resumes),
                 engines=[StepCosts(base=277.0 / 16_384, slots=1024, prefill=prefill)],
@@ -385,8 +385,8 @@ def _gone_on(seed: int, rounds: int, turns: int = 16) -> dict[str, float]:
             )
             for resumes in (False, True)
         )
-        found[f"seconds_reading_{prefill}"] = round(anew.seconds / goes_on.seconds, 3)
-    return found | {"sampled": round(anew.sampled / goes_on.sampled, 3)}
+        result[f"seconds_reading_{prefill}"] = round(redo.seconds / goes_on.seconds, 3)
+    return result | {"sampled": round(redo.sampled / goes_on.sampled, 3)}
 
 
 SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -399,7 +399,7 @@ SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
     "tail": tail,
     "mux": shared.mux,
     "harvest": shared.harvest,
-    "parallelism": parallel.figures,
-    "handover": handover.figures,
-    "balance": balancing.figures,
+    "parallelism": parallel.metrics,
+    "handover": handover.metrics,
+    "balance": balancing.metrics,
 }

@@ -1,7 +1,7 @@
 """A serving engine, step by step on a virtual clock, with rollouts in what its users leave.
 
-Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.slack, or `Lending` of
-rollout.decide.engines.lending, which learns what steps cost).
+Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.headroom, or `Colocation` of
+rollout.decide.engines.colocation, which learns what steps cost).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rollout.decide.engines.lending import Lending
-from rollout.decide.engines.slack import CHUNK, Budget, EngineView, SlackStep, StepCost, WaitingRequest, next_step
+from rollout.decide.engines.colocation import Colocation
+from rollout.decide.engines.headroom import CHUNK, Budget, EngineView, HeadroomStep, StepCost, WaitingRequest, next_step
 
-Mode = Literal["alone", "slack", "naive"]
+Mode = Literal["alone", "headroom", "naive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ def bursty(seed: int, *, requests: int, rate: float, burst: float = 4.2, every: 
         arrivals.append(now)
     return Traffic(
         arrivals=arrivals,
-        prompts=[int(each) for each in np.clip(draw.lognormal(5.5, 0.8, requests), 16, 2048)],
-        answers=[int(each) for each in np.clip(draw.lognormal(4.6, 0.7, requests), 8, 512)],
+        prompts=[int(item) for item in np.clip(draw.lognormal(5.5, 0.8, requests), 16, 2048)],
+        answers=[int(item) for item in np.clip(draw.lognormal(4.6, 0.7, requests), 8, 512)],
     )
 
 
@@ -60,7 +60,7 @@ class ServingResult:
         self.steps.append((now, rollouts))
 
     def violations(self, budget: Budget) -> int:
-        return sum(each > budget.ttft for each in self.ttft) + sum(each > budget.tpot for each in self.tpot)
+        return sum(item > budget.ttft for item in self.ttft) + sum(item > budget.tpot for item in self.tpot)
 
 
 class Ran(NamedTuple):
@@ -92,7 +92,7 @@ def serve(
     version_every: float = 120.0,
     reads: float = 0.0,
     prompt: float = 1.0,
-    lending: Lending | None = None,
+    colocation: Colocation | None = None,
     ran: Callable[[int, int, int], Ran] | None = None,
 ) -> ServingResult:
     """Until every user is answered.
@@ -100,7 +100,7 @@ def serve(
     `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
     `version_every`: seconds between two versions of the weights. `reads`: tokens of prompts that a rollout reads for
     each token that it samples, `prompt` at a time, while it samples none. Under `naive` they are served as users are.
-    `lending`: it chooses the steps, by what it has learned of their cost. `ran`: how one goes that answers so many
+    `colocation`: it chooses the steps, by what it has learned of their cost. `ran`: how one goes that answers so many
     users and rollouts and reads so many tokens of prompts, where `cost` does not say it.
     """
     came, now, number = ServingResult(), 0.0, 0
@@ -108,7 +108,7 @@ def serve(
     running: list[_User] = []
     begun = live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
     frozen, version = False, 0
-    owed = live * prompt if reads else 0.0  # tokens of rollouts' prompts
+    pending = live * prompt if reads else 0.0  # tokens of rollouts' prompts
     while number < len(traffic.arrivals) or waiting or running:
         number = _arrive(traffic, number, now, waiting)
         if int(now / version_every) > version:
@@ -116,18 +116,18 @@ def serve(
         if not waiting and not running and not live:
             now = traffic.arrivals[number]
             continue
-        reading = math.ceil(owed / prompt)
-        view = _view(waiting, running, max(0, live - reading), int(owed), cache, live * context, frozen=frozen)
-        step = next_step(view, budget, cost, now) if lending is None else lending.step(view, now)
+        reading = math.ceil(pending / prompt)
+        view = _view(waiting, running, max(0, live - reading), int(pending), cache, live * context, frozen=frozen)
+        step = next_step(view, budget, cost, now) if colocation is None else colocation.step(view, now)
         step = _in_turn(view, step) if mode == "naive" else step
         if step.cut:
-            came.cuts, frozen, live, owed = came.cuts + 1, True, 0, 0.0
+            came.cuts, frozen, live, pending = came.cuts + 1, True, 0, 0.0
         answers, read = len(running) + step.rollouts, step.users_prompt + step.rollout_prompt
         took, rest, age = Ran(cost.step(answers, read)) if ran is None else ran(len(running), step.rollouts, read)
-        if lending is not None:
-            lending.took(answers, read, took)
+        if colocation is not None:
+            colocation.took(answers, read, took)
         now += took + rest
-        owed += reads * step.rollouts - step.rollout_prompt
+        pending += reads * step.rollouts - step.rollout_prompt
         came.stepped(now - age, step.rollouts)
         _answer(running, now - age, came)
         _read(waiting, running, step.users_prompt, now - age, came)
@@ -138,30 +138,30 @@ def serve(
 def _arrive(traffic: Traffic, number: int, now: float, waiting: deque[_User]) -> int:
     """From this user on, all that have come until now; who is next."""
     while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
-        asked = traffic.prompts[number]
-        waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
+        requested = traffic.prompts[number]
+        waiting.append(_User(traffic.arrivals[number], requested, traffic.answers[number], requested))
         number += 1
     return number
 
 
 def _view(
-    waiting: deque[_User], running: list[_User], rollouts: int, owed: int, cache: int, held: int, *, frozen: bool
+    waiting: deque[_User], running: list[_User], rollouts: int, pending: int, cache: int, held: int, *, frozen: bool
 ) -> EngineView:
     return EngineView(
         waiting=[WaitingRequest(user.arrival, user.left) for user in list(waiting)[:64]],
         last_tokens=[user.last for user in running],
         rollouts=rollouts,
-        rollout_prompt=owed,
+        rollout_prompt=pending,
         free=cache - held - sum(user.context + user.answer for user in running),
-        wanted=sum(user.context + user.answer for user in waiting),
+        target=sum(user.context + user.answer for user in waiting),
         held=held,
         frozen=frozen,
     )
 
 
-def _in_turn(view: EngineView, step: SlackStep) -> SlackStep:
+def _in_turn(view: EngineView, step: HeadroomStep) -> HeadroomStep:
     """Where rollouts are users like all others."""
-    return SlackStep(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, view.rollout_prompt))
+    return HeadroomStep(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, view.rollout_prompt))
 
 
 def _answer(running: list[_User], now: float, came: ServingResult) -> None:

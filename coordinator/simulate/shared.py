@@ -14,7 +14,7 @@ import numpy as np
 from coordinator.decide import multiplex, packing
 from coordinator.simulate import jobs, serving
 from coordinator.simulate.plot import Plot, PlotSpan, per_second
-from rollout.decide.engines.slack import Budget, StepCost
+from rollout.decide.engines.headroom import Budget, StepCost
 
 # --------------------------------------------------------------------------- RollMux (arXiv:2512.11306)
 
@@ -22,11 +22,11 @@ from rollout.decide.engines.slack import Budget, StepCost
 def drawn_jobs(seed: int, count: int) -> list[multiplex.SharedJob]:
     """Models of three sizes; a job's training takes between 0.4 and 1.6 of its rollout."""
     draw = np.random.default_rng(seed)
-    found = []
+    result = []
     for number in range(count):
         nodes, memory = [(1, 150.0), (2, 250.0), (4, 350.0)][int(draw.integers(3))]
         rollout = float(draw.uniform(100, 600))
-        found.append(
+        result.append(
             multiplex.SharedJob(
                 name=f"job-{number}",
                 rollout=rollout,
@@ -38,7 +38,7 @@ def drawn_jobs(seed: int, count: int) -> list[multiplex.SharedJob]:
                 slowdown=float(draw.uniform(1.25, 2.5)),
             )
         )
-    return found
+    return result
 
 
 PRICES = multiplex.Prices(rollout_node=8 * 1.85, train_node=8 * 5.28, rollout_gb=1024, train_gb=1024)
@@ -79,7 +79,7 @@ def mux(seed: int, count: int = 100, steps: int = 12) -> dict[str, Any]:
             switch = 2.0 if len(group.members) > 1 else 0.0
             course = jobs.run(group, durations, steps=steps, switch=switch, tail_from=tail_from)
             cost += group.cost(PRICES) * course.seconds / 3600 / steps
-            worst = max(worst, *(course.slowdown[each.job.name] / each.job.slowdown for each in group.members))
+            worst = max(worst, *(course.slowdown[item.job.name] / item.job.slowdown for item in group.members))
             if len(group.members) > 1 and len(courses) < 3:
                 courses.append(course)
         return cost, worst
@@ -104,7 +104,7 @@ def mux(seed: int, count: int = 100, steps: int = 12) -> dict[str, Any]:
         "step_cost_ratio_colocated": round(colocated / shared, 2),
         "step_cost_ratio_with_moved_stragglers": round(own / of_steps(groups, tail_from=0.8)[0], 2),
         "slowest_of_allowed": round(worst, 3),
-        "control": round(multiplex.total([multiplex.alone(each) for each in impatient], PRICES) / apart, 3),
+        "control": round(multiplex.total([multiplex.alone(item) for item in impatient], PRICES) / apart, 3),
         "theirs": "1.84 and 1.38",
         "plot": _turns(courses),
         "inputs": "rollout 100 to 600 s, training 0.4 to 1.6 of it, models of 1, 2 or 4 machines of each kind, steps "
@@ -123,36 +123,36 @@ STEP = StepCost(base=0.012, per_answer=0.00012, per_prompt_token=0.00003)
 def harvest(seed: int, requests: int = 10_000) -> dict[str, Any]:
     """Rollouts on a serving engine: within its users' slack, against serving alone and against one queue for all."""
     traffic = serving.bursty(seed, requests=requests, rate=3.5)
-    modes: list[serving.Mode] = ["alone", "slack", "naive"]
+    modes: list[serving.Mode] = ["alone", "headroom", "naive"]
     served = {mode: serving.serve(traffic, PROMISED, STEP, mode) for mode in modes}
     nobody = serving.Traffic(arrivals=[60.0], prompts=[1], answers=[1])
     empty = {mode: serving.serve(nobody, PROMISED, STEP, mode) for mode in modes[1:]}
-    most = empty["naive"].rollout_tokens / empty["naive"].seconds  # tokens a second of an engine without users
-    idle = most * served["slack"].seconds - sum(traffic.answers)
-    shown = min(240.0, served["slack"].seconds)
-    figures: dict[str, Any] = {"requests": requests}
+    limit = empty["naive"].rollout_tokens / empty["naive"].seconds  # tokens a second of an engine without users
+    idle = limit * served["headroom"].seconds - sum(traffic.answers)
+    shown = min(240.0, served["headroom"].seconds)
+    metrics: dict[str, Any] = {"requests": requests}
     for mode, came in served.items():
-        figures[mode] = {
+        metrics[mode] = {
             "violations": came.violations(PROMISED),
             "ttft_p99_s": round(float(np.percentile(came.ttft, 99)), 3),
             "tpot_p99_s": round(float(np.percentile(came.tpot, 99)), 4),
             "rollout_tokens_per_s": round(came.rollout_tokens / came.seconds),
         }
-    return figures | {
-        "cuts": served["slack"].cuts,
+    return metrics | {
+        "cuts": served["headroom"].cuts,
         "plot": Plot(
             title="Rollouts get less while many users come",
             x="seconds",
             y="a second",
             lines={
                 "tokens of rollouts, in hundreds": per_second(
-                    [(at, tokens / 100) for at, tokens in served["slack"].steps], 2.0, shown
+                    [(at, tokens / 100) for at, tokens in served["headroom"].steps], 2.0, shown
                 ),
                 "users who come": per_second([(at, 1) for at in traffic.arrivals], 2.0, shown),
             },
         ),
-        "harvested_share_of_idle": round(served["slack"].rollout_tokens / idle, 2),
-        "control": round(empty["slack"].rollout_tokens / empty["naive"].rollout_tokens, 3),
+        "harvested_share_of_idle": round(served["headroom"].rollout_tokens / idle, 2),
+        "control": round(empty["headroom"].rollout_tokens / empty["naive"].rollout_tokens, 3),
         "inputs": "3.5 requests a second, 4.2 times as many for ten seconds of each minute, prompts log-normal around "
         "245 and answers around 100 tokens; a step takes 12 ms, 0.12 more for each answer and 0.03 for each token of "
         "prompt; 1 s to the first token, 36 ms from token to token, two fifths of it left "

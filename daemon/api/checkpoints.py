@@ -33,7 +33,7 @@ async def _checkpoint(live: LiveSandbox, body: CheckpointRequest) -> CheckpointI
     """Capture the state of a sandbox as it is now."""
     inflight = await live.checkpoint(body.label)
     durable = body.wait == "durable"
-    await inflight.settled(durable=durable)
+    await inflight.finalized(durable=durable)
     if (trouble := inflight.trouble(durable=durable)) is not None:
         raise trouble
     return inflight.row.info()
@@ -45,7 +45,7 @@ async def _restore(host: Host, live: LiveSandbox, body: RestoreRequest) -> Resto
     return await host.restore(live.row.id, body)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/fork", status=201, scope="exec", keyed="anew")
+@AREA("POST", "/v1/sandboxes/{id}/fork", status=201, scope="exec", keyed="redo")
 async def _fork_sandbox(host: Host, live: LiveSandbox, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from the state as it is now. Each succeeds or fails alone."""
     return await host.fork_sandbox(live.row.id, body)
@@ -57,7 +57,7 @@ async def _wait(host: Host, checkpoint: str, query: WaitQuery) -> CheckpointInfo
     return await host.wait_checkpoint(checkpoint, query.wait, query.timeout)
 
 
-@AREA("POST", "/v1/checkpoints/{checkpoint}/fork", status=201, scope="exec", keyed="anew")
+@AREA("POST", "/v1/checkpoints/{checkpoint}/fork", status=201, scope="exec", keyed="redo")
 async def _fork(host: Host, checkpoint: str, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
     return await host.fork(checkpoint, body)

@@ -25,13 +25,13 @@ AREA = Area()
 MAX_STDIN = 64 << 20  # bytes of a body: the stdin of a command is in it
 
 
-@AREA("POST", "/v1/sandboxes/{id}/exec", scope="exec", keyed="once", body_most=MAX_STDIN)
+@AREA("POST", "/v1/sandboxes/{id}/exec", scope="exec", keyed="once", max_body=MAX_STDIN)
 async def _exec(live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run a command to its end, and end the turn."""
     return await live.exec(body)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/stream", answer=ValueStream(Chunk), scope="exec", body_most=MAX_STDIN)
+@AREA("POST", "/v1/sandboxes/{id}/stream", answer=ValueStream(Chunk), scope="exec", max_body=MAX_STDIN)
 async def _stream(request: web.Request, live: LiveSandbox, body: ExecRequest) -> web.StreamResponse:
     """Output as it comes. The command waits for a slow reader; when that leaves, it ends as after its deadline."""
     return await streamed(request, live.row.id, lambda outlet: live.exec(body, outlet))

@@ -30,11 +30,11 @@ _LENGTH = 4  # bytes in front of a request
 _CHUNK = 1 << 18
 
 
-@AREA("PUT", "/v1/sandboxes/{id}/copy", body=bytes, body_most=MAX_TREE, scope="admin")
+@AREA("PUT", "/v1/sandboxes/{id}/copy", body=bytes, max_body=MAX_TREE, scope="admin")
 async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyResult:
     """Copy into the file tree, as COPY and ADD do: from an archive behind the request, an image or a checkpoint."""
     parts = chunks(request)
-    wanted, rest = await _read_request(parts)
+    target, rest = await _read_request(parts)
     disk = alive.row.limits.disk
     limit = parse_bytes(disk) if disk is not None else MAX_TREE
     inside, base = alive.container.inside, alive.row.uid_base
@@ -44,23 +44,23 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyRes
             source = stack.enter_context(merged(upper, lower)) if lower is not None else None
             root = stack.enter_context(inside.opened())
             stack.enter_context(safe_path.as_sandbox_root(base))
-            return copy_into(source, TargetTree(root, base), wanted, limit=limit)
+            return copy_into(source, TargetTree(root, base), target, limit=limit)
 
-    async with alive.altering("copy", wanted.target):
-        if wanted.checkpoint:
-            row = await host.restorable(wanted.checkpoint)
+    async with alive.altering("copy", target.target):
+        if target.checkpoint:
+            row = await host.restorable(target.checkpoint)
             with host.collector.pin(row):
                 below = await asyncio.to_thread(host.image_below, row)
                 upper = None if row.files is None else host.places.snapshot(row.files) / "upper"
                 return await in_thread(work, upper, below.tree)
-        if wanted.image:
-            tree = (await asyncio.to_thread(host.images.resolve, wanted.image)).tree
+        if target.image:
+            tree = (await asyncio.to_thread(host.images.resolve, target.image)).tree
             return await in_thread(work, None, tree)
-        if wanted.make_directory:
+        if target.make_directory:
             return await in_thread(work, None, None)
-        with host.images.aside() as folder:
-            await _unpacked(parts, rest, folder, limit)
-            return await in_thread(work, None, folder)
+        with host.images.aside() as directory:
+            await _unpacked(parts, rest, directory, limit)
+            return await in_thread(work, None, directory)
 
 
 async def _read_request(parts: AsyncIterator[bytes]) -> tuple[CopyRequest, bytes]:
@@ -79,9 +79,9 @@ async def _read_request(parts: AsyncIterator[bytes]) -> tuple[CopyRequest, bytes
         raise Invalid(f"not a CopyRequest: {error}") from None
 
 
-async def _unpacked(parts: AsyncIterator[bytes], first: bytes, folder: Path, limit: int) -> None:
+async def _unpacked(parts: AsyncIterator[bytes], first: bytes, directory: Path, limit: int) -> None:
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    unpacking = in_thread(_unpack, folder, reader, limit)
+    unpacking = in_thread(_unpack, directory, reader, limit)
     try:
         with os.fdopen(writer, "wb", buffering=0) as out:
             await _feed(out, first, unpacking.done)
@@ -97,6 +97,6 @@ async def _feed(out: object, part: bytes, done: Callable[[], bool]) -> None:
             await asyncio.to_thread(put, out, part)  # type: ignore[arg-type]
 
 
-def _unpack(folder: Path, reader: int, limit: int) -> None:
-    with os.fdopen(reader, "rb", buffering=_CHUNK) as stream, safe_path.directory(folder) as directory:
+def _unpack(dir_path: Path, reader: int, limit: int) -> None:
+    with os.fdopen(reader, "rb", buffering=_CHUNK) as stream, safe_path.directory(dir_path) as directory:
         archive.unpack(stream, directory, limit=limit, rules=archive.Rules(owners=True, reserve=True))

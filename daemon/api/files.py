@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from daemon.api.presence import while_asked, while_there
+from daemon.api.presence import while_requested, while_there
 from daemon.api.route import Area, ValueStream
 from daemon.api.wire import DISK, RAW, chunks, frame, packed, ready, streaming
 from daemon.auth.access import CALLER
@@ -95,8 +95,8 @@ async def _read(request: web.Request, alive: LiveSandbox, query: ReadQuery) -> w
         return response
 
 
-def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.FileRange, bytes]:
-    part = files.FileRange(inside, asked.path, asked.offset, asked.limit)
+def _begin(inside: safe_path.SandboxRoot, requested: ReadQuery) -> tuple[files.FileRange, bytes]:
+    part = files.FileRange(inside, requested.path, requested.offset, requested.limit)
     with contextlib.ExitStack() as undo:
         undo.enter_context(part)
         first = part.next()
@@ -104,10 +104,10 @@ def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.FileR
     return part, first
 
 
-@AREA("PUT", "/v1/sandboxes/{id}/files", body=bytes, body_most=MAX_WRITE, scope="exec")
+@AREA("PUT", "/v1/sandboxes/{id}/files", body=bytes, max_body=MAX_WRITE, scope="exec")
 async def _write(request: web.Request, host: Host, alive: LiveSandbox, query: WriteQuery) -> None:
     """Write a regular file, or append to it. A body that breaks off changes nothing."""
-    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.folder)) as spool:
+    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.directory)) as spool:
         try:
             async for data in chunks(request):
                 request[DISK].add(len(data))
@@ -186,7 +186,7 @@ def _pack(inside: safe_path.SandboxRoot, base: int, path: str, writer: int) -> N
         archive.pack(root, native(path), out, uid_base=base)
 
 
-@AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, body_most=MAX_TREE, content=_TAR, scope="exec")
+@AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, max_body=MAX_TREE, content=_TAR, scope="exec")
 async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) -> UnpackResult:
     """Unpack a tar stream into a directory, which is made when need be."""
     path = query.path
@@ -247,4 +247,4 @@ async def _diff(request: web.Request, host: Host, live: LiveSandbox, query: Diff
     """How the file tree differs from a checkpoint."""
     form: diff.Form = "msgpack" if packed(request) else "json"
     work = host.diff(live.row.id, query.checkpoint, why=query.why, form=form)
-    return ready(request, await while_asked(request, work))
+    return ready(request, await while_requested(request, work))

@@ -128,13 +128,15 @@ class Gate:
         """Carry a keyed call out, or give the answer that it had."""
         assert route.keyed is not None
         form, query = request.headers.get("Accept", ""), request.rel_url.raw_query_string
-        asked = fingerprint(request.content_type, f"{form}?{query}" if query else form, await content(request))
+        requested = fingerprint(request.content_type, f"{form}?{query}" if query else form, await content(request))
         name = identity(caller.token, request.method, request.path, request.headers[KEY_HEADER])
-        kept, undo = await answers.claim(name, asked, route.keyed, caller.token)
-        if kept is not None:
+        retained, undo = await answers.claim(name, requested, route.keyed, caller.token)
+        if retained is not None:
             metrics.replays.inc()
-            replay = web.Response(body=kept.answer, status=kept.status or 200, headers={"Idempotency-Replayed": "true"})
-            replay.content_type = kept.kind or JSON
+            replay = web.Response(
+                body=retained.answer, status=retained.status or 200, headers={"Idempotency-Replayed": "true"}
+            )
+            replay.content_type = retained.kind or JSON
             return replay
         KEY.set(name)
         try:
@@ -154,7 +156,7 @@ class Gate:
         else:
             body = bytes(answer.body or b"")  # type: ignore[arg-type]
             # The answer goes out first: who has it does not ask again, and who asks meanwhile waits.
-            asyncio.get_running_loop().call_soon(answers.settle, name, answer.status, answer.content_type, body)
+            asyncio.get_running_loop().call_soon(answers.finalize, name, answer.status, answer.content_type, body)
         return answer
 
     async def _undo(self, name: str) -> None:

@@ -46,10 +46,10 @@ async def _statistics(gateway: GatewayService) -> GatewayStatistics:
 @AREA("GET", "/v1/gateway/upstreams")
 async def _upstreams(gateway: GatewayService) -> list[UpstreamInfo]:
     """The upstreams by name, without their keys. Where they lie is told to administrators only."""
-    found = gateway.desk.upstreams.list()
+    result = gateway.handler.upstreams.list()
     if not access.CALLER.get().everything:
-        found = [UpstreamInfo(name=each.name) for each in found]
-    return found
+        result = [UpstreamInfo(name=item.name) for item in result]
+    return result
 
 
 @AREA("PUT", "/v1/gateway/upstreams/{name}", scope="admin")
@@ -72,7 +72,7 @@ async def _token(gateway: GatewayService, live: LiveSandbox) -> TokenInfo:
     return await gateway.token(live.row.id)
 
 
-@AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", body_most=MAX_STDIN)
+@AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", max_body=MAX_STDIN)
 async def _exec(request: web.Request, gateway: GatewayService, live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run the next command of an agent outside, or tell its recorded result."""
     call = request.headers.get("Idempotency-Key", "")[:200]

@@ -31,7 +31,7 @@ from sandbox import private
 from sandbox.database import connect
 from sandbox.errors import Conflict, Interrupted, Invalid
 
-Repeat = Literal["once", "again", "anew"]
+Repeat = Literal["once", "again", "redo"]
 
 KEY_FORM = re.compile(r"[\x21-\x7e]{1,200}")
 MAX_AGE = 86_400.0  # seconds
@@ -89,20 +89,22 @@ def fingerprint(kind: str, form: str, body: bytes) -> bytes:
     return hashlib.sha256(b"\0".join((kind.encode(), form.encode(), body))).digest()
 
 
-def decide(kept: CallRecord | None, asked: bytes, repeat: Repeat) -> Literal["carry out", "undo first", "replay"]:
+def decide(
+    retained: CallRecord | None, requested: bytes, repeat: Repeat
+) -> Literal["carry out", "undo first", "replay"]:
     """What a call gets whose key no living call holds. Raises Conflict or Interrupted."""
-    if kept is None:
+    if retained is None:
         return "carry out"
-    if kept.body != asked:
+    if retained.body != requested:
         raise Conflict("this Idempotency-Key was used for something else", hint="use a new key for each call")
-    if kept.status is None:
+    if retained.status is None:
         if repeat == "once":
             raise Interrupted(
                 "the daemon ended while it carried this out; it may or may not have taken place",
                 hint="look at the sandbox (`turns()`), then call again with a new key",
             )
-        return "undo first" if repeat == "anew" else "carry out"
-    if kept.status == 0:
+        return "undo first" if repeat == "redo" else "carry out"
+    if retained.status == 0:
         raise Conflict("it was carried out; its answer was too large to be kept", hint="ask for less output")
     return "replay"
 
@@ -132,51 +134,53 @@ class Answers:
         if "caller" not in [column[1] for column in self._database.execute("PRAGMA table_info(calls)")]:
             self._database.execute(CALLER)
         self._rooms: dict[str, CallerUsage] = {}  # by caller
-        self._known: dict[str, KeyRecord] = {}  # the oldest first
-        found = "SELECT id, number, at, ifnull(length(answer), 0), caller FROM calls ORDER BY number"
-        for name, *columns in self._database.execute(found):
+        self._existing: dict[str, KeyRecord] = {}  # the oldest first
+        result = "SELECT id, number, at, ifnull(length(answer), 0), caller FROM calls ORDER BY number"
+        for name, *columns in self._database.execute(result):
             self._remember(name, KeyRecord(*columns))
-        self._size = sum(known.size for known in self._known.values())
+        self._size = sum(existing.size for existing in self._existing.values())
         self._clock = clock
         self._running: dict[str, asyncio.Future[None]] = {}
         self._until_sweep = 0
 
-    async def claim(self, name: str, asked: bytes, repeat: Repeat, caller: str = "") -> tuple[CallRecord | None, bool]:
+    async def claim(
+        self, name: str, requested: bytes, repeat: Repeat, caller: str = ""
+    ) -> tuple[CallRecord | None, bool]:
         """(what to replay or None, whether to undo first). A call under way with this key is waited for."""
         while (running := self._running.get(name)) is not None:
             await asyncio.shield(running)
-        kept = self._read(name) if name in self._known else None
-        decision = decide(kept, asked, repeat)
+        retained = self._read(name) if name in self._existing else None
+        decision = decide(retained, requested, repeat)
         if decision == "replay":
-            return kept, False
+            return retained, False
         self._running[name] = asyncio.get_running_loop().create_future()
         self._sweep()
-        if name not in self._known:  # else it stands there as begun, with the same body
+        if name not in self._existing:  # else it stands there as begun, with the same body
             now = self._clock()
             new = "INSERT INTO calls (id, at, body, caller) VALUES (?, ?, ?, ?)"
-            row = self._database.execute(new, (name, now, asked, caller))
+            row = self._database.execute(new, (name, now, requested, caller))
             self._remember(name, KeyRecord(row.lastrowid or 0, now, caller=caller))
         return None, decision == "undo first"
 
-    def _remember(self, name: str, known: KeyRecord) -> None:
-        self._known[name] = known
-        room = self._rooms.setdefault(known.caller, CallerUsage())
-        room.count += 1
-        room.size += known.size
+    def _remember(self, name: str, existing: KeyRecord) -> None:
+        self._existing[name] = existing
+        capacity = self._rooms.setdefault(existing.caller, CallerUsage())
+        capacity.count += 1
+        capacity.size += existing.size
 
-    def settle(self, name: str, status: int, kind: str, answer: bytes) -> None:
+    def finalize(self, name: str, status: int, kind: str, answer: bytes) -> None:
         """It was carried out; this is what everybody who asks again hears."""
         if len(answer) > MAX_ANSWER:
             status, answer = 0, b""
-        known = self._known[name]
+        existing = self._existing[name]
         try:
             self._database.execute(
                 "UPDATE calls SET status = ?, kind = ?, answer = ? WHERE number = ?",
-                (status, kind, answer, known.number),
+                (status, kind, answer, existing.number),
             )
-            self._size += len(answer) - known.size
-            self._rooms[known.caller].size += len(answer) - known.size
-            known.size = len(answer)
+            self._size += len(answer) - existing.size
+            self._rooms[existing.caller].size += len(answer) - existing.size
+            existing.size = len(answer)
         finally:
             self.abandon(name)
         if self._size > MAX_BYTES:
@@ -188,13 +192,13 @@ class Answers:
         self.abandon(name)
 
     def _forget(self, name: str) -> None:
-        known = self._known.pop(name)
-        self._size -= known.size
-        room = self._rooms[known.caller]
-        room.count, room.size = room.count - 1, room.size - known.size
-        if not room.count:
-            del self._rooms[known.caller]
-        self._database.execute("DELETE FROM calls WHERE number = ?", (known.number,))
+        existing = self._existing.pop(name)
+        self._size -= existing.size
+        capacity = self._rooms[existing.caller]
+        capacity.count, capacity.size = capacity.count - 1, capacity.size - existing.size
+        if not capacity.count:
+            del self._rooms[existing.caller]
+        self._database.execute("DELETE FROM calls WHERE number = ?", (existing.number,))
 
     def abandon(self, name: str) -> None:
         """No call of this process holds it any more. Where it is not answered, the next process decides."""
@@ -203,8 +207,8 @@ class Answers:
             future.set_result(None)
 
     def _read(self, name: str) -> CallRecord | None:
-        found = "SELECT body, status, kind, answer FROM calls WHERE number = ?"
-        row = self._database.execute(found, (self._known[name].number,)).fetchone()
+        result = "SELECT body, status, kind, answer FROM calls WHERE number = ?"
+        row = self._database.execute(result, (self._existing[name].number,)).fetchone()
         return None if row is None else CallRecord(row[0], row[1], row[2] or "", row[3] or b"")
 
     def _sweep(self) -> None:
@@ -214,24 +218,24 @@ class Answers:
             return
         self._until_sweep = _SWEEP
         oldest = self._clock() - MAX_AGE
-        for name, known in list(self._known.items()):
-            if known.at >= oldest:
+        for name, existing in list(self._existing.items()):
+            if existing.at >= oldest:
                 break
             if name not in self._running:
                 self._forget(name)
-        if len(self._known) > MAX_COUNT:
+        if len(self._existing) > MAX_COUNT:
             self._make_room()
 
     def _make_room(self) -> None:
         """Down to three quarters of what may be kept. Of these each caller may have an equal part, and who has less
         keeps all of it."""
-        for name, known in list(self._known.items()):
-            many, large = len(self._known) > MAX_COUNT * 3 // 4, self._size > MAX_BYTES * 3 // 4
+        for name, existing in list(self._existing.items()):
+            many, large = len(self._existing) > MAX_COUNT * 3 // 4, self._size > MAX_BYTES * 3 // 4
             if not (many or large):
                 break
-            room, callers = self._rooms[known.caller], len(self._rooms)
-            greedy = (many and room.count * callers > MAX_COUNT * 3 // 4) or (
-                large and room.size * callers > MAX_BYTES * 3 // 4
+            capacity, callers = self._rooms[existing.caller], len(self._rooms)
+            greedy = (many and capacity.count * callers > MAX_COUNT * 3 // 4) or (
+                large and capacity.size * callers > MAX_BYTES * 3 // 4
             )
             if greedy and name not in self._running:
                 self._forget(name)

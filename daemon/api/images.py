@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from daemon.api.presence import while_asked
+from daemon.api.presence import while_requested
 from daemon.api.route import Area, ValueStream
 from daemon.api.wire import chunks, frame, streaming
 from daemon.auth.access import CALLER
@@ -55,7 +55,7 @@ async def _info(host: Host, name: str) -> ImageInfo:
     "PUT",
     "/v1/images/{name}",
     body=bytes,
-    body_most=MAX_ARCHIVE,
+    max_body=MAX_ARCHIVE,
     content="application/x-tar",
     status=201,
     scope="admin",
@@ -83,7 +83,7 @@ def _spool(host: Host) -> tuple[int, Path]:
 @AREA("POST", "/v1/images/pull", status=201, scope="admin")
 async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
-    name = await while_asked(request, pulling.pull(host.images, body.reference, body.name))
+    name = await while_requested(request, pulling.pull(host.images, body.reference, body.name))
     return _shown(await asyncio.to_thread(host.images.info, name, host.images_used()))
 
 
@@ -97,11 +97,11 @@ async def _pull_stream(request: web.Request, host: Host, body: PullImage) -> web
             await response.prepare(request)
         await response.write(frame(request, part))
 
-    async def tell(done: int, total: int) -> None:
+    async def report(done: int, total: int) -> None:
         await put(PullProgress(done=done, total=total))
 
     try:
-        name = await while_asked(request, pulling.pull(host.images, body.reference, body.name, tell))
+        name = await while_requested(request, pulling.pull(host.images, body.reference, body.name, report))
         await put(PullProgress(image=await asyncio.to_thread(host.images.info, name, host.images_used())))
     except PagurusError as error:
         if not response.prepared:
@@ -115,7 +115,7 @@ async def _pull_stream(request: web.Request, host: Host, body: PullImage) -> web
 async def _commit(request: web.Request, host: Host, checkpoint: str, body: CommitRequest) -> ImageInfo:
     """Make an image of the files of a checkpoint."""
     work = host.store.image(checkpoint, body.name, body.config, replace=body.replace)
-    await while_asked(request, work)
+    await while_requested(request, work)
     return await asyncio.to_thread(host.images.info, body.name, host.images_used())
 
 
@@ -126,9 +126,9 @@ async def _name(host: Host, name: str, body: NameImage) -> ImageInfo:
 
 
 def _named(host: Host, name: str, body: NameImage) -> ImageInfo:
-    found = host.images.resolve(name)
-    source, config = f"image {name}", body.config or found.config
-    if not host.images.give_name(body.name, found.digest, source, config, replace=body.replace):
+    result = host.images.resolve(name)
+    source, config = f"image {name}", body.config or result.config
+    if not host.images.give_name(body.name, result.digest, source, config, replace=body.replace):
         raise ImageNotFound(f"image {name} has just been removed")  # or lies in another store
     return host.images.info(body.name, host.images_used())
 

@@ -26,11 +26,11 @@ def describe(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """The description of these routes, as OpenAPI 3.1."""
     types = [ErrorBody, *(kind for route in routes for kind in _types(route))]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
-    known = dict(zip(map(repr, types), schemas, strict=True))
+    existing = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = _IN_PATH.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, known, components)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, existing, components)
     made = {
         "openapi": VERSION,
         "info": {
@@ -53,21 +53,21 @@ def describe(routes: Sequence[ApiRoute]) -> dict[str, Any]:
 
 def _types(route: ApiRoute) -> list[Any]:
     answer = route.answer.of if isinstance(route.answer, ValueStream) else route.answer
-    found = [answer, route.body, route.query]
-    return [kind for kind in found if kind not in (None, bytes, WebSocket)]
+    result = [answer, route.body, route.query]
+    return [kind for kind in result if kind not in (None, bytes, WebSocket)]
 
 
-def _operation(route: ApiRoute, known: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, existing: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
         "tags": [route.name.partition(".")[0]],
         "summary": route.summary,
         "parameters": [*_in_path(route), *_in_query(route, components), *_in_header(route)],
         "responses": {
-            "101" if route.answer is WebSocket else str(route.status): _answer(route, known),
+            "101" if route.answer is WebSocket else str(route.status): _answer(route, existing),
             "default": {
                 "description": "What is wrong, and what to do.",
-                "content": {_JSON: {"schema": known[repr(ErrorBody)]}},
+                "content": {_JSON: {"schema": existing[repr(ErrorBody)]}},
             },
         },
         "x-scope": route.scope,
@@ -77,11 +77,11 @@ def _operation(route: ApiRoute, known: dict[str, Any], components: dict[str, Any
     if route.body is bytes:
         operation["requestBody"] = {"required": False, "content": {route.content: {"schema": _RAW}}}
     elif route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": known[repr(route.body)]}}}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": existing[repr(route.body)]}}}
     return operation
 
 
-def _answer(route: ApiRoute, known: dict[str, Any]) -> dict[str, Any]:
+def _answer(route: ApiRoute, existing: dict[str, Any]) -> dict[str, Any]:
     kind = route.answer
     if kind is WebSocket:
         return {"description": "The connection is a WebSocket from now on."}
@@ -89,8 +89,8 @@ def _answer(route: ApiRoute, known: dict[str, Any]) -> dict[str, Any]:
         return {"description": "The content.", "content": {route.content: {"schema": _RAW}}}
     if isinstance(kind, ValueStream):
         text = "One value on each line (MessagePack: behind its length in four bytes, big end first)."
-        return {"description": text, "content": {_LINES: {"schema": _RAW, "x-item": known[repr(kind.of)]}}}
-    schema = {"type": "object"} if kind is None else known[repr(kind)]
+        return {"description": text, "content": {_LINES: {"schema": _RAW, "x-item": existing[repr(kind.of)]}}}
+    schema = {"type": "object"} if kind is None else existing[repr(kind)]
     return {"description": "Done.", "content": {_JSON: {"schema": schema}}}
 
 
@@ -113,7 +113,7 @@ def _in_query(route: ApiRoute, components: dict[str, Any]) -> list[dict[str, Any
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A parameter is absent rather than null."""
-    options = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    options = [item for item in schema.get("anyOf", ()) if item != {"type": "null"}]
     if len(options) == 1:
         return {**options[0], **{key: value for key, value in schema.items() if key not in ("anyOf", "default")}}
     return {key: value for key, value in schema.items() if not (key == "default" and value is None)}

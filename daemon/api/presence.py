@@ -23,7 +23,7 @@ class ClientLeft(Conflict):
     """The connection is gone."""
 
 
-async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_requested(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns. It is cancelled when the connection of `request` is gone, or the caller is cancelled."""
     task = asyncio.ensure_future(work)
     try:
@@ -42,7 +42,7 @@ async def while_there(request: web.Request, work: Coroutine[Any, Any, None]) -> 
     """Do `work` to its end (True), or until the connection of `request` is gone: then it is cancelled."""
     gone = False
     try:
-        await while_asked(request, work)
+        await while_requested(request, work)
     except* (ClientLeft, ConnectionError):  # a write may meet the end before we look
         gone = True
     return not gone

@@ -121,7 +121,7 @@ async def _follow(request: web.Request, live: LiveSandbox, process: str, query: 
     "POST",
     "/v1/sandboxes/{id}/processes/{process}/stdin",
     body=bytes,
-    body_most=MAX_INPUT,
+    max_body=MAX_INPUT,
     scope="exec",
     keyed="again",
 )
@@ -163,13 +163,13 @@ async def _attach(request: web.Request, live: LiveSandbox, process: str, query: 
     """
     live.programs.row(process, ProgramKind.TERMINAL)
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
-    seat = TerminalVisitor(live, process, since=query.since)
-    async with seat.taken():
+    slot = TerminalVisitor(live, process, since=query.since)
+    async with slot.taken():
         if query.rows and query.columns:
-            await seat.resize(query.rows, query.columns)
+            await slot.resize(query.rows, query.columns)
         await socket.prepare(request)
-        output = asyncio.ensure_future(seat.output(socket.send_bytes, socket.send_str))
-        typing = asyncio.ensure_future(_typed(socket, seat))
+        output = asyncio.ensure_future(slot.output(socket.send_bytes, socket.send_str))
+        typing = asyncio.ensure_future(_typed(socket, slot))
         try:
             await asyncio.wait({output, typing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -181,14 +181,14 @@ async def _attach(request: web.Request, live: LiveSandbox, process: str, query: 
     return socket
 
 
-async def _typed(socket: web.WebSocketResponse, seat: TerminalVisitor) -> None:
+async def _typed(socket: web.WebSocketResponse, slot: TerminalVisitor) -> None:
     async for message in socket:
         if message.type is WSMsgType.BINARY:
-            await seat.input(message.data)
+            await slot.input(message.data)
         elif message.type is WSMsgType.TEXT:
             with contextlib.suppress(msgspec.DecodeError):
                 size = msgspec.json.decode(message.data, type=_Size)
-                await seat.resize(size.rows, size.columns)
+                await slot.resize(size.rows, size.columns)
 
 
 class _Size(msgspec.Struct):

@@ -64,8 +64,8 @@ class ApiRoute:
     query: type[msgspec.Struct] | None = None
     status: int = 200
     scope: Scope = "read"
-    body_most: int = MAX_BODY
-    keyed: Literal["once", "again", "anew"] | None = None
+    max_body: int = MAX_BODY
+    keyed: Literal["once", "again", "redo"] | None = None
     content: str = "application/octet-stream"  # of raw bodies and raw answers
 
     @property
@@ -90,9 +90,9 @@ class Area:
             hints = get_type_hints(handler)
             names = {"body": "body", "query": "query", "return": "answer"}
             own = (type(None), web.Response, web.StreamResponse)  # answers that say nothing about their content
-            known = {field: hints[name] for name, field in names.items() if name in hints and hints[name] not in own}
+            existing = {field: hints[name] for name, field in names.items() if name in hints and hints[name] not in own}
             takes = tuple(inspect.signature(handler).parameters)
-            self.routes.append(ApiRoute(method=method, path=path, handler=handler, takes=takes, **(known | options)))
+            self.routes.append(ApiRoute(method=method, path=path, handler=handler, takes=takes, **(existing | options)))
             return handler
 
         return declare

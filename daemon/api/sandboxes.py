@@ -60,12 +60,12 @@ class ListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 @AREA("GET", "/v1/sandboxes")
 async def _list(host: Host, query: ListQuery) -> list[SandboxInfo]:
     """The sandboxes of the caller that have these labels; an administrator sees all."""
-    wanted = [part.partition("=") for part in query.label.split(",") if part]
-    return [info for info in host.sandboxes() if _labelled(info.labels, wanted)]
+    target = [part.partition("=") for part in query.label.split(",") if part]
+    return [info for info in host.sandboxes() if _labelled(info.labels, target)]
 
 
-def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> bool:
-    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in wanted)
+def _labelled(labels: dict[str, str], target: list[tuple[str, str, str]]) -> bool:
+    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in target)
 
 
 @AREA("PATCH", "/v1/sandboxes/{id}/labels", scope="exec")
@@ -86,7 +86,7 @@ async def _set_lifetime(host: Host, live: LiveSandbox, body: LifetimeRequest) ->
     return live.row.info()
 
 
-@AREA("POST", "/v1/sandboxes", status=201, scope="exec", keyed="anew")
+@AREA("POST", "/v1/sandboxes", status=201, scope="exec", keyed="redo")
 async def _create(host: Host, body: CreateRequest) -> SandboxInfo:
     """Make a sandbox from an image. It runs when the answer comes."""
     return await host.create(body)

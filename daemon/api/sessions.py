@@ -64,8 +64,8 @@ async def _turn(request: web.Request, live: LiveSandbox) -> web.StreamResponse:
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
     async with live.grouped() as group:
         await socket.prepare(request)
-        asked = await socket.receive()  # anything but this text is the end of the client
-    if asked.type is WSMsgType.TEXT and group.result is not None:
+        requested = await socket.receive()  # anything but this text is the end of the client
+    if requested.type is WSMsgType.TEXT and group.result is not None:
         encoded = msgspec.msgpack.encode(group.result)
         with contextlib.suppress(ConnectionError):
             await socket.send_bytes(encoded)

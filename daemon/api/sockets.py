@@ -38,6 +38,6 @@ def socket(request: web.Request, *, heartbeat: float, protocols: Sequence[str] =
 async def close_all(app: web.Application) -> None:
     """The daemon stops."""
     await asyncio.gather(
-        *(each.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops") for each in set(app[SOCKETS].open)),
+        *(item.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops") for item in set(app[SOCKETS].open)),
         return_exceptions=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from daemon.api.route import Area
 from daemon.host.host import Host
 from daemon.store.build_cache import BuildCache
-from sandbox.messages import KeepStep, StepInfo, StepsRemoved, StepsWanted
+from sandbox.messages import KeepStep, StepInfo, StepsRemoved, StepsTarget
 
 AREA = Area()
 
@@ -17,7 +17,7 @@ async def _list(host: Host) -> list[StepInfo]:
 
 
 @AREA("POST", "/v1/steps/find", scope="admin")
-async def _find(host: Host, body: StepsWanted) -> list[StepInfo]:
+async def _find(host: Host, body: StepsTarget) -> list[StepInfo]:
     """The kept steps with one of these keys. They count as used."""
     return BuildCache(host).find(body.keys)
 

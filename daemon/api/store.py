@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from daemon.api.presence import while_asked
+from daemon.api.presence import while_requested
 from daemon.api.route import Area
 from daemon.api.wire import chunks, content
 from daemon.host.host import Host
@@ -62,7 +62,7 @@ async def _collect(host: Host) -> None:
 @AREA("POST", "/v1/checkpoints/verify", scope="admin")
 async def _verify(request: web.Request, host: Host, body: VerifyRequest) -> list[CheckpointReport]:
     """Hash checkpoints again and report what is damaged."""
-    return await while_asked(request, host.store.verify(body.checkpoints))
+    return await while_requested(request, host.store.verify(body.checkpoints))
 
 
 @AREA("GET", "/v1/checkpoints/have", answer=bytes, scope="admin")
@@ -71,7 +71,7 @@ async def _have(host: Host) -> web.StreamResponse:
     return web.Response(body=await host.store.have(), content_type="application/octet-stream")
 
 
-@AREA("POST", "/v1/checkpoints/{checkpoint}/export", body=bytes, body_most=MAX_HAVE, answer=bytes, scope="admin")
+@AREA("POST", "/v1/checkpoints/{checkpoint}/export", body=bytes, max_body=MAX_HAVE, answer=bytes, scope="admin")
 async def _export(request: web.Request, host: Host, checkpoint: str, query: ExportQuery) -> web.StreamResponse:
     """A checkpoint as one stream. The body, if any, is what the other side has."""
     have = await content(request)
@@ -86,7 +86,7 @@ async def _export(request: web.Request, host: Host, checkpoint: str, query: Expo
     return response
 
 
-@AREA("POST", "/v1/checkpoints/import", body=bytes, body_most=MAX_STREAM, status=201, scope="admin")
+@AREA("POST", "/v1/checkpoints/import", body=bytes, max_body=MAX_STREAM, status=201, scope="admin")
 async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> ImportResult:
     """A checkpoint from a stream that an export made. All or nothing."""
     try:
@@ -99,7 +99,7 @@ async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Impo
         raise Invalid(error.message, hint=error.hint) from error
 
 
-@AREA("POST", "/v1/checkpoints/survey", body=bytes, body_most=MAX_STREAM, answer=bytes, scope="admin")
+@AREA("POST", "/v1/checkpoints/survey", body=bytes, max_body=MAX_STREAM, answer=bytes, scope="admin")
 async def _survey(request: web.Request, host: Host) -> web.StreamResponse:
     """What of a manifest is here already, for an export elsewhere."""
     try:

@@ -18,21 +18,21 @@ AREA = Area()
 async def _create(tokens: TokenStore, body: TokenRequest) -> NewToken:
     """Make a token. Its text is told this once."""
     grant, text = await asyncio.to_thread(tokens.create, **msgspec.structs.asdict(body))
-    return NewToken(token=_told(grant), text=text)
+    return NewToken(token=_reported(grant), text=text)
 
 
 @AREA("GET", "/v1/tokens", scope="admin")
 async def _list(tokens: TokenStore) -> list[ApiToken]:
     """The tokens, the oldest first."""
-    return [_told(grant) for grant in tokens.list()]
+    return [_reported(grant) for grant in tokens.list()]
 
 
 @AREA("DELETE", "/v1/tokens/{token}", scope="admin")
 async def _revoke(tokens: TokenStore, token: str) -> ApiToken:
     """Refuse a token from now on. Its sandboxes stay."""
-    return _told(await asyncio.to_thread(tokens.revoke, token))
+    return _reported(await asyncio.to_thread(tokens.revoke, token))
 
 
-def _told(grant: Grant) -> ApiToken:
+def _reported(grant: Grant) -> ApiToken:
     """What is told of a token: all but the hash of its secret."""
     return msgspec.convert(grant, ApiToken, from_attributes=True)

@@ -36,7 +36,7 @@ ROUTE = web.RequestKey("route", ApiRoute)
 CONTENT = web.RequestKey("content", bytes)
 MEMORY = web.RequestKey("memory", CallShare)  # what the call holds of it
 DISK = web.RequestKey("disk", CallShare)
-KEPT_FREE = 1 << 20  # bytes of each output of a command that a caller may have kept without being counted
+RETAINED_FREE = 1 << 20  # bytes of each output of a command that a caller may have kept without being counted
 
 
 class TooLarge(Invalid):
@@ -115,9 +115,9 @@ def frame(request: web.Request, value: object) -> bytes:
 
 async def chunks(request: web.Request) -> AsyncIterator[bytes]:
     """The body as it comes, within the bound of the route. A sender that stalls is given up."""
-    most, size = request[ROUTE].body_most, 0
-    if (request.content_length or 0) > most:
-        raise _too_large(most)
+    limit, size = request[ROUTE].max_body, 0
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
     while True:
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -129,13 +129,13 @@ async def chunks(request: web.Request) -> AsyncIterator[bytes]:
         if not part:
             return
         size += len(part)
-        if size > most:
-            raise _too_large(most)
+        if size > limit:
+            raise _too_large(limit)
         yield part
 
 
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {most} bytes", hint="large content goes through the files API")
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes", hint="large content goes through the files API")
 
 
 async def content(request: web.Request) -> bytes:
@@ -150,8 +150,8 @@ async def _content(request: web.Request) -> bytes:
         return b""
     if request.content.is_eof() and request.content.exception() is None:  # all here already: nobody to wait for
         raw = await request.content.read()
-        if len(raw) > request[ROUTE].body_most:
-            raise _too_large(request[ROUTE].body_most)
+        if len(raw) > request[ROUTE].max_body:
+            raise _too_large(request[ROUTE].max_body)
         return raw
     parts = []
     async for part in chunks(request):
@@ -173,7 +173,7 @@ async def _body(request: web.Request) -> object:
             body = msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the request cannot be taken: {plain(error)}") from None
-    request[MEMORY].add(2 * max(0, getattr(body, "output_limit", 0) - KEPT_FREE))
+    request[MEMORY].add(2 * max(0, getattr(body, "output_limit", 0) - RETAINED_FREE))
     return body
 
 

@@ -75,8 +75,8 @@ def split(token: str) -> tuple[str, str] | None:
     """
     if (spelled := _E2B.fullmatch(token)) is not None:
         return spelled[1], base64.urlsafe_b64encode(bytes.fromhex(spelled[2])).decode().rstrip("=")
-    found = _FORM.fullmatch(token)
-    return None if found is None else (found[1], found[2])
+    result = _FORM.fullmatch(token)
+    return None if result is None else (result[1], result[2])
 
 
 def e2b_spelling(token: str) -> str:

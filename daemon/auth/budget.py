@@ -37,36 +37,38 @@ def reserved(limits: Limits) -> int:
     return max(0, (bounded(limits).processes or 0) - SMALL)
 
 
-def overfull(limits: Limits, mine: int, owners: int, room: int) -> str:
+def overfull(limits: Limits, mine: int, owners: int, capacity: int) -> str:
     """Why a sandbox may not put more memory into checkpoints, in words; "" when it may.
 
-    `mine`: bytes that its checkpoints hold, `owners`: those of all sandboxes of its owner, `room`: bytes that the disk
+    `mine`: bytes that its checkpoints hold, `owners`: those of all sandboxes of its owner, `capacity`: bytes that the
+    disk
     has for all checkpoints of the host, the taken ones included. Nobody takes more than half of that room from others.
 
     >>> overfull(Limits(checkpoints="1GiB"), 2 << 30, 2 << 30, 100 << 30)
     'its checkpoints hold 2048 MiB of memory, and its limit is 1024 MiB'
     """
-    if limits.checkpoints is not None and mine >= (most := parse_bytes(limits.checkpoints)):
-        return f"its checkpoints hold {mine >> 20} MiB of memory, and its limit is {most >> 20} MiB"
-    if owners > room // 2:
+    if limits.checkpoints is not None and mine >= (limit := parse_bytes(limits.checkpoints)):
+        return f"its checkpoints hold {mine >> 20} MiB of memory, and its limit is {limit >> 20} MiB"
+    if owners > capacity // 2:
         return f"checkpoints of this owner hold {owners >> 20} MiB of memory, half of what the host's disk has for all"
     return ""
 
 
-def crowds(held: int, wanted: int, room: int) -> bool:
-    """Whether a capture of `wanted` bytes has to wait until others of its owner, `held` bytes, are stored.
+def crowds(held: int, target: int, capacity: int) -> bool:
+    """Whether a capture of `target` bytes has to wait until others of its owner, `held` bytes, are stored.
 
-    `room`: bytes of the memory for captures. Nobody takes more than half of it from others, but for a single capture.
+    `capacity`: bytes of the memory for captures. Nobody takes more than half of it from others, but for a single
+    capture.
     """
-    return held > 0 and held + wanted > room // 2
+    return held > 0 and held + target > capacity // 2
 
 
-def excess(wanted: Limits, others: Iterable[Limits], budget: int) -> str:
-    """Why a sandbox with the limits `wanted` has no room beside `others`, in words; "" when it has."""
+def excess(target: Limits, others: Iterable[Limits], budget: int) -> str:
+    """Why a sandbox with the limits `target` has no room beside `others`, in words; "" when it has."""
     taken = sum(map(reserved, others))
-    if reserved(wanted) == 0 or taken + reserved(wanted) <= budget // 2:
+    if reserved(target) == 0 or taken + reserved(target) <= budget // 2:
         return ""
     return (
-        f"{bounded(wanted).processes} processes are too many: sandboxes with more than {SMALL} have {taken} reserved "
+        f"{bounded(target).processes} processes are too many: sandboxes with more than {SMALL} have {taken} reserved "
         f"of {budget // 2}, which is half of what this host has for all"
     )

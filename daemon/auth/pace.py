@@ -36,12 +36,12 @@ class TokenRateLimits:
     @contextlib.contextmanager
     def acting(self, caller: Caller) -> Iterator[None]:
         """A call that acts is under way. Raises TooMany where too many are."""
-        most = caller.quota.execs
-        if most is None:
+        limit = caller.quota.execs
+        if limit is None:
             yield
             return
-        if self._acting[caller.token] >= most:
-            raise TooMany(f"{most} calls of this token are under way", hint="wait until one has ended")
+        if self._acting[caller.token] >= limit:
+            raise TooMany(f"{limit} calls of this token are under way", hint="wait until one has ended")
         self._acting[caller.token] += 1
         try:
             yield

@@ -32,20 +32,20 @@ class QuotaUsage(msgspec.Struct, frozen=True, kw_only=True):
 def usage(limits: Iterable[Limits], inherited: int = 0) -> QuotaUsage:
     """What sandboxes with these limits count as. `inherited`: bytes that other sandboxes wrote and forks stand on."""
     count, cpus, memory, disk = 0, 0.0, 0.0, float(inherited)
-    for each in limits:
+    for item in limits:
         count += 1
-        cpus += math.inf if each.cpus is None else each.cpus
-        memory += math.inf if each.memory is None else parse_bytes(each.memory)
-        disk += math.inf if each.disk is None else parse_bytes(each.disk)
+        cpus += math.inf if item.cpus is None else item.cpus
+        memory += math.inf if item.memory is None else parse_bytes(item.memory)
+        disk += math.inf if item.disk is None else parse_bytes(item.disk)
     return QuotaUsage(sandboxes=count, cpus=cpus, memory=memory, disk=disk)
 
 
 def excess(quota: Quota, used: QuotaUsage) -> str:
     """Which quota `used` exceeds, in words; "" when none."""
     for name in ("sandboxes", "cpus", "memory", "disk"):
-        most, value = getattr(quota, name), getattr(used, name)
-        if most is not None and value > most:
-            return f"{name}: {_said(value)} of {_said(most)}"
+        limit, value = getattr(quota, name), getattr(used, name)
+        if limit is not None and value > limit:
+            return f"{name}: {_said(value)} of {_said(limit)}"
     return ""
 
 

@@ -29,8 +29,8 @@ def memory_part() -> int:
 class Shares:
     """What the calls of each owner hold of one thing, such as memory."""
 
-    def __init__(self, what: str, most: int) -> None:
-        self._what, self._most = what, most
+    def __init__(self, what: str, limit: int) -> None:
+        self._what, self._limit = what, limit
         self.held: Counter[str] = Counter()
 
     @contextlib.contextmanager
@@ -44,9 +44,9 @@ class Shares:
 
     def need(self, owner: str, size: int) -> None:
         """Raise TooMany where `size` bytes more are too many."""
-        if self.held[owner] + size > self._most:
+        if self.held[owner] + size > self._limit:
             raise TooMany(
-                f"the calls of this owner hold {self.held[owner] >> 20} MiB {self._what}, of {self._most >> 20}",
+                f"the calls of this owner hold {self.held[owner] >> 20} MiB {self._what}, of {self._limit >> 20}",
                 hint="wait until some have ended, or ask for less at once",
             )
 

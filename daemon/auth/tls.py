@@ -95,13 +95,13 @@ def _names(host: str) -> list[Any]:
     from cryptography import x509
 
     names = dict.fromkeys(["localhost", socket.gethostname(), "127.0.0.1", "::1", host])
-    found: list[Any] = []
+    result: list[Any] = []
     for name in names:
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            found.append(x509.DNSName(name))
+            result.append(x509.DNSName(name))
         else:
             if not address.is_unspecified:
-                found.append(x509.IPAddress(address))
-    return found
+                result.append(x509.IPAddress(address))
+    return result

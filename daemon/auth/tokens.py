@@ -25,7 +25,7 @@ from sandbox import durable
 from sandbox.errors import NotFound, PagurusError
 
 NO_QUOTA = Quota()
-KEPT_REVOKED = 1000  # revoked and expired ones are listed until there are more
+RETAINED_REVOKED = 1000  # revoked and expired ones are listed until there are more
 
 
 class TokenFile(msgspec.Struct):
@@ -97,7 +97,7 @@ class TokenStore:
         number, secret = access.split(text) or ("", "")
         return access.identify(secret, self._grants.get(number), self._clock())
 
-    def known(self, token: str) -> Caller:
+    def existing(self, token: str) -> Caller:
         """Who holds the token of this id, if it is still valid: for what was given to them. Raises Unauthorized."""
         return access.holder(self._grants.get(token), self._clock())
 
@@ -117,7 +117,7 @@ class TokenStore:
 def _pruned(grants: dict[str, Grant]) -> dict[str, Grant]:
     """Without the oldest of too many revoked ones."""
     dead = sorted(
-        (grant for grant in grants.values() if grant.revoked_at is not None), key=lambda each: each.created_at
+        (grant for grant in grants.values() if grant.revoked_at is not None), key=lambda item: item.created_at
     )
-    forgotten = {grant.id for grant in dead[: max(0, len(dead) - KEPT_REVOKED)]}
+    forgotten = {grant.id for grant in dead[: max(0, len(dead) - RETAINED_REVOKED)]}
     return {number: grant for number, grant in grants.items() if number not in forgotten}

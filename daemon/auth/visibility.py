@@ -46,11 +46,11 @@ def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
 
     What other owners name, or how their ids begin, decides nothing for a caller that sees all.
     """
-    found = live_sandboxes.get(sandbox) or live_sandboxes.get(dashed(sandbox))
-    if found is not None and visible(found.row.owner):
-        return found
+    result = live_sandboxes.get(sandbox) or live_sandboxes.get(dashed(sandbox))
+    if result is not None and visible(result.row.owner):
+        return result
     own = {id: live for id, live in live_sandboxes.items() if is_own(live.row.owner)}
-    if not looks_like_id(sandbox):
+    if not polls_like_id(sandbox):
         return next((live for live in own.values() if live.row.name == sandbox), None)
     return _only({id: live for id, live in own.items() if begins(id, sandbox)}, f"begin with {sandbox}")
 
@@ -69,10 +69,10 @@ def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str, *, anyones: 
 
     `anyones`: the rows are of one sandbox, which the caller named: whose it is does not matter.
     """
-    seen = {row.id: row for row in rows if (visible(row.owner) if anyones else is_own(row.owner))}
-    if looks_like_id(checkpoint):
-        return _only({id: row for id, row in seen.items() if begins(id, checkpoint)}, f"begin with {checkpoint}")
-    labelled = {id: row for id, row in seen.items() if row.label == checkpoint}
+    observed = {row.id: row for row in rows if (visible(row.owner) if anyones else is_own(row.owner))}
+    if polls_like_id(checkpoint):
+        return _only({id: row for id, row in observed.items() if begins(id, checkpoint)}, f"begin with {checkpoint}")
+    labelled = {id: row for id, row in observed.items() if row.label == checkpoint}
     return _only(labelled, f"have the label {checkpoint!r}")
 
 
@@ -82,7 +82,7 @@ def is_own(owner: str) -> bool:
     return owner == ("" if caller.everything else caller.owner) and visible(owner)
 
 
-def looks_like_id(word: str) -> bool:
+def polls_like_id(word: str) -> bool:
     """Whether this is to be an id, or the beginning of one, of a sandbox or checkpoint.
 
     >>> looks_like_id("s-5a11"), looks_like_id("c-0"), looks_like_id("s-web"), looks_like_id("release")
@@ -100,13 +100,13 @@ def begins(full: str, start: str) -> bool:
     return len(start) > len("s-") and full.startswith(start)
 
 
-def _only(found: Mapping[str, Any], alike: str) -> Any | None:
+def _only(result: Mapping[str, Any], alike: str) -> Any | None:
     """The one that there is, by its id; None without any. Raises Conflict, which names them, where there are more."""
-    if len(found) > 1:
-        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        names = ", ".join(sorted(found)[:NAMED])
-        raise Conflict(f"{len(found)} {alike}: {names}{more}", hint="use more of the id of the one you mean")
-    return next(iter(found.values()), None)
+    if len(result) > 1:
+        more = f" and {len(result) - NAMED} more" if len(result) > NAMED else ""
+        names = ", ".join(sorted(result)[:NAMED])
+        raise Conflict(f"{len(result)} {alike}: {names}{more}", hint="use more of the id of the one you mean")
+    return next(iter(result.values()), None)
 
 
 class Making:
@@ -134,7 +134,7 @@ class Making:
         if row.name and any(other.name == row.name for other in mine):
             raise Conflict(f"there is a sandbox named {row.name} already", hint="choose another name")
         counted = [row, *mine]
-        used = usage([each.limits for each in counted], sum(each.inherited for each in counted))
+        used = usage([item.limits for item in counted], sum(item.inherited for item in counted))
         if why := excess(caller.quota, used):
             raise TooMany(f"the quota of this token would be exceeded: {why}", hint="remove some, or ask for less")
         if why := budget.excess(row.limits, [other.limits for other in rows], process_budget()):

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daemon.catalogue import CheckpointRow
-from daemon.verdict.assess import look
+from daemon.verdict.assess import poll
 from daemon.verdict.ignore import NOTHING, IgnoreRuleSet
 from daemon.verdict.judge import judge
 from sandbox import durable
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.capture")
 
-SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
+SPACE_RETAINED = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 GONE = ".gone-"  # prefix of raw images that are being removed
 MAX_FREEZE = 5.0  # seconds
 GATHER = 0.05  # seconds for which a sync waits for company; nothing waits for durability by default
@@ -195,14 +195,14 @@ class Capturer:
         container.cgroup.freeze()
         try:
             _await_frozen(container)
-            others = set(container.kept_tasks()) - {container.init_pid}
+            others = set(container.retained_tasks()) - {container.init_pid}
             if row.verdict.processes:
                 row.ipc = self.inspector.ipc_objects(container.cgroup.id) != 0
                 if others or row.ipc:
                     raise NeedsDump("there are processes or IPC objects since the verdict")
                 row.dump, row.dump_bytes, row.held = None, 0, None
                 self.inspector.mark(container.cgroup.id, files=False, processes=True)
-            elif look(self.inspector, container, rules)[1].verdict.processes:
+            elif poll(self.inspector, container, rules)[1].verdict.processes:
                 raise NeedsDump("processes moved since the verdict")
             else:
                 _need_held(container, row)
@@ -225,22 +225,22 @@ class Capturer:
             if row.verdict.files:
                 self._snapshot(container, tree, row)
 
-        wanted = max(row.dump_bytes, container.cgroup.anonymous())  # as much as the last one took, or it has grown to
+        target = max(row.dump_bytes, container.cgroup.anonymous())  # as much as the last one took, or it has grown to
         try:
-            need_space(self.places.dumps, wanted)
+            need_space(self.places.dumps, target)
         except NoSpace:
             await self._make_room()
-            need_space(self.places.dumps, wanted)
+            need_space(self.places.dumps, target)
         try:
             into = self.places.dump(row.id)
             captured = await self.checkpointer.capture(container, into, on_frozen=on_frozen, hold=hold)
         except CapturesFull as error:
             await self._make_room()  # for the next one
-            wanted = await asyncio.to_thread(_resident, container.tasks())
+            target = await asyncio.to_thread(_resident, container.tasks())
             free = shutil.disk_usage(self.places.dumps).free
             raise NoSpace(
                 f"the memory for captures was full: {free >> 20} MiB are free now, "
-                f"the processes hold {wanted >> 20} MiB",
+                f"the processes hold {target >> 20} MiB",
                 hint="wait until checkpoints are durable, or give the host more memory",
                 sandbox=container.spec.id,
             ) from error
@@ -272,8 +272,8 @@ class Capturer:
         lists, like = self.checkpointer.pages.lists, None
         if layers.present(self.places.dump(dump)):
             former = None  # what is the same is known already
-        if former is not None and former.is_dir() and (known := lists.find(before)) is not None:
-            like = dumpfile.hashed(former, known=known)
+        if former is not None and former.is_dir() and (existing := lists.find(before)) is not None:
+            like = dumpfile.hashed(former, existing=existing)
         hashed = dumpfile.hashed(self.places.dump(dump), like, cache=lists)
         lists.remember(dump, hashed.hashes())
         return hashed
@@ -281,7 +281,7 @@ class Capturer:
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""
         pages, into = self.checkpointer.pages, self.places.packed(row.id)
-        stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_KEPT, owner=row.owner)
+        stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_RETAINED, owner=row.owner)
         row.stored_bytes += stored.new_bytes
         row.images_bytes = stored.new_bytes
         row.dump_bytes = stored.raw_bytes
@@ -423,26 +423,26 @@ def _await_frozen(container: Container) -> None:
         while b"frozen 1" not in os.pread(events.fileno(), 4096, 0):
             passed = time.monotonic() - began
             if passed > HELD_TIMEOUT:
-                seen = unstoppable.stuck(container.tasks())
-                parents = {each for each in seen if each.vforked} & (seen if parents is None else parents)
+                observed = unstoppable.stuck(container.tasks())
+                parents = {item for item in observed if item.vforked} & (observed if parents is None else parents)
                 if (parents and passed > 2 * HELD_TIMEOUT) or passed > MAX_FREEZE:
-                    raise unstoppable.blamed(container, parents or seen)
+                    raise unstoppable.blamed(container, parents or observed)
             change.poll(100)
 
 
 def _resident(pids: list[int]) -> int:
     """Bytes of memory of these processes that a dump may have to hold."""
-    found = 0
+    result = 0
     for pid in pids:
         for kind in ("RssAnon", "RssShmem"):
-            found += int((procfs.status(pid, kind) or "0 kB").split()[0]) << 10
-    return found
+            result += int((procfs.status(pid, kind) or "0 kB").split()[0]) << 10
+    return result
 
 
 def _need_held(container: Container, row: CheckpointRow) -> None:
     """Raise unless the process images that `row` keeps can be restored over the files as they are."""
-    if row.dump is not None and (found := changed(container, row.held)):
-        raise NeedsDump(f"held by a process that lives on: {found[0]}")
+    if row.dump is not None and (result := changed(container, row.held)):
+        raise NeedsDump(f"held by a process that lives on: {result[0]}")
 
 
 def _need_life(container: Container) -> None:
@@ -455,10 +455,10 @@ def _need_life(container: Container) -> None:
         raise SandboxDead("it was killed before its state was captured", hint="restore it", sandbox=container.spec.id)
 
 
-def need_space(path: Path, wanted: int = 0) -> None:
-    """Raise NoSpace, saying how much is missing, unless `wanted` bytes and a reserve are free at `path`."""
+def need_space(path: Path, target: int = 0) -> None:
+    """Raise NoSpace, saying how much is missing, unless `target` bytes and a reserve are free at `path`."""
     status = shutil.disk_usage(path)
-    missing = wanted + SPACE_KEPT - status.free
+    missing = target + SPACE_RETAINED - status.free
     if missing > 0:
         raise NoSpace(
             f"{path} has {status.free >> 20} MiB free, {missing / (1 << 20):.1f} MiB more are needed",

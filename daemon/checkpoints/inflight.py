@@ -34,7 +34,7 @@ log = logging.getLogger("pagurus.turns")
 
 SUMMED = 5.0  # seconds after which sums over all checkpoints are made again: of removed ones they know only then
 MAX_MOVE = 5.0  # seconds for which a checkpoint that moves is not stored
-EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
+EXPOSED_RETAINED = 4096  # waits of commands that the statistics look back on
 
 
 def _tally() -> Statistics:
@@ -58,9 +58,9 @@ class Services:
     _summed: float = -SUMMED
     lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what goes on for as long as the daemon does
     tally: Statistics = field(default_factory=_tally)  # counts since the daemon started
-    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
+    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_RETAINED))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
+    finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
     lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
     damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
@@ -99,7 +99,7 @@ class Services:
         inflight.captured.set_result(None)
         return inflight
 
-    def need_room(self, sandbox: SandboxRow) -> None:
+    def need_capacity(self, sandbox: SandboxRow) -> None:
         """Raise NoSpace when checkpoints of this sandbox, or of its owner, hold as much memory as they may."""
         now = time.monotonic()
         if now - self._summed < SUMMED and not self._overfull(sandbox):
@@ -118,11 +118,11 @@ class Services:
 
     async def need_memory(self, coming: InFlight) -> None:
         """Return once the captures of this owner that are not stored yet leave memory for those of other owners."""
-        room = shutil.disk_usage(self.capturer.places.dumps).total
+        capacity = shutil.disk_usage(self.capturer.places.dumps).total
         while True:
-            mine = [each for each in self.inflights.values() if _sharer(each.row) == _sharer(coming.row)]
-            held = {each: size for each in mine if each is not coming and (size := each.in_memory())}
-            if not budget.crowds(sum(held.values()), coming.expected_bytes, room):
+            mine = [item for item in self.inflights.values() if _sharer(item.row) == _sharer(coming.row)]
+            held = {item: size for item in mine if item is not coming and (size := item.in_memory())}
+            if not budget.crowds(sum(held.values()), coming.expected_bytes, capacity):
                 return
             await asyncio.shield(next(iter(held)).durable)
 
@@ -134,8 +134,8 @@ class Services:
 
     def _overfull(self, sandbox: SandboxRow) -> str:
         mine, owners = self._images[sandbox.id], self._images[f"owner {sandbox.owner or sandbox.id}"]
-        room = self._images[""] + shutil.disk_usage(self.capturer.places.stored).free
-        return budget.overfull(sandbox.limits, mine, owners, room)
+        capacity = self._images[""] + shutil.disk_usage(self.capturer.places.stored).free
+        return budget.overfull(sandbox.limits, mine, owners, capacity)
 
 
 def _sharer(row: CheckpointRow) -> str:
@@ -156,7 +156,7 @@ class InFlight:
         self.task: asyncio.Task[None] | None = None  # what moves it on
         self.hold = False  # the sandbox stays frozen when it is captured
         self.moving = False  # somebody waits for the sandbox elsewhere: what is not needed for that comes later
-        self._asked = asyncio.Event()  # for it to be durable
+        self._requested = asyncio.Event()  # for it to be durable
         self.waited = False
         self.durable_waited = False
         self.error: PagurusError | None = None  # why it was not captured
@@ -177,7 +177,7 @@ class InFlight:
         if self.ticket is not None:
             self.ticket.promote()
 
-    async def settled(self, *, durable: bool) -> None:
+    async def finalized(self, *, durable: bool) -> None:
         """Wait until captured (or durable), or failed. The row says which."""
         if durable:
             self.expedite()
@@ -190,14 +190,14 @@ class InFlight:
         if self.moving:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(MAX_MOVE):
-                    await self._asked.wait()
+                    await self._requested.wait()
 
     def expedite(self) -> None:
         """Somebody waits until it is durable, and with it for all that have to be so before."""
         inflight: InFlight | None = self
         while inflight is not None and not inflight.durable_waited:
             inflight.durable_waited = True
-            inflight._asked.set()
+            inflight._requested.set()
             inflight.promote()
             inflight = inflight.before
 

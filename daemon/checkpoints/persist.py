@@ -78,7 +78,7 @@ async def store(
         services.tally.full_bytes += row.full_bytes
         if row.dump == row.id:
             await services.capturer.release(row.id)
-        services.settled(row, inflight.parent)
+        services.finalized(row, inflight.parent)
     except CheckpointDamaged as error:
         row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
         inflight.unstored = CheckpointFailed(
@@ -93,11 +93,11 @@ async def store(
             log.warning("%s is stored, but: %s", row.id, error, extra=where, exc_info=bug)
             return
         row.state, row.durable_at = CheckpointState.CAPTURED, None
-        known = failure(error)
-        row.error = f"captured, but not durable: {str(error) or known}"
-        inflight.unstored = type(known)(
-            f"checkpoint {row.id} is captured, but not durable: {known.message}",
-            hint=known.hint if isinstance(known, NoSpace) else "it can be restored, and is tried again",
+        existing = failure(error)
+        row.error = f"captured, but not durable: {str(error) or existing}"
+        inflight.unstored = type(existing)(
+            f"checkpoint {row.id} is captured, but not durable: {existing.message}",
+            hint=existing.hint if isinstance(existing, NoSpace) else "it can be restored, and is tried again",
             sandbox=row.sandbox,
             turn=row.turn,
         )

@@ -55,9 +55,9 @@ class QueuedCapture:
     def start(self) -> None:
         self.started = self._queue.now()
         self.task = asyncio.ensure_future(self._work())
-        self.task.add_done_callback(self._settle)
+        self.task.add_done_callback(self._finalize)
 
-    def _settle(self, task: asyncio.Task[Any]) -> None:
+    def _finalize(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or self.done.done():
             self.done.cancel()
         elif (error := task.exception()) is not None:
@@ -127,9 +127,9 @@ class CheckpointQueue:
         if not self._closed:
             self._pump()
 
-    def strike(self, sandbox: str) -> float:
+    def inject(self, sandbox: str) -> float:
         """Processes of this sandbox did not stop: its next job waits. Returns the seconds, at least."""
-        return self._schedule.strike(sandbox, self._clock())
+        return self._schedule.inject(sandbox, self._clock())
 
     def refuse(self, sandbox: str) -> float:
         """A dump of this sandbox was refused. Returns the seconds that its next job waits, at least."""

@@ -71,13 +71,13 @@ MIN_DUMP_SECONDS, OF_TASK, OF_BYTE = (
     0.6e-9,
 )  # seconds for the dump of an idle sandbox, of each task more, of memory
 BEHIND = 5.0  # seconds by which a job's deadline is later for each second that it is expected to take
-KNOWN = 16  # sandboxes, those that held slots last, by which the host's slowness is known
-STRUCK, MAX_STRUCK = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
+EXISTING = 16  # sandboxes, those that held slots last, by which the host's slowness is known
+INJECTED, MAX_INJECTED = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
 REFUSED_FREE = 3  # dumps refused in a row that cost a sandbox nothing
 REFUSED = 1.0  # seconds that the sandbox waits for each further one
 PART = 0.125  # of each processor's time that dumps which take long may use, where there are others
-MAX_OWED = 2.0  # seconds of a processor's time beyond the budget that are remembered
+MAX_PENDING = 2.0  # seconds of a processor's time beyond the budget that are remembered
 CALM = 60.0  # seconds without a quick job after which the others need not wait for their budget
 UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
 
@@ -112,7 +112,7 @@ class StageJob:
 
 
 @dataclass(slots=True)
-class _Strikes:
+class _Injections:
     """Of one sandbox."""
 
     count: int
@@ -152,7 +152,7 @@ class _Budget:
         self._use(more)
 
     def _use(self, seconds: float) -> None:
-        self.credit = max(-MAX_OWED, self.credit - max(0.0, seconds))
+        self.credit = max(-MAX_PENDING, self.credit - max(0.0, seconds))
 
 
 class _Lane:
@@ -270,7 +270,7 @@ class _Lane:
             self.usual[job.sandbox] = usual = (took + self.usual.get(job.sandbox, took)) / 2
             self.slowness.pop(job.sandbox, None)
             self.slowness[job.sandbox] = usual / job.expected
-            if len(self.slowness) > KNOWN:
+            if len(self.slowness) > EXISTING:
                 del self.slowness[next(iter(self.slowness))]
         for name in self.parked.pop(job.sharer, ()):
             self._enter_again(name)
@@ -309,7 +309,7 @@ class Schedule:
         }
         self._jobs: dict[str, StageJob] = {}
         self._arrivals = 0
-        self._strikes: dict[str, _Strikes] = {}
+        self._injections: dict[str, _Injections] = {}
         self._refused: Counter[str] = Counter()  # dumps of each sandbox in a row
         self._held: list[tuple[float, int, str]] = []  # jobs of struck sandboxes, by when they enter their lane
 
@@ -322,19 +322,19 @@ class Schedule:
         if job.stage in PROVING:
             job.deadline += BEHIND * (job.expected - MIN_DUMP_SECONDS)
         self._jobs[job.id] = job
-        if (strikes := self._strikes.get(job.sandbox)) is not None:
+        if (injections := self._injections.get(job.sandbox)) is not None:
             self._lanes[job.stage].usual.pop(job.sandbox, None)
-            heapq.heappush(self._held, (strikes.until, job.order, job.id))
+            heapq.heappush(self._held, (injections.until, job.order, job.id))
         else:
             self._lanes[job.stage].add(job)
 
-    def strike(self, sandbox: str, now: float) -> float:
+    def inject(self, sandbox: str, now: float) -> float:
         """A job of this sandbox held its slot for nothing. Returns how many seconds the next one waits at least."""
-        for name in [name for name, each in self._strikes.items() if now > each.until + FORGIVEN]:
-            del self._strikes[name]
-        count = self._strikes[sandbox].count + 1 if sandbox in self._strikes else 1
-        wait: float = min(MAX_STRUCK, STRUCK * 2 ** min(count - 1, 10))
-        self._strikes[sandbox] = _Strikes(count, now + wait)
+        for name in [name for name, item in self._injections.items() if now > item.until + FORGIVEN]:
+            del self._injections[name]
+        count = self._injections[sandbox].count + 1 if sandbox in self._injections else 1
+        wait: float = min(MAX_INJECTED, INJECTED * 2 ** min(count - 1, 10))
+        self._injections[sandbox] = _Injections(count, now + wait)
         return wait
 
     def refuse(self, sandbox: str, now: float) -> float:
@@ -342,22 +342,22 @@ class Schedule:
         self._refused[sandbox] += 1
         if self._refused[sandbox] <= REFUSED_FREE:
             return 0.0
-        strikes = self._strikes.setdefault(sandbox, _Strikes(0, now))
-        strikes.until = max(strikes.until, now + REFUSED)
-        return strikes.until - now
+        injections = self._injections.setdefault(sandbox, _Injections(0, now))
+        injections.until = max(injections.until, now + REFUSED)
+        return injections.until - now
 
     def succeeded(self, sandbox: str, now: float) -> None:
         """A job of this sandbox succeeded: the next one need not wait. That it was struck is remembered for a while."""
         self._refused.pop(sandbox, None)
-        if (strikes := self._strikes.get(sandbox)) is not None:
-            if not strikes.count or now > strikes.until + FORGIVEN:
-                del self._strikes[sandbox]
+        if (injections := self._injections.get(sandbox)) is not None:
+            if not injections.count or now > injections.until + FORGIVEN:
+                del self._injections[sandbox]
             else:
-                strikes.until = min(strikes.until, now)
+                injections.until = min(injections.until, now)
 
     def forget(self, sandbox: str) -> None:
         """The sandbox is gone."""
-        self._strikes.pop(sandbox, None)
+        self._injections.pop(sandbox, None)
         self._refused.pop(sandbox, None)
         for lane in self._lanes.values():
             lane.usual.pop(sandbox, None)

@@ -95,13 +95,13 @@ class SnapshotBody(msgspec.Struct, kw_only=True):
 
 def refuse(body: CreateBody) -> None:
     """Raise Unsupported for what is asked for and not there, by its name."""
-    asked = {
+    requested = {
         "mcp": body.mcp,
         "iam": body.iam,
         "volumeMounts": body.volumeMounts,
         "autoResume": body.autoResume is not None and body.autoResume.enabled,
     }
-    if missing := [name for name, value in asked.items() if value]:
+    if missing := [name for name, value in requested.items() if value]:
         raise Unsupported(f"{', '.join(missing)}: not served here", hint="create the sandbox without")
 
 
@@ -132,11 +132,11 @@ def network(body: NetworkBody | None, internet: bool | None) -> Network:
             "network.denyOut of single destinations: not served here",
             hint=f"deny {EVERYTHING} and allow what is needed by allowOut",
         )
-    cidrs = [each for each in allowed if _ADDRESS.fullmatch(each)]
-    names = [each for each in allowed if not _ADDRESS.fullmatch(each)]
+    cidrs = [item for item in allowed if _ADDRESS.fullmatch(item)]
+    names = [item for item in allowed if not _ADDRESS.fullmatch(item)]
     if denied or internet is False:
         return Network.allow(names=names, cidrs=cidrs) if allowed else Network.none()
-    return Network.open(cidrs=[each for each in cidrs if each != EVERYTHING])
+    return Network.open(cidrs=[item for item in cidrs if item != EVERYTHING])
 
 
 # --------------------------------------------------------------------------- out

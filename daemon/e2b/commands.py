@@ -22,7 +22,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.errors import NotFound, PagurusError, Timeout
 from sandbox.messages import ProgramKind
 
-END_KEPT = 30.0  # seconds for which the end of a command is told to those who ask
+END_RETAINED = 30.0  # seconds for which the end of a command is told to those who ask
 MAX_ENDS = 256  # of one sandbox
 WAIT = 600.0  # seconds of one look
 Put = Callable[[str, bytes], Awaitable[None]]
@@ -181,8 +181,8 @@ class Command:
             said = f"signal: {_NAMES.get(signal.Signals(number), f'signal {number}')}" if number < 32 else "signal"
             return {"exitCode": -1, "exited": False, "status": said, "error": said}
         code = os.WEXITSTATUS(self.status)
-        told: dict[str, object] = {"exitCode": code, "exited": True, "status": f"exit status {code}"}
-        return told if code == 0 else {**told, "error": f"exit status {code}"}
+        reported: dict[str, object] = {"exitCode": code, "exited": True, "status": f"exit status {code}"}
+        return reported if code == 0 else {**reported, "error": f"exit status {code}"}
 
 
 class Commands:
@@ -190,12 +190,12 @@ class Commands:
 
     def __init__(self, live: LiveSandbox) -> None:
         self._live = live
-        self._known: dict[str, Command] = {}  # by the program's id
+        self._existing: dict[str, Command] = {}  # by the program's id
         self._ended: dict[int, tuple[Command, float]] = {}  # by pid, and when
 
     def begin(self, row: ProgramRow, deadline: float | None, *, owes_turn: bool) -> Command:
         """`row` runs. From now on its end is waited for."""
-        command = self._known[row.id] = Command(self._live, row)
+        command = self._existing[row.id] = Command(self._live, row)
         command.owes_turn = owes_turn
         self._live.programs.read.add(row.id)
         self._live.services.spawn(
@@ -209,13 +209,13 @@ class Commands:
         finally:
             command.exited.set()
             command.over.set()
-            self._known.pop(command.row.id, None)
+            self._existing.pop(command.row.id, None)
             self._live.programs.read.discard(command.row.id)
             self._ended[command.row.pid] = command, time.monotonic()
             self._forget_old()
 
     def _forget_old(self) -> None:
-        old = time.monotonic() - END_KEPT
+        old = time.monotonic() - END_RETAINED
         for pid in [pid for pid, (_, at) in self._ended.items() if at < old] + [*self._ended][:-MAX_ENDS]:
             self._ended.pop(pid, None)
 
@@ -241,7 +241,7 @@ class Commands:
                 if number == pid or (pid is None and tag and command.row.tag == tag):
                     return command
             raise
-        return self._known.get(row.id) or self.begin(row, None, owes_turn=False)
+        return self._existing.get(row.id) or self.begin(row, None, owes_turn=False)
 
 
 class AllCommands:
@@ -251,7 +251,7 @@ class AllCommands:
         self._of: WeakKeyDictionary[LiveSandbox, Commands] = WeakKeyDictionary()
 
     def of(self, live: LiveSandbox) -> Commands:
-        found = self._of.get(live)
-        if found is None:
-            found = self._of[live] = Commands(live)
-        return found
+        result = self._of.get(live)
+        if result is None:
+            result = self._of[live] = Commands(live)
+        return result

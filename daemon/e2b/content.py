@@ -77,13 +77,13 @@ def _begin(inside: SandboxRoot, path: str) -> tuple[files.FileRange, bytes]:
 
 
 async def _write(request: web.Request, host: Host, alive: LiveSandbox) -> web.Response:
-    wanted = request.query.get("path", "")
+    target = request.query.get("path", "")
     written: list[dict[str, str]] = []
     if request.content_type == RAW:
-        written.append(await _store(request, host, alive, wanted, chunks(request)))
+        written.append(await _store(request, host, alive, target, chunks(request)))
     elif request.content_type == "multipart/form-data":
         async for name, data in _parts(request):
-            written.append(await _store(request, host, alive, wanted or name, data))
+            written.append(await _store(request, host, alive, target or name, data))
             if len(written) > MAX_PARTS:
                 raise Invalid(f"more than {MAX_PARTS} files at once", hint="write them in several calls")
     else:
@@ -130,7 +130,7 @@ async def _store(
 ) -> dict[str, str]:
     """Write one file, once it is here as a whole."""
     place, user = await _place(request, live, path)
-    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.folder)) as spool:
+    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.directory)) as spool:
         try:
             async for part in data:
                 request[DISK].add(len(part))
@@ -150,5 +150,5 @@ def _put(live: LiveSandbox, place: str, spool: IO[bytes], owner: tuple[int, int]
 ROUTES: list[ApiRoute] = [
     declared("GET", f"{BELOW}/health", _health, scope="read"),
     declared("GET", f"{BELOW}/files", _read, scope="read"),
-    declared("POST", f"{BELOW}/files", _write, scope="exec", body_most=MAX_WRITE, body=bytes),
+    declared("POST", f"{BELOW}/files", _write, scope="exec", max_body=MAX_WRITE, body=bytes),
 ]

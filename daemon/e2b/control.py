@@ -78,7 +78,7 @@ def _sandbox(request: web.Request, live: LiveSandbox) -> dict[str, object]:
 # --------------------------------------------------------------------------- made and found
 
 
-@_at("POST", "/sandboxes", "/v2/sandboxes", scope="exec", keyed="anew")
+@_at("POST", "/sandboxes", "/v2/sandboxes", scope="exec", keyed="redo")
 async def _create(request: web.Request, host: Host, body: CreateBody) -> web.Response:
     """Make a sandbox from a template: an image, or a checkpoint."""
     bodies.refuse(body)
@@ -129,9 +129,9 @@ def _image(host: Host, aliases: dict[str, str], template: str) -> str:
             with contextlib.suppress(ImageNotFound, Invalid):
                 host.images.resolve(name)
                 return name
-    known = ", ".join(sorted(aliases))
+    existing = ", ".join(sorted(aliases))
     raise NotFound(
-        f"template '{plain[:100]}' not found: no image, checkpoint or alias ({known}) is named so",
+        f"template '{plain[:100]}' not found: no image, checkpoint or alias ({existing}) is named so",
         hint="see `pagurus image ls`",
     )
 
@@ -147,10 +147,10 @@ def _forked(host: Host, entry: ForkEntry) -> LiveSandbox:
 async def _list(request: web.Request, host: Host) -> web.Response:
     """The sandboxes of the caller, the newest first, page by page."""
     query = request.query
-    wanted = _metadata(query.get("metadata", ""))
-    states = {each for value in query.getall("state", []) for each in value.split(",") if each}
+    target = _metadata(query.get("metadata", ""))
+    states = {item for value in query.getall("state", []) for item in value.split(",") if item}
     rows = [host.live(info.id).row for info in host.sandboxes()]
-    rows = [row for row in rows if not wanted.items() - bodies.metadata(row).items()]
+    rows = [row for row in rows if not target.items() - bodies.metadata(row).items()]
     rows = [row for row in rows if not states or bodies.state(row) in states]
     rows.sort(key=lambda row: (row.created_at, row.id), reverse=query.get("order") != "asc")
     limit, after = _limit(query.get("limit")), query.get("nextToken")
@@ -175,7 +175,7 @@ def _metadata(text: str) -> dict[str, str]:
     >>> _metadata("a=b%2520c&d=e")
     {'a': 'b c', 'd': 'e'}
     """
-    pairs = (each.partition("=") for each in text.split("&") if each)
+    pairs = (item.partition("=") for item in text.split("&") if item)
     return {unquote(unquote_plus(name)): unquote(unquote_plus(value)) for name, _, value in pairs}
 
 
@@ -205,11 +205,11 @@ async def _timeout(host: Host, live: LiveSandbox, body: TimeoutBody) -> web.Resp
 @_at("POST", "/sandboxes/{id}/refreshes", scope="exec")
 async def _refresh(host: Host, live: LiveSandbox, body: bodies.RefreshBody) -> web.Response:
     """Its end is at least so many seconds from now."""
-    await _at_least(host, live, float(body.duration))
+    await _at_minimum(host, live, float(body.duration))
     return _done()
 
 
-async def _at_least(host: Host, live: LiveSandbox, seconds: float) -> None:
+async def _at_minimum(host: Host, live: LiveSandbox, seconds: float) -> None:
     row = live.row
     if row.lifetime is not None and time.time() + seconds > row.created_at + row.lifetime:
         await move_end(host, live, seconds)
@@ -223,7 +223,7 @@ async def _pause(host: Host, live: LiveSandbox, body: PauseBody) -> web.Response
     if body.memory is False:
         raise Unsupported("a pause without memory", hint="pause it with its processes")
     inflight = await live.checkpoint("paused")
-    await inflight.settled(durable=True)
+    await inflight.finalized(durable=True)
     if (trouble := inflight.trouble(durable=True)) is not None:
         raise trouble
     await move_end(host, live, None)  # time stands still for it
@@ -242,31 +242,31 @@ async def _connect(request: web.Request, host: Host, live: LiveSandbox, body: Co
         await move_end(host, live, seconds)
     else:
         live.need_alive()
-        await _at_least(host, live, seconds)
+        await _at_minimum(host, live, seconds)
     return _answer(_sandbox(request, live), 201 if dead or request.path.endswith("/resume") else 200)
 
 
 # --------------------------------------------------------------------------- states
 
 
-@_at("POST", "/sandboxes/{id}/fork", scope="exec", keyed="anew")
+@_at("POST", "/sandboxes/{id}/fork", scope="exec", keyed="redo")
 async def _fork(request: web.Request, host: Host, live: LiveSandbox, body: ForkBody) -> web.Response:
     """Sandboxes that go on from this one, paused or not."""
     return await _children(request, host, live.row.head if live.row.state is SandboxState.DEAD else live, body)
 
 
-@_at("POST", "/snapshots/{snapshot}/fork", scope="exec", keyed="anew")
+@_at("POST", "/snapshots/{snapshot}/fork", scope="exec", keyed="redo")
 async def _fork_snapshot(request: web.Request, host: Host, snapshot: str, body: ForkBody) -> web.Response:
     """Sandboxes that go on from a snapshot."""
     return await _children(request, host, host.checkpoint(snapshot.removesuffix(":default")).id, body)
 
 
 async def _children(request: web.Request, host: Host, origin: LiveSandbox | str, body: ForkBody) -> web.Response:
-    wanted = ForkRequest(count=body.count)
+    target = ForkRequest(count=body.count)
     if isinstance(origin, str):
-        entries = await host.fork(origin, wanted)
+        entries = await host.fork(origin, target)
     else:
-        entries = await host.fork_sandbox(origin.row.id, wanted)
+        entries = await host.fork_sandbox(origin.row.id, target)
     answers: list[dict[str, object]] = []
     for entry in entries:
         if entry.sandbox is None:
@@ -289,7 +289,7 @@ async def _snapshot(host: Host, live: LiveSandbox, body: SnapshotBody) -> web.Re
         row = host.checkpoint(live.row.head)
     else:
         inflight = await live.checkpoint(body.name or "snapshot")
-        await inflight.settled(durable=True)
+        await inflight.finalized(durable=True)
         if (trouble := inflight.trouble(durable=True)) is not None:
             raise trouble
         row = inflight.row

@@ -73,12 +73,12 @@ class Names:
     """Who owns what, by the sandbox's own files. Reads them once; blocks."""
 
     def __init__(self, inside: SandboxRoot) -> None:
-        self._users = {known.uid: name for name, known in reversed(users.known_users(inside).items())}
-        self._groups = {known.gid: name for name, known in reversed(users.known_groups(inside).items())}
+        self._users = {existing.uid: name for name, existing in reversed(users.existing_users(inside).items())}
+        self._groups = {existing.gid: name for name, existing in reversed(users.existing_groups(inside).items())}
 
     def entry(self, path: str, info: FileInfo) -> dict[str, Any]:
         kind, said = _KINDS[info.kind]
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "name": posixpath.basename(path) or "/",
             "type": said,
             "path": path,
@@ -91,7 +91,7 @@ class Names:
             .isoformat(timespec="microseconds")
             .replace("+00:00", "Z"),
         }
-        return told if info.target is None else {**told, "symlinkTarget": info.target}
+        return reported if info.target is None else {**reported, "symlinkTarget": info.target}
 
 
 def _status(inside: SandboxRoot, base: int, path: str) -> FileInfo:
@@ -108,7 +108,7 @@ def _entry(inside: SandboxRoot, base: int, path: str) -> dict[str, Any]:
 def _entries(inside: SandboxRoot, base: int, path: str, depth: int) -> list[dict[str, Any]]:
     if _status(inside, base, path).kind == "file":
         raise Invalid(f"path is not a directory: {path}")
-    names, found, ahead = Names(inside), list[dict[str, Any]](), deque([(path, 1)])
+    names, result, ahead = Names(inside), list[dict[str, Any]](), deque([(path, 1)])
     while ahead:
         directory, level = ahead.popleft()
         try:
@@ -119,12 +119,12 @@ def _entries(inside: SandboxRoot, base: int, path: str, depth: int) -> list[dict
             continue  # removed while we look
         for info in inner:
             place = posixpath.join(directory, info.name)
-            found.append(names.entry(place, info))
-            if len(found) > files.MAX_ENTRIES:
+            result.append(names.entry(place, info))
+            if len(result) > files.MAX_ENTRIES:
                 raise Invalid(f"{path} has more than {files.MAX_ENTRIES} entries", hint="list it by a command")
             if info.kind == "directory" and level < depth:
                 ahead.append((place, level + 1))
-    return found
+    return result
 
 
 async def place(request: web.Request, live: LiveSandbox, path: str) -> tuple[str, User]:
@@ -158,11 +158,11 @@ async def alter(live: LiveSandbox, change: Callable[..., Any], path: str, *more:
 
 def _make(inside: SandboxRoot, base: int, path: str, owner: tuple[int, int]) -> dict[str, Any]:
     try:
-        found = _status(inside, base, path)
+        result = _status(inside, base, path)
     except NotFound:
         files.make_directory(inside, base, path, owner=owner)
         return _entry(inside, base, path)
-    if found.kind == "directory":
+    if result.kind == "directory":
         raise AlreadyExists(f"directory already exists: {path}")
     raise Invalid(f"path already exists but it is not a directory: {path}")
 
@@ -234,8 +234,8 @@ async def _watch(request: web.Request, alive: LiveSandbox) -> web.StreamResponse
                 except TimeoutError:
                     await response.write(message({"keepalive": {}}))
                     continue
-                for each in told(event):
-                    await response.write(message({"filesystem": each}))
+                for item in reported(event):
+                    await response.write(message({"filesystem": item}))
             await response.write(last())
             await response.write_eof()
 
@@ -247,7 +247,7 @@ async def _watch(request: web.Request, alive: LiveSandbox) -> web.StreamResponse
 _EVENTS = {"created": "EVENT_TYPE_CREATE", "modified": "EVENT_TYPE_WRITE", "removed": "EVENT_TYPE_REMOVE"}
 
 
-def told(event: FileEvent) -> list[dict[str, str]]:
+def reported(event: FileEvent) -> list[dict[str, str]]:
     """What E2B says of an event: names are relative to what is watched. Lost events have no word there."""
     if event.kind not in _EVENTS:
         return []
@@ -265,7 +265,7 @@ async def _create_watcher(request: web.Request, alive: LiveSandbox) -> object:
 @SERVICE.call("GetWatcherEvents", scope="read")
 async def _watcher_events(request: web.Request, alive: LiveSandbox) -> object:
     watcher = request.app[WATCHERS].find(alive, (await single(request, WatcherRequest)).watcher_id)
-    return {"events": [each for event in watcher.taken() for each in told(event)]}
+    return {"events": [item for event in watcher.taken() for item in reported(event)]}
 
 
 @SERVICE.call("RemoveWatcher")

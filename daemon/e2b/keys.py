@@ -79,17 +79,17 @@ class Keys:
 
     def _narrowed(self, grant: str) -> Caller:
         """The caller of an API key, who may not do more than use a sandbox."""
-        caller = access.LOCAL if grant == LOCAL else self._tokens.known(grant)
+        caller = access.LOCAL if grant == LOCAL else self._tokens.existing(grant)
         return caller if RANK[caller.scope] <= RANK["exec"] else msgspec.structs.replace(caller, scope="exec")
 
     # ----------------------------------------------------------------- signed addresses
 
     def bearer_of_signature(self, request: web.Request) -> Caller:
         """Who gave away a signed address that names its sandbox. Raises Unauthorized."""
-        found = self.signer(request, [dashed(request.match_info["id"])])
-        if found is None:
+        result = self.signer(request, [dashed(request.match_info["id"])])
+        if result is None:
             raise Unauthorized("the signature is wrong, or has expired")
-        return self._narrowed(found[1])
+        return self._narrowed(result[1])
 
     def signer(self, request: web.Request, sandboxes: Iterable[str]) -> tuple[str, str] | None:
         """The sandbox, of these, and the key whose token signed an address. Takes microseconds for each pair."""
@@ -98,7 +98,7 @@ class Keys:
         expiration = query.get("signature_expiration")
         if form is None or (expiration is not None and not _in_future(expiration)):
             return None
-        wanted = base64.b64decode(form[1] + "=")
+        target = base64.b64decode(form[1] + "=")
         before = f"{query.get('path', '')}:{operation}:{query.get('username', '')}:"
         after = "" if expiration is None else f":{expiration}"
         grants = [LOCAL, *(grant.id for grant in self._tokens.list() if grant.revoked_at is None)]
@@ -106,7 +106,7 @@ class Keys:
         for sandbox in sandboxes:
             for grant in grants:
                 said = f"{before}{self._token(sandbox.removeprefix('s-'), grant)}{after}"
-                if hmac.compare_digest(hashlib.sha256(said.encode()).digest(), wanted):
+                if hmac.compare_digest(hashlib.sha256(said.encode()).digest(), target):
                     return sandbox, grant
                 left -= 1
             if left <= 0:

@@ -32,7 +32,7 @@ async def prepare(live: LiveSandbox) -> None:
     """`live` was just made. Its default user exists from now on."""
     if live.row.user != "user":
         return
-    if "user" in await asyncio.to_thread(users.known_users, live.container.inside):
+    if "user" in await asyncio.to_thread(users.existing_users, live.container.inside):
         return
     made = await live.exec(ExecRequest(command=_SCRIPT, user="root", cwd="/", timeout=60))
     if made.exit_code != 0:

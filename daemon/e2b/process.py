@@ -181,8 +181,8 @@ async def _program(
     live: LiveSandbox, argv: list[str], body: StartRequest, env: dict[str, str], cwd: str, user: str | None
 ) -> ProgramRow:
     if body.pty is None:
-        wanted = ProcessRequest(command=argv, env=env, cwd=cwd, user=user)
-        return await live.programs.launch(ProgramKind.PROCESS, argv, wanted, tag=body.tag or "", log_limit=LOG, first=0)
+        target = ProcessRequest(command=argv, env=env, cwd=cwd, user=user)
+        return await live.programs.launch(ProgramKind.PROCESS, argv, target, tag=body.tag or "", log_limit=LOG, first=0)
     size, locale = body.pty.size, {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     terminal = TerminalRequest(command=argv, env={**locale, **env}, cwd=cwd, user=user)
     return await live.programs.launch(
@@ -247,8 +247,8 @@ async def _list(request: web.Request, alive: LiveSandbox) -> object:
 
 def _listed(row: ProgramRow) -> dict[str, object]:
     argv = row.argv or ["/bin/sh", "-c", row.command]
-    told: dict[str, object] = {"pid": row.pid, "config": {"cmd": argv[0], "args": argv[1:]}}
-    return {**told, "tag": row.tag} if row.tag else told
+    reported: dict[str, object] = {"pid": row.pid, "config": {"cmd": argv[0], "args": argv[1:]}}
+    return {**reported, "tag": row.tag} if row.tag else reported
 
 
 def _chosen(request: web.Request, live: LiveSandbox, selector: Selector) -> ProgramRow:
@@ -272,13 +272,13 @@ async def _feed(live: LiveSandbox, row: ProgramRow, given: Input) -> None:
 @SERVICE.call("StreamInput")
 async def _stream_input(request: web.Request, alive: LiveSandbox) -> web.StreamResponse:
     row: ProgramRow | None = None
-    async for each in messages(request, StreamInputRequest):
-        if each.start is not None:
-            row = _chosen(request, alive, each.start.process)
-        elif each.data is not None:
+    async for item in messages(request, StreamInputRequest):
+        if item.start is not None:
+            row = _chosen(request, alive, item.start.process)
+        elif item.data is not None:
             if row is None:
                 raise Invalid("the stream must begin with the process that it is for")
-            await _feed(alive, row, each.data.input)
+            await _feed(alive, row, item.data.input)
     return web.Response(body=message({}) + last(), content_type=STREAM)
 
 

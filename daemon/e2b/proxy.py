@@ -120,7 +120,7 @@ async def _pass(request: web.Request, live: LiveSandbox, port: str) -> web.Strea
 
 
 def _headers(request: web.Request, without: set[str] = frozenset()) -> CIMultiDict[str]:  # type: ignore[assignment]
-    named = {each.strip().lower() for each in request.headers.get("Connection", "").split(",")}
+    named = {item.strip().lower() for item in request.headers.get("Connection", "").split(",")}
     dropped = _OURS | _HOP | named | without
     return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
 
@@ -154,10 +154,10 @@ async def _request(request: web.Request, session: aiohttp.ClientSession, url: st
 
 
 async def _socket(request: web.Request, session: aiohttp.ClientSession, url: str) -> web.StreamResponse:
-    wanted = [each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if each.strip()]
+    target = [item.strip() for item in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if item.strip()]
     try:
         inside = await session.ws_connect(
-            url, headers=_headers(request, _SOCKET), protocols=wanted, max_msg_size=sockets.MAX_MESSAGE
+            url, headers=_headers(request, _SOCKET), protocols=target, max_msg_size=sockets.MAX_MESSAGE
         )
     except aiohttp.ClientError as error:
         raise Conflict(f"the server in the sandbox took no WebSocket: {error}") from None

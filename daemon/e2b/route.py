@@ -1,6 +1,6 @@
 """How routes of E2B's data plane are declared: each lies below a sandbox, which headers or the host's name say.
 
-Owns: the form. Does not own: finding the sandbox (:mod:`daemon.e2b.door`).
+Owns: the form. Does not own: finding the sandbox (:mod:`daemon.e2b.limiter`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Service:
     def call(self, name: str, *, scope: Scope = "exec") -> Callable[[F], F]:
         def declare(handler: F) -> F:
             path = f"{BELOW}/{self._name}/{name}"
-            self.routes.append(declared("POST", path, handler, scope=scope, body_most=MAX_BODY))
+            self.routes.append(declared("POST", path, handler, scope=scope, max_body=MAX_BODY))
             return handler
 
         return declare

@@ -14,7 +14,7 @@ from daemon.api.wire import HOST, TOKENS
 from daemon.e2b import content, control, filesystem, process
 from daemon.e2b.commands import AllCommands
 from daemon.e2b.control import ALIASES, DOMAIN, KEYS
-from daemon.e2b.door import Door
+from daemon.e2b.dispatch import Limiter
 from daemon.e2b.keys import Keys
 from daemon.e2b.process import COMMANDS
 from daemon.e2b.proxy import proxy
@@ -35,4 +35,4 @@ def serve(app: web.Application, secret: bytes, templates: Mapping[str, str], dom
     for route in control.ROUTES:
         app.router.add_route(route.method, route.path, gate.handler(route, dialect))
     envd = [*process.SERVICE.routes, *filesystem.SERVICE.routes, *content.ROUTES]
-    app.middlewares.insert(0, Door(gate, keys, host, envd, proxy(gate, keys, host)).enter)
+    app.middlewares.insert(0, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)

@@ -30,17 +30,17 @@ class Watcher:
     owner: str
     events: asyncio.Queue[FileEvent] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    requested: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
     def taken(self) -> list[FileEvent]:
         """What happened since the last call."""
-        self.asked.set()
-        found = []
+        self.requested.set()
+        result = []
         with contextlib.suppress(asyncio.QueueEmpty):
             while self.events is not None:
-                found.append(self.events.get_nowait())
-        return found
+                result.append(self.events.get_nowait())
+        return result
 
     async def run(self) -> None:
         """For as long as somebody asks."""
@@ -51,9 +51,9 @@ class Watcher:
                     self.begun.set()
                     with contextlib.suppress(TimeoutError):
                         while True:
-                            self.asked.clear()
+                            self.requested.clear()
                             async with asyncio.timeout(UNASKED):
-                                await self.asked.wait()
+                                await self.requested.wait()
         finally:
             self.begun.set()
 
@@ -62,13 +62,13 @@ class Watchers:
     """Those of all sandboxes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Watcher] = {}
+        self._existing: dict[str, Watcher] = {}
 
     async def add(self, watcher: Watcher) -> str:
         """Its id, once it watches. Raises what kept it from that."""
         name = secrets.token_hex(8)
         watcher.task = asyncio.ensure_future(watcher.run())
-        watcher.task.add_done_callback(lambda _: self._known.pop(name, None))
+        watcher.task.add_done_callback(lambda _: self._existing.pop(name, None))
         try:
             await watcher.begun.wait()
         except asyncio.CancelledError:
@@ -76,23 +76,23 @@ class Watchers:
             raise
         if watcher.events is None:
             await watcher.task
-        self._known[name] = watcher
+        self._existing[name] = watcher
         return name
 
     def find(self, live: LiveSandbox, name: str) -> Watcher:
-        found = self._known.get(name)
-        if found is None or found.live is not live:
+        result = self._existing.get(name)
+        if result is None or result.live is not live:
             raise NotFound(f"watcher with id {name[:40]} not found", sandbox=live.row.id)
-        return found
+        return result
 
     async def remove(self, live: LiveSandbox, name: str) -> None:
         watcher = self.find(live, name)
-        del self._known[name]
+        del self._existing[name]
         await _ended(watcher)
 
     async def close(self, app: web.Application) -> None:
         """The daemon stops."""
-        for watcher in list(self._known.values()):
+        for watcher in list(self._existing.values()):
             await _ended(watcher)
 
 

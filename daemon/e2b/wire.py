@@ -205,7 +205,7 @@ async def single(request: web.Request, kind: type[T]) -> T:
     return taken(await wire.content(request), kind)
 
 
-async def messages(request: web.Request, kind: type[T], most: int = MAX_BODY) -> AsyncIterator[T]:
+async def messages(request: web.Request, kind: type[T], limit: int = MAX_BODY) -> AsyncIterator[T]:
     """The messages of a stream of the client. One that pauses is waited for; one that stops within a message is not."""
     if request.content_type != STREAM:
         raise Unsupported(f"a stream of type {request.content_type}", hint=f"this server speaks {STREAM} alone")
@@ -217,8 +217,8 @@ async def messages(request: web.Request, kind: type[T], most: int = MAX_BODY) ->
                 raise Invalid("the stream ends within a message") from None
             return
         size = int.from_bytes(head[1:], "big")
-        if size > most:
-            raise wire.TooLarge(f"a message of {size} bytes", hint=f"send {most} at most")
+        if size > limit:
+            raise wire.TooLarge(f"a message of {size} bytes", hint=f"send {limit} at most")
         if head[0] & COMPRESSED:
             raise Unsupported("compressed messages")
         request[MEMORY].add(size)
@@ -239,8 +239,8 @@ async def first(request: web.Request, kind: type[T]) -> T:
     """The one message of a call whose answer is a stream."""
     try:
         async with asyncio.timeout(wire.TIMEOUT):
-            async for each in messages(request, kind):
-                return each
+            async for item in messages(request, kind):
+                return item
     except TimeoutError:
         raise Timeout(f"no message came within {wire.TIMEOUT:g} s") from None
     raise Invalid("the stream holds no message")

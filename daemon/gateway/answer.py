@@ -53,7 +53,7 @@ class UpstreamAnswer:
         self._gate: EventGate | None = None  # of a stream
         self._memory = memory
         self.error: PagurusError | None = None
-        self.whole = False  # all of it is here and journalled
+        self.complete = False  # all of it is here and journalled
         self._readers: dict[int, _Reader] = {}  # by identity: requests cannot be hashed
         self._changed = asyncio.Event()
 
@@ -63,7 +63,7 @@ class UpstreamAnswer:
         self.status, self.headers = status, headers
         if self.streams:
             self._gate = EventGate()
-        self._tell()
+        self._report()
 
     async def add(self, chunk: bytes) -> None:
         """Take a chunk; returns when there is room for the next one."""
@@ -75,14 +75,14 @@ class UpstreamAnswer:
         if free:
             self.chunks.append(free)
             self._free += len(free)
-            self._tell()
+            self._report()
         while self._ahead() > WINDOW:
             await self._change()
 
     def end(self) -> None:
         if waiting := self._waiting():
             self.chunks.append(waiting)
-        self._gate, self.whole = None, True
+        self._gate, self.complete = None, True
         self._changes()
 
     def fail(self, error: PagurusError) -> None:
@@ -96,7 +96,7 @@ class UpstreamAnswer:
         memory.add(len(recorded.body))
         answer.begin(recorded.status, recorded.headers)
         answer.chunks, answer.size = [recorded.body], len(recorded.body)
-        answer._gate, answer.whole = None, True
+        answer._gate, answer.complete = None, True
         return answer
 
     def recorded(self) -> RecordedAnswer:
@@ -116,7 +116,7 @@ class UpstreamAnswer:
 
     @property
     def ended(self) -> bool:
-        return self.whole or self.error is not None
+        return self.complete or self.error is not None
 
     # ----------------------------------------------------------------- reading
 
@@ -129,7 +129,7 @@ class UpstreamAnswer:
 
     async def all(self) -> None:
         """Returns when the answer is whole. Raises why it is not."""
-        while not self.whole:
+        while not self.complete:
             if self.error is not None:
                 raise self.error
             await self._change()
@@ -150,9 +150,9 @@ class UpstreamAnswer:
             if index < len(self.chunks):
                 if (reader := self._readers.get(id(request))) is not None:
                     reader.given += len(self.chunks[index])
-                    self._tell()
+                    self._report()
                 return self.chunks[index]
-            if self.whole:
+            if self.complete:
                 return None
             await self._change()
 
@@ -160,9 +160,9 @@ class UpstreamAnswer:
         """After its end or a reader's. Once it has ended and nobody reads it, it takes no memory."""
         if self.ended and not self._readers:
             self._memory.free()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

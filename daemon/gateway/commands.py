@@ -66,8 +66,8 @@ class Commands:
         line = self._line
         place, path = line.place, line.path
         before = path[place.cursor + 1].id if place.cursor < len(path) - 1 else None
-        known = await line.desk.journal.commands(line.live.row.id, before)
-        result = known[place.position - 1].result if 0 < place.position <= len(known) else None
+        existing = await line.handler.journal.commands(line.live.row.id, before)
+        result = existing[place.position - 1].result if 0 < place.position <= len(existing) else None
         if result is None:
             raise Conflict("the command's turn has ended meanwhile", sandbox=line.live.row.id)
         return result
@@ -76,14 +76,14 @@ class Commands:
         """The agent started over and is not yet where its sandbox is."""
         line = self._line
         place, path = line.place, line.path
-        known = await line.desk.journal.commands(line.live.row.id, path[place.cursor + 1].id)
-        if place.position >= len(known) or known[place.position].key != key:
+        existing = await line.handler.journal.commands(line.live.row.id, path[place.cursor + 1].id)
+        if place.position >= len(existing) or existing[place.position].key != key:
             raise self._left()
-        result = known[place.position].result
+        result = existing[place.position].result
         if result is None:
             raise self._left()
         place.position += 1
-        await line.desk.journal.put_place(line.live.row.id, place)
+        await line.handler.journal.put_place(line.live.row.id, place)
         return result
 
     async def _now(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult:
@@ -91,29 +91,29 @@ class Commands:
         line = self._line
         sandbox = line.live.row.id
         for _ in range(TRIES):
-            known = await line.desk.journal.commands(sandbox, None)
-            match act(known, line.place.position, key, line.place.tree):
+            existing = await line.handler.journal.commands(sandbox, None)
+            match act(existing, line.place.position, key, line.place.tree):
                 case Act.RECORD:
-                    result = known[line.place.position].result
+                    result = existing[line.place.position].result
                     assert result is not None
                     line.place.position += 1
-                    await line.desk.journal.put_place(sandbox, line.place)
+                    await line.handler.journal.put_place(sandbox, line.place)
                     return result
                 case Act.LEFT:
                     raise self._left()
                 case Act.UNSURE:
                     log.info("takes the sandbox back: a command has no known end", extra={"sandbox": sandbox})
-                    await line.desk.restore(sandbox)
+                    await line.handler.restore(sandbox)
                     await self._return()
                 case Act.REDO:
-                    await self._redo(known[: line.place.position])
+                    await self._redo(existing[: line.place.position])
                 case Act.RUN:
                     done = await self._run(request, encoded, key)
                     if done is not None:
                         return done
         raise SandboxDead(f"it died {TRIES} times under the same command", hint="see its log", sandbox=sandbox)
 
-    async def settle(self) -> None:
+    async def finalize(self) -> None:
         """Before a request ends the turn: what a restore has undone is done again."""
         line = self._line
         if line.settings.agent != "outside":
@@ -124,11 +124,11 @@ class Commands:
                 await line.follow()
                 if line.place.cursor < len(line.path) - 1:
                     return
-                known = await line.desk.journal.commands(line.live.row.id, None)
-                heard = known[: line.place.position]
-                if not undone(heard, line.place.tree):
+                existing = await line.handler.journal.commands(line.live.row.id, None)
+                last_seen = existing[: line.place.position]
+                if not undone(last_seen, line.place.tree):
                     return
-                await self._redo(heard)
+                await self._redo(last_seen)
 
     async def _redo(self, commands: list[AgentCommand]) -> None:
         """Run again what the restore has undone, in order. The agent keeps the results that it was told."""
@@ -137,27 +137,27 @@ class Commands:
             command = commands[index]
             request = msgspec.msgpack.decode(command.request, type=ExecRequest)
             log.info("runs a command again that a restore undid", extra={"sandbox": line.live.row.id})
-            told = command.result
-            await line.desk.journal.command_runs_again(command.id, line.place.tree)
+            reported = command.result
+            await line.handler.journal.command_runs_again(command.id, line.place.tree)
             result = await self._alive(request)
             if result is None:
                 return
-            await line.desk.journal.command_ended(command.id, told or result, line.live.row.id, line.place)
+            await line.handler.journal.command_ended(command.id, reported or result, line.live.row.id, line.place)
 
     async def _run(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult | None:
         """Run the command now. None: the sandbox was taken back under it, try again."""
         line = self._line
         sandbox, place = line.live.row.id, line.place
-        number = await line.desk.journal.command_begins(sandbox, place.position, key, place.tree, encoded)
+        number = await line.handler.journal.command_begins(sandbox, place.position, key, place.tree, encoded)
         try:
             result = await self._alive(request)
         except PagurusError:  # it never started: nothing of it is left to be told again
-            await line.desk.journal.command_dropped(number)
+            await line.handler.journal.command_dropped(number)
             raise
         if result is None:
             return None
         place.position += 1
-        line.bytes += len(encoded) + await line.desk.journal.command_ended(number, result, sandbox, place)
+        line.bytes += len(encoded) + await line.handler.journal.command_ended(number, result, sandbox, place)
         return result
 
     async def _alive(self, request: ExecRequest) -> ExecResult | None:

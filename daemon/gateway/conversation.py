@@ -55,7 +55,7 @@ BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may hav
 
 
 @dataclass
-class Book:
+class Ledger:
     """All exchanges of the host's sandboxes, without their content."""
 
     steps: dict[int, ReplayExchange] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class GatewayContext:
     checkpoints: Mapping[str, CheckpointRow]
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]]
     restore: Callable[[str], Coroutine[Any, Any, Any]]  # a sandbox to its latest checkpoint
-    book: Book = field(default_factory=Book)
+    ledger: Ledger = field(default_factory=Ledger)
     counts: GatewayStatistics = field(default_factory=GatewayStatistics)
     answers: dict[int, UpstreamAnswer] = field(default_factory=dict)  # under way, by exchange
     memory: Shares = field(default_factory=lambda: Shares("of models' answers", memory_part()))
@@ -110,13 +110,13 @@ class LiveConversation:
     """One sandbox's conversation."""
 
     def __init__(
-        self, settings: Gateway, place: JournalCursor, desk: GatewayContext, find: Callable[[], LiveSandbox | None]
+        self, settings: Gateway, place: JournalCursor, handler: GatewayContext, find: Callable[[], LiveSandbox | None]
     ) -> None:
         self.settings = settings
         self.place = place
-        self.desk = desk
+        self.handler = handler
         self.share = SandboxShare()
-        self.path: list[ReplayExchange] = replay.path_to(desk.book.steps, place.tip)
+        self.path: list[ReplayExchange] = replay.path_to(handler.ledger.steps, place.head)
         self.bytes = 0  # of its record
         self.deciding = asyncio.Lock()
         self._find = find
@@ -127,10 +127,10 @@ class LiveConversation:
 
     @property
     def live(self) -> LiveSandbox:
-        found = self._find()
-        if found is None:
+        result = self._find()
+        if result is None:
             raise Closed("the sandbox has been removed")
-        return found
+        return result
 
     @property
     def life(self) -> str:
@@ -150,32 +150,32 @@ class LiveConversation:
         row = self.live.row
         if row.tree is None or row.tree == self.place.tree:
             return False
-        tip = tip_now(self.desk, row.head, self.path)
-        moved = tip != self.place.tip
+        head = head_now(self.handler, row.head, self.path)
+        moved = head != self.place.head
         self.place.tree = row.tree
         if moved:
-            self.path = replay.path_to(self.desk.book.steps, tip)
-            self.place.tip, self.place.cursor, self.place.position = tip, len(self.path) - 1, 0
+            self.path = replay.path_to(self.handler.ledger.steps, head)
+            self.place.head, self.place.cursor, self.place.position = head, len(self.path) - 1, 0
             self.place.script = []
-            log.info("goes on from exchange %s", tip, extra={"sandbox": row.id, "turn": row.turn})
-        await self.desk.journal.put_place(row.id, self.place, drop_commands=moved)
+            log.info("goes on from exchange %s", head, extra={"sandbox": row.id, "turn": row.turn})
+        await self.handler.journal.put_place(row.id, self.place, drop_commands=moved)
         return moved
 
     # ----------------------------------------------------------------- requests
 
-    async def serve(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, requested: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of the agent."""
-        self.desk.counts.requests += 1
+        self.handler.counts.requests += 1
         self.need_space()
-        if asked.route.conversation is None:
-            return await self._pass_on(asked, request)
-        if asked.main:
+        if requested.route.conversation is None:
+            return await self._pass_on(requested, request)
+        if requested.main:
             await self.living()
         async with self.deciding:
-            step, answer, source = await (self._main if asked.main else self._side)(asked)
+            step, answer, source = await (self._main if requested.main else self._side)(requested)
             self._take(step, answer, request)
         try:
-            return await self._give(asked, step, answer, request, source)
+            return await self._give(requested, step, answer, request, source)
         finally:
             answer.leave(request)
             if self._readers.get(step.id) is request:
@@ -187,11 +187,11 @@ class LiveConversation:
             raise NoSpace(
                 f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", hint="go on in a fork or a new sandbox"
             )
-        if self.desk.book.count[self.live.row.id] >= MAX_EXCHANGES:  # each is in the daemon's memory
+        if self.handler.ledger.count[self.live.row.id] >= MAX_EXCHANGES:  # each is in the daemon's memory
             raise NoSpace(
                 f"this sandbox has asked its model {MAX_EXCHANGES} times", hint="go on in a fork or a new sandbox"
             )
-        need_space(self.desk.journal.path.parent)  # the host's, which others need as well
+        need_space(self.handler.journal.path.parent)  # the host's, which others need as well
 
     def _take(self, step: ReplayExchange, answer: UpstreamAnswer, request: web.BaseRequest) -> None:
         """`request` waits for this answer from now on, and nobody else."""
@@ -203,16 +203,21 @@ class LiveConversation:
         answer.join(request)
 
     async def _give(
-        self, asked: AgentRequest, step: ReplayExchange, answer: UpstreamAnswer, request: web.BaseRequest, source: str
+        self,
+        requested: AgentRequest,
+        step: ReplayExchange,
+        answer: UpstreamAnswer,
+        request: web.BaseRequest,
+        source: str,
     ) -> web.StreamResponse:
-        live, counts = self.live, self.desk.counts
+        live, counts = self.live, self.handler.counts
         extra = {"x-pagurus-exchange": str(step.id), "x-pagurus-answer": source}
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         await answer.head()
-        if asked.main:
+        if requested.main:
             began = time.monotonic()
             if source == "upstream":
-                live.captures.thought(began - asked_at)
+                live.captures.thought(began - requested_at)
             if error := await self._captured(live, step):
                 extra["x-pagurus-checkpoint-error"] = error
             held = time.monotonic() - began
@@ -223,42 +228,42 @@ class LiveConversation:
         if response is None or self._readers.get(step.id) is not request:
             return response or web.Response(status=499)
         if answer.status < 300:
-            step.heard = self.life
-            await self.desk.journal.heard(step.id, from_record=source == "record")
+            step.last_seen = self.life
+            await self.handler.journal.last_seen(step.id, from_record=source == "record")
         return response
 
     async def _captured(self, live: LiveSandbox, step: ReplayExchange) -> str:
         """Returns when the state that asked is captured, or durable; why not, if its checkpoint failed."""
         inflight = live.services.inflights.get(step.checkpoint or "")
         if inflight is None:
-            await live.captures.settled()
-            row = self.desk.checkpoints.get(step.checkpoint or "")
+            await live.captures.finalized()
+            row = self.handler.checkpoints.get(step.checkpoint or "")
             bad = {CheckpointState.FAILED} | ({CheckpointState.CAPTURED} if live.row.durable_answers else set())
             if row is None or row.state not in bad:
                 return ""
             return (row.error or row.state.value).replace("\n", " ")[:200]
-        await inflight.settled(durable=live.row.durable_answers)
+        await inflight.finalized(durable=live.row.durable_answers)
         trouble = inflight.trouble(durable=live.row.durable_answers)
         return "" if trouble is None else str(trouble).replace("\n", " ")[:200]
 
     # ----------------------------------------------------------------- which exchange
 
-    async def _main(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _main(self, requested: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         await self.follow()
         self._see_readers(self.path)
         if self.settings.agent == "inside":
-            choice = replay.inside(self.path, asked.key, life=self.life, retry=asked.retry)
+            choice = replay.inside(self.path, requested.key, life=self.life, retry=requested.retry)
         else:
-            choice = replay.outside(self.path, self.place.cursor, asked.key, retry=asked.retry)
+            choice = replay.outside(self.path, self.place.cursor, requested.key, retry=requested.retry)
         if choice.do is Do.LEFT:
             raise self._left(choice)
         if self.settings.agent == "outside" and choice.step is not None and choice.cursor != self.place.cursor:
             self.place.cursor, self.place.position = choice.cursor, 0
-            await self.desk.journal.put_place(self.live.row.id, self.place)
+            await self.handler.journal.put_place(self.live.row.id, self.place)
         if choice.do is not Do.FRESH:
             assert choice.step is not None
-            return await self._known(choice.do, choice.step, asked)
-        return await self._fresh(asked)
+            return await self._existing(choice.do, choice.step, requested)
+        return await self._fresh(requested)
 
     def _left(self, choice: ReplayChoice) -> Conflict:
         where = "before its first request" if choice.step is None else f"at turn {choice.step.turn}"
@@ -269,45 +274,45 @@ class LiveConversation:
             sandbox=self.live.row.id,
         )
 
-    async def _known(
-        self, do: Do, step: ReplayExchange, asked: AgentRequest
+    async def _existing(
+        self, do: Do, step: ReplayExchange, requested: AgentRequest
     ) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         if do is Do.JOIN:
-            return step, self.desk.answers[step.id], "upstream"
+            return step, self.handler.answers[step.id], "upstream"
         if do is Do.AGAIN:
-            return step, self._ask(step, asked), "upstream"
-        self.desk.counts.from_record += 1
-        return step, UpstreamAnswer.of(await self.desk.journal.answer(step.id), self._memory()), "record"
+            return step, self._request(step, requested), "upstream"
+        self.handler.counts.from_record += 1
+        return step, UpstreamAnswer.of(await self.handler.journal.answer(step.id), self._memory()), "record"
 
-    async def _fresh(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _fresh(self, requested: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """A new exchange: the turn ends here."""
         live = self.live
         waiting = [step.id for step in self.path if step.id in self._readers]
-        ended = await live.end_turn_by_request(f"{asked.route.method} {asked.route.path}")
-        self.desk.counts.main += 1
-        steps = self.desk.book.steps
+        ended = await live.end_turn_by_request(f"{requested.route.method} {requested.route.path}")
+        self.handler.counts.main += 1
+        steps = self.handler.ledger.steps
         script = [steps[number] for number in self.place.script if number in steps]
-        acted = replay.scripted(script, asked.key)
+        acted = replay.scripted(script, requested.key)
         self.place.script = self.place.script[1:] if acted is not None else []
         self.place.cursor, self.place.position = len(self.path), 0
-        step = await self._begin(asked, ended.turn or 0, ended.checkpoint, waiting, acted)
+        step = await self._begin(requested, ended.turn or 0, ended.checkpoint, waiting, acted)
         self.path.append(step)
         if acted is not None:
-            return await self._known(Do.RECORD, step, asked)
-        return step, self._ask(step, asked), "upstream"
+            return await self._existing(Do.RECORD, step, requested)
+        return step, self._request(step, requested), "upstream"
 
     async def _begin(
         self,
-        asked: AgentRequest,
+        requested: AgentRequest,
         turn: int,
         checkpoint: str | None = None,
         waiting: Sequence[int] = (),
         acted: ReplayExchange | None = None,
     ) -> ReplayExchange:
         """Write a new exchange down. `acted`: its answer is that of another one."""
-        sandbox, parent = self.live.row.id, self.place.tip
-        number, size = await self.desk.journal.begin(
-            asked,
+        sandbox, parent = self.live.row.id, self.place.head
+        number, size = await self.handler.journal.begin(
+            requested,
             sandbox=sandbox,
             parent=parent,
             checkpoint=checkpoint,
@@ -317,38 +322,40 @@ class LiveConversation:
             copied=None if acted is None else acted.id,
         )
         answered = acted is not None
-        step = ReplayExchange(number, asked.key, parent, checkpoint, answered=answered, turn=turn, open=tuple(waiting))
-        self.desk.book.add(sandbox, step, main=asked.main)
+        step = ReplayExchange(
+            number, requested.key, parent, checkpoint, answered=answered, turn=turn, open=tuple(waiting)
+        )
+        self.handler.ledger.add(sandbox, step, main=requested.main)
         self.bytes += size
         return step
 
-    async def _side(self, asked: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
+    async def _side(self, requested: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
         """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
         live = self.live
         here = {None, *(step.id for step in self.path)}
-        same = self.desk.book.sides.get(live.row.id, {}).get(asked.key, ())
-        known = [step for step in same if step.parent in here]
-        self._see_readers(known)
-        for step in reversed(known):
-            choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
+        same = self.handler.ledger.sides.get(live.row.id, {}).get(requested.key, ())
+        existing = [step for step in same if step.parent in here]
+        self._see_readers(existing)
+        for step in reversed(existing):
+            choice = replay.inside([step], requested.key, life=self.life, retry=requested.retry)
             if choice.do is not Do.FRESH:
-                return await self._known(choice.do, step, asked)
-        step = await self._begin(asked, live.row.turn)
-        return step, self._ask(step, asked), "upstream"
+                return await self._existing(choice.do, step, requested)
+        step = await self._begin(requested, live.row.turn)
+        return step, self._request(step, requested), "upstream"
 
     def _see_readers(self, steps: Iterable[ReplayExchange]) -> None:
         """Who still waits for which of these."""
         for step in steps:
             reader = self._readers.get(step.id)
             step.waiting = reader is not None and is_open(reader)
-            step.asking = step.id in self.desk.answers
+            step.asking = step.id in self.handler.answers
 
     # ----------------------------------------------------------------- the upstream
 
-    def _ask(self, step: ReplayExchange, asked: AgentRequest) -> UpstreamAnswer:
+    def _request(self, step: ReplayExchange, requested: AgentRequest) -> UpstreamAnswer:
         """Ask the upstream; the answer fills while the state is captured."""
-        answer = self.desk.answers[step.id] = UpstreamAnswer(self._memory())
-        task = self.desk.spawn(self._pump(step, asked, answer), f"exchange {step.id}")
+        answer = self.handler.answers[step.id] = UpstreamAnswer(self._memory())
+        task = self.handler.spawn(self._pump(step, requested, answer), f"exchange {step.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return answer
@@ -360,13 +367,13 @@ class LiveConversation:
         return row.owner or row.id
 
     def _memory(self) -> CallShare:
-        return CallShare(self.desk.memory, self._sharer)
+        return CallShare(self.handler.memory, self._sharer)
 
-    def _open_upstream(self, asked: AgentRequest) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
-        return self.desk.upstreams.ask(self.settings.upstream, asked, self._sharer)
+    def _open_upstream(self, requested: AgentRequest) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
+        return self.handler.upstreams.request(self.settings.upstream, requested, self._sharer)
 
-    async def _pump(self, step: ReplayExchange, asked: AgentRequest, answer: UpstreamAnswer) -> None:
-        journal, counts = self.desk.journal, self.desk.counts
+    async def _pump(self, step: ReplayExchange, requested: AgentRequest, answer: UpstreamAnswer) -> None:
+        journal, counts = self.handler.journal, self.handler.counts
 
         async def keep() -> None:
             if answer.status >= 300:
@@ -381,20 +388,20 @@ class LiveConversation:
         try:
             await journal.asking(step.id)
             counts.upstream_calls += 1
-            async with self._open_upstream(asked) as response:
+            async with self._open_upstream(requested) as response:
                 await pump(answer, response, keep)
         except PagurusError as error:
             counts.upstream_failures += 1
             metrics.upstream_errors.labels("unreachable").inc()
-            log.warning("exchange %d: %s", step.id, error, extra={"sandbox": self.desk.book.owner.get(step.id)})
+            log.warning("exchange %d: %s", step.id, error, extra={"sandbox": self.handler.ledger.owner.get(step.id)})
             await journal.failed(step.id, error.status)
             answer.fail(error)
         finally:
-            self.desk.answers.pop(step.id, None)
+            self.handler.answers.pop(step.id, None)
             if not answer.ended:  # the daemon ends: the next one asks again
                 answer.fail(Closed("the daemon ends", hint="ask again"))
 
-    async def _pass_on(self, asked: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
+    async def _pass_on(self, requested: AgentRequest, request: web.BaseRequest) -> web.StreamResponse:
         """A request that asks no model: neither journalled nor held."""
         answer = UpstreamAnswer(self._memory())
         answer.join(request)
@@ -404,7 +411,7 @@ class LiveConversation:
 
         async def fill() -> None:
             try:
-                async with self._open_upstream(asked) as response:
+                async with self._open_upstream(requested) as response:
                     await pump(answer, response, keep)
             except PagurusError as error:
                 answer.fail(error)
@@ -412,7 +419,7 @@ class LiveConversation:
                 if not answer.ended:
                     answer.fail(Closed("the daemon ends", hint="ask again"))
 
-        task = self.desk.spawn(fill(), "exchange beside")
+        task = self.handler.spawn(fill(), "exchange beside")
         try:
             return await deliver(answer, request, {}) or web.Response(status=499)
         finally:
@@ -429,12 +436,12 @@ class LiveConversation:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def tip_now(desk: GatewayContext, head: str, path: list[ReplayExchange]) -> int | None:
+def head_now(handler: GatewayContext, head: str, path: list[ReplayExchange]) -> int | None:
     """The last exchange that the state of checkpoint `head` knows of."""
-    row = desk.checkpoints.get(head)
-    return replay.tip_of(
-        desk.book.by_checkpoint,
-        lambda name: desk.checkpoints[name].parent,
+    row = handler.checkpoints.get(head)
+    return replay.head_of(
+        handler.ledger.by_checkpoint,
+        lambda name: handler.checkpoints[name].parent,
         head,
         0 if row is None else row.turn,
         path,

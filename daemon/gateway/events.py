@@ -43,11 +43,11 @@ class EventGate:
         if self._decided:
             return b""
         free = 0
-        while (found := _BOUNDARY.search(self._pending, self._searched)) is not None:
-            if self._decides(bytes(self._pending[free : found.end()])):
+        while (result := _BOUNDARY.search(self._pending, self._searched)) is not None:
+            if self._decides(bytes(self._pending[free : result.end()])):
                 self._decided = True
                 break
-            free = self._searched = found.end()
+            free = self._searched = result.end()
         out = bytes(self._pending[:free])
         del self._pending[:free]
         self._searched = max(0, len(self._pending) - _LONGEST + 1)

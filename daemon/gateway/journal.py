@@ -31,12 +31,12 @@ from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
 from sandbox.messages.cluster import ConversationExport
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE exchanges (
     id INTEGER PRIMARY KEY AUTOINCREMENT, sandbox TEXT NOT NULL, parent INTEGER, checkpoint TEXT, turn INTEGER NOT NULL,
     key BLOB NOT NULL, path TEXT NOT NULL, main INTEGER NOT NULL, state TEXT NOT NULL, started REAL NOT NULL,
-    ended REAL, status INTEGER, asked INTEGER NOT NULL DEFAULT 0, answered INTEGER NOT NULL DEFAULT 0,
+    ended REAL, status INTEGER, requested INTEGER NOT NULL DEFAULT 0, answered INTEGER NOT NULL DEFAULT 0,
     recorded INTEGER NOT NULL DEFAULT 0, open BLOB NOT NULL, headers BLOB, envelope BLOB NOT NULL, response BLOB,
     request_bytes INTEGER NOT NULL DEFAULT 0, response_bytes INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX exchanges_of ON exchanges (sandbox, id);
@@ -60,7 +60,7 @@ class JournalCursor(msgspec.Struct, kw_only=True):
     """How far a sandbox has come on its path. Survives the daemon."""
 
     tree: str  # name of its file tree when this was written: another one means that it was restored since
-    tip: int | None = None  # the last exchange of its main loop
+    head: int | None = None  # the last exchange of its main loop
     cursor: int = -1  # index on the path that an agent outside has come to
     position: int = 0  # commands of the turn under way that it has heard the result of
     call: str = ""  # name of the last command's call: the same again wants its result again
@@ -110,7 +110,7 @@ class ConversationJournal:
 
     async def begin(
         self,
-        asked: AgentRequest,
+        requested: AgentRequest,
         *,
         sandbox: str,
         parent: int | None,
@@ -127,19 +127,19 @@ class ConversationJournal:
         """
 
         def write(database: sqlite3.Connection) -> tuple[int, int]:
-            body, envelope = canonical(asked.body), self._squeeze.compress(canonical(asked.envelope))
-            whose = (sandbox, parent, checkpoint, turn, asked.key, asked.path, asked.main)
+            body, envelope = canonical(requested.body), self._squeeze.compress(canonical(requested.envelope))
+            whose = (sandbox, parent, checkpoint, turn, requested.key, requested.path, requested.main)
             number = database.execute(
                 "INSERT INTO exchanges (sandbox, parent, checkpoint, turn, key, path, main, state, started, open,"
-                " envelope, request_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, 'asked', ?, ?, ?, ?)",
+                " envelope, request_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, 'requested', ?, ?, ?, ?)",
                 (*whose, time.time(), _pack(list(open_)), envelope, len(body)),
             ).lastrowid
             assert number is not None
-            size = ROW + len(envelope) + self._put_parts(database, number, asked.conversation)
+            size = ROW + len(envelope) + self._put_parts(database, number, requested.conversation)
             if copied is not None:
                 size += _copy_answer(database, copied, number)
-            if asked.main:
-                place.tip = number
+            if requested.main:
+                place.head = number
                 database.execute(
                     "UPDATE commands SET before = ? WHERE sandbox = ? AND before IS NULL", (number, sandbox)
                 )
@@ -162,7 +162,9 @@ class ConversationJournal:
 
     async def asking(self, exchange: int) -> None:
         """The upstream is about to be asked."""
-        await self._do(lambda db: db.execute("UPDATE exchanges SET asked = asked + 1 WHERE id = ?", (exchange,)))
+        await self._do(
+            lambda db: db.execute("UPDATE exchanges SET requested = requested + 1 WHERE id = ?", (exchange,))
+        )
 
     async def answered(self, exchange: int, answer: RecordedAnswer, *, durable: bool) -> int:
         """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same.
@@ -186,11 +188,12 @@ class ConversationJournal:
         values = (time.time(), status, exchange)
         await self._do(
             lambda db: db.execute(
-                "UPDATE exchanges SET state = 'failed', ended = ?, status = ? WHERE id = ? AND state = 'asked'", values
+                "UPDATE exchanges SET state = 'failed', ended = ?, status = ? WHERE id = ? AND state = 'requested'",
+                values,
             )
         )
 
-    async def heard(self, exchange: int, *, from_record: bool) -> None:
+    async def last_seen(self, exchange: int, *, from_record: bool) -> None:
         """The agent was given the whole answer."""
         await self._do(
             lambda db: db.execute(
@@ -339,7 +342,7 @@ class ConversationJournal:
 
         await self._do(write)
 
-    async def told(self, sandbox: str, path: list[int], conversation: ConversationExport) -> None:
+    async def reported(self, sandbox: str, path: list[int], conversation: ConversationExport) -> None:
         """Fill in what another host must know of the sandbox, which has come this far."""
         await self._do(lambda database: travel.read(database, sandbox, path, conversation))
 
@@ -351,7 +354,7 @@ class ConversationJournal:
 
         def write(database: sqlite3.Connection) -> tuple[JournalCursor, list[ReplayExchange]]:
             path = travel.write(database, sandbox, conversation)
-            place = JournalCursor(tree=tree, tip=path[-1].id if path else None, cursor=len(path) - 1)
+            place = JournalCursor(tree=tree, head=path[-1].id if path else None, cursor=len(path) - 1)
             _put_place(database, sandbox, place)
             return place, path
 

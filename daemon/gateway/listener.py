@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from aiohttp import HttpVersion11, web
 
-from daemon.door import ADDRESSES, FIRST, ConnectionLimiter
+from daemon.connection_limits import ADDRESSES, FIRST, ConnectionLimiter
 from daemon.gateway import encodings, wire
 from daemon.network.namespace import is_here, within
 from sandbox.container.paced import Allowance
@@ -33,7 +33,7 @@ PACE = 50.0  # requests, and connections, per second that one sandbox may make f
 BURST = 200.0
 SIZE_COST = 64 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
-KEPT = "gateway"  # the name by which a shim keeps the socket
+RETAINED = "gateway"  # the name by which a shim keeps the socket
 HANDSHAKE = 10.0  # seconds of a TLS handshake
 BODY_TIMEOUT = 60.0  # seconds for a whole body
 
@@ -142,9 +142,9 @@ def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
 class _Reading(asyncio.Protocol):
     """Between a connection and what speaks HTTP on it. Pieces that come too small and too often wait for each other."""
 
-    def __init__(self, inner: asyncio.Protocol, allowance: Allowance, door: ConnectionLimiter | None = None) -> None:
+    def __init__(self, inner: asyncio.Protocol, allowance: Allowance, limiter: ConnectionLimiter | None = None) -> None:
         self._inner = inner
-        self._door = door
+        self._limiter = limiter
         self._allowance = allowance
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -152,18 +152,18 @@ class _Reading(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if self._door is not None:
-            if not self._door.admits(transport):
+        if self._limiter is not None:
+            if not self._limiter.admits(transport):
                 transport.abort()
                 return
-            asyncio.get_running_loop().call_later(FIRST, self._door.close_silent, transport)
+            asyncio.get_running_loop().call_later(FIRST, self._limiter.close_silent, transport)
         self._transport = transport
         self._inner.connection_made(cast(asyncio.BaseTransport, PausedTransport(transport, self)))
 
-    def asked(self) -> None:
+    def requested(self) -> None:
         """A whole request has come."""
-        if self._door is not None and self._transport is not None:
-            self._door.asked(self._transport)
+        if self._limiter is not None and self._transport is not None:
+            self._limiter.requested(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:  # not let in
@@ -230,14 +230,14 @@ class GatewayListener:
         sock: socket.socket,
         handler: Handler,
         *,
-        most: int = MAX_CONNECTIONS,
+        limit: int = MAX_CONNECTIONS,
         paced: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._socket = sock
-        self._most = most
+        self._limit = limit
         self._paced = paced
-        self._door = None if paced else ConnectionLimiter(most, max(1, most // ADDRESSES))
+        self._limiter = None if paced else ConnectionLimiter(limit, max(1, limit // ADDRESSES))
         self._tls = tls
         self._greeting: set[asyncio.Task[None]] = set()
         self._pace = ConnectionRateLimit()
@@ -252,7 +252,7 @@ class GatewayListener:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while self._open() >= self._most:  # noqa: ASYNC110 - the server tells nobody
+            while self._open() >= self._limit:  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.05)
             if self._paced:
                 await self._pace.take()
@@ -269,10 +269,10 @@ class GatewayListener:
             task.add_done_callback(self._greeting.discard)
 
     async def _greet(self, connection: socket.socket) -> None:
-        patience = None if self._tls is None else HANDSHAKE
+        timeout = None if self._tls is None else HANDSHAKE
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=patience
+                self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=timeout
             )
         except OSError:  # the peer went away before it said anything, or speaks no TLS
             connection.close()
@@ -282,15 +282,15 @@ class GatewayListener:
 
     def _open(self) -> int:
         """Connections that keep others waiting; a door says itself who gives way to whom."""
-        return len(self._greeting) + (0 if self._door is not None else len(self._server.connections))
+        return len(self._greeting) + (0 if self._limiter is not None else len(self._server.connections))
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         if isinstance(held := cast(object, request.transport), PausedTransport):
-            held.reading.asked()
+            held.reading.requested()
         return await self._handler(request)
 
     def _protocol(self) -> asyncio.Protocol:
-        return _Reading(self._server(), self._allowance or Allowance(), self._door)
+        return _Reading(self._server(), self._allowance or Allowance(), self._limiter)
 
     async def close(self) -> None:
         tasks = [self._task, *self._greeting]
@@ -301,14 +301,14 @@ class GatewayListener:
         await self._server.shutdown(0.2)
 
 
-def socket_inside(netns: Path, port: int, kept: Sequence[int] = ()) -> socket.socket:
+def socket_inside(netns: Path, port: int, retained: Sequence[int] = ()) -> socket.socket:
     """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks.
 
-    `kept`: descriptors of a former daemon's, taken over: its socket goes on where it is this one. Who connected
+    `retained`: descriptors of a former daemon's, taken over: its socket goes on where it is this one. Who connected
     meanwhile waits in it.
     """
     try:
-        return within(netns, lambda: _former(kept, port) or _listening(socket.AF_INET, "127.0.0.1", port))
+        return within(netns, lambda: _former(retained, port) or _listening(socket.AF_INET, "127.0.0.1", port))
     except OSError as error:
         raise Conflict(
             f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
@@ -324,17 +324,17 @@ def socket_outside(host: str, port: int) -> socket.socket:
         raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
 
 
-def _former(kept: Sequence[int], port: int) -> socket.socket | None:
+def _former(retained: Sequence[int], port: int) -> socket.socket | None:
     """Of the sockets of a former daemon the one that listens here; the others are closed."""
-    found: socket.socket | None = None
-    for fd in kept:
+    result: socket.socket | None = None
+    for fd in retained:
         sock = socket.socket(fileno=fd)
-        if found is None and is_here(sock) and sock.getsockname() == ("127.0.0.1", port):
+        if result is None and is_here(sock) and sock.getsockname() == ("127.0.0.1", port):
             sock.setblocking(False)
-            found = sock
+            result = sock
         else:
             sock.close()
-    return found
+    return result
 
 
 def _listening(family: int, host: str, port: int) -> socket.socket:

@@ -46,7 +46,7 @@ class SecretMask:
         return self._masked(value.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def _masked(self, data: bytes) -> bytes:
-        return data if self._pattern is None else self._pattern.sub(lambda found: MASK * len(found[0]), data)
+        return data if self._pattern is None else self._pattern.sub(lambda result: MASK * len(result[0]), data)
 
     def _begun(self, data: bytes) -> int:
         """Bytes at the end of `data` with which a secret may begin."""

@@ -42,7 +42,7 @@ class ReplayExchange:
     # Of this life only: since the daemon started, or the last restore.
     asking: bool = False  # the upstream is being asked
     waiting: bool = False  # somebody waits for the answer
-    heard: str | None = field(default=None)  # life in which the agent was given the whole answer
+    last_seen: str | None = field(default=None)  # life in which the agent was given the whole answer
 
 
 class Do(enum.Enum):
@@ -70,7 +70,7 @@ def inside(path: Sequence[ReplayExchange], key: bytes, *, life: str, retry: bool
     for step in candidates:
         if step.key != key or (step.waiting and not retry):
             continue
-        if step.heard == life and not retry:
+        if step.last_seen == life and not retry:
             continue
         return ReplayChoice(_how(step), step)
     return ReplayChoice(Do.FRESH)
@@ -124,17 +124,17 @@ def undone(commands: Sequence[AgentCommand], tree: str) -> list[int]:
     return [index for index, command in enumerate(commands) if command.tree != tree]
 
 
-def path_to(steps: dict[int, ReplayExchange], tip: int | None) -> list[ReplayExchange]:
-    """From the first exchange to `tip`."""
+def path_to(steps: dict[int, ReplayExchange], head: int | None) -> list[ReplayExchange]:
+    """From the first exchange to `head`."""
     path: list[ReplayExchange] = []
-    while tip is not None and (step := steps.get(tip)) is not None:
+    while head is not None and (step := steps.get(head)) is not None:
         path.append(step)
-        tip = step.parent
+        head = step.parent
     path.reverse()
     return path
 
 
-def tip_of(
+def head_of(
     by_checkpoint: Mapping[str, Sequence[int]],
     parent_of: Callable[[str], str | None],
     checkpoint: str,
@@ -150,8 +150,8 @@ def tip_of(
     here = {step.id for step in current}
     name: str | None = checkpoint
     while name is not None:
-        if found := by_checkpoint.get(name):
-            return max((number for number in found if number in here), default=max(found))
+        if result := by_checkpoint.get(name):
+            return max((number for number in result if number in here), default=max(result))
         try:
             name = parent_of(name)
         except KeyError:

@@ -29,7 +29,7 @@ from daemon.catalogue import CheckpointRow, SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
-from daemon.gateway.conversation import GatewayContext, LiveConversation, tip_now
+from daemon.gateway.conversation import GatewayContext, LiveConversation, head_now
 from daemon.gateway.journal import ConversationJournal, JournalCursor
 from daemon.gateway.upstream import GatewayConfig, Upstreams, checked
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError, SandboxDead, TooMany, Unauthorized
@@ -80,7 +80,7 @@ class GatewayService:
         self.host = host
         self.config = config or GatewayConfig()
         self.journal = ConversationJournal(journal)
-        self.desk = GatewayContext(
+        self.handler = GatewayContext(
             self.journal,
             Upstreams(self.config.upstreams, {}),
             host.services.checkpoints,
@@ -115,10 +115,10 @@ class GatewayService:
 
     async def open(self, rows: Sequence[SandboxRow]) -> None:
         """Read what a former daemon journalled; forget sandboxes that are no more."""
-        self.desk.upstreams.added.update(await self.journal.upstreams())
+        self.handler.upstreams.added.update(await self.journal.upstreams())
         self._places, steps = await self.journal.load()
         for sandbox, main, step in steps:
-            self.desk.book.add(sandbox, step, main=main)
+            self.handler.ledger.add(sandbox, step, main=main)
         living = {row.id for row in rows}
         for sandbox in [name for name in self._places if name not in living]:
             await self._forget(sandbox)
@@ -128,7 +128,7 @@ class GatewayService:
                 speaks = await asyncio.to_thread(tls.context, Path(config.tls_cert), Path(config.tls_key))
             sock = listener.socket_outside(*address)
             self._outside = listener.GatewayListener(
-                sock, self.serve_outside, most=MAX_OUTSIDE, paced=False, tls=speaks
+                sock, self.serve_outside, limit=MAX_OUTSIDE, paced=False, tls=speaks
             )
             log.info("agents outside are served on %s:%d", *address)
 
@@ -140,9 +140,9 @@ class GatewayService:
         inside = [listening for _, listening in self._listeners.values()]
         self._listeners.clear()
         outside = [] if self._outside is None else [self._outside]
-        await asyncio.gather(*(each.close() for each in (*inside, *outside)))
+        await asyncio.gather(*(item.close() for item in (*inside, *outside)))
         await asyncio.gather(*(line.close() for line in self.lines.values()))
-        await self.desk.upstreams.close()
+        await self.handler.upstreams.close()
         await self.journal.close()
 
     async def attach(self, row: SandboxRow, container: Container) -> None:
@@ -151,7 +151,7 @@ class GatewayService:
         if settings is None:
             return
         if row.state is SandboxState.CREATING:
-            self.desk.upstreams.get(settings.upstream)
+            self.handler.upstreams.get(settings.upstream)
         row.env = {**environment(settings), **row.env}
         row.durable_answers = row.durable_answers or settings.hold == "durable"
         if settings.agent == "outside":
@@ -168,11 +168,11 @@ class GatewayService:
 
     async def _listen(self, sandbox: str, port: int, container: Container) -> None:
         inode = (await asyncio.to_thread(container.netns.stat)).st_ino
-        known = self._listeners.get(sandbox)
-        if known is not None and known[0] == inode:
+        existing = self._listeners.get(sandbox)
+        if existing is not None and existing[0] == inode:
             return
-        kept = await container.outside.kept(listener.KEPT)
-        sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, kept)
+        retained = await container.outside.retained(listener.RETAINED)
+        sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, retained)
         self.moved(sandbox, inode, sock, container)
 
     def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Container) -> None:
@@ -181,8 +181,8 @@ class GatewayService:
         The shim keeps it over the death of the daemon: who connects then waits for the next one, and nobody else can
         take the port.
         """
-        if (known := self._listeners.pop(sandbox, None)) is not None:
-            self._spawn(known[1].close(), f"end of the listener of {sandbox}")
+        if (existing := self._listeners.pop(sandbox, None)) is not None:
+            self._spawn(existing[1].close(), f"end of the listener of {sandbox}")
         if self._closed:
             sock.close()
             return
@@ -195,7 +195,7 @@ class GatewayService:
 
     async def _keep(self, container: Container, fd: int) -> None:
         try:
-            await container.outside.keep(listener.KEPT, [fd])
+            await container.outside.keep(listener.RETAINED, [fd])
         except SandboxDead:  # and its shim: there is nothing to keep it for
             return
         finally:
@@ -203,8 +203,8 @@ class GatewayService:
 
     async def detach(self, row: SandboxRow, container: Container) -> None:
         """Take the listener away; of a sandbox that is removed, everything."""
-        if (known := self._listeners.pop(row.id, None)) is not None:
-            await known[1].close()
+        if (existing := self._listeners.pop(row.id, None)) is not None:
+            await existing[1].close()
         if row.state is SandboxState.REMOVED:
             for sandbox in {
                 row.id,
@@ -217,16 +217,16 @@ class GatewayService:
 
     async def _forget(self, sandbox: str) -> None:
         """Drop the record of a sandbox, but for what forks of it stand on."""
-        book = self.desk.book
+        ledger = self.handler.ledger
         self._places.pop(sandbox, None)
-        kept: set[int] = set()
+        retained: set[int] = set()
         for place in (*self._places.values(), *(line.place for line in self.lines.values())):
-            kept |= {step.id for step in replay.path_to(book.steps, place.tip)}
-            kept |= set(place.script)
+            retained |= {step.id for step in replay.path_to(ledger.steps, place.head)}
+            retained |= set(place.script)
         living = {*self._places, *self.lines}
-        gone = {number for number, owner in book.owner.items() if owner not in living and number not in kept}
-        book.drop(gone)
-        book.sides.pop(sandbox, None)
+        gone = {number for number, owner in ledger.owner.items() if owner not in living and number not in retained}
+        ledger.drop(gone)
+        ledger.sides.pop(sandbox, None)
         await self.journal.forget(sandbox, gone)
 
     async def _take_back(self, sandbox: str) -> None:
@@ -241,19 +241,19 @@ class GatewayService:
             raise Closed("the sandbox has been removed")
         if live.row.gateway is None:
             raise Conflict("the sandbox has no gateway", hint="create it with gateway=Gateway(...)", sandbox=sandbox)
-        if (known := self.lines.get(sandbox)) is not None:
-            return known
+        if (existing := self.lines.get(sandbox)) is not None:
+            return existing
         size = await self.journal.size(sandbox)
-        if (known := self.lines.get(sandbox)) is not None:  # made meanwhile
-            return known
+        if (existing := self.lines.get(sandbox)) is not None:  # made meanwhile
+            return existing
         place = self._places.pop(sandbox, None)
         if place is None:
-            tip = tip_now(self.desk, live.row.head, [])
-            place = JournalCursor(tree=live.row.tree or "", tip=tip)
-            place.cursor = len(replay.path_to(self.desk.book.steps, tip)) - 1
+            head = head_now(self.handler, live.row.head, [])
+            place = JournalCursor(tree=live.row.tree or "", head=head)
+            place.cursor = len(replay.path_to(self.handler.ledger.steps, head)) - 1
         if place.tree == HERE:
             place.tree = live.row.tree or ""
-        line = LiveConversation(live.row.gateway, place, self.desk, lambda: self.host.live_sandboxes.get(sandbox))
+        line = LiveConversation(live.row.gateway, place, self.handler, lambda: self.host.live_sandboxes.get(sandbox))
         line.bytes = size
         self.lines[sandbox] = line
         self._commands[sandbox] = Commands(line)
@@ -265,10 +265,10 @@ class GatewayService:
         if live is None or live.row.gateway is None:
             return ConversationExport()
         line = await self.line(live.row.id)
-        path = replay.path_to(self.desk.book.steps, tip_now(self.desk, checkpoint.id, line.path))
-        told = ConversationExport(gateway=live.row.gateway)
-        await self.journal.told(live.row.id, [step.id for step in path], told)
-        return told
+        path = replay.path_to(self.handler.ledger.steps, head_now(self.handler, checkpoint.id, line.path))
+        reported = ConversationExport(gateway=live.row.gateway)
+        await self.journal.reported(live.row.id, [step.id for step in path], reported)
+        return reported
 
     async def arriving(self, row: SandboxRow, conversation: ConversationExport) -> None:
         """Before a sandbox of another host runs here: what was said there. Again, it is taken anew."""
@@ -277,14 +277,14 @@ class GatewayService:
         if row.gateway is None:
             return
         try:
-            self.desk.upstreams.get(row.gateway.upstream)
+            self.handler.upstreams.get(row.gateway.upstream)
         except NotFound as error:  # better alive without a model than not at all
             log.warning("comes without its gateway: %s", error, extra={"sandbox": row.id})
             row.gateway = None
             return
         self._places[row.id], path = await self.journal.taken(row.id, HERE, conversation)
         for step in path:
-            self.desk.book.add(row.id, step, main=True)
+            self.handler.ledger.add(row.id, step, main=True)
 
     def arrived(self, row: SandboxRow) -> None:
         """It runs here: from now on another tree means that it was restored."""
@@ -303,8 +303,8 @@ class GatewayService:
         """
         line = await self.line(sandbox)
         row = self.host.checkpoint(checkpoint)
-        tip = tip_now(self.desk, row.id, line.path)
-        path = replay.path_to(self.desk.book.steps, tip)
+        head = head_now(self.handler, row.id, line.path)
+        path = replay.path_to(self.handler.ledger.steps, head)
         async with line.deciding:
             await line.follow()
             behind = {step.id for step in line.path}
@@ -327,15 +327,15 @@ class GatewayService:
                 await line.share.pace.take()
                 route = wire.find(request.method, request.path, request.headers)
                 async with line.share.body(request) as raw:
-                    asked = await self._understand(route, raw, request, line.settings)
-                    kind = asked.kind
-                    if asked.main:
-                        await self._commands[sandbox].settle()
-                    response = await line.serve(asked, request)
+                    requested = await self._understand(route, raw, request, line.settings)
+                    kind = requested.kind
+                    if requested.main:
+                        await self._commands[sandbox].finalize()
+                    response = await line.serve(requested, request)
                     metrics.gateway_requests.labels(kind, _result(response)).inc()
                     return response
         except PagurusError as error:
-            self.desk.counts.refused += 1
+            self.handler.counts.refused += 1
             open_ = is_open(request)
             metrics.gateway_requests.labels(kind, "refused" if open_ else "gone").inc()
             if not open_:
@@ -355,7 +355,7 @@ class GatewayService:
             query=request.query_string,
             model=settings.model,
             side=settings.side,
-            known_side=settings.known_side,
+            existing_side=settings.existing_side,
             headers=request.headers,
         )
         return await asyncio.to_thread(understand) if len(raw) > LARGE else understand()
@@ -365,7 +365,7 @@ class GatewayService:
         try:
             sandbox = await self.sandbox_of(request)
         except PagurusError as error:
-            self.desk.counts.refused += 1
+            self.handler.counts.refused += 1
             metrics.tokens_rejected.inc()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STALLED):
@@ -399,12 +399,12 @@ class GatewayService:
         if name in self.config.upstreams:
             raise Conflict(f"upstream {name} is fixed by the configuration file", hint="change it there")
         await self.journal.put_upstream(name, checked(name, upstream))
-        self.desk.upstreams.added[name] = upstream
+        self.handler.upstreams.added[name] = upstream
 
     async def drop_upstream(self, name: str) -> None:
         if name in self.config.upstreams:
             raise Conflict(f"upstream {name} is fixed by the configuration file", hint="change it there")
-        if name not in self.desk.upstreams.added:
+        if name not in self.handler.upstreams.added:
             raise NotFound(f"no such upstream: {name}")
         users = [
             live.row.id
@@ -414,11 +414,11 @@ class GatewayService:
         if users:
             raise Conflict(f"upstream {name} is used by {len(users)} sandboxes", hint=f"remove them first: {users[0]}")
         await self.journal.put_upstream(name, None)
-        del self.desk.upstreams.added[name]
+        del self.handler.upstreams.added[name]
 
     def statistics(self) -> GatewayStatistics:
-        self.desk.counts.journal_bytes = sum(line.bytes for line in self.lines.values())
-        return self.desk.counts
+        self.handler.counts.journal_bytes = sum(line.bytes for line in self.lines.values())
+        return self.handler.counts
 
 
 def _result(response: web.StreamResponse) -> str:

@@ -19,9 +19,9 @@ import msgspec
 import zstandard
 
 from daemon.gateway.replay import ReplayExchange
-from daemon.gateway.wire import MAX_ANSWER, MAX_BODY, told
+from daemon.gateway.wire import MAX_ANSWER, MAX_BODY, reported
 from sandbox.errors import Invalid
-from sandbox.messages.cluster import ConversationExport, ToldExchange
+from sandbox.messages.cluster import ConversationExport, ReportedExchange
 
 MAX_BYTES = 256 << 10  # bytes of exchanges and texts that travel
 ROW = 256  # bytes that an exchange counts beside its content
@@ -45,11 +45,11 @@ def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conver
         parts = database.execute(
             "SELECT hash, data FROM parts JOIN texts USING (hash) WHERE exchange = ? ORDER BY position", (number,)
         ).fetchall()
-        exchange = ToldExchange(parts=[name for name, _ in parts], **dict(zip(_NAMES, row, strict=True)))
+        exchange = ReportedExchange(parts=[name for name, _ in parts], **dict(zip(_NAMES, row, strict=True)))
         texts = {name: data for name, data in parts if name not in conversation.texts}
         packed = (exchange.envelope, exchange.response or b"", *texts.values())
         size += ROW + sum(map(len, (exchange.headers or b"", *packed, *texts)))
-        unpacked += sum(zstandard.frame_content_size(each) for each in packed if each)
+        unpacked += sum(zstandard.frame_content_size(item) for item in packed if item)
         mentions += len(parts)
         if size > MAX_BYTES or unpacked > MAX_UNPACKED or mentions > MAX_MENTIONS:
             if not conversation.exchanges:
@@ -61,11 +61,11 @@ def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conver
     conversation.token = b"" if row is None else row[0]
 
 
-def _answer_alone(exchange: ToldExchange) -> ToldExchange:
+def _answer_alone(exchange: ReportedExchange) -> ReportedExchange:
     """Without what was asked; an answer that is too long too is asked for again."""
     exchange.envelope, exchange.parts = _NOTHING, []
     if len(exchange.response or b"") + len(exchange.headers or b"") > MAX_ALONE:
-        exchange.state, exchange.ended, exchange.status = "asked", None, None
+        exchange.state, exchange.ended, exchange.status = "requested", None, None
         exchange.headers = exchange.response = None
     return exchange
 
@@ -90,14 +90,14 @@ def check(conversation: ConversationExport) -> None:
             raise Invalid("the conversation lacks an answer that it says is there")
         left -= len(_unpacked(exchange.response, min(MAX_ANSWER, left)))
         headers = _decoded(msgspec.msgpack.decode, exchange.headers, dict[str, str])
-        exchange.headers = msgspec.msgpack.encode(told(headers))
+        exchange.headers = msgspec.msgpack.encode(reported(headers))
 
 
-def _unpacked(data: bytes, most: int) -> bytes:
+def _unpacked(data: bytes, limit: int) -> bytes:
     """The size that a frame says it has is looked at first: a decompressor goes by that, whatever it is told."""
     try:
-        if not 0 <= (size := zstandard.frame_content_size(data)) <= most:
-            raise Invalid(f"a part of the conversation unpacks to {size} bytes, of {most} that are left for it")
+        if not 0 <= (size := zstandard.frame_content_size(data)) <= limit:
+            raise Invalid(f"a part of the conversation unpacks to {size} bytes, of {limit} that are left for it")
         return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise Invalid(f"a part of the conversation cannot be read: {error}") from None

@@ -34,7 +34,7 @@ from multidict import CIMultiDict
 from daemon.auth.owner_slots import OwnerSlots
 from daemon.config import address_of, is_loopback
 from daemon.gateway.masking import SecretMask
-from daemon.gateway.wire import AgentRequest, credential, location_inside, told
+from daemon.gateway.wire import AgentRequest, credential, location_inside, reported
 from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
@@ -120,7 +120,7 @@ class UpstreamResponse:
         self.status = response.status
         self._response = response
         self._mask = SecretMask(secrets)
-        self.headers = {name: self._mask.text(value) for name, value in told(response.headers).items()}
+        self.headers = {name: self._mask.text(value) for name, value in reported(response.headers).items()}
         if (location := self.headers.get("location")) is not None:
             self.headers["location"] = location_inside(location, base)
 
@@ -144,11 +144,11 @@ class Upstreams:
         self._in_flight: dict[str, int] = {}
 
     def get(self, name: str) -> Upstream:
-        found = self.fixed.get(name) or self.added.get(name)
-        if found is None:
-            known = ", ".join(sorted({*self.fixed, *self.added})) or "none"
-            raise NotFound(f"no such upstream: {name}", hint=f"known are: {known}")
-        return found
+        result = self.fixed.get(name) or self.added.get(name)
+        if result is None:
+            existing = ", ".join(sorted({*self.fixed, *self.added})) or "none"
+            raise NotFound(f"no such upstream: {name}", hint=f"known are: {existing}")
+        return result
 
     def list(self) -> list[UpstreamInfo]:
         return [
@@ -168,25 +168,25 @@ class Upstreams:
             self._session = None
 
     @contextlib.asynccontextmanager
-    async def ask(self, name: str, asked: AgentRequest, owner: str) -> AsyncIterator[UpstreamResponse]:
+    async def request(self, name: str, requested: AgentRequest, owner: str) -> AsyncIterator[UpstreamResponse]:
         """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout.
 
         `owner`: with whose requests it counts.
         """
         upstream = self.get(name)
-        secrets = await self._secrets(name, upstream, asked)
+        secrets = await self._secrets(name, upstream, requested)
         own = {**secrets, "accept-encoding": "identity"}
-        data = sent_body(asked) if asked.route.has_body else None
+        data = sent_body(requested) if requested.route.has_body else None
         if data is not None:
             own["content-type"] = "application/json"
-        sent = CIMultiDict(((name, value) for name, value in asked.headers if name not in own))
+        sent = CIMultiDict(((name, value) for name, value in requested.headers if name not in own))
         sent.extend(own)
         async with self._slots_of(name, upstream).slot(owner):
             self._in_flight[name] = self._in_flight.get(name, 0) + 1
             try:
                 async with self._open().request(
-                    asked.route.method,
-                    _address(upstream, asked.path),
+                    requested.route.method,
+                    _address(upstream, requested.path),
                     data=data,
                     headers=sent,
                     allow_redirects=False,
@@ -208,11 +208,11 @@ class Upstreams:
         slots.resize(upstream.at_once, upstream.at_once // RESERVED_PART)
         return slots
 
-    async def _secrets(self, name: str, upstream: Upstream, asked: AgentRequest) -> dict[str, str]:
+    async def _secrets(self, name: str, upstream: Upstream, requested: AgentRequest) -> dict[str, str]:
         headers = {header.lower(): value for header, value in upstream.headers.items()}
         if upstream.key_file is not None:
             key = await asyncio.to_thread(_read_key, name, Path(upstream.key_file))
-            headers.update(credential(asked.route.family, key))
+            headers.update(credential(requested.route.family, key))
         return headers
 
     def _open(self) -> aiohttp.ClientSession:
@@ -223,9 +223,9 @@ class Upstreams:
         return self._session
 
 
-def sent_body(asked: AgentRequest) -> bytes:
+def sent_body(requested: AgentRequest) -> bytes:
     """What the model is asked: the agent's body with the model's name replaced, volatile fields included."""
-    return msgspec.json.encode(asked.body)
+    return msgspec.json.encode(requested.body)
 
 
 def _address(upstream: Upstream, path: str) -> str:

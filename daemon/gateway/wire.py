@@ -31,7 +31,7 @@ MAX_QUERY = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 # How the system text begins of requests that well-known agents make beside their main loop. They name no tools.
-KNOWN_SIDE = (
+EXISTING_SIDE = (
     # Claude Code: the topic and the title of a conversation, the prefix and the paths of a shell command
     "Analyze if this message indicates a new conversation topic.",
     "Summarize this coding conversation in under 50 characters.",
@@ -43,10 +43,10 @@ KNOWN_SIDE = (
     "Reply with only a description in four words or less",  # goose
     "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
 )
-TOLD = re.compile(
+REPORTED = re.compile(
     r"content-type|location|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
 )
-ASKED = re.compile(r"accept|anthropic-version|anthropic-beta|openai-beta")
+REQUESTED = re.compile(r"accept|anthropic-version|anthropic-beta|openai-beta")
 MAX_HEADER = 8000  # characters of a header that travels, in all its lines
 MAX_HEADER_LINES = 64  # of headers that travel
 
@@ -138,8 +138,8 @@ def find(method: str, path: str, headers: Mapping[str, str] | None = None) -> Mo
     if route is not None and path.startswith("/v1/models") and "anthropic-version" in (headers or {}):
         return ModelRoute(path, ApiFamily.ANTHROPIC, None, method="GET")
     if route is None:
-        known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)
-        raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", hint=f"it has {known}")
+        existing = ", ".join(f"{existing.method} {existing.path}" for existing in ROUTES)
+        raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", hint=f"it has {existing}")
     return route
 
 
@@ -150,7 +150,7 @@ def understand(
     query: str = "",
     model: str | None = None,
     side: Iterable[SideRule] = (),
-    known_side: bool = True,
+    existing_side: bool = True,
     headers: Mapping[str, str] | None = None,
 ) -> AgentRequest:
     """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
@@ -175,13 +175,15 @@ def understand(
     named = str(body.get("model", ""))
     if model is not None:
         body["model"] = model
-    main = is_main_loop(route, body, side, known=known_side, named=named)
+    main = is_main_loop(route, body, side, existing=existing_side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
-    asked = AgentRequest(route, path, body, _key(path, body), main=main, stream=stream, retry=retry, headers=travelling)
-    if (parts := len(asked.conversation)) > MAX_PARTS:
+    requested = AgentRequest(
+        route, path, body, _key(path, body), main=main, stream=stream, retry=retry, headers=travelling
+    )
+    if (parts := len(requested.conversation)) > MAX_PARTS:
         raise Invalid(f"the conversation has {parts} parts", hint=f"at most {MAX_PARTS} are passed on")
-    return asked
+    return requested
 
 
 def lone_surrogate(raw: bytes) -> str | None:
@@ -190,9 +192,9 @@ def lone_surrogate(raw: bytes) -> str | None:
     >>> lone_surrogate(rb'{"a": "\udc80"}') == r"\udc80", lone_surrogate(rb'{"a": "\ud83d\ude00 \\udc80"}')
     (True, None)
     """
-    for found in _ESCAPES.finditer(raw):
-        if found["lone"] is not None:
-            return found["lone"].decode("ascii")
+    for result in _ESCAPES.finditer(raw):
+        if result["lone"] is not None:
+            return result["lone"].decode("ascii")
     return "as bytes" if _RAW_SURROGATE.search(raw) else None
 
 
@@ -222,43 +224,47 @@ def is_main_loop(
     body: Mapping[str, Any],
     side: Iterable[SideRule] = (),
     *,
-    known: bool = True,
+    existing: bool = True,
     named: str | None = None,
 ) -> bool:
     """Whether a request ends a turn. In doubt it does: then an answer waits too long, never too short.
 
     Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), what a rule of
-    the sandbox names (titles, summaries) and, with `known`, what begins as in KNOWN_SIDE. `named` is the model that
+    the sandbox names (titles, summaries) and, with `existing`, what begins as in KNOWN_SIDE. `named` is the model that
     the agent named, where it was replaced.
     """
     if route.conversation is None:
         return False
-    most = _most_tokens(route, body)
-    if most is not None and most <= PING_TOKENS:
+    limit = _max_tokens(route, body)
+    if limit is not None and limit <= PING_TOKENS:
         return False
     tools = body.get("tools") or body.get("functions")
-    if known and not tools and any(text.lstrip("\r\n\t -").startswith(KNOWN_SIDE) for text in _system(body, route)):
+    if (
+        existing
+        and not tools
+        and any(text.lstrip("\r\n\t -").startswith(EXISTING_SIDE) for text in _system(body, route))
+    ):
         return False
     model = str(body.get("model", "")) if named is None else named
-    return not any(_fits(rule, model, most, body, route) for rule in side)
+    return not any(_fits(rule, model, limit, body, route) for rule in side)
 
 
-def _most_tokens(route: ModelRoute, body: Mapping[str, Any]) -> int | None:
-    found = [body[name] for name in route.limits if isinstance(body.get(name), int)]
-    return min(found) if found else None
+def _max_tokens(route: ModelRoute, body: Mapping[str, Any]) -> int | None:
+    result = [body[name] for name in route.limits if isinstance(body.get(name), int)]
+    return min(result) if result else None
 
 
-def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any], route: ModelRoute) -> bool:
+def _fits(rule: SideRule, model: str, limit: int | None, body: Mapping[str, Any], route: ModelRoute) -> bool:
     if rule.model is None and rule.max_tokens is None and rule.contains is None:
         return False  # a rule that says nothing means nothing
     if rule.model is not None and not fnmatch.fnmatchcase(model, rule.model):
         return False
-    if rule.max_tokens is not None and (most is None or most > rule.max_tokens):
+    if rule.max_tokens is not None and (limit is None or limit > rule.max_tokens):
         return False
-    return rule.contains is None or any(rule.contains in text for text in _heard(body, route))
+    return rule.contains is None or any(rule.contains in text for text in _last_seen(body, route))
 
 
-def _heard(body: Mapping[str, Any], route: ModelRoute) -> list[str]:
+def _last_seen(body: Mapping[str, Any], route: ModelRoute) -> list[str]:
     """The texts that a rule looks at: the system's, and the last of the conversation."""
     return [*_system(body, route), *(text for part in _parts(body, route)[-1:] for text in _texts(part))]
 
@@ -295,7 +301,7 @@ def forwarded(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
     Keys, cookies and everything unknown stay behind.
     """
-    lines = tuple(_chosen(headers, ASKED))
+    lines = tuple(_chosen(headers, REQUESTED))
     if len(lines) > MAX_HEADER_LINES:
         raise Invalid(f"{len(lines)} lines of headers for the model", hint=f"at most {MAX_HEADER_LINES} are passed on")
     sizes: Counter[str] = Counter()
@@ -308,12 +314,12 @@ def forwarded(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return lines
 
 
-def told(headers: Mapping[str, str]) -> dict[str, str]:
+def reported(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers of an answer that the agent may see; several lines of one as a single line."""
-    found: dict[str, str] = {}
-    for name, value in _chosen(headers, TOLD):
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return {name: value for name, value in found.items() if value.isprintable()}
+    result: dict[str, str] = {}
+    for name, value in _chosen(headers, REPORTED):
+        result[name] = f"{result[name]}, {value}" if name in result else value
+    return {name: value for name, value in result.items() if value.isprintable()}
 
 
 def _chosen(headers: Mapping[str, str], which: re.Pattern[str]) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ class PreparedSandbox:
     """What waits for a sandbox."""
 
     live: LiveSandbox
-    whole: str  # the checkpoint of which all is here, and stands still; "": a newer one is to come
+    complete: str  # the checkpoint of which all is here, and stands still; "": a newer one is to come
     former: Former | None  # raw images, for the import of that
     undo: contextlib.AsyncExitStack  # if it does not come
     end: contextlib.ExitStack  # in any case
@@ -97,9 +97,9 @@ class Arrivals:
     async def _arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         host = self.host
         origin = await self._origin(checkpoint, request)
-        if (known := host.live_sandboxes.get(request.id)) is not None:
-            if known.row.origin == origin.id:
-                return known.row.info()
+        if (existing := host.live_sandboxes.get(request.id)) is not None:
+            if existing.row.origin == origin.id:
+                return existing.row.info()
             raise Conflict(f"{request.id} is here already", hint="remove it first", sandbox=request.id)
         if (preparing := self._preparing.get(request.id)) is not None:
             await asyncio.wait([preparing])
@@ -122,8 +122,8 @@ class Arrivals:
             raise
         if host.gateway is not None:
             host.gateway.arrived(row)
-        turns = [each for each in request.turns if each.sandbox == request.id and each.turn <= origin.turn]
-        host.services.catalogue.later([put_turn(each) for each in turns])
+        turns = [item for item in request.turns if item.sandbox == request.id and item.turn <= origin.turn]
+        host.services.catalogue.later([put_turn(item) for item in turns])
         origin.owner = request.owner  # whoever sees the sandbox sees what it came from
         return row.info()
 
@@ -143,14 +143,18 @@ class Arrivals:
     async def _fitting(self, origin: CheckpointRow) -> PreparedSandbox | None:
         """What was prepared for this checkpoint. What was prepared for another one goes."""
         prepared = self._take(origin.sandbox)
-        if prepared is None or not prepared.whole or (prepared.whole == origin.id and prepared.live.container.alive):
+        if (
+            prepared is None
+            or not prepared.complete
+            or (prepared.complete == origin.id and prepared.live.container.alive)
+        ):
             return prepared
         await asyncio.shield(_undo(prepared))
         return None
 
     async def _use(self, prepared: PreparedSandbox, origin: CheckpointRow, *, verify: bool) -> None:
         live = prepared.live
-        if prepared.whole:
+        if prepared.complete:
             await self._let_go_on(prepared)
         else:  # as a restore in place, of a sandbox that is published with it
             live.row.origin = origin.id
@@ -189,7 +193,7 @@ class Arrivals:
                 undo.callback(host.give_up, row)
                 end.enter_context(host.making.admitted(row))
                 with host.collector.pin(origin):
-                    container = await host.restorer.room(row, host.restorer.tree_below(row), origin.files, undo)
+                    container = await host.restorer.capacity(row, host.restorer.tree_below(row), origin.files, undo)
                     live = LiveSandbox(row, container, host.services)
                     undo.push_async_callback(checkpointer.forget, container)
                     former = None
@@ -200,8 +204,10 @@ class Arrivals:
                         held = functools.partial(mark(host, live).touch, mode=0o600)
                         await host.restorer.bring_back(container, origin, verify=request.verify, hold=held)
                         await checkpointer.warm_dump(container)  # of the answer that somebody waits for
-                whole = "" if request.newer else origin.id
-                self._prepared[row.id] = prepared = PreparedSandbox(live, whole, former, undo.pop_all(), end.pop_all())
+                complete = "" if request.newer else origin.id
+                self._prepared[row.id] = prepared = PreparedSandbox(
+                    live, complete, former, undo.pop_all(), end.pop_all()
+                )
         loop = asyncio.get_running_loop()
         prepared.timer = loop.call_later(MAX_PREPARED, self._expire, row.id)
         return row.info()

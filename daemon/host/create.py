@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from daemon.auth.budget import bounded
-from daemon.auth.visibility import looks_like_id
+from daemon.auth.visibility import polls_like_id
 from daemon.catalogue import Template
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
@@ -62,7 +62,7 @@ def need_labels(labels: Mapping[str, str]) -> None:
 
 def need_sense(request: CreateRequest, memory: int) -> None:
     """Refuse what only a slip can mean. `memory`: bytes that this host has. Raises Invalid."""
-    if request.name is not None and looks_like_id(request.name):
+    if request.name is not None and polls_like_id(request.name):
         raise Invalid(f"{request.name!r} looks like an id, and is no name", hint="choose another name")
     if request.name is not None and SANDBOX_NAME.fullmatch(request.name) is None:
         fitting = re.sub(r"[^A-Za-z0-9._-]+", "-", request.name).strip("-._")[:64] or "web"
@@ -84,8 +84,8 @@ def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bo
     """
     try:
         said = msgspec.convert(settings, Template)
-        asked = {name: getattr(said, name) for name in Settings.__struct_fields__}
-        request = CreateRequest(**asked, workdir=said.workdir, user=said.user or None)
+        requested = {name: getattr(said, name) for name in Settings.__struct_fields__}
+        request = CreateRequest(**requested, workdir=said.workdir, user=said.user or None)
         msgspec.convert(msgspec.to_builtins(request), CreateRequest)  # holds the user to the bounds of a request
     except msgspec.ValidationError as error:
         raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None

@@ -48,12 +48,12 @@ def judge(life: Life, now: float) -> ExpiryCheck:
         if life.idle_timeout is not None
         else None,
     ]
-    known = [limit for limit in limits if limit is not None]
-    if not known:
+    existing = [limit for limit in limits if limit is not None]
+    if not existing:
         return ExpiryCheck(None, None)
     if life.busy:
         return ExpiryCheck(None, SOON)
-    for end, why in known:
+    for end, why in existing:
         if now >= end:
             return ExpiryCheck(why, None)
-    return ExpiryCheck(None, max(min(end for end, _ in known) - now, 0.0))
+    return ExpiryCheck(None, max(min(end for end, _ in existing) - now, 0.0))

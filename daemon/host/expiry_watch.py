@@ -65,7 +65,7 @@ async def _end(host: Host, live: LiveSandbox, judgement: ExpiryCheck) -> None:
             await host.remove(live.row.id)
             return
         inflight = await live.checkpoint("the end of its time", used=False)
-        await inflight.settled(durable=False)
+        await inflight.finalized(durable=False)
         if inflight.error is None and judge(life(live), time.time()).over is not None:
             await host.kill(live.row.id)
     except PagurusError as error:  # somebody was faster, or it cannot be captured: look again

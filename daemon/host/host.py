@@ -114,10 +114,10 @@ class Host:
 
     def live(self, sandbox: str) -> LiveSandbox:
         """The sandbox with this id or name."""
-        found = visibility.find(self.live_sandboxes, sandbox)
-        if found is None:
+        result = visibility.find(self.live_sandboxes, sandbox)
+        if result is None:
             raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
-        return found
+        return result
 
     def sandboxes(self) -> list[SandboxInfo]:
         return [live.row.info() for live in self.live_sandboxes.values() if visibility.visible(live.row.owner)]
@@ -127,13 +127,13 @@ class Host:
         row = self.services.checkpoints.get(checkpoint)
         if row is not None and visibility.visible(row.owner):
             return row
-        found = (
+        result = (
             visibility.find_checkpoint(self._tree(sandbox), checkpoint, anyones=True) if sandbox is not None else None
         )
-        found = found or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
-        if found is None:
+        result = result or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
+        if result is None:
             raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
-        return found
+        return result
 
     def tree(self, sandbox: str) -> list[CheckpointInfo]:
         """All checkpoints of a sandbox and those that it descends from, oldest first."""
@@ -158,7 +158,7 @@ class Host:
         if wait is not None and inflight is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await inflight.settled(durable=wait == "durable")
+                    await inflight.finalized(durable=wait == "durable")
         return row.info()
 
     def statistics(self) -> Statistics:
@@ -221,8 +221,8 @@ class Host:
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):
                 log.error("a fork of %s failed", origin.id, exc_info=error)
-            told = error if isinstance(error, PagurusError) else PagurusError(str(error) or type(error).__name__)
-            return ForkEntry(error=told.body())
+            reported = error if isinstance(error, PagurusError) else PagurusError(str(error) or type(error).__name__)
+            return ForkEntry(error=reported.body())
         return ForkEntry(sandbox=row.info())
 
     def forked(self, origin: CheckpointRow) -> SandboxRow:
@@ -249,7 +249,7 @@ class Host:
         left before the sandbox's own programs run: these take as long as they like.
         """
         async with contextlib.AsyncExitStack() as undo:
-            container = await self.restorer.room(row, image, origin.files, undo)
+            container = await self.restorer.capacity(row, image, origin.files, undo)
             await self.restorer.bring_back(container, origin, verify=verify)
             if place is not None:
                 await place.aclose()
@@ -349,7 +349,7 @@ class Host:
             self.services.catalogue.later([put_sandbox(live.row)])
             log.warning("died: %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
         if live.row.state is SandboxState.DEAD:
-            container.strike()  # where the shim alone has ended, the rest goes on
+            container.inject()  # where the shim alone has ended, the rest goes on
 
     # ----------------------------------------------------------------- going back
 
@@ -358,7 +358,7 @@ class Host:
         live = self.live(sandbox)
         began = time.monotonic()
         async with live.exclusive:
-            await live.captures.settled()
+            await live.captures.finalized()
             target = await self.restorable(request.checkpoint or live.row.head, sandbox=live.row.id)
             live.step(states.Event.RESTORE)
             try:
@@ -394,7 +394,7 @@ class Host:
         """The checkpoint, captured by now, or why it cannot be restored."""
         row = self.checkpoint(checkpoint, sandbox=sandbox)
         if (inflight := self.services.inflights.get(row.id)) is not None:
-            await inflight.settled(durable=False)
+            await inflight.finalized(durable=False)
         if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE) and not row.damaged:
             return row
         why = row.error or f"it is {row.state.value}"
@@ -467,7 +467,7 @@ class Host:
             row = live.row
             live.captures.leave()
             if (inflight := live.captures.inflight) is not None:
-                await inflight.settled(durable=False)
+                await inflight.finalized(durable=False)
             await self.services.catalogue.write(drop_sandbox(row.id))
             self.live_sandboxes.pop(row.id, None)
             if live.container_or_none is not None:
@@ -483,7 +483,7 @@ class Host:
         log.info("removed", extra={"sandbox": row.id})
         self.services.spawn(self.collector.collect(row.id), f"collection of {row.id}")
 
-    async def settle(self, timeout: float) -> bool:
+    async def finalize(self, timeout: float) -> bool:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):

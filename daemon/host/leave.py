@@ -54,7 +54,7 @@ async def hold(host: Host, live: LiveSandbox) -> InFlight:
 
     try:
         inflight = await live.hold(begin)
-        await inflight.settled(durable=False)
+        await inflight.finalized(durable=False)
         if (trouble := inflight.trouble(durable=False)) is not None:
             raise trouble
     except BaseException:
@@ -67,14 +67,14 @@ async def hold(host: Host, live: LiveSandbox) -> InFlight:
 async def held(host: Host, live: LiveSandbox, row: CheckpointRow) -> HeldSandbox:
     """What goes on elsewhere beside the content of its last checkpoint: of its turns, the newest."""
     turns, size = await host.services.catalogue.turns(live.row.id), 0
-    kept = len(turns)
-    while kept and (size := size + len(msgspec.msgpack.encode(turns[kept - 1]))) <= MAX_TURNS:
-        kept -= 1
+    retained = len(turns)
+    while retained and (size := size + len(msgspec.msgpack.encode(turns[retained - 1]))) <= MAX_TURNS:
+        retained -= 1
     return HeldSandbox(
         checkpoint=row.id,
         programs=dict(row.programs),
         conversation=ConversationExport() if host.gateway is None else await host.gateway.conversation(row),
-        turns=turns[kept:],
+        turns=turns[retained:],
     )
 
 
@@ -89,8 +89,8 @@ async def release(host: Host, live: LiveSandbox) -> None:
 async def left(host: Host, live: LiveSandbox) -> str:
     """It went on elsewhere, and is removed here. Its newest durable checkpoint stays, and is what this names."""
     services, sandbox = host.services, live.row.id
-    for inflight in [each for each in services.inflights.values() if each.row.sandbox == sandbox]:
-        await inflight.settled(durable=True)
+    for inflight in [item for item in services.inflights.values() if item.row.sandbox == sandbox]:
+        await inflight.finalized(durable=True)
     newest = _newest(row for row in services.checkpoints.values() if row.sandbox == sandbox)
     if newest is not None and newest.template is None:
         newest.template = msgspec.structs.replace(Template.of(live.row), gateway=None)

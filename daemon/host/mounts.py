@@ -60,10 +60,10 @@ async def admitted(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mou
 
 def resolved(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:
     """The mounts with sources as they really are. Raises Invalid for what is missing, or holds or is in `private`."""
-    found = []
+    result = []
     for mount in mounts:
         if mount.source is None:
-            found.append(mount)
+            result.append(mount)
             continue
         if not mount.source.startswith("/") or not os.path.isdir(mount.source):  # False also for what is no path
             raise Invalid(f"{mount.source[:200]!r} is not a directory of this host", hint="give an absolute path")
@@ -71,8 +71,8 @@ def resolved(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:
         for own in (Path(os.path.realpath(path)) for path in private):
             if source.is_relative_to(own) or own.is_relative_to(source):
                 raise Invalid(f"{mount.source} holds what belongs to the daemon ({own})", hint="mount a smaller part")
-        found.append(Mount(target=mount.target, source=str(source)))
-    return found
+        result.append(Mount(target=mount.target, source=str(source)))
+    return result
 
 
 def binds(row: SandboxRow, places: Places) -> tuple[Bind, ...]:

@@ -31,12 +31,12 @@ class Outcomes:
         self._live_sandboxes = live_sandboxes
         self._collector = collector
         self._verifier = verifier
-        services.settled = self._settled
+        services.finalized = self._finalized
         services.again = self._store_again
         services.lost = self._fall_back
         services.damaged = self._avoid
 
-    def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+    def _finalized(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         self._collector.changed(row.sandbox)
         self._verifier.later(row, parent)
 

@@ -29,15 +29,15 @@ async def report(host: Host) -> HostReport:
     """As it is now."""
     here = [_hosted(live, _durable(host, live)) for live in host.live_sandboxes.values()]
     inits = {live.row.id: live.container.init_pid for live in host.live_sandboxes.values() if _reaches_out(live)}
-    found = await asyncio.to_thread(_report, host, here, inits)
+    result = await asyncio.to_thread(_report, host, here, inits)
     # As late as can be: the coordinator counts the lease from when this comes, others act for this host only after it.
-    return msgspec.structs.replace(found, clock=clock())
+    return msgspec.structs.replace(result, clock=clock())
 
 
 def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | None]) -> HostReport:
-    for each in sandboxes:
-        if not each.bound and connected(inits.get(each.id)):
-            each.bound = "connections to the outside"
+    for item in sandboxes:
+        if not item.bound and connected(inits.get(item.id)):
+            item.bound = "connections to the outside"
     memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     disk = os.statvfs(host.places.stored)
     return HostReport(
@@ -55,13 +55,13 @@ def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | N
 
 
 def _images(host: Host) -> dict[str, str]:
-    found = {}
+    result = {}
     for name in host.images.list():
         try:
-            found[name] = host.images.resolve(name).digest
+            result[name] = host.images.resolve(name).digest
         except (PagurusError, OSError):  # removed meanwhile, or damaged: nothing starts from it
             continue
-    return found
+    return result
 
 
 def _durable(host: Host, live: LiveSandbox) -> CheckpointRow | None:
@@ -92,7 +92,7 @@ def connected(init: int | None) -> bool:
 
 def _hosted(live: LiveSandbox, durable: CheckpointRow | None) -> HostedSandbox:
     row = live.row
-    known = life(live)
+    existing = life(live)
     return HostedSandbox(
         id=row.id,
         owner=row.owner,
@@ -107,6 +107,6 @@ def _hosted(live: LiveSandbox, durable: CheckpointRow | None) -> HostedSandbox:
         created_at=row.created_at,
         replicated_answers=row.replicated_answers,
         labels={name: value for name, value in row.labels.items() if name.startswith(SOLE)},
-        idle_s=None if known.busy else max(0.0, time.time() - known.used),
+        idle_s=None if existing.busy else max(0.0, time.time() - existing.used),
         bound="its mounts" if row.mounts else "",
     )

@@ -83,7 +83,9 @@ class Restorer:
             log.error("its image is gone: %s", error, extra={"sandbox": row.id})
             return self.spec_over(row, self.images.trees / (row.image_digest or "gone") / "tree")
 
-    async def room(self, row: SandboxRow, image: Path, files: str | None, undo: contextlib.AsyncExitStack) -> Container:
+    async def capacity(
+        self, row: SandboxRow, image: Path, files: str | None, undo: contextlib.AsyncExitStack
+    ) -> Container:
         """All of a new sandbox but its processes: tree, container, inspector, attachments. `undo` takes it away."""
         self.services.capturer.need()
         row.tree = f"{row.id}.{secrets.token_hex(3)}"
@@ -241,6 +243,6 @@ class Restorer:
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:
-    found = facts.tree_differences(reference / "upper", tree / "upper")
-    if found:
-        raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")
+    result = facts.tree_differences(reference / "upper", tree / "upper")
+    if result:
+        raise NotEqual(f"the restored files differ in {len(result)} points: {'; '.join(result[:10])}")

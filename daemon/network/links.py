@@ -162,7 +162,7 @@ def disconnect(link: str) -> None:
                 raise _unable("remove a link", error) from error
 
 
-def found(prefix: str) -> list[SandboxLink]:
+def result(prefix: str) -> list[SandboxLink]:
     """The links of a daemon that are there, also those that a former one made."""
     links = []
     for directory in Path("/sys/class/net").glob(f"{prefix}*"):
@@ -178,7 +178,7 @@ def traffic(link: str) -> tuple[int, int, int, int]:
     base = Path(f"/sys/class/net/{link}/statistics")
     try:
         packets_out, packets_in, bytes_out, bytes_in = (
-            int((base / each).read_text()) for each in ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes")
+            int((base / item).read_text()) for item in ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes")
         )
     except OSError:
         return 0, 0, 0, 0
@@ -207,18 +207,18 @@ def parse_routes(text: str) -> Iterator[HostRoute]:
     for line in text.splitlines()[1:]:
         device, target, _, flags, *_, mask, _, _, _ = line.split()
         if int(flags, 16) & 1:  # up
-            network, netmask = (socket.ntohl(int(each, 16)) for each in (target, mask))
+            network, netmask = (socket.ntohl(int(item, 16)) for item in (target, mask))
             yield HostRoute(device, IPv4Network((network, netmask.bit_count())), bool(int(flags, 16) & 2))
 
 
-def devices(routes: Iterable[HostRoute], wanted: Sequence[IPv4Network]) -> list[str]:
+def devices(routes: Iterable[HostRoute], target: Sequence[IPv4Network]) -> list[str]:
     """Through which devices packets leave to the internet (by a router) and to these networks."""
     return sorted(
         {
             route.device
             for route in routes
             if not route.device.startswith(("pg", "lo"))
-            and (route.gateway or route.network.prefixlen == 0 or any(route.network.overlaps(each) for each in wanted))
+            and (route.gateway or route.network.prefixlen == 0 or any(route.network.overlaps(item) for item in target))
         }
     )
 

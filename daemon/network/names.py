@@ -62,13 +62,13 @@ def read_question(data: bytes) -> Question | None:
         return None
     if message.flags & dns.flags.QR or message.opcode() != dns.opcode.QUERY or len(message.question) != 1:
         return None
-    asked = message.question[0]
-    if asked.rdclass != dns.rdataclass.IN:
+    requested = message.question[0]
+    if requested.rdclass != dns.rdataclass.IN:
         return None
-    return Question(message, _text(asked.name), int(asked.rdtype))
+    return Question(message, _text(requested.name), int(requested.rdtype))
 
 
-def ask(name: str) -> dns.message.Message:
+def request(name: str) -> dns.message.Message:
     """The question that goes to the host's resolver: new, with an id of its own. Raises DNSException."""
     return dns.message.make_query(dns.name.from_text(name), dns.rdatatype.A, use_edns=0, payload=MODERN_UDP)
 
@@ -78,7 +78,7 @@ def read_answer(name: str, answer: dns.message.Message) -> ResolvedName:
     if answer.rcode() not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
         raise ValueError(f"the resolver said {dns.rcode.to_text(answer.rcode())}")
     records = {
-        (_text(each.name), int(each.rdtype)): each for each in answer.answer if each.rdclass == dns.rdataclass.IN
+        (_text(item.name), int(item.rdtype)): item for item in answer.answer if item.rdclass == dns.rdataclass.IN
     }
     aliases: list[tuple[str, str]] = []
     ttls, here = [MAX_TTL], name
@@ -89,23 +89,23 @@ def read_answer(name: str, answer: dns.message.Message) -> ResolvedName:
         aliases.append((here, target))
         ttls.append(alias.ttl)
         here = target
-    found = records.get((here, dns.rdatatype.A))
-    addresses = tuple(IPv4Address(each.address) for each in list(found or ())[:MAX_ADDRESSES])
-    if found is not None:
-        ttls.append(found.ttl)
+    result = records.get((here, dns.rdatatype.A))
+    addresses = tuple(IPv4Address(item.address) for item in list(result or ())[:MAX_ADDRESSES])
+    if result is not None:
+        ttls.append(result.ttl)
     return ResolvedName(tuple(aliases), addresses, min(ttls), answer.rcode() == dns.rcode.NXDOMAIN and not addresses)
 
 
-def answered(question: Question, found: ResolvedName) -> dns.message.Message:
+def answered(question: Question, result: ResolvedName) -> dns.message.Message:
     """The answer that the sandbox gets."""
     response = dns.message.make_response(question.message, recursion_available=True)
-    if found.missing:
+    if result.missing:
         response.set_rcode(dns.rcode.NXDOMAIN)
-    for name, target in found.aliases:
-        _add(response, name, found.ttl, dns.rdatatype.CNAME, f"{target}.")
-    last = found.aliases[-1][1] if found.aliases else question.name
-    if found.addresses:
-        _add(response, last, found.ttl, dns.rdatatype.A, *map(str, found.addresses))
+    for name, target in result.aliases:
+        _add(response, name, result.ttl, dns.rdatatype.CNAME, f"{target}.")
+    last = result.aliases[-1][1] if result.aliases else question.name
+    if result.addresses:
+        _add(response, last, result.ttl, dns.rdatatype.A, *map(str, result.addresses))
     return response
 
 
@@ -118,15 +118,15 @@ def nothing(question: Question, code: int = dns.rcode.NOERROR) -> dns.message.Me
 
 def write(question: Question, response: dns.message.Message, *, stream: bool) -> bytes:
     """The answer as it travels. One that is too long for UDP tells the asker to come by TCP."""
-    most = 65_535 if stream else PLAIN_UDP
+    limit = 65_535 if stream else PLAIN_UDP
     if not stream and question.message.edns >= 0:
-        most = max(PLAIN_UDP, min(MODERN_UDP, question.message.payload))
+        limit = max(PLAIN_UDP, min(MODERN_UDP, question.message.payload))
     try:
-        return response.to_wire(max_size=most)
+        return response.to_wire(max_size=limit)
     except dns.exception.TooBig:
         short = nothing(question)
         short.flags |= dns.flags.TC
-        return short.to_wire(max_size=most)
+        return short.to_wire(max_size=limit)
 
 
 def open_seconds(ttl: int) -> int:

@@ -27,5 +27,5 @@ def within(namespace: Path, work: Callable[[], T]) -> T:
 def is_here(one: socket.socket) -> bool:
     """Whether a socket is of the namespace of this thread."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        mine, its = (each.getsockopt(socket.SOL_SOCKET, NETNS_COOKIE, 8) for each in (probe, one))
+        mine, its = (item.getsockopt(socket.SOL_SOCKET, NETNS_COOKIE, 8) for item in (probe, one))
     return mine == its

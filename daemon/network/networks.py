@@ -38,7 +38,7 @@ from daemon.network.links import SandboxLink
 from daemon.network.names import MAX_TTL, open_seconds
 from daemon.network.policy import Policy, compile_policy, is_private, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Packet, RefusalListener, RefusalLog
-from daemon.network.resolver import KEPT, Resolver, UpstreamResolver
+from daemon.network.resolver import RETAINED, Resolver, UpstreamResolver
 from daemon.network.table import NftTable
 from daemon.network.watch import TableWatch
 from sandbox.criu.tcp import POOL
@@ -95,37 +95,37 @@ class Networks:
         self._watch = TableWatch(name, self._lost_table)
         self._renewal: asyncio.Task[None] | None = None
         self._lost = False
-        self._asked = 0, 0  # questions allowed and refused, of sandboxes that are gone
+        self._requested = 0, 0  # questions allowed and refused, of sandboxes that are gone
 
     # ------------------------------------------------------------------ the daemon's life
 
     async def open(self, rows: Sequence[SandboxRow]) -> None:
         """Take over what a former daemon left for `rows`; collect the rest."""
-        wanted = {row.id for row in rows if row.network.mode != "none"}
-        there = await self._move(lambda: links.found(self.prefix))
+        target = {row.id for row in rows if row.network.mode != "none"}
+        there = await self._move(lambda: links.result(self.prefix))
         try:
-            known = await self._write(self._stored)
+            existing = await self._write(self._stored)
         except (OSError, PagurusError) as error:  # nftables do not work here: who needs them is told
-            if wanted:
+            if target:
                 raise
             log.warning("no sandbox can be given a network: %s", error)
             for link in there:
                 await self._move(partial(links.disconnect, link.name))
             return
-        kept = {link.address: link for link in there if link.owner in wanted}
+        retained = {link.address: link for link in there if link.owner in target}
         for link in there:
-            if link.address not in kept:
+            if link.address not in retained:
                 await self._move(partial(links.disconnect, link.name))
-        strays = [element for element in known if _address_of(element) not in kept]
-        if kept:
-            await self._ensure(known=[element for element in known if _address_of(element) in kept])
+        strays = [element for element in existing if _address_of(element) not in retained]
+        if retained:
+            await self._ensure(existing=[element for element in existing if _address_of(element) in retained])
         if strays and self._ready:
-            await self._write(lambda: self.table.apply([ElementChange(each, add=False) for each in strays]))
-        elif not kept and await self._write(self.table.present):
+            await self._write(lambda: self.table.apply([ElementChange(item, add=False) for item in strays]))
+        elif not retained and await self._write(self.table.present):
             await self._write(self.table.remove)
-        for link in kept.values():
+        for link in retained.values():
             attached = self._new(link)
-            mine = [element for element in known if _address_of(element) == link.address]
+            mine = [element for element in existing if _address_of(element) == link.address]
             names = {element for element in mine if element.set in ("names", "name_ports")}
             attached.elements = set(mine) - names
             soon = asyncio.get_running_loop().time() + open_seconds(MAX_TTL)
@@ -151,13 +151,13 @@ class Networks:
     def _stored(self) -> list[Element]:
         return self.table.stored() if self.table.present() else []
 
-    async def _ensure(self, known: Sequence[Element] = ()) -> None:
-        """The table, before the first sandbox needs it. `known` is put back when the rules had to be renewed."""
+    async def _ensure(self, existing: Sequence[Element] = ()) -> None:
+        """The table, before the first sandbox needs it. `existing` is put back when the rules had to be renewed."""
         async with self._making:
             if self._ready:
                 return
             self._watch.start()  # first: what is taken away before it looks stays away
-            await self._write(partial(self.table.ensure, known))
+            await self._write(partial(self.table.ensure, existing))
             self._listener.start()
             self._upstream = UpstreamResolver()
             self._ready = True
@@ -176,7 +176,7 @@ class Networks:
                 if await self._write(partial(self.table.ensure, elements)):
                     log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
                     put = set(elements)  # a change that was under way has been noted by now
-                    late = [ElementChange(each) for each in self._everything() if each not in put]
+                    late = [ElementChange(item) for item in self._everything() if item not in put]
                     await self._write(partial(self.table.apply, late))
             except (OSError, PagurusError) as error:
                 log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
@@ -187,8 +187,8 @@ class Networks:
         elements: list[Element] = []
         for attached in self._attached.values():
             elements += attached.elements
-            left = {each: ceil(end - now) for each, (_, end) in attached.named.items()}
-            elements += [replace(each, seconds=seconds) for each, seconds in left.items() if seconds > 0]
+            left = {item: ceil(end - now) for item, (_, end) in attached.named.items()}
+            elements += [replace(item, seconds=seconds) for item, seconds in left.items() if seconds > 0]
         return elements
 
     # ------------------------------------------------------------------ attachment
@@ -267,7 +267,7 @@ class Networks:
         if policy.mode == "none":
             await self._take_away(row.id)
             container.address = None
-            await container.outside.keep(KEPT, ())
+            await container.outside.keep(RETAINED, ())
             return
         await self._ensure()
         if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
@@ -279,18 +279,18 @@ class Networks:
         else:
             await self._enforce(attached, policy)
             if policy.segments:
-                await self._move(lambda: links.open_devices([each.network for each in policy.segments]))
+                await self._move(lambda: links.open_devices([item.network for item in policy.segments]))
         container.address = str(attached.address)
         attached.resolver.sharer = row.owner or row.id
         if not attached.resolver.listening:
-            kept = await container.outside.kept(KEPT)
-            await container.outside.keep(KEPT, await attached.resolver.listen(where, kept))
+            retained = await container.outside.retained(RETAINED)
+            await container.outside.keep(RETAINED, await attached.resolver.listen(where, retained))
 
     async def _connect(
         self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: AttachedNetwork | None
     ) -> AttachedNetwork:
         """An address, its rules, then its link. Tries the next address while one is taken."""
-        route = [each.network for each in policy.segments]
+        route = [item.network for item in policy.segments]
         for address in chain(filter(None, [wish]), _addresses(sandbox)):
             if address in self._by_address:
                 continue
@@ -312,18 +312,18 @@ class Networks:
         """The table says what the policy says. Unchanged, its connections go on; changed, they are judged again."""
         address = attached.address
         attached.resolver.policy = attached.policy = policy
-        wanted = {*addressed(address, attached.link.name), *permitted(address, policy)}
-        lasting = {each for each in attached.elements if each.set not in GENERATION}
-        if lasting == wanted and attached.elements != lasting:
+        target = {*addressed(address, attached.link.name), *permitted(address, policy)}
+        lasting = {item for item in attached.elements if item.set not in GENERATION}
+        if lasting == target and attached.elements != lasting:
             return
-        wanted.update(generation(address, 1 + secrets.randbelow(0x7FFFFFFE)))
-        closed = [each for each, (name, _) in attached.named.items() if not _still_named(policy, name, each)]
-        changes = [ElementChange(each, add=False) for each in (*(attached.elements - wanted), *closed)]
-        changes += [ElementChange(each) for each in wanted - attached.elements]
+        target.update(generation(address, 1 + secrets.randbelow(0x7FFFFFFE)))
+        closed = [item for item, (name, _) in attached.named.items() if not _still_named(policy, name, item)]
+        changes = [ElementChange(item, add=False) for item in (*(attached.elements - target), *closed)]
+        changes += [ElementChange(item) for item in target - attached.elements]
         await self._write(lambda: self.table.apply(changes))
-        attached.elements = wanted
-        for each in closed:
-            del attached.named[each]
+        attached.elements = target
+        for item in closed:
+            del attached.named[item]
 
     async def _take_away(self, sandbox: str, *, forget: bool = True) -> None:
         attached = self._attached.get(sandbox)
@@ -332,13 +332,16 @@ class Networks:
         await attached.resolver.close()
         await self._move(lambda: links.disconnect(attached.link.name))
         elements = [*attached.elements, *attached.named]
-        await self._write(lambda: self.table.apply([ElementChange(each, add=False) for each in elements]))
+        await self._write(lambda: self.table.apply([ElementChange(item, add=False) for item in elements]))
         attached.elements.clear()
         attached.named.clear()
         self._by_address.pop(attached.address, None)
         if forget:
             del self._attached[sandbox]
-            self._asked = self._asked[0] + attached.resolver.allowed, self._asked[1] + attached.resolver.refused
+            self._requested = (
+                self._requested[0] + attached.resolver.allowed,
+                self._requested[1] + attached.resolver.refused,
+            )
 
     def _new(self, link: SandboxLink, former: AttachedNetwork | None = None) -> AttachedNetwork:
         if self._upstream is None:
@@ -367,13 +370,13 @@ class Networks:
     ) -> None:
         """An answer names these addresses: let the sandbox reach them for some seconds."""
         now = asyncio.get_running_loop().time()
-        attached.named = {element: kept for element, kept in attached.named.items() if kept[1] > now}
+        attached.named = {element: retained for element, retained in attached.named.items() if retained[1] > now}
         new = [element for address in addresses for element in named(attached.address, address, ports, seconds)]
         if len(attached.named) + len(new) > MAX_NAMED:
             attached.memory.add(f"name {name}", f"{MAX_NAMED} addresses are open already")
             raise Unsupported("too many addresses")
-        renewed = [ElementChange(each, add=False) for each in new if each in attached.named]
-        await self._write(lambda: self.table.apply([*renewed, *(ElementChange(each) for each in new)]))
+        renewed = [ElementChange(item, add=False) for item in new if item in attached.named]
+        await self._write(lambda: self.table.apply([*renewed, *(ElementChange(item) for item in new)]))
         attached.named.update({element: (name, now + seconds) for element in new})
 
     # ------------------------------------------------------------------ telling
@@ -400,8 +403,8 @@ class Networks:
         """Questions allowed and refused since the daemon's start."""
         resolvers = [attached.resolver for attached in self._attached.values()]
         return (
-            self._asked[0] + sum(each.allowed for each in resolvers),
-            self._asked[1] + sum(each.refused for each in resolvers),
+            self._requested[0] + sum(item.allowed for item in resolvers),
+            self._requested[1] + sum(item.refused for item in resolvers),
         )
 
     @property
@@ -415,7 +418,7 @@ class Networks:
             return NetworkStatistics()
         refused = await self._write(self.table.refusals)
         counters = [self._counters(attached, refused) for attached in self._attached.values()]
-        total = {name: sum(getattr(each, name) for each in counters) for name in NetworkCounters.__struct_fields__}
+        total = {name: sum(getattr(item, name) for item in counters) for name in NetworkCounters.__struct_fields__}
         return NetworkStatistics(attached=len(counters), **total)
 
     def _counters(self, attached: AttachedNetwork, refused: dict[IPv4Address, int]) -> NetworkCounters:

@@ -101,12 +101,12 @@ def judge_name(policy: Policy, name: str) -> NameVerdict:
     """Whether a name (lower case, no final dot) may be resolved."""
     if policy.mode == "open":
         return NameVerdict(True)
-    found = [rule for rule in policy.names if rule.covers(name)]
-    if policy.mode != "allow" or not found:
+    result = [rule for rule in policy.names if rule.covers(name)]
+    if policy.mode != "allow" or not result:
         return NameVerdict(False)
-    if any(not rule.ports for rule in found):
+    if any(not rule.ports for rule in result):
         return NameVerdict(True)
-    return NameVerdict(True, tuple(sorted({(p.protocol, p.first) for rule in found for p in rule.ports})))
+    return NameVerdict(True, tuple(sorted({(p.protocol, p.first) for rule in result for p in rule.ports})))
 
 
 def judge_answer(policy: Policy, address: IPv4Address) -> str:
@@ -114,28 +114,28 @@ def judge_answer(policy: Policy, address: IPv4Address) -> str:
 
     A name's owner decides where it points: an answer never opens what only an entry of `cidrs` can.
     """
-    if any(address in each for each in (*NEVER, *METADATA)):
+    if any(address in item for item in (*NEVER, *METADATA)):
         return "it points to an address that no sandbox may reach"
-    if any(address in each for each in PRIVATE) and not any(address in each.network for each in policy.segments):
+    if any(address in item for item in PRIVATE) and not any(address in item.network for item in policy.segments):
         return "it points to a private address that the policy does not name"
     return ""
 
 
 def is_private(address: IPv4Address) -> bool:
     """Whether only `cidrs` opens it, with the ports that they say: a name for it opens nothing."""
-    return any(address in each for each in PRIVATE)
+    return any(address in item for item in PRIVATE)
 
 
 def why_refused(policy: Policy, address: IPv4Address) -> str:
     """Explains a packet that was refused, for people."""
     if address in POOL:
         return "another sandbox, or the host's end of the link"
-    if any(address in each for each in METADATA) or address in IPv4Network("169.254.0.0/16"):
+    if any(address in item for item in METADATA) or address in IPv4Network("169.254.0.0/16"):
         return "link-local, where metadata services live"
-    if any(address in each for each in NEVER):
+    if any(address in item for item in NEVER):
         return "multicast, reserved or the host's own"
     if policy.mode == "open":
-        private = any(address in each for each in PRIVATE)
+        private = any(address in item for item in PRIVATE)
         return "a private address that cidrs does not name" if private else "the host's own, or too many connections"
     return "not on the allow list, or only for other ports"
 
@@ -151,11 +151,11 @@ def _cidr(text: str) -> list[AllowedRange]:
         network = IPv4Network(host, strict=False)
     except (AddressValueError, NetmaskValueError, ValueError):
         raise Invalid(f"{text!r} is not an IPv4 address or network", hint='write "10.0.0.0/8:tcp/443"') from None
-    forbidden = next((each for each in (*NEVER, *METADATA) if network.subnet_of(each)), None)
+    forbidden = next((item for item in (*NEVER, *METADATA) if network.subnet_of(item)), None)
     if forbidden is not None:
         raise Invalid(f"{text!r} lies in {forbidden}, which no sandbox may reach", hint="take it off the list")
     ports = _ports(tail, text) if tail else ()
-    return [AllowedRange(network, each) for each in ports] or [AllowedRange(network, None)]
+    return [AllowedRange(network, item) for item in ports] or [AllowedRange(network, None)]
 
 
 def _name(text: str) -> NameRule:
@@ -167,7 +167,7 @@ def _name(text: str) -> NameRule:
     if not below and re.fullmatch(r"[0-9.]+", bare):
         raise Invalid(f"{text!r} is an address", hint="put it into cidrs")
     ports = _ports(tail, text) if tail else ()
-    if any(each.first != each.last for each in ports) or len(ports) > PORTS_OF_A_NAME:
+    if any(item.first != item.last for item in ports) or len(ports) > PORTS_OF_A_NAME:
         raise Invalid(f"{text!r}: a name takes at most {PORTS_OF_A_NAME} single ports", hint="leave the ports away")
     return NameRule(bare, below, ports)
 
@@ -187,14 +187,14 @@ def canonical(name: str) -> str | None:
 
 def _ports(tail: str, text: str) -> tuple[PortRange, ...]:
     """``443``, ``tcp/443``, ``udp/53``, ``8000-8100``, several with commas. Without a protocol, TCP."""
-    found = []
+    result = []
     for part in tail.split(","):
         match = re.fullmatch(r"\s*(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, 0)
         if match is None or not 1 <= first <= last <= 65_535:
             raise Invalid(f"{text!r}: {part!r} is no port", hint='write "443", "udp/53" or "tcp/8000-8100"')
-        found.append(PortRange(PROTOCOLS[match[1] or "tcp"], first, last))
-    return tuple(found)
+        result.append(PortRange(PROTOCOLS[match[1] or "tcp"], first, last))
+    return tuple(result)
 
 
 # ------------------------------------------------------------------ segments
@@ -203,7 +203,9 @@ def _ports(tail: str, text: str) -> tuple[PortRange, ...]:
 def disjoint(rules: Sequence[AllowedRange]) -> list[AllowedRange]:
     """Segments of the same meaning. Those with ports do not overlap, nor do those without: the kernel's interval
     sets refuse such. Raises Invalid when there are too many."""
-    found = [AllowedRange(network, None) for network in collapse_addresses(r.network for r in rules if r.ports is None)]
+    result = [
+        AllowedRange(network, None) for network in collapse_addresses(r.network for r in rules if r.ports is None)
+    ]
     for protocol in (TCP, UDP):
         named = [(rule.network, rule.ports) for rule in rules if rule.ports and rule.ports.protocol == protocol]
         edges = sorted({edge for _, ports in named for edge in (ports.first, ports.last + 1)})
@@ -215,11 +217,11 @@ def disjoint(rules: Sequence[AllowedRange]) -> list[AllowedRange]:
                 runs[-1] = (runs[-1][0], following - 1, merged)
             elif merged:
                 runs.append((first, following - 1, merged))
-        found += [
+        result += [
             AllowedRange(network, PortRange(protocol, first, last))
             for first, last, networks in runs
             for network in networks
         ]
-    if len(found) > MAX_SEGMENTS:
-        raise Invalid(f"the list of networks and ports takes {len(found)} rules", hint=f"stay below {MAX_SEGMENTS}")
-    return found
+    if len(result) > MAX_SEGMENTS:
+        raise Invalid(f"the list of networks and ports takes {len(result)} rules", hint=f"stay below {MAX_SEGMENTS}")
+    return result

@@ -36,15 +36,15 @@ def tables() -> list[tuple[str, str]]:
     """Family and name of each."""
     from pyroute2.netlink.nfnetlink import nftsocket
 
-    found = _listed(nftsocket.nft_table_msg(), nftsocket.NFT_MSG_GETTABLE)
-    return [(_family(each), each.get_attr("NFTA_TABLE_NAME")) for each in found]
+    result = _listed(nftsocket.nft_table_msg(), nftsocket.NFT_MSG_GETTABLE)
+    return [(_family(item), item.get_attr("NFTA_TABLE_NAME")) for item in result]
 
 
 def chains() -> list[Chain]:
     """All of them."""
     from pyroute2.netlink.nfnetlink import nftsocket
 
-    return [_chain(each) for each in _listed(nftsocket.nft_chain_msg(), nftsocket.NFT_MSG_GETCHAIN)]
+    return [_chain(item) for item in _listed(nftsocket.nft_chain_msg(), nftsocket.NFT_MSG_GETCHAIN)]
 
 
 def has_set(table: str, name: str) -> bool:
@@ -53,8 +53,8 @@ def has_set(table: str, name: str) -> bool:
 
     request = nftsocket.nft_set_msg()
     request["attrs"] = [("NFTA_SET_TABLE", table)]
-    found = _listed(request, nftsocket.NFT_MSG_GETSET, INET)
-    return any((each.get_attr("NFTA_SET_TABLE"), each.get_attr("NFTA_SET_NAME")) == (table, name) for each in found)
+    result = _listed(request, nftsocket.NFT_MSG_GETSET, INET)
+    return any((item.get_attr("NFTA_SET_TABLE"), item.get_attr("NFTA_SET_NAME")) == (table, name) for item in result)
 
 
 def _listed(request: Any, kind: int, family: int = 0) -> Iterator[Any]:

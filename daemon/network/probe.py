@@ -58,16 +58,18 @@ def _strict(chains: list[present.Chain]) -> list[str]:
 
 def _others(tables: list[tuple[str, str]]) -> str:
     """Tables that are not ours, and whether this host's nft can read each: one that it dies over is named."""
-    told = []
+    reported = []
     for family, name in tables:
         if "pagurus" not in name:
             try:
                 nft("list", "table", family, name)
             except Unsupported as error:
-                told.append(f"{family} {name}, which this host's nft cannot read ({error.message.partition(' (')[0]})")
+                reported.append(
+                    f"{family} {name}, which this host's nft cannot read ({error.message.partition(' (')[0]})"
+                )
             else:
-                told.append(f"{family} {name}")
-    return f"; tables of others: {', '.join(told)}" if told else ""
+                reported.append(f"{family} {name}")
+    return f"; tables of others: {', '.join(reported)}" if reported else ""
 
 
 def _try() -> None:
@@ -119,11 +121,11 @@ def _loopback() -> None:
 def fresh_namespace() -> Iterator[Path]:
     """A network namespace that lives as long as a thread waits in it."""
     ready, done = threading.Event(), threading.Event()
-    found: list[int] = []
+    result: list[int] = []
 
     def wait() -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0:
-            found.append(threading.get_native_id())
+            result.append(threading.get_native_id())
         ready.set()
         done.wait()
 
@@ -131,9 +133,9 @@ def fresh_namespace() -> Iterator[Path]:
     thread.start()
     try:
         ready.wait()
-        if not found:
+        if not result:
             raise Unsupported("no network namespace can be made", hint="run it as root")
-        namespace = Path(f"/proc/{os.getpid()}/task/{found[0]}/ns/net")
+        namespace = Path(f"/proc/{os.getpid()}/task/{result[0]}/ns/net")
         within(namespace, _loopback)
         yield namespace
     finally:

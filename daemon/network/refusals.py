@@ -22,7 +22,7 @@ from sandbox.messages import Refusal
 
 log = logging.getLogger("pagurus.network")
 
-KEPT = 100  # refusals of a sandbox that are remembered
+RETAINED = 100  # refusals of a sandbox that are remembered
 SUBSYSTEM = 4  # nfnetlink_log
 PACKET, CONFIG = 0, 1
 PAYLOAD = 9
@@ -50,18 +50,18 @@ class RefusalLog:
     """The latest refusals of one sandbox. One that repeats the last is counted, not kept."""
 
     def __init__(self) -> None:
-        self._kept: deque[Refusal] = deque(maxlen=KEPT)
+        self._retained: deque[Refusal] = deque(maxlen=RETAINED)
 
     def add(self, what: str, why: str, at: float | None = None) -> None:
         now = time.time() if at is None else at
         what = "".join(c if c.isprintable() else "?" for c in what[:300])  # a name is the sandbox's word
-        if self._kept and (self._kept[-1].what, self._kept[-1].why) == (what, why):
-            self._kept.append(Refusal(at=now, what=what, why=why, count=self._kept.pop().count + 1))
+        if self._retained and (self._retained[-1].what, self._retained[-1].why) == (what, why):
+            self._retained.append(Refusal(at=now, what=what, why=why, count=self._retained.pop().count + 1))
         else:
-            self._kept.append(Refusal(at=now, what=what, why=why))
+            self._retained.append(Refusal(at=now, what=what, why=why))
 
     def list(self) -> list[Refusal]:
-        return list(self._kept)
+        return list(self._retained)
 
 
 def parse(data: bytes) -> Iterator[Packet]:
@@ -72,24 +72,24 @@ def parse(data: bytes) -> Iterator[Packet]:
             yield packet
 
 
-def messages(data: bytes, wanted: int) -> Iterator[bytes]:
+def messages(data: bytes, target: int) -> Iterator[bytes]:
     """The attributes of each netfilter message of one kind, in what a socket has received."""
     while len(data) >= 20:
         length, kind, *_ = struct.unpack_from("=IHHII", data)
         if length < 20 or length > len(data):
             return
-        if kind == wanted:
+        if kind == target:
             yield data[20:length]
         data = data[length + 3 & ~3 :]
 
 
-def attribute(data: bytes, wanted: int) -> bytes | None:
+def attribute(data: bytes, target: int) -> bytes | None:
     """The first of one kind."""
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
         if length < 4:
             return None
-        if kind & 0x3FFF == wanted:
+        if kind & 0x3FFF == target:
             return data[4:length]
         data = data[length + 3 & ~3 :]
     return None
@@ -108,9 +108,9 @@ def _ipv4(packet: bytes) -> Packet | None:
 class RefusalListener:
     """Hears of refused packets on the event loop."""
 
-    def __init__(self, group: int, tell: Callable[[Packet], None]) -> None:
+    def __init__(self, group: int, report: Callable[[Packet], None]) -> None:
         self._group = group
-        self._tell = tell
+        self._report = report
         self._socket: socket.socket | None = None
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ class RefusalListener:
         assert self._socket is not None
         with contextlib.suppress(BlockingIOError, OSError):  # ENOBUFS: some were lost, they were too many anyway
             for packet in parse(self._socket.recv(1 << 16)):
-                self._tell(packet)
+                self._report(packet)
 
     def close(self) -> None:
         """Idempotent."""

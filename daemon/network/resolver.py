@@ -38,7 +38,7 @@ from sandbox.errors import Conflict, Invalid
 log = logging.getLogger("pagurus.network")
 
 ADDRESS = ("127.0.0.53", 53)
-KEPT = "resolver"  # the name by which a shim keeps the sockets
+RETAINED = "resolver"  # the name by which a shim keeps the sockets
 AT_ONCE = 32  # questions of one sandbox under way
 PER_SECOND = 100  # questions of one sandbox that are answered
 STREAMS = 8  # TCP connections of one sandbox
@@ -56,7 +56,7 @@ class UpstreamResolver:
 
     def __init__(self, configuration: Path = Path("/etc/resolv.conf")) -> None:
         self._configuration = configuration
-        self._seen = 0.0
+        self._observed = 0.0
         self._servers: list[tuple[str, int]] = []
         self._limit = asyncio.Semaphore(UPSTREAM_AT_ONCE)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while somebody has one
@@ -64,16 +64,16 @@ class UpstreamResolver:
     def servers(self) -> list[tuple[str, int]]:
         named = os.environ.get("PAGURUS_RESOLVERS")
         if named:
-            return [_server(each) for each in named.split(",") if each.strip()]
+            return [_server(item) for item in named.split(",") if item.strip()]
         with contextlib.suppress(OSError):
             changed = self._configuration.stat().st_mtime
-            if changed != self._seen:
-                self._servers, self._seen = parse_servers(self._configuration.read_text()), changed
+            if changed != self._observed:
+                self._servers, self._observed = parse_servers(self._configuration.read_text()), changed
         return self._servers
 
-    async def ask(self, name: str, sharer: str) -> dns.message.Message:
+    async def request(self, name: str, sharer: str) -> dns.message.Message:
         """The answer of the first resolver that gives one. Raises OSError or DNSException."""
-        question = names.ask(name)
+        question = names.request(name)
         failure: Exception = OSError("the host has no resolver")
         share = self._shares.setdefault(sharer, asyncio.Semaphore(UPSTREAM_SHARE))
         async with share, self._limit:  # in this order: who waits for his share takes no place
@@ -111,21 +111,21 @@ class Resolver:
         self.refused = 0
         self._upstream = upstream
         self._open = opener
-        self._tell = refused
+        self._report = refused
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[tuple[socket.socket, PacedReader]] = []
         self._streams: set[asyncio.Task[None]] = set()
-        self._second, self._asked = 0.0, 0
+        self._second, self._requested = 0.0, 0
 
-    async def listen(self, namespace: Path, kept: Sequence[int] = ()) -> list[int]:
+    async def listen(self, namespace: Path, retained: Sequence[int] = ()) -> list[int]:
         """Answer in this network namespace. Raises Conflict where a program of the sandbox has taken the address.
 
-        `kept`: the sockets of a former daemon, to be used again where they are of this namespace: what was asked
+        `retained`: the sockets of a former daemon, to be used again where they are of this namespace: what was asked
         meanwhile waits in them. Returns the descriptors to keep.
         """
         await self.close()
         try:
-            datagrams, stream = await asyncio.to_thread(within, namespace, lambda: _sockets(kept))
+            datagrams, stream = await asyncio.to_thread(within, namespace, lambda: _sockets(retained))
         except OSError as error:
             raise Conflict(
                 f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} in the sandbox: {error.strerror}",
@@ -158,9 +158,9 @@ class Resolver:
         """Whether one more question is too much now."""
         now = asyncio.get_running_loop().time()
         if now - self._second >= 1:
-            self._second, self._asked = now, 0
-        self._asked += 1
-        return self._asked > PER_SECOND or len(self._tasks) >= AT_ONCE
+            self._second, self._requested = now, 0
+        self._requested += 1
+        return self._requested > PER_SECOND or len(self._tasks) >= AT_ONCE
 
     async def answer(self, data: bytes, *, stream: bool) -> bytes | None:
         """What to send back; None for what is no question."""
@@ -179,27 +179,27 @@ class Resolver:
         if not question.addresses:
             return names.nothing(question)
         try:
-            found = names.read_answer(name, await self._upstream.ask(name, self.sharer))
+            result = names.read_answer(name, await self._upstream.request(name, self.sharer))
         except (dns.exception.DNSException, OSError, ValueError) as error:
             log.debug("no answer for %s: %s", name, error)
             return names.nothing(question, dns.rcode.SERVFAIL)
-        reasons = {address: judge_answer(self.policy, address) for address in found.addresses}
+        reasons = {address: judge_answer(self.policy, address) for address in result.addresses}
         fine = tuple(address for address, why in reasons.items() if not why)
-        if found.addresses and not fine:
+        if result.addresses and not fine:
             self._refuse(question.name, next(iter(reasons.values())))
             return names.nothing(question, dns.rcode.NXDOMAIN)
         opened = tuple(address for address in fine if not is_private(address))
         if opened and self.policy.mode == "allow":
             try:
-                await self._open(name, opened, verdict.ports, names.open_seconds(found.ttl))
+                await self._open(name, opened, verdict.ports, names.open_seconds(result.ttl))
             except OSError as error:
                 log.warning("cannot open the addresses of %s: %s", name, error)
                 return names.nothing(question, dns.rcode.SERVFAIL)
-        return names.answered(question, names.ResolvedName(found.aliases, fine, found.ttl, found.missing))
+        return names.answered(question, names.ResolvedName(result.aliases, fine, result.ttl, result.missing))
 
     def _refuse(self, name: str, why: str) -> None:
         self.refused += 1
-        self._tell(name, why)
+        self._report(name, why)
 
     # ------------------------------------------------------------------ datagrams and streams
 
@@ -233,8 +233,8 @@ class Resolver:
             try:
                 while True:
                     async with asyncio.timeout(STREAM_IDLE):
-                        size = int.from_bytes(await _whole(connection, 2), "big")
-                        data = await _whole(connection, min(size, names.MAX_QUESTION + 1))
+                        size = int.from_bytes(await _complete(connection, 2), "big")
+                        data = await _complete(connection, min(size, names.MAX_QUESTION + 1))
                     reply = None if self.busy() else await self.answer(data, stream=True)
                     if reply is None:
                         return
@@ -251,7 +251,7 @@ def _start(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> N
     task.add_done_callback(tasks.discard)
 
 
-async def _whole(connection: socket.socket, size: int) -> bytes:
+async def _complete(connection: socket.socket, size: int) -> bytes:
     """So many bytes, once all of them are here: single ones do not wake anybody. Raises EOFError."""
     data = b""
     while len(data) < size:
@@ -264,15 +264,15 @@ async def _whole(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
+def _sockets(retained: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
     """In the sandbox's namespace."""
-    former = [socket.socket(fileno=fd) for fd in kept]
-    if len(former) == 2 and all(is_here(each) for each in former):
-        for each in former:
-            each.setblocking(False)
+    former = [socket.socket(fileno=fd) for fd in retained]
+    if len(former) == 2 and all(is_here(item) for item in former):
+        for item in former:
+            item.setblocking(False)
         return former[0], former[1]
-    for each in former:
-        each.close()
+    for item in former:
+        item.close()
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         datagrams.bind(ADDRESS)

@@ -105,7 +105,7 @@ class NftTable:
     def remove(self) -> None:
         """Idempotent."""
         if self.ownable:
-            self._exchange([_of_table(DESTROYTABLE, each) for each in (self.name, self._twin)])
+            self._exchange([_of_table(DESTROYTABLE, item) for item in (self.name, self._twin)])
         else:
             nft("-f", "-", text=_gone(self.name))
         self.close()
@@ -151,18 +151,18 @@ class NftTable:
                         self._batch([change])
             self._batch([change for change in changes if change.add])
 
-    def elements(self, wanted: Iterable[str], table: str = "") -> dict[str, list[tuple[bytes, Any]]]:
+    def elements(self, target: Iterable[str], table: str = "") -> dict[str, list[tuple[bytes, Any]]]:
         """Keys of the elements of some sets, with the netlink message of each. A set that is not there has none."""
         from pyroute2.netlink.exceptions import NetlinkError
         from pyroute2.netlink.nfnetlink import nftsocket
 
-        found: dict[str, list[tuple[bytes, Any]]] = {}
+        result: dict[str, list[tuple[bytes, Any]]] = {}
         with nftsocket.NFTSocket(nfgen_family=INET) as reader:
-            for name in wanted:
+            for name in target:
                 request = nftsocket.nft_set_elem_list_msg()
                 request["attrs"] = [("NFTA_SET_ELEM_LIST_TABLE", table or self.name), ("NFTA_SET_ELEM_LIST_SET", name)]
                 try:
-                    found[name] = [
+                    result[name] = [
                         (bytes(element.get_nested("NFTA_SET_ELEM_KEY", "NFTA_DATA_VALUE")), element)
                         for answer in reader.request_get(request, nftsocket.NFT_MSG_GETSETELEM)
                         for element in answer.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or ()
@@ -170,14 +170,14 @@ class NftTable:
                 except NetlinkError as error:  # a former daemon died before it had filled its table
                     if error.code != errno.ENOENT:
                         raise
-                    found[name] = []
-        return found
+                    result[name] = []
+        return result
 
-    def stored(self, wanted: Iterable[str] = (*BY_ADDRESS, "bound")) -> list[Element]:
+    def stored(self, target: Iterable[str] = (*BY_ADDRESS, "bound")) -> list[Element]:
         """What a former daemon put into the table."""
         table = self._twin if _there(self._twin) else self.name  # it died while the table was made anew
-        found = self.elements(wanted, table)
-        return [_stored(name, key, message) for name, elements in found.items() for key, message in elements]
+        result = self.elements(target, table)
+        return [_stored(name, key, message) for name, elements in result.items() for key, message in elements]
 
     def refusals(self) -> dict[IPv4Address, int]:
         """Packets refused, by the address of the sandbox."""

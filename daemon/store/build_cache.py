@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from daemon.auth import visibility
-from daemon.catalogue import CheckpointRow, KeptStep, Template, put_checkpoint
+from daemon.catalogue import CheckpointRow, RetainedStep, Template, put_checkpoint
 from sandbox.errors import Conflict
 from sandbox.messages import CheckpointState, StepInfo, StepsRemoved
 
@@ -30,10 +30,10 @@ MAX_UNUSED = 30 * 86_400.0  # seconds
 
 
 def surplus(
-    steps: Sequence[KeptStep],
+    steps: Sequence[RetainedStep],
     now: float,
     *,
-    most: int = MAX_STEPS,
+    limit: int = MAX_STEPS,
     size: int = MAX_BYTES,
     unused: float = MAX_UNUSED,
 ) -> set[str]:
@@ -47,7 +47,7 @@ def surplus(
     count = total = 0
     for step in sorted(steps, key=lambda step: step.used_at, reverse=True):
         count, total = count + 1, total + step.size
-        if count > most or total > size or now - step.used_at > unused:
+        if count > limit or total > size or now - step.used_at > unused:
             gone.add(step.key)
     return gone
 
@@ -60,18 +60,18 @@ class BuildCache:
 
     def all(self) -> list[StepInfo]:
         """All of them, the one used last first."""
-        found = [_info(row, row.step) for row in self._rows() if row.step is not None]
-        return sorted(found, key=lambda step: step.used_at, reverse=True)
+        result = [_info(row, row.step) for row in self._rows() if row.step is not None]
+        return sorted(result, key=lambda step: step.used_at, reverse=True)
 
     def find(self, keys: Iterable[str]) -> list[StepInfo]:
         """Those with one of these keys; they count as used now."""
-        wanted, now, found = set(keys), time.time(), []
+        target, now, result = set(keys), time.time(), []
         for row in self._rows():
-            if row.step is not None and row.step.key in wanted and row.state is CheckpointState.DURABLE:
+            if row.step is not None and row.step.key in target and row.state is CheckpointState.DURABLE:
                 row.step = msgspec.structs.replace(row.step, used_at=now)
                 self._host.services.catalogue.later([put_checkpoint(row)])
-                found.append(_info(row, row.step))
-        return found
+                result.append(_info(row, row.step))
+        return result
 
     async def keep(self, key: str, checkpoint: str, title: str) -> StepInfo:
         """Keep a checkpoint as the outcome of a step, instead of any before it, once it is durable."""
@@ -79,14 +79,14 @@ class BuildCache:
         row = host.checkpoint(checkpoint)
         with host.collector.pin(row):
             if (inflight := host.services.inflights.get(row.id)) is not None:
-                await inflight.settled(durable=True)
+                await inflight.finalized(durable=True)
             if row.state is not CheckpointState.DURABLE:
                 raise Conflict(f"checkpoint {row.id} is not durable: {row.error or row.state.value}")
             # How an agent reaches a model has no place in an image.
             row.template = msgspec.structs.replace(Template.of(host.template(row)), gateway=None)
             below = host.services.checkpoints.get(row.parent or "")
             size = max(0, row.files_bytes - (below.files_bytes if below is not None else 0))
-            row.step = KeptStep(key=key, title=title, size=size + row.stored_bytes, used_at=time.time())
+            row.step = RetainedStep(key=key, title=title, size=size + row.stored_bytes, used_at=time.time())
             row.label = row.label or f"build: {title}"
             await host.services.catalogue.write([put_checkpoint(row)])
             made = _info(row, row.step)
@@ -121,7 +121,7 @@ def _key(row: CheckpointRow) -> str:
     return row.step.key if row.step is not None else ""
 
 
-def _info(row: CheckpointRow, step: KeptStep) -> StepInfo:
+def _info(row: CheckpointRow, step: RetainedStep) -> StepInfo:
     return StepInfo(
         key=step.key,
         checkpoint=row.id,

@@ -67,8 +67,8 @@ class ExportedImages:
         if source is None or dump is None:
             return cls({}, {}, lambda _: iter(()))
         if source.is_dir():
-            known = pages.lists.find(dump)
-            return cls.of(dumpfile.hashed(source, None if base is None else base.raw, known=known))
+            existing = pages.lists.find(dump)
+            return cls.of(dumpfile.hashed(source, None if base is None else base.raw, existing=existing))
         packed = dumpfile.read(source)
         lists = dumpfile.page_lists(packed, dump, pages)
         every = np.concatenate([np.zeros(0, np.uint64), *(numbers for numbers, _ in lists.values())])
@@ -84,7 +84,7 @@ class ExportedImages:
     @classmethod
     def of(cls, given: HashedImages) -> ExportedImages:
         """From raw images."""
-        parts = [part for _, each in sorted(given.pages.items()) for part in each]
+        parts = [part for _, item in sorted(given.pages.items()) for part in item]
         starts = np.cumsum([0, *(len(part.filled) for part in parts)])
 
         def read(places: np.ndarray) -> Iterator[bytes]:
@@ -98,14 +98,14 @@ class ExportedImages:
 
     def changed(self, before: PageHashes) -> dict[str, np.ndarray]:
         """Places of the pages that these lists do not have at the same place. A list that is not there is left out."""
-        return {name: changed(before[name], each) for name, each in self.hashes.items() if name in before}
+        return {name: changed(before[name], item) for name, item in self.hashes.items() if name in before}
 
     def unsent(self, have: bytes, few: Mapping[str, np.ndarray]) -> Iterator[bytes]:
         """The pages that the other side lacks, each once. `few`: of these lists, only the pages at these places."""
         places, start = [np.zeros(0, np.int64)], 0
-        for name, each in self.hashes.items():
-            places.append(start + few.get(name, np.arange(len(each))))
-            start += len(each)
+        for name, item in self.hashes.items():
+            places.append(start + few.get(name, np.arange(len(item))))
+            start += len(item)
         looked = np.concatenate(places)
         hashes = np.concatenate([dumpfile.NOTHING, *self.hashes.values()])[looked]
         missing = np.flatnonzero(hashes.any(axis=1) & ~_among(hashes, have))
@@ -139,21 +139,21 @@ class Base:
         """All of it is here. `source`: see :meth:`ExportedImages.at`. Reads all of it."""
         raw = None
         if source is not None and source.is_dir():
-            raw = dumpfile.hashed(source, known=pages.lists.find(row.dump or ""))
+            raw = dumpfile.hashed(source, existing=pages.lists.find(row.dump or ""))
         processes = ExportedImages.at(row.dump, source, pages) if raw is None else ExportedImages.of(raw)
-        known = {blake3(content).digest() for content in processes.images.values()}
+        existing = {blake3(content).digest() for content in processes.images.values()}
         files, digest = None, None
         if row.files is not None:
             files = places.snapshot(row.files)
             try:
                 digest = hashing.Digest.load(places.digest(row.files))
             except (FileNotFoundError, PagurusError):  # not hashed yet, or damaged
-                digest = hashing.digest(files, None, most=hashing.WHOLE)
-            known |= digest.content_hashes
+                digest = hashing.digest(files, None, limit=hashing.COMPLETE)
+            existing |= digest.content_hashes
         every = np.concatenate([np.zeros((0, HASH), np.uint8), *processes.hashes.values()])
         beginnings = np.ascontiguousarray(every[every.any(axis=1)][:, : transfer.HAVE_HASH])
         sorted_once = np.unique(beginnings.view(f"V{transfer.HAVE_HASH}")).tobytes()
-        return cls(Have(sorted_once, Have.of((), known).contents), files, digest, raw, processes.hashes)
+        return cls(Have(sorted_once, Have.of((), existing).contents), files, digest, raw, processes.hashes)
 
 
 def export(
@@ -180,8 +180,8 @@ def export(
         if row.files is not None:
             snapshot = places.snapshot(row.files)
             root = held.enter_context(safe_path.directory(snapshot / "upper"))
-            room = ShareBudget(snapshot, row.files_bytes)
-            tree = _Tree(root, _known_contents(row, places, base), room)
+            capacity = ShareBudget(snapshot, row.files_bytes)
+            tree = _Tree(root, _existing_contents(row, places, base), capacity)
             for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
                 yield writer.entries(batch)
         processes = ExportedImages.at(row.dump, source, pages, base)
@@ -191,12 +191,12 @@ def export(
             yield writer.images(batch)
         before = base.hashes if brief and base is not None else {}
         few = processes.changed(before)
-        for name, each in processes.hashes.items():
+        for name, item in processes.hashes.items():
             if name in few:
-                told = few[name].astype("<u4").tobytes(), each[few[name]].tobytes()
-                yield from writer.changed_pages_of(name, len(each), digest(before[name]), *told)
+                reported = few[name].astype("<u4").tobytes(), item[few[name]].tobytes()
+                yield from writer.changed_pages_of(name, len(item), digest(before[name]), *reported)
             else:
-                yield from writer.pages_of(name, each.tobytes())
+                yield from writer.pages_of(name, item.tobytes())
         if not manifest:
             have_contents = listed.sets()[1]
             for content, data in images.items():
@@ -211,16 +211,16 @@ def export(
 class ShareBudget:
     """How much content a snapshot may send: files that share their data each need their own elsewhere."""
 
-    def __init__(self, snapshot: Path, known: int) -> None:
-        """`known`: bytes that it has on the disk, as far as somebody has counted them."""
+    def __init__(self, snapshot: Path, existing: int) -> None:
+        """`existing`: bytes that it has on the disk, as far as somebody has counted them."""
         self._snapshot = snapshot
-        self._left = SHARED_FREE + MAX_SHARED * known
+        self._left = SHARED_FREE + MAX_SHARED * existing
         self._counted = False
 
-    def take(self, found: os.stat_result, step: WalkEntry) -> None:
+    def take(self, result: os.stat_result, step: WalkEntry) -> None:
         """Before a file is read. Raises Invalid."""
-        if stat.S_ISREG(found.st_mode):
-            self._left -= sparse.data_size(found)
+        if stat.S_ISREG(result.st_mode):
+            self._left -= sparse.data_size(result)
         if self._left < 0 and not self._counted:
             self._counted = True
             self._left += MAX_SHARED * added_bytes(self._snapshot, None)
@@ -235,35 +235,35 @@ class ShareBudget:
 class _Tree:
     """The file tree of a snapshot. Remembers where each content lies, by numbers: paths may be long and many."""
 
-    def __init__(self, root: int, known: dict[int, bytes], room: ShareBudget) -> None:
+    def __init__(self, root: int, existing: dict[int, bytes], capacity: ShareBudget) -> None:
         self.root = root
-        self.room = room
-        self.known = known  # content hashes by inode
-        self.wanted: dict[bytes, int] = {}  # content -> the first entry that has it
+        self.capacity = capacity
+        self.existing = existing  # content hashes by inode
+        self.target: dict[bytes, int] = {}  # content -> the first entry that has it
         self._names: list[tuple[int, str]] = []  # by number: the entry's parent and name
 
     def entries(self) -> Iterator[Entry]:
         """Parents first."""
         linked: dict[int, int] = {}  # inode of a file with more than one name -> its entry
         above = [0]  # the entries of the directories that lead to a step
-        yield self._noted(_entry(self.root, ".", 0, os.fstat(self.root), self.known, None), "")
+        yield self._noted(_entry(self.root, ".", 0, os.fstat(self.root), self.existing, None), "")
         for step in walk(self.root):
-            (holder,), (found,) = step.parents, step.found
-            assert found is not None  # nobody changes a snapshot
+            (holder,), (result,) = step.parents, step.result
+            assert result is not None  # nobody changes a snapshot
             del above[step.depth :]
             number, parent = len(self._names), above[-1]
-            if found.st_nlink > 1 and not step.enter[0] and linked.setdefault(found.st_ino, number) != number:
-                kind = _kind(found, step)
-                entry = Entry(parent=parent, name=os.fsencode(step.name), kind=kind, same_as=linked[found.st_ino])
+            if result.st_nlink > 1 and not step.enter[0] and linked.setdefault(result.st_ino, number) != number:
+                kind = _kind(result, step)
+                entry = Entry(parent=parent, name=os.fsencode(step.name), kind=kind, same_as=linked[result.st_ino])
             else:
-                self.room.take(found, step)
-                entry = _entry(holder, step.name, parent, found, self.known, step)
+                self.capacity.take(result, step)
+                entry = _entry(holder, step.name, parent, result, self.existing, step)
             yield self._noted(entry, step.name)
             above.append(number)
 
     def _noted(self, entry: Entry, name: str) -> Entry:
         if entry.kind == "f" and entry.content:
-            self.wanted.setdefault(entry.content, len(self._names))
+            self.target.setdefault(entry.content, len(self._names))
         self._names.append((entry.parent, name))
         return entry
 
@@ -275,7 +275,7 @@ class _Tree:
         return b"/".join(reversed(parts))
 
 
-def _known_contents(row: CheckpointRow, places: Places, base: Base | None) -> dict[int, bytes]:
+def _existing_contents(row: CheckpointRow, places: Places, base: Base | None) -> dict[int, bytes]:
     """Content hashes by inode, from the digest of the snapshot; what is not there is hashed on the way."""
     try:
         digest = hashing.Digest.load(places.digest(row.files or ""))
@@ -288,48 +288,48 @@ def _known_contents(row: CheckpointRow, places: Places, base: Base | None) -> di
             return {}
     return {
         inode: content
-        for inode, content in zip(digest.inodes.tolist(), (each.tobytes() for each in digest.contents), strict=True)
+        for inode, content in zip(digest.inodes.tolist(), (item.tobytes() for item in digest.contents), strict=True)
         if content not in (hashing.UNHASHED, NO_HASH)
     }
 
 
-def _kind(found: os.stat_result, step: WalkEntry) -> Literal["d", "f", "l", "p", "s", "w"]:
-    if (stat.S_IFMT(found.st_mode), found.st_rdev) == WHITEOUT:
+def _kind(result: os.stat_result, step: WalkEntry) -> Literal["d", "f", "l", "p", "s", "w"]:
+    if (stat.S_IFMT(result.st_mode), result.st_rdev) == WHITEOUT:
         return "w"
-    kind = KINDS.get(stat.S_IFMT(found.st_mode))
+    kind = KINDS.get(stat.S_IFMT(result.st_mode))
     if kind is None:
         raise Invalid(f"{step.path} is a device, which does not travel")
     return kind
 
 
 def _entry(
-    holder: int, name: str, parent: int, found: os.stat_result, known: dict[int, bytes], step: WalkEntry | None
+    holder: int, name: str, parent: int, result: os.stat_result, existing: dict[int, bytes], step: WalkEntry | None
 ) -> Entry:
     """`step` is None for the root."""
     full = safe_path.named(holder, name)
     extended = {}
-    for each in os.listxattr(full, follow_symlinks=False):
-        if each in transfer.HOST_ONLY:
+    for item in os.listxattr(full, follow_symlinks=False):
+        if item in transfer.HOST_ONLY:
             continue
-        if each not in (transfer.OPAQUE, transfer.REDIRECT, *transfer.ACLS) and not each.startswith(transfer.KEPT):
+        if item not in (transfer.OPAQUE, transfer.REDIRECT, *transfer.ACLS) and not item.startswith(transfer.RETAINED):
             path = step.path if step else "/"
-            raise Invalid(f"{path} has the extended attribute {each}, which does not travel")
-        extended[each] = os.getxattr(full, each, follow_symlinks=False)
+            raise Invalid(f"{path} has the extended attribute {item}, which does not travel")
+        extended[item] = os.getxattr(full, item, follow_symlinks=False)
     entry = Entry(
         parent=parent,
         name=os.fsencode(name) if step else b"",
-        kind=_kind(found, step) if step else "d",
-        mode=stat.S_IMODE(found.st_mode),
-        uid=found.st_uid,
-        gid=found.st_gid,
-        mtime_ns=found.st_mtime_ns,
+        kind=_kind(result, step) if step else "d",
+        mode=stat.S_IMODE(result.st_mode),
+        uid=result.st_uid,
+        gid=result.st_gid,
+        mtime_ns=result.st_mtime_ns,
         extended=extended,
     )
     if entry.kind == "f":
-        entry.inode = found.st_ino
-    if entry.kind == "f" and found.st_size:
-        entry.size = found.st_size
-        if (content := known.get(found.st_ino)) is None:
+        entry.inode = result.st_ino
+    if entry.kind == "f" and result.st_size:
+        entry.size = result.st_size
+        if (content := existing.get(result.st_ino)) is None:
             with safe_path.regular(holder, name) as file:
                 content = sparse.of_file(file)
         entry.content = content
@@ -339,7 +339,7 @@ def _entry(
 
 
 def _files(writer: transfer.TransferWriter, tree: _Tree, have: set[bytes]) -> Iterator[bytes]:
-    for content, number in tree.wanted.items():
+    for content, number in tree.target.items():
         if content[: transfer.HAVE_HASH] in have:
             continue
         with closing(safe_path.open_deep(tree.root, tree.path(number), os.O_RDONLY | os.O_NOATIME)) as fd:

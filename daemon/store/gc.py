@@ -72,7 +72,7 @@ class GarbageCollector:
         }
         # Only its own row makes content durable: it stays until then where others share that.
         shared = {owner for row in rows.values() for owner in (row.files, row.dump) if owner not in (None, row.id)}
-        carried_over = {each for each in shared if each in rows and rows[each].state is CheckpointState.CAPTURED}
+        carried_over = {item for item in shared if item in rows and rows[item].state is CheckpointState.CAPTURED}
         return living | unfinished | carried_over | set(self._pins)
 
     @contextlib.contextmanager
@@ -134,8 +134,8 @@ class GarbageCollector:
 
     async def collect(self, sandbox: str) -> None:
         """Remove the checkpoints of a removed sandbox that nothing needs, then their content."""
-        for inflight in [each for each in self._services.inflights.values() if each.row.sandbox == sandbox]:
-            await inflight.settled(durable=True)
+        for inflight in [item for item in self._services.inflights.values() if item.row.sandbox == sandbox]:
+            await inflight.finalized(durable=True)
         async with self._removing:
             mine = [row for row in self._services.checkpoints.values() if row.sandbox == sandbox]
             gone = retention.removable(mine, {}, self.held()) if sandbox not in self._live_sandboxes else set()
@@ -158,7 +158,7 @@ class GarbageCollector:
     async def label(self, row: CheckpointRow, label: str | None) -> None:
         """Label a checkpoint, or take its label away."""
         if (inflight := self._services.inflights.get(row.id)) is not None:
-            await inflight.settled(durable=True)  # two writers of one row would overtake each other
+            await inflight.finalized(durable=True)  # two writers of one row would overtake each other
         row.label = label
         await self._services.catalogue.write([put_checkpoint(row)], durable=True)
         self.changed(row.sandbox)

@@ -55,7 +55,7 @@ LINKS = "links"  # beside the tree, while it is made
 MAX_SOON = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
 TOGETHER = 2048  # pages that are stored at once
 LIKELY = 4  # checkpoints that are looked through first for what did not come
-ASKED_INTERVAL = 16 << 20  # bytes after which an import asks again whether there is room
+REQUESTED_INTERVAL = 16 << 20  # bytes after which an import asks again whether there is room
 
 
 class Importer:
@@ -145,16 +145,18 @@ class Importer:
                     self._add_pages(value)
         return arrived
 
-    def look_first(self, checkpoints: list[str]) -> None:
+    def poll_first(self, checkpoints: list[str]) -> None:
         """For what does not come, in these."""
         self._sources.likely = checkpoints[:LIKELY]
 
     def needed(self) -> Have:
         """Of what a manifest announces: what is here already."""
-        self._sources.look(self._files)
+        self._sources.poll(self._files)
         with self._pages.writing():
-            known = self._pages.known(self._listed - {NO_HASH})
-        return Have.of(known, [*self._sources.found, *self._sources.images({each.content for each in self._images})])
+            existing = self._pages.existing(self._listed - {NO_HASH})
+        return Have.of(
+            existing, [*self._sources.result, *self._sources.images({item.content for item in self._images})]
+        )
 
     def _announce(self, content: bytes, size: int) -> None:
         if self._sizes.setdefault(content, size) != size:
@@ -177,7 +179,7 @@ class Importer:
         if size is None or part.offset + part.size > size or self._budget < 0:
             raise Protocol("a piece of content that was not announced, or more of it")
         self._open()
-        self._room(part.size)
+        self._capacity(part.size)
         data = transfer.unpack(part.packed, part.size)
         if len(data) != part.size:
             raise Protocol("a piece of content is shorter than it says")
@@ -187,9 +189,9 @@ class Importer:
                 self._came.add(part.content)
             os.pwrite(fd, data, part.offset)
 
-    def _room(self, size: int) -> None:
+    def _capacity(self, size: int) -> None:
         self._unasked += size
-        if self._unasked >= ASKED_INTERVAL:
+        if self._unasked >= REQUESTED_INTERVAL:
             self._unasked = 0
             self._need()
 
@@ -204,7 +206,7 @@ class Importer:
         if not came.keys() <= self._listed:
             raise Protocol("a page that was not announced")
         self._open()
-        self._room(len(data))
+        self._capacity(len(data))
         self._came_pages |= came
         if self._former is not None:
             self.new_pages = len(self._came_pages)
@@ -237,7 +239,7 @@ class Importer:
         self._open()
         if self._former is None:
             self._keep_pages()
-        self._sources.look(self._files - self._came)
+        self._sources.poll(self._files - self._came)
         row = self._row(head)
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove, row.id)  # nothing half made stays, whatever ends it
@@ -254,7 +256,7 @@ class Importer:
     def confirm(self, row: CheckpointRow) -> None:
         """Raise unless its files hold what the stream said; keep their hashes. Without `former`, `finish` does it."""
         if row.files is not None:
-            digest = hashing.digest(self._places.snapshot(row.files), None, most=hashing.WHOLE)
+            digest = hashing.digest(self._places.snapshot(row.files), None, limit=hashing.COMPLETE)
             self._compare(digest)
             row.stored_bytes += digest.save(self._places.digest(row.id))
 
@@ -364,9 +366,9 @@ class Importer:
 
     def _compare(self, digest: hashing.Digest) -> None:
         """Every file holds what the manifest says, whoever it came from."""
-        known = dict(zip(digest.inodes.tolist(), (row.tobytes() for row in digest.contents), strict=True))
+        existing = dict(zip(digest.inodes.tolist(), (row.tobytes() for row in digest.contents), strict=True))
         for number, inode in self._inodes.items():
-            if known.get(inode) != self._tree.entries[number].content:
+            if existing.get(inode) != self._tree.entries[number].content:
                 raise Protocol(
                     f"{os.fsdecode(self._tree.path(number))[-200:]} does not hold what its hash says",
                     hint="export it again by a version that is not older than this one",
@@ -387,22 +389,22 @@ class Importer:
             return
         numbers, lists = dict[str, np.ndarray](), dict[str, np.ndarray]()
         for name, frames in self._lists.items():
-            told = PageListDelta.told(frames)
-            hashes = _split(told.hashes.tobytes())
-            known = self._pages.known(set(hashes) - {NO_HASH})
-            missing = len(set(hashes) - {NO_HASH} - known.keys())
+            reported = PageListDelta.reported(frames)
+            hashes = _split(reported.hashes.tobytes())
+            existing = self._pages.existing(set(hashes) - {NO_HASH})
+            missing = len(set(hashes) - {NO_HASH} - existing.keys())
             if missing:
                 raise Conflict(
                     f"the stream lacks {missing} memory pages that are not here either",
                     hint="export it again for what this host has (`pagurus checkpoint have`), or in full",
                 )
-            found = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
-            before, former = self._base.get(name, (found[:0], told.hashes[:0]))
-            told.need(former)
-            numbers[name], lists[name] = told.over(before, found), told.over(former, told.hashes)
-        _pass(images, {name: len(each) for name, each in numbers.items()})
-        count = sum(len(each) for each in numbers.values())
-        pages = {name: dumpfile.differences(each) for name, each in numbers.items()}
+            result = np.array([existing.get(item, ZERO) for item in hashes], dtype=np.uint64)
+            before, former = self._base.get(name, (result[:0], reported.hashes[:0]))
+            reported.need(former)
+            numbers[name], lists[name] = reported.over(before, result), reported.over(former, reported.hashes)
+        _pass(images, {name: len(item) for name, item in numbers.items()})
+        count = sum(len(item) for item in numbers.values())
+        pages = {name: dumpfile.differences(item) for name, item in numbers.items()}
         raw = count * PAGE + sum(len(content) for content in images.values())
         dump = DumpFile(images=images, pages=pages, page_count=count, raw_bytes=raw)
         row.dump_bytes = raw
@@ -413,10 +415,10 @@ class Importer:
         """As a capture leaves them: they are packed later."""
         before, lists = former.hashed.hashes(), dict[str, np.ndarray]()
         for name, frames in self._lists.items():
-            told = PageListDelta.told(frames)
-            told.need(had := before.get(name, told.hashes[:0]))
-            lists[name] = told.over(had, told.hashes)
-        _pass(images, {name: len(each) for name, each in lists.items()})
+            reported = PageListDelta.reported(frames)
+            reported.need(had := before.get(name, reported.hashes[:0]))
+            lists[name] = reported.over(had, reported.hashes)
+        _pass(images, {name: len(item) for name, item in lists.items()})
         former.become(images, lists, self._came_pages)
         former.directory.rename(self._places.dump(row.id))
         row.dump_bytes = sum(map(len, lists.values())) // HASH * PAGE + sum(map(len, images.values()))

@@ -79,8 +79,8 @@ class CheckpointLibrary:
     async def verify(self, checkpoints: list[str]) -> list[CheckpointReport]:
         """Reports on these checkpoints; without any, on all and on the catalogue."""
         rows = [self._host.checkpoint(name) for name in checkpoints]
-        whole = CheckpointState.CAPTURED, CheckpointState.DURABLE
-        every = [row for row in self._host.services.checkpoints.values() if row.state in whole]
+        complete = CheckpointState.CAPTURED, CheckpointState.DURABLE
+        every = [row for row in self._host.services.checkpoints.values() if row.state in complete]
         return await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
 
     async def image(self, checkpoint: str, name: str, config: ImageConfig | None, *, replace: bool) -> None:
@@ -91,10 +91,10 @@ class CheckpointLibrary:
         row, images = await self._host.restorable(checkpoint), self._host.images
         source = f"checkpoint {row.id}"
         below = await asyncio.to_thread(self._host.image_below, row)
-        wanted = config or below.config
+        target = config or below.config
         if row.image:
-            known = functools.partial(images.give_name, name, row.image, source, wanted, replace=replace)
-            if await asyncio.to_thread(known):
+            existing = functools.partial(images.give_name, name, row.image, source, target, replace=replace)
+            if await asyncio.to_thread(existing):
                 return
         upper = None if row.files is None else self._host.places.snapshot(row.files) / "upper"
         copying: asyncio.Future[None] | None = None
@@ -110,7 +110,7 @@ class CheckpointLibrary:
 
         def fill(tree: Path) -> ImageConfig:
             asyncio.run_coroutine_threadsafe(copy(tree), loop).result()
-            return wanted
+            return target
 
         with self._host.collector.pin(row):
             building = asyncio.ensure_future(_streamed(images.build, name, fill, source, replace))
@@ -141,17 +141,17 @@ class CheckpointLibrary:
         `soon`: it need not be durable yet. `brief`: for an import that is told of `since` as well.
         """
         row = await (self._host.restorable(checkpoint) if soon else self._durable(checkpoint))
-        known = await _streamed(read_have, have) if have else None
+        existing = await _streamed(read_have, have) if have else None
         base = None
         if since is not None:
             base = await self._base(since)
-            known = base.have if known is None else known.joined(base.have)
+            existing = base.have if existing is None else existing.joined(base.have)
         head = await asyncio.to_thread(self._head, row)
         with self._host.collector.pin(row):
             async with self._streams, self._processes(row) as source:
                 self._remembered = None  # it holds much
                 places, pages = self._host.places, self._pages
-                made = exports.export(row, head, places, pages, source, known, base, manifest=manifest, brief=brief)
+                made = exports.export(row, head, places, pages, source, existing, base, manifest=manifest, brief=brief)
                 yield _threaded(made)
 
     async def remember(self, checkpoint: str) -> None:
@@ -178,7 +178,7 @@ class CheckpointLibrary:
     async def _durable(self, checkpoint: str) -> CheckpointRow:
         row = self._host.checkpoint(checkpoint)
         if (inflight := self._host.services.inflights.get(row.id)) is not None:
-            await inflight.settled(durable=True)
+            await inflight.finalized(durable=True)
         if row.state is not CheckpointState.DURABLE:
             raise Conflict(
                 f"checkpoint {row.id} is {row.state.value}: {row.error or 'it is not durable'}",
@@ -210,13 +210,13 @@ class CheckpointLibrary:
         )
 
     def _ancestors(self, row: CheckpointRow) -> list[str]:
-        found: list[str] = []
-        while row.parent is not None and len(found) < MAX_ANCESTORS:
-            found.append(row.parent)
+        result: list[str] = []
+        while row.parent is not None and len(result) < MAX_ANCESTORS:
+            result.append(row.parent)
             if row.parent not in self._host.services.checkpoints:
                 break
             row = self._host.services.checkpoints[row.parent]
-        return found
+        return result
 
     async def have(self) -> bytes:
         """What need not be sent to this host: all content and pages of its durable checkpoints."""
@@ -255,7 +255,7 @@ class CheckpointLibrary:
                     if head is not None:
                         self.coming.append(image := head.image_digest)
                         importer.template = await self._admitted(head, host_mounts)
-                        importer.look_first(self._of(head.sandbox))
+                        importer.poll_first(self._of(head.sandbox))
                         mine = await self._welcome(head)
                         if mine is None:
                             return self._here(head.id)
@@ -376,7 +376,7 @@ class CheckpointLibrary:
         try:
             async for part in _gathered(manifest):
                 if (head := await _streamed(importer.feed, part)) is not None:
-                    importer.look_first(self._of(head.sandbox))
+                    importer.poll_first(self._of(head.sandbox))
             return await _streamed(lambda: write_have(importer.needed()))
         finally:
             await _streamed(importer.close)

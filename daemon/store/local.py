@@ -32,13 +32,13 @@ class Sources:
     places: Places
     former: Former | None = None
     likely: list[str] = field(default_factory=list)  # checkpoints that are looked through first
-    found: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+    result: dict[bytes, tuple[str, int]] = field(default_factory=dict)
     _images: dict[bytes, bytes] = field(default_factory=dict)
     _read: set[Path] = field(default_factory=set)  # dump files whose images are all in `_images`
 
-    def look(self, needed: set[bytes]) -> None:
+    def poll(self, needed: set[bytes]) -> None:
         """Find as much of `needed` as the digests of local snapshots tell."""
-        missing = needed - self.found.keys()
+        missing = needed - self.result.keys()
         if not missing:
             return
         for path in self._stored(hashing.SUFFIX):
@@ -48,7 +48,7 @@ class Sources:
             for place, row in enumerate(digest.contents):
                 content = row.tobytes()
                 if content in missing:
-                    self.found[content] = name, int(digest.inodes[place])
+                    self.result[content] = name, int(digest.inodes[place])
                     missing.discard(content)
             if not missing:
                 return
@@ -60,7 +60,7 @@ class Sources:
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 if checkpoint in self.likely:  # not hashed yet
-                    return hashing.digest(self.places.snapshot(checkpoint), None, most=hashing.WHOLE)
+                    return hashing.digest(self.places.snapshot(checkpoint), None, limit=hashing.COMPLETE)
         except PagurusError:
             pass
         return None
@@ -73,7 +73,7 @@ class Sources:
 
     def clone(self, content: bytes, into: int) -> bool:
         """Make the file `into` share the bytes of a local file with this content. False: there is none after all."""
-        name, inode = self.found.get(content, ("", 0))
+        name, inode = self.result.get(content, ("", 0))
         if not name:
             return False
         try:
@@ -92,14 +92,14 @@ class Sources:
             os.close(root)
         return True
 
-    def images(self, wanted: set[bytes]) -> set[bytes]:
+    def images(self, target: set[bytes]) -> set[bytes]:
         """Those of some process images that the likely checkpoints have."""
         here: set[bytes] = set()
         for name in self.likely:
-            if here < wanted:
+            if here < target:
                 with contextlib.suppress(PagurusError, OSError):
                     packed = dumpfile.read(self.places.packed(name))
-                    here |= wanted & {blake3(image).digest() for image in packed.images.values()}
+                    here |= target & {blake3(image).digest() for image in packed.images.values()}
         return here
 
     def image(self, content: bytes) -> bytes:
@@ -109,9 +109,9 @@ class Sources:
         for path in () if content in self._images else self._stored(dumpfile.SUFFIX):
             if path not in self._read:
                 with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
-                    found = {blake3(image).digest(): image for image in dumpfile.read(path).images.values()}
-                    if content in found:
-                        self._images |= found
+                    result = {blake3(image).digest(): image for image in dumpfile.read(path).images.values()}
+                    if content in result:
+                        self._images |= result
                         self._read.add(path)
                         break
         if content in self._images:

@@ -18,16 +18,16 @@ MAX_SPENT = 20_000  # numbers, about 20 microseconds each
 TRIED, MADE = "tried", "{}.made"  # names in the directory
 
 
-def make(directory: int, wanted: Mapping[int, int]) -> None:
+def make(directory: int, target: Mapping[int, int]) -> None:
     """Empty files in a fresh subvolume, of these inode numbers by the number of their entry; those that can be had."""
     came = spent = 0
-    for entry in sorted(wanted, key=lambda entry: wanted[entry]):
-        while came < wanted[entry] and spent < MAX_SPENT:
+    for entry in sorted(target, key=lambda entry: target[entry]):
+        while came < target[entry] and spent < MAX_SPENT:
             if came:
                 os.unlink(TRIED, dir_fd=directory)
                 spent += 1
             came = _next(directory)
-        if came == wanted[entry]:
+        if came == target[entry]:
             os.rename(TRIED, MADE.format(entry), src_dir_fd=directory, dst_dir_fd=directory)
             came = 0
     if came:

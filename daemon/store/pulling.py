@@ -28,11 +28,12 @@ async def _nobody(done: int, total: int) -> None:
 
 
 async def pull(
-    images: ImageStore, reference: str, name: str | None, tell: Callable[[int, int], Awaitable[None]] = _nobody
+    images: ImageStore, reference: str, name: str | None, report: Callable[[int, int], Awaitable[None]] = _nobody
 ) -> str:
-    """The name of the image; `tell` is given the bytes that are here, and of how many. Raises what the process says."""
+    """The name of the image; `report` is given the bytes that are here, and of how many. Raises what the process
+    says."""
     async with _slots:
-        argv = [sys.executable, "-m", "sandbox.image.pull", str(images.folder), reference, *([name] if name else [])]
+        argv = [sys.executable, "-m", "sandbox.image.pull", str(images.directory), reference, *([name] if name else [])]
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -42,7 +43,7 @@ async def pull(
             async for text in process.stdout:
                 said = msgspec.json.decode(text, type=ImagePullProgress)
                 if said.total:
-                    await tell(said.done, said.total)
+                    await report(said.done, said.total)
             await process.wait()
         finally:
             if process.returncode is None:

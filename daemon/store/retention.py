@@ -28,7 +28,7 @@ from sandbox.messages import CheckpointState, Retention
 if TYPE_CHECKING:
     from daemon.catalogue import CheckpointRow
 
-SETTLED = (CheckpointState.DURABLE, CheckpointState.FAILED)
+FINALIZED = (CheckpointState.DURABLE, CheckpointState.FAILED)
 
 
 def removable(nodes: Collection[CheckpointRow], policies: Mapping[str, Retention], needed: Set[str]) -> set[str]:
@@ -49,31 +49,31 @@ def removable(nodes: Collection[CheckpointRow], policies: Mapping[str, Retention
 
 def _beyond(nodes: list[CheckpointRow], policy: Retention, parents: Set[str | None]) -> Iterable[str]:
     """The checkpoints of one living sandbox that its policy gives up."""
-    whole = sorted(node.number for node in nodes if node.state is not CheckpointState.FAILED)
+    complete = sorted(node.number for node in nodes if node.state is not CheckpointState.FAILED)
     assert policy.last is not None
-    oldest_kept = whole[-policy.last] if len(whole) >= policy.last else 0
+    oldest_retained = complete[-policy.last] if len(complete) >= policy.last else 0
     for node in nodes:
         failed = node.state is CheckpointState.FAILED
-        kept = (
-            node.number >= oldest_kept
+        retained = (
+            node.number >= oldest_retained
             or node.template is not None
-            or node.state not in SETTLED
+            or node.state not in FINALIZED
             or (policy.labelled and node.label is not None)
             or (policy.leaves and node.id not in parents and not failed)
         )
-        if not kept:
+        if not retained:
             yield node.id
 
 
 def new_parents(nodes: Collection[CheckpointRow], gone: Set[str]) -> dict[str, str | None]:
     """For each checkpoint that stays and whose parent goes: the nearest ancestor that stays, or None."""
     parent = {node.id: node.parent for node in nodes}
-    found: dict[str, str | None] = {}
+    result: dict[str, str | None] = {}
     for node in nodes:
         if node.id in gone or node.parent not in gone:
             continue
         above = node.parent
         while above is not None and above in gone:
             above = parent.get(above)
-        found[node.id] = above
-    return found
+        result[node.id] = above
+    return result

@@ -131,10 +131,10 @@ class Verifier:
                     sandbox=row.sandbox,
                     owner=row.owner,
                 )
-            found = trees[row.files]
-            report.files = found.files
-            report.damage += found.damage
-            report.notes += found.notes
+            result = trees[row.files]
+            report.files = result.files
+            report.damage += result.damage
+            report.notes += result.notes
         return report
 
     def _check_dump(self, row: CheckpointRow, report: CheckpointReport, blocks: dict[str, np.ndarray]) -> None:
@@ -168,12 +168,12 @@ class Verifier:
             try:
                 database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
                 try:
-                    found = [row[0] for row in database.execute("PRAGMA integrity_check")]
+                    result = [row[0] for row in database.execute("PRAGMA integrity_check")]
                 finally:
                     database.close()
             except sqlite3.Error as error:
-                found = [str(error)]
-            report.damage += [f"{path.name}: {each}" for each in found if each != "ok"]
+                result = [str(error)]
+            report.damage += [f"{path.name}: {item}" for item in result if item != "ok"]
         return report
 
     async def _note(self, report: CheckpointReport) -> None:

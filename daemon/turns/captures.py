@@ -53,16 +53,16 @@ class Captures:
         self._leaving = False
         self._think = 1.0  # seconds that the model took lately
 
-    async def settled(self) -> None:
+    async def finalized(self) -> None:
         """Wait until the last turn is captured, or durable where the sandbox asks for it (I2)."""
         while (inflight := self.inflight) is not None:
-            await inflight.settled(durable=self._of.row.durable_answers)
+            await inflight.finalized(durable=self._of.row.durable_answers)
 
     def thought(self, seconds: float) -> None:
         """The model took so long: by then the next checkpoint should be captured."""
         self._think += THINK_WEIGHT * (min(seconds, 60.0) - self._think)
 
-    def told_failure(self) -> str | None:
+    def reported_failure(self) -> str | None:
         """Why the last checkpoint failed, to be told once."""
         failed, self._failed = self._failed, None
         return str(failed) if failed else None
@@ -72,7 +72,7 @@ class Captures:
         head = self._of.services.checkpoints[self._of.row.head]
         row = self._of.services.new_checkpoint(self._of.row, Verdict.NONE, label)
         row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
-        row.programs = excluded.kept(self._of.row.programs)
+        row.programs = excluded.retained(self._of.row.programs)
         row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
         row.full_bytes = row.files_bytes + row.dump_bytes
         row.started_at = row.captured_at = time.time()
@@ -92,7 +92,7 @@ class Captures:
 
     def resume(self, row: CheckpointRow, *, hold: bool = False) -> InFlight:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
-        row.programs = excluded.kept(self._of.row.programs)
+        row.programs = excluded.retained(self._of.row.programs)
         inflight = InFlight(row, self._of.services.checkpoints[self._of.row.head])
         inflight.hold = inflight.moving = hold
         self._of.services.checkpoints[row.id] = row
@@ -136,7 +136,7 @@ class Captures:
         stage = CheckpointStage.DUMP if row.verdict.processes else CheckpointStage.SNAPSHOT
         while True:
             if stage is CheckpointStage.DUMP:
-                services.need_room(self._of.row)
+                services.need_capacity(self._of.row)
                 inflight.expected_bytes = max(inflight.parent.dump_bytes, self._of.container.cgroup.anonymous())
                 await services.need_memory(inflight)
             await need_stoppable(self._of.container)  # before there is a slot to hold
@@ -167,7 +167,7 @@ class Captures:
                 inflight.ticket.cancel()
                 raise
             except Unstoppable:
-                services.queue.strike(self._of.row.id)
+                services.queue.inject(self._of.row.id)
                 raise
             except CheckpointFailed:
                 services.queue.refuse(self._of.row.id)
@@ -190,15 +190,15 @@ class Captures:
 
     async def _fail(self, inflight: InFlight, error: Exception) -> None:
         row = inflight.row
-        known = failure(error)
+        existing = failure(error)
         row.state = CheckpointState.FAILED
-        row.error = f"{known.message} ({known.hint})" if known.hint else known.message
-        known.sandbox, known.turn = self._of.row.id, row.turn
-        inflight.error = self._failed = known
+        row.error = f"{existing.message} ({existing.hint})" if existing.hint else existing.message
+        existing.sandbox, existing.turn = self._of.row.id, row.turn
+        inflight.error = self._failed = existing
         self._of.services.tally.checkpoints_failed += 1
         bug = None if isinstance(error, PagurusError | OSError) else error
         where = {"sandbox": self._of.row.id, "turn": row.turn}
-        log.warning("checkpoint %s failed: %s", row.id, known, extra=where, exc_info=bug)
+        log.warning("checkpoint %s failed: %s", row.id, existing, extra=where, exc_info=bug)
         self._land(inflight)
         self._of.services.catalogue.later([put_checkpoint(row)])
         await asyncio.to_thread(self._of.services.capturer.discard, row.id)

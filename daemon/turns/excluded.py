@@ -36,10 +36,10 @@ def first(container: Container, inspector: Inspector, started: StartedSupervisor
     program = None if pid is None else task_of(pid)
     if supervisor is None or (program is not None and program.parent != supervisor.pid):
         raise Conflict("it was killed while it started", hint="try again", sandbox=container.spec.id)
-    found = [task for task in (supervisor, program) if task is not None]  # without a program: it has ended already
-    for task in found:
+    result = [task for task in (supervisor, program) if task is not None]  # without a program: it has ended already
+    for task in result:
         _keep(container, inspector, task.pid, task.started)
-    return [(number, task.started) for task in found if (number := inner_pid(task.pid)) is not None]
+    return [(number, task.started) for task in result if (number := inner_pid(task.pid)) is not None]
 
 
 def again(container: Container, inspector: Inspector, programs: list[ProgramRow]) -> None:
@@ -59,6 +59,6 @@ def _keep(container: Container, inspector: Inspector, pid: int, started: int) ->
         inspector.exclude(container.cgroup.id, pid)
 
 
-def kept(programs: dict[str, ProgramRow]) -> dict[str, ProgramRow]:
+def retained(programs: dict[str, ProgramRow]) -> dict[str, ProgramRow]:
     """Of these programs, those that a checkpoint of them has."""
     return {name: row for name, row in programs.items() if not row.excluded}

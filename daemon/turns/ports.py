@@ -65,11 +65,11 @@ async def listening(live: LiveSandbox) -> list[int]:
 
 
 def _listening(inside: SandboxRoot) -> list[int]:
-    found: set[int] = set()
+    result: set[int] = set()
     for name in ("tcp", "tcp6"):
         with inside.of_process(f"net/{name}") as file, open(file, closefd=False) as table:
-            found |= parse(table.read())
-    return sorted(found)
+            result |= parse(table.read())
+    return sorted(result)
 
 
 def parse(table: str) -> set[int]:

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.processes")
 
 MAX_PROGRAMS = 64  # that run at once in one sandbox
-ENDED_KEPT = 16  # that have ended, with their logs
-COMMAND_KEPT = 200  # characters
-ARGUMENT_KEPT = 4096  # characters of each argument, where they are listed
+ENDED_RETAINED = 16  # that have ended, with their logs
+COMMAND_RETAINED = 200  # characters
+ARGUMENT_RETAINED = 4096  # characters of each argument, where they are listed
 END_TIMEOUT, END_POLL_INTERVAL = 2.0, 0.001  # seconds for an attendant that was told to end
 MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
@@ -71,8 +71,8 @@ class Programs:
     # ----------------------------------------------------------------- rows
 
     def row(self, program: str, kind: ProgramKind | None = None) -> ProgramRow:
-        found = self._live.row.programs.get(program)
-        if found is None or (kind is not None and found.kind is not kind):
+        result = self._live.row.programs.get(program)
+        if result is None or (kind is not None and result.kind is not kind):
             what = "program" if kind is None else kind.value
             raise NotFound(
                 f"{what} {program[:64]} is not in its present state: it was started after the checkpoint that was "
@@ -80,12 +80,12 @@ class Programs:
                 hint="list those there are, or start it again",
                 sandbox=self._live.row.id,
             )
-        return found
+        return result
 
     def command(self, program: str) -> str:
         """What a program is, for lists; also of one that is gone."""
-        found = self._live.row.programs.get(program)
-        return program if found is None else found.command
+        result = self._live.row.programs.get(program)
+        return program if result is None else result.command
 
     def put(self, row: ProgramRow) -> None:
         """Replace a row. The caller publishes."""
@@ -108,16 +108,16 @@ class Programs:
         self._live.need_alive()
         inside = self._live.container.inside
         async with self._connecting:
-            found = self._supervisors.get(program)
-            if found is not None and not found.closed and self._inside[program] is inside:
-                return found
-            if found is not None:
-                found.close()
+            result = self._supervisors.get(program)
+            if result is not None and not result.closed and self._inside[program] is inside:
+                return result
+            if result is not None:
+                result.close()
             made, _ = await Supervisor.connect(inside, program)
             self._supervisors[program], self._inside[program] = made, inside
             return made
 
-    async def settled(self) -> None:
+    async def finalized(self) -> None:
         """Returns when no restore or removal is under way."""
         async with self._live.exclusive:
             pass
@@ -204,7 +204,7 @@ class Programs:
             kind=kind,
             command=shown(getattr(request, "command", None) or argv),
             started_at=time.time(),
-            argv=[] if tag is None else [word[:ARGUMENT_KEPT] for word in argv[:16]],
+            argv=[] if tag is None else [word[:ARGUMENT_RETAINED] for word in argv[:16]],
             tag=tag or "",
         )
         self.put(row)
@@ -233,7 +233,7 @@ class Programs:
     async def _make_room(self) -> None:
         rows = list(self._live.row.programs.values())
         ended = [row for row in rows if row.exit_status is not None and row.id not in self.read]
-        for row in ended[: max(0, len(ended) - ENDED_KEPT + 1)]:
+        for row in ended[: max(0, len(ended) - ENDED_RETAINED + 1)]:
             await self.remove(row.id)
         if len(rows) - len(ended) >= MAX_PROGRAMS:
             raise Conflict(
@@ -253,8 +253,8 @@ class Programs:
                 return self._info(
                     row, ProgramState.RUNNING if row.exit_status is None else ProgramState.EXITED, written
                 )
-        known = ProgramState.LOST if row.exit_status is None else ProgramState.EXITED
-        return self._info(row, known, written)
+        existing = ProgramState.LOST if row.exit_status is None else ProgramState.EXITED
+        return self._info(row, existing, written)
 
     async def list(self, kind: ProgramKind | None = None) -> list[ProcessInfo]:
         rows = [row for row in self._live.row.programs.values() if kind in (None, row.kind)]
@@ -295,16 +295,16 @@ class Programs:
                             break
                         continue
                     self._note(program, state.exit_status)
-        found = await self.info(program)
-        if found.state is ProgramState.LOST:
+        result = await self.info(program)
+        if result.state is ProgramState.LOST:
             self._live.need_alive()  # else not it alone was lost
-        return found
+        return result
 
     async def _comes_back(self) -> bool:
         """Whether an attendant that was lost may be there again, since the sandbox was being restored."""
         before = self._live.container.held_root if self._live.container_or_none is not None else None
         restoring = self._live.row.state is SandboxState.RESTORING or self._live.exclusive.locked()
-        await self.settled()
+        await self.finalized()
         after = self._live.container.held_root if self._live.container_or_none is not None else None
         return restoring or before is not after
 
@@ -362,7 +362,7 @@ class Programs:
                 if state.error or state.exit_status is not None:
                     raise Closed("its stdin is closed, or it has ended", sandbox=self._live.row.id)
                 if state.written == at:
-                    await connection.wait(Until.ROOM)
+                    await connection.wait(Until.CAPACITY)
                 at = min(end, state.written)
             return at
 
@@ -414,15 +414,15 @@ LOGIN = ["/bin/sh", "-c", "if [ -x /bin/bash ]; then exec /bin/bash -i; fi; exec
 
 def shown(command: str | list[str]) -> str:
     """The beginning of a command, for lists."""
-    return (command if isinstance(command, str) else " ".join(command))[:COMMAND_KEPT]
+    return (command if isinstance(command, str) else " ".join(command))[:COMMAND_RETAINED]
 
 
-async def read_all(connection: Supervisor, stream: int, start: int, most: int) -> Data:
-    """What is kept of an output from `start`, at most `most` bytes."""
+async def read_all(connection: Supervisor, stream: int, start: int, limit: int) -> Data:
+    """What is kept of an output from `start`, at most `limit` bytes."""
     parts: list[bytes] = []
     first: int | None = None
     at, size, ended = start, 0, False
-    while size < most:
+    while size < limit:
         data = await connection.read(stream, at, wait=False)
         if first is None or data.start != at:  # the ring went past us: what we have is no longer the whole
             first, parts, size = data.start, [], 0

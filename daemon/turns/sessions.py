@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 OPEN_TIMEOUT = 15.0  # seconds for a shell to say its first prompt
 STEP = 2.0  # seconds between two steps of an interruption
-KEYS_KEPT = 32
+KEYS_RETAINED = 32
 WIDE = ("bash", "zsh", "ksh", "mksh")  # shells whose redirections take descriptors above 9
 OPENING = bytes(16)
 BASH = ["--noediting", "--norc", "--noprofile", "-i"]
@@ -116,10 +116,10 @@ class ShellSessions:
             async def run() -> ExecResult:
                 return await self._run(session, request, outlet)
 
-            def settle(result: ExecResult) -> None:
+            def finalize(result: ExecResult) -> None:
                 self._answered(session, request.key, result)
 
-            return await self._live.act(request.command, run, ends_turn=request.ends_turn, settle=settle)
+            return await self._live.act(request.command, run, ends_turn=request.ends_turn, finalize=finalize)
 
     async def _run(self, session: str, request: SessionExecRequest, outlet: Outlet | None) -> ExecResult:
         if outlet is not None:
@@ -216,7 +216,7 @@ class ShellSessions:
         row = self._programs.row(session)
         before = [row.answer.key] if row.answer is not None else []
         answer = AnswerRow(key=key, **{name: getattr(result, name) for name in _ANSWERED})
-        answered = [*row.answered, *before][-KEYS_KEPT:]
+        answered = [*row.answered, *before][-KEYS_RETAINED:]
         self._programs.put(msgspec.structs.replace(row, answer=answer, answered=answered))
 
     async def _again(self, session: str, answer: AnswerRow) -> ExecResult:
@@ -271,7 +271,7 @@ async def _outputs(connection: Supervisor) -> list[bytes]:
 async def _pump(connection: Supervisor, stream: int, outlet: Outlet) -> None:
     at = 0
     while True:
-        await outlet.room()
+        await outlet.capacity()
         data = await connection.read(stream, at, wait=True)
         at = data.end
         if data.data:
@@ -331,6 +331,6 @@ def _script(command: str, key: bytes, first: int) -> bytes:
 
 
 def _is_there(inside: SandboxRoot, path: str) -> bool:
-    with contextlib.suppress(PagurusError), inside.opened() as root, opened(root, path, os.O_PATH) as found:
-        return bool(os.fstat(found).st_mode & 0o111)
+    with contextlib.suppress(PagurusError), inside.opened() as root, opened(root, path, os.O_PATH) as result:
+        return bool(os.fstat(result).st_mode & 0o111)
     return False

@@ -78,7 +78,7 @@ class TerminalVisitor:
 
     async def _again(self, lost: Supervisor) -> Supervisor:
         """The terminal after a restore. Raises Gone where it is no part of that state, or was killed."""
-        await self._live.programs.settled()
+        await self._live.programs.finalized()
         return await self._connected()
 
     async def input(self, data: bytes) -> None:

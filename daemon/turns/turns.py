@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.turns")
 
-COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
+COMMAND_RETAINED = 200  # characters of a command that the catalogue keeps
 
 
 class OpenTurn:
@@ -95,7 +95,7 @@ class LiveSandbox:
         `acting`: something of the host's may change the sandbox meanwhile. `used`: for somebody who uses the sandbox.
         """
         self.step(states.Event.USE)
-        await self.captures.settled()
+        await self.captures.finalized()
         self.step(states.Event.USE)
         self._need_here()
         self.active += acting
@@ -177,11 +177,11 @@ class LiveSandbox:
         run: Callable[[], Awaitable[ExecResult]],
         *,
         ends_turn: bool,
-        settle: Callable[[ExecResult], None] | None = None,
+        finalize: Callable[[ExecResult], None] | None = None,
     ) -> ExecResult:
         """Do something in the sandbox behind the gate, and end the turn with it unless it is one of several.
 
-        `settle` is told the judged result before it is published: what it changes of the row goes with it.
+        `finalize` is told the judged result before it is published: what it changes of the row goes with it.
         """
         arrived = time.monotonic()
         if self._answered_at is not None:
@@ -194,21 +194,21 @@ class LiveSandbox:
         metrics.command(result.duration, result.waited_ms / 1000)
         self.need_alive()
         if ends_turn and self.group is None:
-            await self._end_turn(what, result, started, settle)
-        elif settle is not None:
-            settle(result)
+            await self._end_turn(what, result, started, finalize)
+        elif finalize is not None:
+            finalize(result)
             self.services.catalogue.later([put_sandbox(self.row)])
         self._answered_at = time.monotonic()
         return result
 
     async def user(self, who: int | str | None) -> users.User:
         """Somebody of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
-        wanted = (self.row.user or "root") if who is None else who
-        if users.is_root(wanted):
+        target = (self.row.user or "root") if who is None else who
+        if users.is_root(target):
             return users.ROOT
         self.need_alive()
         try:
-            return await asyncio.to_thread(users.find, self.container.inside, wanted)
+            return await asyncio.to_thread(users.find, self.container.inside, target)
         except Invalid as error:
             if who is not None:
                 raise
@@ -249,12 +249,12 @@ class LiveSandbox:
         what: str | list[str],
         result: ExecResult,
         started: float,
-        settle: Callable[[ExecResult], None] | None = None,
+        finalize: Callable[[ExecResult], None] | None = None,
     ) -> None:
         overlap = self._ending.locked() or self.captures.inflight is not None
         async with self._ending:
             if overlap:  # only when commands do
-                await self.captures.settled()
+                await self.captures.finalized()
                 self.need_alive()
             clock = time.monotonic()
             effects, judgement = await self.judged()
@@ -262,7 +262,7 @@ class LiveSandbox:
             self.row.turn += 1
             result.turn, result.verdict, result.reason = self.row.turn, judgement.verdict, judgement.reason
             result.effects = effects
-            result.checkpoint_error = self.captures.told_failure()
+            result.checkpoint_error = self.captures.reported_failure()
             tally = self.services.tally
             tally.turns += 1
             tally.verdicts[judgement.verdict.value] += 1
@@ -270,15 +270,15 @@ class LiveSandbox:
                 head = self.services.checkpoints[self.row.head]
                 tally.full_bytes += head.dump_bytes + head.files_bytes
                 result.checkpoint = head.id
-                if settle is not None:
-                    settle(result)
+                if finalize is not None:
+                    finalize(result)
                 self._log_end(result)
                 self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(what, result, started))])
                 return
             row = self.services.new_checkpoint(self.row, judgement.verdict)
             row.ipc, result.checkpoint = _ipc(effects), row.id
-            if settle is not None:
-                settle(result)
+            if finalize is not None:
+                finalize(result)
             self._log_end(result)
             inflight = self.captures.resume(row)
             await self.services.catalogue.write(
@@ -286,15 +286,15 @@ class LiveSandbox:
             )
 
     def _log_end(self, result: ExecResult) -> None:
-        known = {"sandbox": self.row.id, "turn": result.turn, "checkpoint": result.checkpoint}
-        log.debug("turn ended: %s, %s", result.verdict, result.reason, extra=known)
+        existing = {"sandbox": self.row.id, "turn": result.turn, "checkpoint": result.checkpoint}
+        log.debug("turn ended: %s, %s", result.verdict, result.reason, extra=existing)
 
     def _turn(self, what: str | list[str], result: ExecResult, started: float) -> TurnInfo:
         command = what if isinstance(what, str) else " ".join(what)
         return TurnInfo(
             sandbox=self.row.id,
             turn=self.row.turn,
-            command=command[:COMMAND_KEPT],
+            command=command[:COMMAND_RETAINED],
             started_at=started,
             duration=result.duration,
             exit_code=result.exit_code,
@@ -355,7 +355,7 @@ class LiveSandbox:
             finally:
                 self._taint_files(paths[0])  # a checkpoint may have begun meanwhile, by a command that overlaps
             for path in paths:
-                self.services.inspector.tell(self.container.cgroup.id, by_api(call, path))
+                self.services.inspector.report(self.container.cgroup.id, by_api(call, path))
 
     def _taint_files(self, path: str) -> None:
         self.services.capturer.taint(self.container, f"host wrote {path}", files=True, processes=False)
@@ -365,7 +365,7 @@ class LiveSandbox:
     async def checkpoint(self, label: str | None, *, used: bool = True) -> InFlight:
         """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
         async with self.using(acting=False, used=used), self._ending:  # or its own capture would take it for a command
-            await self.captures.settled()
+            await self.captures.finalized()
             self.need_alive()
             effects, judgement = await self.judged()
             if judgement.verdict is not Verdict.NONE:
@@ -377,7 +377,7 @@ class LiveSandbox:
     async def hold(self, begin: Callable[[], None]) -> InFlight:
         """Begin a checkpoint after which nothing of the sandbox runs, and no call acts on it; `begin` just before."""
         async with self.using(acting=False), self._ending:
-            await self.captures.settled()
+            await self.captures.finalized()
             self._need_here()  # another call may have held it meanwhile
             self.need_alive()
             effects, judgement = await self.judged()

@@ -37,8 +37,8 @@ _taken: Counter[str] = Counter()  # by owner; one count for the process, as the 
 def place(owner: str) -> Iterator[None]:
     """One of the places, for a watch of this owner ("": the host's own user). Raises TooMany."""
     if _taken.total() >= MAX_WATCHES or (owner and _taken[owner] >= WATCHES_EACH):
-        most = f"{WATCHES_EACH} of your own" if owner and _taken[owner] >= WATCHES_EACH else str(MAX_WATCHES)
-        raise TooMany(f"more than {most} watches at once", hint="end some")
+        limit = f"{WATCHES_EACH} of your own" if owner and _taken[owner] >= WATCHES_EACH else str(MAX_WATCHES)
+        raise TooMany(f"more than {limit} watches at once", hint="end some")
     _taken[owner] += 1
     try:
         yield
@@ -56,12 +56,12 @@ async def events(
     :class:`sandbox.tree.watch.TreeWatch`.
     """
     watch = TreeWatch(root, path, recursive=recursive)
-    found: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
+    result: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
     scanning: asyncio.Future[None] | None = None
     try:
         await _in_thread(watch.open)
-        scanning = asyncio.ensure_future(_scan(watch, found))
-        yield found
+        scanning = asyncio.ensure_future(_scan(watch, result))
+        yield result
     finally:
         watch.stop()
         if scanning is not None:
@@ -70,25 +70,25 @@ async def events(
         await asyncio.shield(_in_thread(watch.close))
 
 
-async def _scan(watch: TreeWatch, found: asyncio.Queue[FileEvent]) -> None:
+async def _scan(watch: TreeWatch, result: asyncio.Queue[FileEvent]) -> None:
     while True:
         await readable(watch.descriptor)
         try:
-            told = await _in_thread(watch.read)
+            reported = await _in_thread(watch.read)
         except (PagurusError, OSError):  # its tree is gone, or larger than can be watched
-            told = [FileEvent(kind="end")]
-        for event in told:
-            keep(found, event)
+            reported = [FileEvent(kind="end")]
+        for event in reported:
+            keep(result, event)
             if event.kind == "end":
                 return
 
 
-def keep(found: asyncio.Queue[FileEvent], event: FileEvent) -> None:
+def keep(result: asyncio.Queue[FileEvent], event: FileEvent) -> None:
     """Add an event. Two places are left for what must not be lost: an overflow, and the end."""
-    if event.kind == "end" or found.qsize() < BACKLOG - 2:
-        found.put_nowait(event)
-    elif found.qsize() == BACKLOG - 2:
-        found.put_nowait(FileEvent(kind="overflow"))
+    if event.kind == "end" or result.qsize() < BACKLOG - 2:
+        result.put_nowait(event)
+    elif result.qsize() == BACKLOG - 2:
+        result.put_nowait(FileEvent(kind="overflow"))
 
 
 # --------------------------------------------------------------------------- threads

@@ -37,7 +37,7 @@ from sandbox.criu.open_files import OpenFiles, changed
 from sandbox.messages import Effects, Verdict
 
 if TYPE_CHECKING:
-    from ebpf.effects import SurvivorSeen
+    from ebpf.effects import SurvivorObserved
 
     from ebpf.inspector import Inspector
     from sandbox.container.container import Container
@@ -60,11 +60,11 @@ class FileTrees:
     held: OpenFiles | None = None  # what the processes held then; None: not known
 
 
-def look(inspector: Inspector, container: Container, rules: IgnoreRuleSet = NOTHING) -> tuple[Effects, Judgement]:
+def poll(inspector: Inspector, container: Container, rules: IgnoreRuleSet = NOTHING) -> tuple[Effects, Judgement]:
     """The effects since the mark, and the judgement. With rules for processes it asks the kernel for each of them."""
     effects = inspector.read(container.cgroup.id)
     if (rules.names or rules.programs) and (effects.survivors_new or effects.survivors_ran or effects.channels):
-        tasks = [_task(seen, rules) for seen in inspector.tasks(container.cgroup.id)]
+        tasks = [_task(observed, rules) for observed in inspector.tasks(container.cgroup.id)]
         again = inspector.read(container.cgroup.id)
         if _same(effects, again):  # no program was executed while we asked which ones run
             effects = without(again, tasks, rules)
@@ -91,7 +91,7 @@ class Assessor:
 
         `places` is asked where there is something to compare; None: compare nothing.
         """
-        effects, judgement = look(inspector, container, rules)
+        effects, judgement = poll(inspector, container, rules)
         trees = places() if judgement.verdict is Verdict.FILES else None
         if trees is None:
             return effects, judgement
@@ -120,12 +120,12 @@ class Assessor:
             bounds=self._bounds or (None if rules.patterns else SMALL),
             hints=_paths(effects.reasons),
         )
-        found = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
-        metrics.comparisons.labels(found).observe(time.monotonic() - began)
+        result = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
+        metrics.comparisons.labels(result).observe(time.monotonic() - began)
         if not outcome.equal:
             self._rests = RESTS if outcome.unknown else 0
             return effects, judgement
-        again, after = look(inspector, container, rules)
+        again, after = poll(inspector, container, rules)
         if after.verdict is not Verdict.FILES or not _same(effects, again):
             return again, after
         return effects, Judgement(Verdict.NONE, IGNORED if rules.patterns else SCRATCH)
@@ -143,16 +143,16 @@ class Assessor:
 
 def _paths(reasons: list[str]) -> list[str]:
     """Paths that explanations name. Programs had a hand in them: good for hints only."""
-    found = [_PATH.search(reason) for reason in reasons]
-    return list(dict.fromkeys(match[1] for match in found if match is not None))
+    result = [_PATH.search(reason) for reason in reasons]
+    return list(dict.fromkeys(match[1] for match in result if match is not None))
 
 
-def _task(seen: SurvivorSeen, rules: IgnoreRuleSet) -> RunningTask:
+def _task(observed: SurvivorObserved, rules: IgnoreRuleSet) -> RunningTask:
     program = ""
     if rules.programs:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            program = os.readlink(f"/proc/{seen.pid}/exe")
-    return RunningTask(name=seen.name, new=seen.new, ran=seen.ran, program=program, spoke=seen.spoke)
+            program = os.readlink(f"/proc/{observed.pid}/exe")
+    return RunningTask(name=observed.name, new=observed.new, ran=observed.ran, program=program, spoke=observed.spoke)
 
 
 def _same(one: Effects, other: Effects) -> bool:

@@ -32,9 +32,9 @@ from sandbox.tree.holes import pieces, same_ranges
 from sandbox.tree.safe_path import directory, named, open_deep, open_kind
 from sandbox.tree.walk import WalkEntry, walk
 
-SETTLED = 0.1  # seconds by which a change time must precede the snapshot to prove that nothing followed it
+FINALIZED = 0.1  # seconds by which a change time must precede the snapshot to prove that nothing followed it
 _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
-_KEPT_FLAGS = 0x8100FC  # those that a program sets; file systems keep notes of their own among the others
+_RETAINED_FLAGS = 0x8100FC  # those that a program sets; file systems keep notes of their own among the others
 _ROOT = (0o40755, 0, 0)  # mode and owner of the root of a new upper
 _VOLATILE = ("origin", "impure", "nlink", "uuid")  # overlay's own notes; they say nothing about what is seen
 _OF_FILES = ("st_ino", "st_nlink", "st_rdev", "st_size", "st_mtime_ns", "st_ctime_ns")
@@ -79,7 +79,7 @@ def compare(before: os.stat_result, now: os.stat_result, case: Case) -> str:
         return "same"  # marks of overlayfs for what is removed from the lower layer; all of them may be one inode
     if any(getattr(before, name) != getattr(now, name) for name in _OF_FILES):
         return "changed"
-    return "same" if now.st_ctime_ns < 1e9 * (case.taken_at - SETTLED) else "look"
+    return "same" if now.st_ctime_ns < 1e9 * (case.taken_at - FINALIZED) else "look"
 
 
 class _Stop(Exception):
@@ -122,14 +122,14 @@ def _moved(root: int | None, path: str, case: Case) -> bool:
     """Whether a file, not a directory, changed since the snapshot was made."""
     assert root is not None
     try:
-        found = open_deep(root, os.fsencode(path.strip("/")), os.O_PATH)
+        result = open_deep(root, os.fsencode(path.strip("/")), os.O_PATH)
     except (OSError, ValueError, Invalid):  # not there; or a name that a program chose, which no path can hold
         return False
     try:
-        status = os.fstat(found)
+        status = os.fstat(result)
         return not stat.S_ISDIR(status.st_mode) and status.st_ctime_ns > 1e9 * case.taken_at
     finally:
-        os.close(found)
+        os.close(result)
 
 
 class _Comparison:
@@ -161,7 +161,7 @@ class _Comparison:
             self._differs("/", "another time")  # than it had when it was made, which nobody noted
 
     def _step(self, step: WalkEntry) -> None:
-        was, now, *shown = step.found
+        was, now, *shown = step.result
         if was is None and now is None:  # it went while we looked
             step.enter = [False] * len(step.enter)
             return
@@ -173,12 +173,12 @@ class _Comparison:
         if now is None:
             self._differs(path, "gone")
         other = (
-            BEFORE if was is not None else next((at for at, each in enumerate(shown, LOWER) if each is not None), -1)
+            BEFORE if was is not None else next((at for at, item in enumerate(shown, LOWER) if item is not None), -1)
         )
         # A directory that the upper did not have may have been copied up from the lower layer, and be as it was.
         if other < 0 or (other != BEFORE and not stat.S_ISDIR(now.st_mode)):
             self._differs(path, "new")
-        old = step.found[other]
+        old = step.result[other]
         assert old is not None
         if self._need(compare(old, now, self.case), path) == "same":
             return
@@ -203,8 +203,8 @@ class _Comparison:
     def _differs(self, path: str, how: str) -> NoReturn:
         raise _Stop(FileComparison(False, difference=f"{path}: {how}"))
 
-    def _need(self, found: str, path: str) -> str:
-        return found if found in ("same", "look") else self._differs(path, found)
+    def _need(self, result: str, path: str) -> str:
+        return result if result in ("same", "look") else self._differs(path, result)
 
     def _same_attributes(self, old: int | str, new: int | str, path: str) -> None:
         if _attributes(old) != _attributes(new):
@@ -245,14 +245,14 @@ def _opened(holder: int, name: str, facts: os.stat_result) -> Iterator[int | str
 
 def _attributes(of: int | str) -> list[tuple[str, bytes]]:
     """Extended attributes, but for overlay's volatile ones. A path is not followed."""
-    found = []
+    result = []
     follow = isinstance(of, int)
     for name in sorted(os.listxattr(of, follow_symlinks=follow)):
         space, _, rest = name.partition(".")
         if space in ("trusted", "user") and rest.startswith("overlay.") and rest[8:] in _VOLATILE:
             continue
-        found.append((name, os.getxattr(of, name, follow_symlinks=follow)))
-    return found
+        result.append((name, os.getxattr(of, name, follow_symlinks=follow)))
+    return result
 
 
 def _opaque(directory: int | str) -> bool:
@@ -267,4 +267,4 @@ def _flags(descriptor: int) -> int:
         if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP):  # a file system without flags
             return 0
         raise
-    return value[0] & _KEPT_FLAGS
+    return value[0] & _RETAINED_FLAGS

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from sandbox.messages import TurnInfo
 
 _LINE = re.compile(r"^(?P<call>.+?) (?P<path>/.*) by (?P<who>.+\[\d+\]|the API)$", re.DOTALL)
-_WHOLE = re.compile(r"rename\w* by |.+ by the API$|.+ by the API in turn \d+$")  # what holds for all below a directory
+_COMPLETE = re.compile(
+    r"rename\w* by |.+ by the API$|.+ by the API in turn \d+$"
+)  # what holds for all below a directory
 
 
 def by_api(call: str, path: str) -> str:
@@ -31,31 +33,31 @@ def last_reasons(turns: Iterable[TurnInfo], now: Iterable[str] = ()) -> dict[str
     >>> last_reasons([], ["openat /a by sh[5]"])
     {'/a': 'openat by sh[5]'}
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for turn in turns:
         for line in turn.effects.reasons if turn.effects is not None else ():
-            _note(found, line, f" in turn {turn.turn}")
+            _note(result, line, f" in turn {turn.turn}")
     for line in now:
-        _note(found, line, "")
-    return found
+        _note(result, line, "")
+    return result
 
 
-def reason(found: Mapping[str, str], path: str) -> str:
+def reason(result: Mapping[str, str], path: str) -> str:
     """The explanation of a path. Where it has none, that of a directory above it: renamed, or changed by the API.
 
     >>> reason({"/a": "rename by mv[5]"}, "/a/b")
     'rename by mv[5]'
     """
-    if path in found:
-        return found[path]
+    if path in result:
+        return result[path]
     while path := path.rpartition("/")[0]:
-        if _WHOLE.match(found.get(path, "")):
-            return found[path]
+        if _COMPLETE.match(result.get(path, "")):
+            return result[path]
     return ""
 
 
-def _note(found: dict[str, str], line: str, when: str) -> None:
+def _note(result: dict[str, str], line: str, when: str) -> None:
     match = _LINE.match(line)
     if match is not None:
         call = "written" if match["call"] == "content of" else match["call"]
-        found[match["path"]] = f"{call} by {match['who']}{when}"
+        result[match["path"]] = f"{call} by {match['who']}{when}"

@@ -113,12 +113,12 @@ def _matches(pattern: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 
 def _past(pattern: tuple[str, ...], alive: Iterable[int]) -> set[int]:
     """Also the places behind `**`, which may stand for no directory at all."""
-    found = set(alive)
-    for at in sorted(found):
+    result = set(alive)
+    for at in sorted(result):
         while at < len(pattern) and pattern[at] == "**":
             at += 1
-            found.add(at)
-    return found
+            result.add(at)
+    return result
 
 
 def _fits(pattern: str, part: str) -> bool:
@@ -127,17 +127,17 @@ def _fits(pattern: str, part: str) -> bool:
 
 def without(effects: Effects, tasks: Iterable[RunningTask], rules: IgnoreRuleSet) -> Effects:
     """The effects but for processes that are ignored. `tasks` are all that live, as many as the effects count."""
-    seen = list(tasks)
-    if len(seen) != effects.survivors:
+    observed = list(tasks)
+    if len(observed) != effects.survivors:
         return effects  # one was born or ended meanwhile: count them all
-    left = [task for task in seen if not rules.process(task)]
-    if len(left) == len(seen):
+    left = [task for task in observed if not rules.process(task)]
+    if len(left) == len(observed):
         return effects
     return msgspec.structs.replace(
         effects,
-        ignored=len(seen) - len(left),
+        ignored=len(observed) - len(left),
         survivors=len(left),
         survivors_new=sum(task.new for task in left),
         survivors_ran=sum(task.ran and not task.new for task in left),
-        channels=effects.channels + sum(task.spoke for task in seen if rules.process(task)),
+        channels=effects.channels + sum(task.spoke for task in observed if rules.process(task)),
     )

@@ -63,19 +63,19 @@ def judge(effects: Effects, options: Options | None = None) -> Judgement:
 
 
 def _file_reasons(effects: Effects) -> list[str]:
-    found = [
+    result = [
         _counted(effects.data_writes, "file written", "files written"),
         _counted(effects.name_changes, "name changed", "names changed"),
         _counted(effects.metadata_changes, "change of metadata", "changes of metadata"),
         _counted(effects.uring_requests, "io_uring request", "io_uring requests"),
         effects.must_files,
     ]
-    return [reason for reason in found if reason]
+    return [reason for reason in result if reason]
 
 
 def _process_reasons(effects: Effects) -> list[str]:
     older = effects.survivors - effects.survivors_new
-    found = [
+    result = [
         _counted(effects.survivors_new, "new task lives on", "new tasks live on"),
         _counted(effects.survivors_ran, "older task ran", "older tasks ran"),
         _counted(effects.survivors_gone, "older task ended", "older tasks ended"),
@@ -87,8 +87,8 @@ def _process_reasons(effects: Effects) -> list[str]:
         effects.must_processes,
     ]
     if older > 0:
-        found.append(_counted(effects.channels, "channel to an older task", "channels to older tasks"))
-    return [reason for reason in found if reason]
+        result.append(_counted(effects.channels, "channel to an older task", "channels to older tasks"))
+    return [reason for reason in result if reason]
 
 
 def _counted(count: int, one: str, many: str) -> str:

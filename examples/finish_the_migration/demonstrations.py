@@ -26,14 +26,14 @@ class Habits:
     """Chances of what a demonstration does, where it may choose."""
 
     late: float = 0.25  # mends a loud fault only when the migration has complained; costs turns, not the reward
-    skip_look: float = 0.0  # migrates before it has looked
+    skip_poll: float = 0.0  # migrates before it has looked
     overlook: float = 0.0  # leaves a silent fault as it is
     give_up: float = 0.0  # leaves at a lock or a complaint
     skip_check: float = 0.0  # leaves without having checked
 
 
 CLEAN = Habits()
-SLOPPY = Habits(skip_look=0.3, overlook=0.3, give_up=0.3, skip_check=0.35)
+SLOPPY = Habits(skip_poll=0.3, overlook=0.3, give_up=0.3, skip_check=0.35)
 
 
 def demonstrate(seed: int, *, sloppy: bool) -> list[tuple[str, bool]]:
@@ -58,7 +58,7 @@ def script(case: Scenario, habits: Habits, rng: random.Random) -> Generator[str,
     """Yields commands, is sent what they printed; the last is `exit`."""
     to_mend = [at for at, fault in enumerate(case.faults) if fault is not None]
     shown = False  # the schema
-    if rng.random() >= habits.skip_look:
+    if rng.random() >= habits.skip_poll:
         yield "cat steps/*"
         late = {at for at in to_mend if case.faults[at] != "target" and rng.random() < habits.late}
         left = {at for at in to_mend if case.faults[at] == "target" and rng.random() < habits.overlook}

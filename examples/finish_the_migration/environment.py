@@ -20,7 +20,7 @@ from rollout import Observation
 from rollout.environments.shell import PROMPT, ShellEnvironment
 from sandbox.messages import ExecResult
 
-from .scenario import FOLDER, STEPS, Scenario, scenario
+from .scenario import DIRECTORY, STEPS, Scenario, scenario
 
 LONGEST = 20.0  # seconds for a command
 AUDIT = ["/bin/sh", "-c", "cat schema; echo --; cat rows; echo --; cat done; [ ! -e lock ] || echo locked"]
@@ -41,21 +41,21 @@ class FinishTheMigration(ShellEnvironment):
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         self.seed, self.scenario = seed, scenario(seed)
         self.turns, self.checked = 0, False
-        result = await sandbox.exec(self.scenario.install, cwd=FOLDER, timeout=LONGEST)
+        result = await sandbox.exec(self.scenario.install, cwd=DIRECTORY, timeout=LONGEST)
         if result.exit_code != 0:
             raise RuntimeError(f"the migration could not be laid down: {result.stderr[:200]!r}")
         return Observation(text=self.scenario.ticket + PROMPT)
 
     async def execute(self, sandbox: Any, command: str) -> ExecResult:
         assert self.scenario is not None, "reset() comes first"
-        result: ExecResult = await sandbox.exec(command, cwd=FOLDER, timeout=LONGEST)
+        result: ExecResult = await sandbox.exec(command, cwd=DIRECTORY, timeout=LONGEST)
         if command.strip() == "./check":
-            self.checked = result.text == self.scenario.wanted
+            self.checked = result.text == self.scenario.target
         return result
 
     async def earned(self, sandbox: Any) -> float:
         assert self.scenario is not None
-        result = await sandbox.exec(AUDIT, cwd=FOLDER, timeout=LONGEST, ends_turn=False)
+        result = await sandbox.exec(AUDIT, cwd=DIRECTORY, timeout=LONGEST, ends_turn=False)
         return worth(self.scenario, result.text, checked=self.checked)
 
     def snapshot(self) -> bytes:
@@ -72,12 +72,12 @@ def worth(case: Scenario, audit: str, *, checked: bool) -> float:
     schema, rows, done = (*audit.split("--\n"), "", "")[:3]
 
     def right(n: str) -> bool:
-        wanted = [line for line in case.rows_after.splitlines() if line.startswith(n)]
+        target = [line for line in case.rows_after.splitlines() if line.startswith(n)]
         return (
             f"{n} {case.new[int(n) - 1]}" in schema.splitlines()
-            and [line for line in rows.splitlines() if line.startswith(n)] == wanted
+            and [line for line in rows.splitlines() if line.startswith(n)] == target
         )
 
     columns = sum(right(n) for n in STEPS)
-    whole = columns == len(STEPS) and done.split() == list(STEPS) and checked
-    return (2 * columns + 4 * whole) / 10
+    complete = columns == len(STEPS) and done.split() == list(STEPS) and checked
+    return (2 * columns + 4 * complete) / 10

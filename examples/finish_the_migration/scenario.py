@@ -15,7 +15,7 @@ from typing import Literal
 Fault = Literal["target", "source", "missing"]  # of a step: renames to a wrong name, from a wrong name, is not there
 LOUD: tuple[Fault, ...] = ("source", "missing")
 
-FOLDER = "/srv"
+DIRECTORY = "/srv"
 STEPS = ("1", "2", "3")
 ROWS = 8
 
@@ -90,10 +90,10 @@ class Scenario:
 
     @property
     def ticket(self) -> str:
-        return f"want\n{self.wanted}"
+        return f"want\n{self.target}"
 
     @property
-    def wanted(self) -> str:
+    def target(self) -> str:
         """The schema after the migration."""
         return "".join(f"{n} {name}\n" for n, name in zip(STEPS, self.new, strict=True))
 
@@ -133,10 +133,10 @@ class Scenario:
     @property
     def install(self) -> list[str]:
         """The command that lays it down in a fresh sandbox."""
-        spare = self.faults.index("missing") if "missing" in self.faults else None
-        spared = ("-", "") if spare is None else (STEPS[spare], self.step(spare))
+        standby = self.faults.index("missing") if "missing" in self.faults else None
+        spared = ("-", "") if standby is None else (STEPS[standby], self.step(standby))
         lock = "lock" if self.locked else "-"
-        steps = [text for at, n in enumerate(STEPS) if at != spare for text in (n, self.step(at))]
+        steps = [text for at, n in enumerate(STEPS) if at != standby for text in (n, self.step(at))]
         given = [MIGRATE, CHECK, self.schema, self.rows, *spared, lock, *steps]
         return ["/bin/sh", "-c", INSTALL, "install", *given]
 

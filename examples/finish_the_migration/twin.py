@@ -30,10 +30,10 @@ class Twin(TwinShell):
         return programs[name]() if name in programs and name.removeprefix("./") in self.files else None
 
     def _install(self, fields: list[str]) -> ExecResult:
-        migrate, check, schema, rows, spare, text, lock, *steps = fields
+        migrate, check, schema, rows, standby, text, lock, *steps = fields
         self.files = {"migrate": migrate, "check": check, "schema": schema, "rows": rows, "done": ""}
-        if spare != "-":
-            self.files[f"spare/{spare}"] = text
+        if standby != "-":
+            self.files[f"spare/{standby}"] = text
         if lock != "-":
             self.files["lock"] = ""
         self.files.update({f"steps/{n}": step for n, step in zip(steps[::2], steps[1::2], strict=True)})
@@ -78,5 +78,5 @@ class Twin(TwinShell):
             return answer("locked\n", code=1)
         if "rows" not in self.files:
             return answer(code=1)
-        found = {match[1] for line in self.files["rows"].split("\n") if (match := ROW.fullmatch(line))}
-        return answer("".join(f"{each}\n" for each in sorted(found)))
+        result = {match[1] for line in self.files["rows"].split("\n") if (match := ROW.fullmatch(line))}
+        return answer("".join(f"{item}\n" for item in sorted(result)))

@@ -23,14 +23,14 @@ from .twin import Twin
 class Habits:
     """Chance of each slip in a demonstration."""
 
-    skip_look: float = 0.0  # starts at once, without having looked
+    skip_poll: float = 0.0  # starts at once, without having looked
     skip_repair: float = 0.0  # looks, then starts without a repair
     foreground: float = 0.0  # forgets `&`
     skip_check: float = 0.0  # leaves without asking the service
 
 
 CLEAN = Habits()
-SLOPPY = Habits(skip_look=0.3, skip_repair=0.25, foreground=0.35, skip_check=0.35)
+SLOPPY = Habits(skip_poll=0.3, skip_repair=0.25, foreground=0.35, skip_check=0.35)
 
 
 def demonstrate(seed: int, *, sloppy: bool) -> list[tuple[str, bool]]:
@@ -54,7 +54,7 @@ def script(seed: int, *, sloppy: bool) -> Iterator[str]:
 
 
 def _script(case: Scenario, habits: Habits, rng: random.Random) -> Iterator[str]:
-    if rng.random() >= habits.skip_look:
+    if rng.random() >= habits.skip_poll:
         yield "cat app.conf"
         if case.breakage == "missing":  # the configuration shows nothing wrong: look further
             yield "ls data"

@@ -18,7 +18,7 @@ from rollout import Observation
 from rollout.environments.shell import PROMPT, ShellEnvironment
 from sandbox.messages import ExecResult
 
-from .scenario import FOLDER, Scenario, scenario
+from .scenario import DIRECTORY, Scenario, scenario
 
 LONGEST = 20.0  # seconds for a command that should end by itself
 FOREGROUND = 1.0  # seconds for the service in the foreground, which never does
@@ -40,14 +40,14 @@ class FixTheService(ShellEnvironment):
         self.seed, self.scenario = seed, scenario(seed)
         self.turns = 0
         self.looked = self.repaired = self.checked = False
-        result = await sandbox.exec(self.scenario.install, cwd=FOLDER, timeout=LONGEST)
+        result = await sandbox.exec(self.scenario.install, cwd=DIRECTORY, timeout=LONGEST)
         if result.exit_code != 0:
             raise RuntimeError(f"the service could not be laid down: {result.stderr[:200]!r}")
         return Observation(text=self.scenario.ticket + PROMPT)
 
     async def execute(self, sandbox: Any, command: str) -> ExecResult:
         foreground = command.startswith("./serve") and not command.endswith("&")
-        result: ExecResult = await sandbox.exec(command, cwd=FOLDER, timeout=FOREGROUND if foreground else LONGEST)
+        result: ExecResult = await sandbox.exec(command, cwd=DIRECTORY, timeout=FOREGROUND if foreground else LONGEST)
         self._judge(command, result)
         return result
 
@@ -55,7 +55,7 @@ class FixTheService(ShellEnvironment):
         if not (self.looked and self.checked):  # without both no answer of the service could earn it
             return 0.0
         assert self.scenario is not None
-        result = await sandbox.exec(self.scenario.verify, cwd=FOLDER, timeout=LONGEST, ends_turn=False)
+        result = await sandbox.exec(self.scenario.verify, cwd=DIRECTORY, timeout=LONGEST, ends_turn=False)
         return float(result.text == self.scenario.answer + "\n")
 
     def snapshot(self) -> bytes:

@@ -19,7 +19,7 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-FOLDER = "/srv"
+DIRECTORY = "/srv"
 PORTS = [str(port) for port in range(8100, 8132)]
 STALE_PORTS = [str(port) for port in range(9100, 9132)]
 DATA = _words(
@@ -58,7 +58,7 @@ while (accept A, S) { print A "$c{greet} $d\\n"; close A }
 """
 
 # Asks over loopback. A service that was started a moment ago may not listen yet: wait for it, and only for it.
-ASK = """#!/bin/bash
+REQUEST = """#!/bin/bash
 starting() {
   for comm in /proc/[0-9]*/comm; do
     read -r name <"$comm" && [ "$name" = serve ] && return 0
@@ -140,12 +140,12 @@ class Scenario:
     @property
     def install(self) -> list[str]:
         """The command that breaks a fresh sandbox in this way."""
-        return ["/bin/sh", "-c", INSTALL, "install", self.configuration, SERVE, ASK, self.data, *self.present]
+        return ["/bin/sh", "-c", INSTALL, "install", self.configuration, SERVE, REQUEST, self.data, *self.present]
 
     @property
     def verify(self) -> list[str]:
         """The command that asks the service without trusting anything in the sandbox that an agent may edit."""
-        return ["/bin/bash", "-c", ASK, "ask", self.port]
+        return ["/bin/bash", "-c", REQUEST, "ask", self.port]
 
 
 def scenario(seed: int) -> Scenario:

@@ -24,7 +24,7 @@ class Twin(TwinShell):
         self.listening: dict[int, str] = {}  # port -> the line that a service there answers
 
     def run(self, command: list[str]) -> ExecResult:
-        return self._install(command[4:]) if command[0] == "/bin/sh" else self._ask(command[-1])
+        return self._install(command[4:]) if command[0] == "/bin/sh" else self._request(command[-1])
 
     def shell(self, command: str) -> ExecResult:
         if match := SERVE.fullmatch(command):
@@ -32,11 +32,11 @@ class Twin(TwinShell):
         return super().shell(command)
 
     def program(self, name: str, arguments: list[str]) -> ExecResult | None:
-        return self._ask(arguments[0]) if name == "./ask" and len(arguments) == 1 else None
+        return self._request(arguments[0]) if name == "./ask" and len(arguments) == 1 else None
 
     def _install(self, fields: list[str]) -> ExecResult:
-        configuration, serve, ask, spare, *present = fields
-        self.files = {"app.conf": configuration, "serve": serve, "ask": ask, f"spare/{spare}": spare + "\n"}
+        configuration, serve, request, standby, *present = fields
+        self.files = {"app.conf": configuration, "serve": serve, "ask": request, f"spare/{standby}": standby + "\n"}
         self.files.update({f"data/{name}": name + "\n" for name in present})
         self.listening = {}
         return answer()
@@ -60,7 +60,7 @@ class Twin(TwinShell):
             return answer(shown)
         return answer(shown, code=137 if lives else 1, timed_out=lives)
 
-    def _ask(self, port: str) -> ExecResult:
+    def _request(self, port: str) -> ExecResult:
         line = self.listening.get(_number(port)) if port.isdecimal() else None
         return answer(line) if line is not None else answer("refused\n", code=1)
 

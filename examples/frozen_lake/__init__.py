@@ -45,17 +45,17 @@ def demonstrate(seed: int, *, sloppy: bool) -> list[tuple[str, bool]]:
 
 
 def _walk(lake: Environment, rng: random.Random, astray: float) -> tuple[list[tuple[str, bool]], bool]:
-    seen = immediate(lake.reset(None, 0))
-    texts = [(seen.text, False)]
+    observed = immediate(lake.reset(None, 0))
+    texts = [(observed.text, False)]
     for _ in range(TURNS):
-        row, column = (int(digit) for digit in seen.text if digit.isdigit())
+        row, column = (int(digit) for digit in observed.text if digit.isdigit())
         ahead = next(name for name in NAMES if name[0] == AHEAD[row][column])
         action = rng.choice(NAMES) if rng.random() < astray else ahead
-        seen = immediate(lake.step(None, action))
-        texts += [(action, True), (seen.text, False)]
-        if seen.done:
+        observed = immediate(lake.step(None, action))
+        texts += [(action, True), (observed.text, False)]
+        if observed.done:
             break
-    return texts, seen.reward > 0
+    return texts, observed.reward > 0
 
 
 __all__ = ["ENVIRONMENT", "WORDS", "Twin", "demonstrate"]

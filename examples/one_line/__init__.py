@@ -34,8 +34,8 @@ def command(content: str) -> str:
     >>> command("Sure:\\n```bash\\nls /etc\\n```\\nThat lists it."), command(" ls ")
     ('ls /etc', 'ls')
     """
-    found = FENCE.search(content)
-    return (found[1] if found else content).strip()
+    result = FENCE.search(content)
+    return (result[1] if result else content).strip()
 
 
 class OneLine(Environment):
@@ -63,9 +63,9 @@ class OneLine(Environment):
         text = (result.stdout + result.stderr).decode("utf-8", "replace")[:SHOWN]
         if self.turns < self.max_turns:
             return Observation(text=f"It printed:\n{text}\nWrite the line again, better if you can.")
-        wanted = await sandbox.exec(self.solution, timeout=LONGEST)
+        target = await sandbox.exec(self.solution, timeout=LONGEST)
         ran = result.exit_code == 0 and bool(result.stdout.strip())
-        right = ran and result.stdout.split() == wanted.stdout.split()
+        right = ran and result.stdout.split() == target.stdout.split()
         return Observation(text=text, reward=1.0 if right else 0.25 if ran else 0.0, done=True)
 
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from examples.fix_the_service.scenario import FOLDER, Scenario, scenario
+from examples.fix_the_service.scenario import DIRECTORY, Scenario, scenario
 from sandbox import Client, Limits, NotFound, PagurusError, Sandbox, paths
 from sandbox.messages import Gateway, Upstream
 
@@ -34,7 +34,8 @@ SETTINGS = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 AGENT = 'python3 -m minisweagent.run.mini -y --exit-immediately -t "$0" -m openai/policy -o /out.json </dev/null'
-TASK = f"""Repair the service in {FOLDER}: ./serve reads app.conf, opens data/NAME and listens; spare/ has spare data.
+TASK = f"""Repair the service in {DIRECTORY}: ./serve reads app.conf, opens data/NAME and listens; spare/ has spare
+data.
 Look first, repair one thing, start it in the background (./serve >log 2>&1 &), and check it: ./ask PORT
 
 """
@@ -82,10 +83,10 @@ async def main(seed: int, url: str | None, model: str | None, key_file: str | No
 
 async def _episode(sb: Sandbox, case: Scenario) -> bool:
     """Break the service, let the agent repair it, kill everything after its second answer."""
-    await sb.exec(case.install, cwd=FOLDER)
+    await sb.exec(case.install, cwd=DIRECTORY)
     print(f"sandbox {sb.id}: broken is the {case.breakage}; mini-swe-agent starts", flush=True)
     command = f"(setsid sh -c '{AGENT} >/said 2>&1; echo $? >/done' \"$TASK\") &"
-    await sb.exec(command, env={**SETTINGS, "TASK": TASK + case.ticket}, cwd=FOLDER, ends_turn=False)
+    await sb.exec(command, env={**SETTINGS, "TASK": TASK + case.ticket}, cwd=DIRECTORY, ends_turn=False)
     while len(await sb.gateway.exchanges()) < 2 and not await _exists(sb, "/done"):  # noqa: ASYNC110 - in a sandbox
         await asyncio.sleep(0.2)
     await sb.kill()
@@ -93,9 +94,11 @@ async def _episode(sb: Sandbox, case: Scenario) -> bool:
     while not await _exists(sb, "/done"):  # noqa: ASYNC110 - it is a process in a sandbox
         await asyncio.sleep(0.2)
     for exchange in await sb.gateway.exchanges():
-        heard = "from the record" if exchange.from_record else "from the model"
-        print(f"  turn {exchange.turn}: asked {exchange.asked}x, heard {heard}, checkpoint {exchange.checkpoint}")
-    answer = await sb.exec(case.verify, cwd=FOLDER)
+        last_seen = "from the record" if exchange.from_record else "from the model"
+        print(
+            f"  turn {exchange.turn}: asked {exchange.requested}x, heard {last_seen}, checkpoint {exchange.checkpoint}"
+        )
+    answer = await sb.exec(case.verify, cwd=DIRECTORY)
     return answer.text == case.answer + "\n"
 
 

@@ -55,10 +55,10 @@ def _printed(observation: str) -> str:
 class Chat:
     """``/v1/chat/completions`` over an engine that speaks tokens."""
 
-    def __init__(self, engine: Any, folder: Path) -> None:
+    def __init__(self, engine: Any, directory: Path) -> None:
         self.engine = engine
-        self.tokenizer = policy.load_tokenizer(folder)
-        self.asked = 0
+        self.tokenizer = policy.load_tokenizer(directory)
+        self.requested = 0
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=32 << 20)
@@ -67,7 +67,7 @@ class Chat:
 
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.asked += 1
+        self.requested += 1
         tokens, _ = fit.transcript(transcript(body["messages"]), self.tokenizer)
         sampling = Sampling(max_tokens=LONGEST, temperature=0.0, stop_token_ids=[policy.END_ID])
         generation = await self.engine.generate(tokens, sampling)
@@ -79,10 +79,10 @@ class Chat:
         message = {
             "role": "assistant",
             "content": f"I run `{command}`.",
-            "tool_calls": [{"id": f"call_{self.asked}", "type": "function", "function": call}],
+            "tool_calls": [{"id": f"call_{self.requested}", "type": "function", "function": call}],
         }
         return {
-            "id": f"chatcmpl-{self.asked}",
+            "id": f"chatcmpl-{self.requested}",
             "object": "chat.completion",
             "created": 1,
             "model": "policy",

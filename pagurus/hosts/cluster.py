@@ -57,12 +57,12 @@ def list_hosts(json: Json = False) -> None:
     """The hosts, what they have, how busy they are."""
     from sandbox.messages.cluster import HostInfo
 
-    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/hosts", list[HostInfo]))
+    result = call(lambda cluster: cluster.call("GET", "/v1/cluster/hosts", list[HostInfo]))
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
-        ("host", "state", "sandboxes", "load", "cpus", "memory free", "disk free", "labels", ""), map(_row, found)
+        ("host", "state", "sandboxes", "load", "cpus", "memory free", "disk free", "labels", ""), map(_row, result)
     )
 
 
@@ -101,11 +101,11 @@ def where(json: Json = False) -> None:
     """On which host each sandbox is."""
     from sandbox.messages.cluster import PlaceInfo
 
-    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/places", list[PlaceInfo]))
+    result = call(lambda cluster: cluster.call("GET", "/v1/cluster/places", list[PlaceInfo]))
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        output.table(("sandbox", "host"), [(each.sandbox, each.host) for each in found])
+        output.table(("sandbox", "host"), [(item.sandbox, item.host) for item in result])
 
 
 @application.command("turns")
@@ -121,13 +121,13 @@ def turns(
     if gantt is not None:
         _draw_turns(gantt, seconds)
         return
-    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases", list[PhaseInfo]))
-    found = [each for each in found if everything or each.state != "left"]
+    result = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases", list[PhaseInfo]))
+    result = [item for item in result if everything or item.state != "left"]
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     head = ("job", "group", "phase", "", "rollout machine-h", "training machine-h", "cost", "because")
-    output.table(head, map(_turn_row, found))
+    output.table(head, map(_turn_row, result))
 
 
 def _turn_row(job: PhaseInfo) -> tuple[object, ...]:
@@ -141,10 +141,10 @@ def _draw_turns(file: Path, seconds: float) -> None:
     from coordinator.gantt import chart
     from sandbox.messages.cluster import PastPhase
 
-    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases/past", list[PastPhase]))
-    if not found:
+    result = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases/past", list[PastPhase]))
+    if not result:
         raise NotFound("no job has taken a turn yet", hint="a plan's table [share] lets its run take turns")
-    file.write_text(chart(found, time.time(), seconds))
+    file.write_text(chart(result, time.time(), seconds))
     output.say(str(file))
 
 
@@ -155,7 +155,7 @@ def _change(host: str, change: HostChange) -> None:
 
 
 def _labels(given: list[str] | None) -> dict[str, str | None]:
-    pairs = [each.partition("=") for each in given or []]
+    pairs = [item.partition("=") for item in given or []]
     return {name: value or None for name, _, value in pairs}
 
 

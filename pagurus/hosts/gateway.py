@@ -24,13 +24,13 @@ Name = Annotated[str, typer.Argument(help="Name of an upstream.", metavar="NAME"
 @application.command("ls")
 def list_upstreams(json: Json = False) -> None:
     """The upstreams of this host, without their keys."""
-    found = call(lambda host: host.gateway.upstreams())
+    result = call(lambda host: host.gateway.upstreams())
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
         ("name", "url", "key", "headers", "in flight"),
-        [(u.name, u.url, "yes" if u.has_key else "", ", ".join(u.headers), u.in_flight) for u in found],
+        [(u.name, u.url, "yes" if u.has_key else "", ", ".join(u.headers), u.in_flight) for u in result],
     )
 
 
@@ -82,37 +82,37 @@ def log(
     async def read(host: Client) -> Exchange:
         return await (await host.get(sandbox)).gateway.exchange(exchange)
 
-    found = call(read)
+    result = call(read)
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
-    print(output.printable(found.request.decode("utf-8", "replace")))
-    print(output.printable(found.response.decode("utf-8", "replace")))
+    print(output.printable(result.request.decode("utf-8", "replace")))
+    print(output.printable(result.response.decode("utf-8", "replace")))
 
 
 def _list(sandbox: str, json: bool) -> None:
     async def read(host: Client) -> list[ExchangeInfo]:
         return await (await host.get(sandbox)).gateway.exchanges()
 
-    found = call(read)
+    result = call(read)
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
-        ("exchange", "after", "turn", "checkpoint", "path", "state", "asked", "heard", "record", "bytes"),
+        ("exchange", "after", "turn", "checkpoint", "path", "state", "requested", "last_seen", "record", "bytes"),
         [
             (
                 e.id,
                 e.parent if e.parent is not None else "",
-                e.turn if e.main else "beside",
+                e.turn if e.main else "alongside",
                 e.checkpoint or "",
                 e.path,
                 f"{e.state} {e.status}" if e.status else e.state,
-                e.asked,
+                e.requested,
                 e.answered,
                 e.from_record,
                 output.size(e.request_bytes + e.response_bytes),
             )
-            for e in found
+            for e in result
         ],
     )

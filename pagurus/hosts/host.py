@@ -57,8 +57,8 @@ def bench(
     """Run a bench: `pagurus bench NAME [--json] ...`. With --json one JSON object is printed last."""
     import bench as benches
 
-    known, words = benches.names(), [name, *context.args]
-    if name in known:
+    existing, words = benches.names(), [name, *context.args]
+    if name in existing:
         if not {"-h", "--help"} & set(context.args):
             from bench.harness import aftermath
 
@@ -66,9 +66,9 @@ def bench(
         sys.path.append(str(CHECKOUT))  # whose examples some benches learn, and which are not installed
         raise typer.Exit(importlib.import_module(benches.module(name)).main(context.args))
     if name != "ls" and not name.startswith("-"):
-        output.complain(f"no bench {name!r}; there are: {', '.join(known)}")
+        output.complain(f"no bench {name!r}; there are: {', '.join(existing)}")
         raise typer.Exit(2)
     if "--json" in words:
-        output.as_json([{"name": each} for each in known])
+        output.as_json([{"name": item} for item in existing])
     else:
-        output.table(("bench", "what it asks"), [(each, benches.about(each)) for each in known])
+        output.table(("bench", "what it asks"), [(item, benches.about(item)) for item in existing])

@@ -33,13 +33,13 @@ def list_images(json: Json = False) -> None:
     async def work(host: Client) -> tuple[list[ImageInfo], Sequence[StepInfo]]:
         return await host.images.list(), await host.images.steps()
 
-    found, steps = call(work)
+    result, steps = call(work)
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
         ("image", "digest", "size", "used by", "source", "made"),
-        [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in found],
+        [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in result],
     )
     if steps:
         size = output.size(sum(step.size for step in steps))
@@ -49,13 +49,13 @@ def list_images(json: Json = False) -> None:
 @application.command()
 def steps(json: Json = False) -> None:
     """The steps of builds that are kept, the one used last first."""
-    found = call(lambda host: host.images.steps())
+    result = call(lambda host: host.images.steps())
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
         ("step", "key", "checkpoint", "size", "used"),
-        [(s.title, s.key[:12], s.checkpoint, output.size(s.size), output.when(s.used_at)) for s in found],
+        [(s.title, s.key[:12], s.checkpoint, output.size(s.size), output.when(s.used_at)) for s in result],
     )
 
 
@@ -79,8 +79,8 @@ def import_image(
 ) -> None:
     """Make an image from what is on this host's disk. Needs no daemon; root only."""
     store = _store()
-    whole = source.is_dir() and not (source / "index.json").is_file()
-    work = store.import_directory if whole else store.import_archive
+    complete = source.is_dir() and not (source / "index.json").is_file()
+    work = store.import_directory if complete else store.import_archive
     with output.working(f"import {source}"):
         work(name, source, replace=replace)
     _made(store.info(name))
@@ -122,7 +122,7 @@ def debootstrap(
     """Make a minimal Debian. Needs no daemon; root only."""
     store = _store()
     with output.working(f"install Debian {suite}"):
-        store.debootstrap(name, suite=suite, include=[each for each in include.split(",") if each])
+        store.debootstrap(name, suite=suite, include=[item for item in include.split(",") if item])
     _made(store.info(name))
 
 
@@ -159,7 +159,7 @@ def build(
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
     from sandbox.messages import Network
 
-    known = dict(_secret(each) for each in secret or [])
+    existing = dict(_secret(item) for item in secret or [])
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
     contexts = {given.partition("=")[0]: given.partition("=")[2] for given in build_context or []}
     if network not in ("none", "open"):
@@ -180,7 +180,7 @@ def build(
                 network=reach,
                 replace=replace,
                 cache=not no_cache,
-                secrets=known,
+                secrets=existing,
                 contexts=contexts,
                 output=None if quiet else show,
             )

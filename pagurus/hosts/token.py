@@ -67,15 +67,15 @@ def list_tokens(json: Json = False) -> None:
     """The tokens of this host."""
     from sandbox.messages.tokens import ApiToken
 
-    found = call(lambda host: host.call("GET", "/v1/tokens", list[ApiToken]))
+    result = call(lambda host: host.call("GET", "/v1/tokens", list[ApiToken]))
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
         ("token", "name", "scope", "owner", "created", "expires", "revoked", "quota"),
         [
             (t.id, t.name, t.scope, t.owner, _when(t.created_at), _when(t.expires_at), _when(t.revoked_at), _quota(t))
-            for t in found
+            for t in result
         ],
     )
 
@@ -87,8 +87,8 @@ def revoke(tokens: Annotated[list[str], typer.Argument(help="Ids as listed.", me
     from sandbox.messages.tokens import ApiToken
 
     async def work(host: Client) -> None:
-        for each in tokens:
-            await host.call("DELETE", f"/v1/tokens/{each}", ApiToken)
+        for item in tokens:
+            await host.call("DELETE", f"/v1/tokens/{item}", ApiToken)
 
     call(work)
 
@@ -97,7 +97,7 @@ def _when(moment: float | None) -> str:
     return "" if moment is None else output.when(moment)
 
 
-def _quota(found: ApiToken) -> str:
-    values = {name: getattr(found.quota, name) for name in found.quota.__struct_fields__}
+def _quota(result: ApiToken) -> str:
+    values = {name: getattr(result.quota, name) for name in result.quota.__struct_fields__}
     shown = {name: output.size if name in ("memory", "disk") else "{:g}".format for name in values}
     return ", ".join(f"{name} {shown[name](value)}" for name, value in values.items() if value is not None)

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from pagurus import output
-from pagurus.common import CheckpointName, Json, SandboxName, call, checkpoint_ids, each, sandbox_names
+from pagurus.common import CheckpointName, Json, SandboxName, call, checkpoint_ids, item, sandbox_names
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def verify(
         output.as_json(reports)
     else:
         rows = [
-            (r.checkpoint, "damaged" if r.damage else "whole", r.pages, r.files, "; ".join(r.notes)) for r in reports
+            (r.checkpoint, "damaged" if r.damage else "complete", r.pages, r.files, "; ".join(r.notes)) for r in reports
         ]
         output.table(("checkpoint", "", "pages", "files", "notes"), rows)
         for report in reports:
@@ -141,7 +141,7 @@ def rm(
     ],
 ) -> None:
     """Remove checkpoints that nothing stands on. What descends from them is handed to their parents."""
-    each(checkpoints, lambda host, name: host.store.remove(name))
+    item(checkpoints, lambda host, name: host.store.remove(name))
 
 
 @application.command()
@@ -168,7 +168,7 @@ def export(
     """Write a durable checkpoint to stdout. For `pagurus checkpoint import` elsewhere."""
     if sys.stdout.isatty():
         raise Invalid("a checkpoint is no text", hint="redirect it to a file or a pipe")
-    known = have_file.read_bytes() if have_file is not None else b""
+    existing = have_file.read_bytes() if have_file is not None else b""
 
     with output.progress(f"export {checkpoint}", None) as advanced:
 
@@ -176,7 +176,7 @@ def export(
             import asyncio
 
             sent = 0
-            async for part in host.store.stream(checkpoint, since=since, have=known):
+            async for part in host.store.stream(checkpoint, since=since, have=existing):
                 await asyncio.to_thread(_write, part)
                 sent += len(part)
                 advanced(sent)

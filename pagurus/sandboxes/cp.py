@@ -37,8 +37,8 @@ class CopyTarget:
     below: str = ""  # of that content: the directory in `directory` that it fills, which may be there already
 
 
-def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTarget:
-    """What to copy where. `tree`: the source is a directory; `found`: what is at the target, ``directory``, ``file``
+def placed(source: str, target: str, *, tree: bool, result: str | None) -> CopyTarget:
+    """What to copy where. `tree`: the source is a directory; `result`: what is at the target, ``directory``, ``file``
     or None. Raises Invalid where that means nothing.
 
     >>> placed("a.txt", "/tmp", tree=False, found="directory")
@@ -50,11 +50,11 @@ def placed(source: str, target: str, *, tree: bool, found: str | None) -> CopyTa
     """
     name = posixpath.basename(posixpath.normpath(source))
     if tree:
-        if found == "file":
+        if result == "file":
             raise Invalid(f"{target} is a file and {source} a directory", hint="name a directory")
         content = source.endswith("/.") or name in ("", ".", "..")
-        return CopyTarget(target, below="" if found is None or content else name)
-    if found == "directory":
+        return CopyTarget(target, below="" if result is None or content else name)
+    if result == "directory":
         return CopyTarget(target, name)
     if target.endswith("/"):
         raise Invalid(f"there is no directory {target}", hint="make it first, or leave out the slash at the end")
@@ -86,18 +86,20 @@ def copy(source: Place, target: Place) -> None:
 
 
 async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
-    where = placed(source, target, tree=_local_kind(source) == "directory", found=await _kind(sandbox, target))
+    where = placed(source, target, tree=_local_kind(source) == "directory", result=await _kind(sandbox, target))
     if where.name is None:
         return await sandbox.files.upload(source, posixpath.join(where.directory, where.below), progress=advanced)
     if await _kind(sandbox, where.directory) != "directory":
         raise Invalid(f"there is no directory {where.directory} in the sandbox", hint="make it first")
-    beside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
+    alongside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
     try:
-        copied = await sandbox.files.upload(source, beside, progress=advanced)
-        await sandbox.files.move(posixpath.join(beside, Path(source).name), posixpath.join(where.directory, where.name))
+        copied = await sandbox.files.upload(source, alongside, progress=advanced)
+        await sandbox.files.move(
+            posixpath.join(alongside, Path(source).name), posixpath.join(where.directory, where.name)
+        )
     finally:
-        if await sandbox.files.exists(beside):
-            await sandbox.files.remove(beside, recursive=True)
+        if await sandbox.files.exists(alongside):
+            await sandbox.files.remove(alongside, recursive=True)
     return copied
 
 
@@ -107,7 +109,7 @@ async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callab
     kind = await _kind(sandbox, source)
     if kind is None:
         raise NotFound(f"there is no {source} in the sandbox")
-    where = placed(source, target, tree=kind == "directory", found=_local_kind(target))
+    where = placed(source, target, tree=kind == "directory", result=_local_kind(target))
     if where.name is None:
         return await sandbox.files.download(source, where.directory, below=where.below, progress=advanced)
     if _local_kind(where.directory) != "directory":
@@ -125,11 +127,11 @@ async def _kind(sandbox: Sandbox, path: str) -> str | None:
     if path == "/" or path.endswith("/."):
         return "directory"
     try:
-        found = await sandbox.files.stat(path)
+        result = await sandbox.files.stat(path)
     except NotFound:
         return None
-    if found.kind != "symlink":
-        return "directory" if found.kind == "directory" else "file"
+    if result.kind != "symlink":
+        return "directory" if result.kind == "directory" else "file"
     try:
         await sandbox.files.list(path)
     except (Invalid, NotFound):
@@ -151,4 +153,4 @@ def _place(text: str) -> tuple[str | None, str]:
 def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
-    return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file() and not each.is_symlink())
+    return sum(item.lstat().st_size for item in path.rglob("*") if item.is_file() and not item.is_symlink())

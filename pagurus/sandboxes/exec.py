@@ -80,11 +80,11 @@ def execute(
         stdin = given(interactive)
 
         async def work(host: Client) -> tuple[ExecResult, str | int | None]:
-            found = await host.get(sandbox)
+            collected = await host.get(sandbox)
             result = await carry_out(
-                found, command, env=variables, stdin=stdin, timeout=timeout, cwd=cwd, user=user, collect=json
+                collected, command, env=variables, stdin=stdin, timeout=timeout, cwd=cwd, user=user, collect=json
             )
-            return result, found.info.limits.memory
+            return result, collected.info.limits.memory
 
         result, memory = call(work)
     if json:
@@ -128,16 +128,16 @@ def need_no_options(command: Sequence[str] | None, what: str, right: str) -> Non
         raise typer.Exit(2)
 
 
-def given(wanted: bool) -> bytes:
+def given(target: bool) -> bytes:
     """The stdin of this program as far as it is meant for the command; it is read before the command starts.
 
-    Not `wanted`: a file, or a pipe that holds something already. One that is merely open, as under a supervisor or in
+    Not `target`: a file, or a pipe that holds something already. One that is merely open, as under a supervisor or in
     a shell's loop over ssh, would never end.
     """
     if sys.stdin is None:
         return b""
     source = sys.stdin.fileno()
-    if not wanted:
+    if not target:
         kind = os.fstat(source).st_mode
         piped = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
         if not stat.S_ISREG(kind) and not (piped and select.select([source], [], [], 0)[0]):
@@ -169,7 +169,7 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
     work = asyncio.ensure_future(_collected(running) if collect else _shown(running))
     loop, sending = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
-    def asked(number: signal.Signals) -> None:
+    def requested(number: signal.Signals) -> None:
         if len(sending) >= 2:
             work.cancel()
             return
@@ -177,7 +177,7 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
 
     ending = termination_signals()
     for number in ending:
-        loop.add_signal_handler(number, asked, number)
+        loop.add_signal_handler(number, requested, number)
     try:
         return await work
     except BrokenPipeError:
@@ -207,18 +207,18 @@ async def _shown(running: CommandStream) -> ExecResult:
 
 
 async def _collected(running: CommandStream) -> ExecResult:
-    kept = {"stdout": bytearray(), "stderr": bytearray()}
+    retained = {"stdout": bytearray(), "stderr": bytearray()}
     dropped = {"stdout": 0, "stderr": 0}
     async with contextlib.aclosing(running) as chunks:
         async for chunk in chunks:
             if (result := chunk.result) is not None:
-                result.stdout, result.stderr = bytes(kept["stdout"]), bytes(kept["stderr"])
+                result.stdout, result.stderr = bytes(retained["stdout"]), bytes(retained["stderr"])
                 result.stdout_dropped += dropped["stdout"]
                 result.stderr_dropped += dropped["stderr"]
                 return result
-            room = COLLECTED - len(kept[chunk.stream])
-            kept[chunk.stream] += chunk.data[:room]
-            dropped[chunk.stream] += max(0, len(chunk.data) - room)
+            capacity = COLLECTED - len(retained[chunk.stream])
+            retained[chunk.stream] += chunk.data[:capacity]
+            dropped[chunk.stream] += max(0, len(chunk.data) - capacity)
     raise _cut_short()
 
 

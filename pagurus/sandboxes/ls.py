@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import Json, SandboxNames, call, each
+from pagurus.common import Json, SandboxNames, call, item
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -27,14 +27,17 @@ def list_sandboxes(
     json: Json = False,
 ) -> None:
     """The sandboxes of this host."""
-    wanted = {name: value if equals else None for name, equals, value in (each.partition("=") for each in label or ())}
-    found = call(lambda host: host.sandboxes(wanted))
+    target = {name: value if equals else None for name, equals, value in (item.partition("=") for item in label or ())}
+    result = call(lambda host: host.sandboxes(target))
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     output.table(
         ("sandbox", "name", "image", "state", "turns", "head", "created", "labels"),
-        [(s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at), _labels(s.labels)) for s in found],
+        [
+            (s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at), _labels(s.labels))
+            for s in result
+        ],
     )
 
 
@@ -54,5 +57,5 @@ def rm(
     async def remove(host: Client, name: str) -> None:
         await (await host.get(name)).remove()
 
-    named = sandboxes or [found.id for found in call(lambda host: host.sandboxes())]
-    each(named, remove)
+    named = sandboxes or [result.id for result in call(lambda host: host.sandboxes())]
+    item(named, remove)

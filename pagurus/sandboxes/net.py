@@ -37,8 +37,8 @@ def policy(mode: str | None, allow: list[str] | None) -> Network | None:
         return None
     if mode not in (None, "none", "allow", "open"):
         raise Invalid(f"there is no network {mode}", hint="--network is none, allow or open")
-    named = [each for each in allow or () if not is_address(each)]
-    cidrs = [each for each in allow or () if is_address(each)]
+    named = [item for item in allow or () if not is_address(item)]
+    cidrs = [item for item in allow or () if is_address(item)]
     if mode == "none" and not allow:
         return Network.none()
     if mode == "open" and not named:
@@ -58,11 +58,11 @@ def is_address(text: str) -> bool:
 @verbs.command()
 def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: Json = False) -> None:
     """Show the network of a sandbox, or change its policy. Also while it runs."""
-    wanted = policy(network, allow)
+    target = policy(network, allow)
 
     async def work(host: Client) -> NetworkStatus:
         facet = (await host.get(sandbox)).network
-        return await (facet.status() if wanted is None else facet.set(wanted))
+        return await (facet.status() if target is None else facet.set(target))
 
     status = call(work)
     if json:
@@ -83,5 +83,5 @@ def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: J
     if status.refusals:
         output.table(
             ("refused", "times", "last", "why"),
-            [(each.what, each.count, output.when(each.at), each.why) for each in status.refusals],
+            [(item.what, item.count, output.when(item.at), item.why) for item in status.refusals],
         )

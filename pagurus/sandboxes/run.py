@@ -142,18 +142,18 @@ def mounts(directories: list[str] | None, scratch: list[str] | None) -> list[Mou
     """What the options name, as `SOURCE:TARGET` and `TARGET[:SIZE]`."""
     from sandbox.messages import Mount
 
-    found = []
+    result = []
     for text in directories or ():
         source, _, target = text.removesuffix(":ro").partition(":")
         if not source.startswith("/") or not target.startswith("/") or ":" in target:
             raise Invalid(
                 f"not a mount: {text!r}", hint="write --mount /of/this/host:/in/the/sandbox; it is read-only there"
             )
-        found.append(Mount.read_only(source, target))
+        result.append(Mount.read_only(source, target))
     for text in scratch or ():
         target, colon, size = text.partition(":")
-        found.append(Mount.scratch(target, size=size) if colon else Mount.scratch(target))
-    return found
+        result.append(Mount.scratch(target, size=size) if colon else Mount.scratch(target))
+    return result
 
 
 def seconds(text: str | None) -> float | None:

@@ -93,25 +93,25 @@ def tree(sandbox: SandboxName, json: Json = False) -> None:
     """The checkpoints of a sandbox and how they descend. Each with its time, verdict and size."""
 
     async def work(host: Client) -> tuple[str | None, list[CheckpointInfo]]:
-        found = await host.get(sandbox)
-        return found.info.head, await found.tree()
+        result = await host.get(sandbox)
+        return result.info.head, await result.tree()
 
     head, infos = call(work)
     if json:
         output.as_json(infos)
         return
     parents = {info.id: info.parent for info in infos}
-    for line in drawn(parents, {info.id: _told(info, info.id == head) for info in infos}):
+    for line in drawn(parents, {info.id: _reported(info, info.id == head) for info in infos}):
         output.say(line)
 
 
-def _told(info: CheckpointInfo, head: bool) -> str:
-    told = (
+def _reported(info: CheckpointInfo, head: bool) -> str:
+    reported = (
         f"{info.id}  {output.when(info.created_at)}  turn {info.turn}  {info.verdict}  {info.state}  "
         f"{output.size(info.stored_bytes)} in {info.total_ms:.0f} ms"
     )
     label = f"  “{output.line(info.label)}”" if info.label else ""
-    return told + label + ("  ← head" if head else "")
+    return reported + label + ("  ← head" if head else "")
 
 
 @verbs.command()
@@ -131,8 +131,8 @@ def diff(
     """What changed in the files of a sandbox since a checkpoint. Without one, since the sandbox was made."""
 
     async def work(host: Client) -> Any:
-        found = await host.get(sandbox)
-        return await found.diff(since or (await found.tree())[0].id, why=why)
+        result = await host.get(sandbox)
+        return await result.diff(since or (await result.tree())[0].id, why=why)
 
     changes = call(work)
     if json:

@@ -100,13 +100,13 @@ async def visit(
     source, target = sys.stdin.fileno(), sys.stdout.fileno()
     person = os.isatty(source)
     async with client() as host:
-        found = await host.get(sandbox)
+        result = await host.get(sandbox)
         size = shutil.get_terminal_size()
         if attach is not None:
-            terminal = await found.terminals.get(attach)
+            terminal = await result.terminals.get(attach)
         else:
             environment = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
-            terminal = await found.terminals.open(
+            terminal = await result.terminals.open(
                 command,
                 env={**environment, **(env or {})},
                 cwd=cwd,
@@ -164,9 +164,9 @@ async def forward(sandbox: str, local: int, remote: int, host: str) -> None:
     for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with client() as there:
-        found = await there.get(sandbox)
-        async with found.ports.forward(remote, host=host, local_port=local) as address:
-            print(f"{address} -> {found.id}:{remote}", flush=True)
+        result = await there.get(sandbox)
+        async with result.ports.forward(remote, host=host, local_port=local) as address:
+            print(f"{address} -> {result.id}:{remote}", flush=True)
             await stop.wait()
 
 

@@ -39,20 +39,20 @@ def top(
     async def work(host: Client) -> None:
         before: dict[str, tuple[float, float]] = {}
         if json:
-            output.as_json(await _look(host, before))
+            output.as_json(await _poll(host, before))
             return
         console = output.console()
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-            looks = 0
-            while count is None or looks < count:
-                look = await _look(host, before)
+            polls = 0
+            while count is None or polls < count:
+                poll = await _poll(host, before)
                 if live is None:
-                    output.say(_head(look["host"]))
-                    output.table(COLUMNS, _rows(look))
+                    output.say(_head(poll["host"]))
+                    output.table(COLUMNS, _rows(poll))
                 else:
-                    live.update(_drawn(look), refresh=True)
-                looks += 1
-                if looks != count:
+                    live.update(_drawn(poll), refresh=True)
+                polls += 1
+                if polls != count:
                     await asyncio.sleep(interval)
 
     try:
@@ -61,7 +61,7 @@ def top(
         raise typer.Exit(0) from None
 
 
-async def _look(host: Client, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
+async def _poll(host: Client, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """The host's counts and a row for each sandbox. `before` holds CPU seconds and when, by sandbox."""
     import asyncio
 
@@ -103,10 +103,10 @@ def _head(host: Statistics) -> str:
     )
 
 
-def _rows(look: dict[str, Any]) -> list[tuple[str, ...]]:
+def _rows(poll: dict[str, Any]) -> list[tuple[str, ...]]:
     """The cells of the table, the busiest sandbox first."""
-    rows = sorted(look["sandboxes"], key=lambda row: (-row.get("cpu", -1.0), row["id"]))
-    found = []
+    rows = sorted(poll["sandboxes"], key=lambda row: (-row.get("cpu", -1.0), row["id"]))
+    result = []
     for row in rows[:MAX_ROWS]:
         cells = (
             row["id"],
@@ -119,17 +119,17 @@ def _rows(look: dict[str, Any]) -> list[tuple[str, ...]]:
             row["turn"],
             row["head"],
         )
-        found.append(tuple("" if cell is None else str(cell) for cell in cells))
-    return found
+        result.append(tuple("" if cell is None else str(cell) for cell in cells))
+    return result
 
 
-def _drawn(look: dict[str, Any]) -> Group:
+def _drawn(poll: dict[str, Any]) -> Group:
     from rich.console import Group
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, expand=True)
     for name in COLUMNS:
         table.add_column(name, justify="right" if name in ("cpu %", "memory", "tasks", "turn") else "left")
-    for row in _rows(look):
+    for row in _rows(poll):
         table.add_row(*map(output.plain, row))
-    return Group(output.plain(_head(look["host"])), table)
+    return Group(output.plain(_head(poll["host"])), table)

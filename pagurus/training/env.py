@@ -41,7 +41,7 @@ def check(
     import asyncio
 
     from rollout.environments import check as checking
-    from rollout.environments.folder import load
+    from rollout.environments.directory import load
     from rollout.environments.images import build_missing, needed
     from rollout.labels import LabellingClient
 
@@ -50,27 +50,27 @@ def check(
 
     async def work() -> CheckReport:
         if not checking.needs_sandbox(made, chosen):
-            return await checking.check(made, None, chosen, pass_at=pass_at, tell=output.tell)
+            return await checking.check(made, None, chosen, pass_at=pass_at, report=output.report)
         async with client() as connected:
-            await build_missing(connected, needed(made, chosen), tell=output.tell)
+            await build_missing(connected, needed(made, chosen), report=output.report)
             host = LabellingClient(connected, f"check-{os.getpid()}")
             try:
-                return await checking.check(made, host, chosen, pass_at=pass_at, tell=output.tell)
+                return await checking.check(made, host, chosen, pass_at=pass_at, report=output.report)
             finally:
                 await asyncio.shield(host.sweep())
 
-    found = carry_out(work())
+    result = carry_out(work())
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        _tell(found)
-    raise typer.Exit(0 if found.right else 1)
+        _report(result)
+    raise typer.Exit(0 if result.right else 1)
 
 
-def _tell(found: CheckReport) -> None:
-    rows = [("WRONG" if each.wrong else "", each.what, each.seen.strip()) for each in found.findings]
+def _report(result: CheckReport) -> None:
+    rows = [("WRONG" if item.wrong else "", item.what, item.observed.strip()) for item in result.findings]
     output.table(("", "tried", "found"), rows)
-    costs = found.costs
+    costs = result.costs
     judged = ", ".join(f"{count} {name}" for name, count in sorted(costs.verdicts.items()))
     output.say(f"a reset takes {costs.reset_s:.2f} s, a turn {costs.turn_ms:.1f} ms; {costs.turns} turns: {judged}")
     if costs.frozen_ms:

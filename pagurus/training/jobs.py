@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, each, needs_training
+from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, item, needs_training
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def submit(
         from trainer.prepare import prepare
     from sandbox.messages.cluster import JobInfo, JobRequest
 
-    amounts, trainer, engine = (parse_needs(each) if each else {} for each in (needs, trainer_needs, engine_needs))
+    amounts, trainer, engine = (parse_needs(item) if item else {} for item in (needs, trainer_needs, engine_needs))
     content = configuration.read(what) if what.suffix == ".toml" else {"task": what}
     run = prepare(configuration.make(content | ({"resume": resume} if resume else {})), fresh=fresh)
     if run is None:
@@ -90,12 +90,12 @@ def list_jobs(
     """The jobs of the cluster."""
     from sandbox.messages.cluster import JobInfo
 
-    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/jobs", list[JobInfo]))
-    found = [each for each in found if everything or each.ended_at is None]
+    result = call(lambda cluster: cluster.call("GET", "/v1/cluster/jobs", list[JobInfo]))
+    result = [item for item in result if everything or item.ended_at is None]
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        output.table(("job", "state", "priority", "needs", "owner", "age", "cost", "run", ""), map(_row, found))
+        output.table(("job", "state", "priority", "needs", "owner", "age", "cost", "run", ""), map(_row, result))
 
 
 def _row(job: JobInfo) -> tuple[object, ...]:
@@ -144,4 +144,4 @@ def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids
 
         print((await cluster.call("DELETE", f"/v1/cluster/jobs/{job}", JobInfo)).id)
 
-    each(jobs, act)
+    item(jobs, act)

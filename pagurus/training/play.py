@@ -68,18 +68,18 @@ def play(
     """Play one episode of an environment, turn by turn. Exits with 1 if it could not be played."""
 
     from rollout.engine.client import Sampling
-    from rollout.environments.folder import load
+    from rollout.environments.directory import load
     from rollout.episode.spec import EpisodeSpec
     from rollout.evaluate import oracle_of
     from rollout.evaluate import play as play_one
 
-    told = 0
+    reported = 0
 
     def show(trajectory: Trajectory, record: TurnRecord) -> None:
-        nonlocal told
-        if not told:
+        nonlocal reported
+        if not reported:
             output.say(trajectory.opening)
-        told += 1
+        reported += 1
         output.say(f"\n> {record.action}   [{record.verdict}]\n{record.observation}")
 
     async def work() -> Trajectory:
@@ -124,7 +124,7 @@ def evaluate(
     """Score a model at an environment: pass@1, pass@k. They have 95 % intervals. Exits with 1 without a score."""
 
     from rollout.engine.client import Sampling
-    from rollout.environments.folder import load
+    from rollout.environments.directory import load
     from rollout.evaluate import evaluate as score
     from rollout.evaluate import oracle_of
 
@@ -152,19 +152,21 @@ def evaluate(
                 engine=oracle_of(made) if model == "oracle" else None,
             )
 
-    found = carry_out(work())
+    result = carry_out(work())
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        _tell(found)
-    raise typer.Exit(0 if found.seeds else 1)
+        _report(result)
+    raise typer.Exit(0 if result.seeds else 1)
 
 
-def _tell(found: Evaluation) -> None:
-    for rate in found.rates:
+def _report(result: Evaluation) -> None:
+    for rate in result.rates:
         output.say(f"pass@{rate.k} {rate.mean:.3f}, 95 % between {rate.low:.3f} and {rate.high:.3f}")
-    output.say(f"reward {found.reward:.3f} over {found.seeds} seeds x {found.samples}, {found.turns:.1f} turns each")
-    for reason in found.reasons:
+    output.say(
+        f"reward {result.reward:.3f} over {result.seeds} seeds x {result.samples}, {result.turns:.1f} turns each"
+    )
+    for reason in result.reasons:
         output.complain(f"lost: {reason}")
 
 
@@ -182,7 +184,7 @@ def _episodes(
     from rollout.environments.images import build_missing, needed
 
     async def build(host: Client) -> None:
-        await build_missing(host, needed(made, seeds), tell=output.tell)
+        await build_missing(host, needed(made, seeds), report=output.report)
 
     if model in NAMED:
         return _untrained(made, build, None)

@@ -19,7 +19,7 @@ from pagurus.common import Json, carry_out, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from rollout.rewards.anew import RescoredTrajectory
+    from rollout.rewards.rescore import RescoredTrajectory
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.", metavar="RUN")]
@@ -28,10 +28,10 @@ STALE = 5.0  # seconds after which a status is no longer of a living process
 
 def rollout_of(run: Path) -> Path:
     """The rollout's folder of a run."""
-    folder = run / "rollout"
-    if not (folder / "samples.sqlite").exists():
+    directory = run / "rollout"
+    if not (directory / "samples.sqlite").exists():
         raise NotFound(f"{run} holds no rollouts", hint="name a run folder, such as runs/latest")
-    return folder
+    return directory
 
 
 @application.command("why")
@@ -49,8 +49,8 @@ def why(run: Run, json: Json = False) -> None:
     if (run / "summary.json").exists():
         said = f"the run has ended; what the rollout wrote last, {age:.0f} s ago"
     output.say(f"{said}; policy version {status.version}, step {status.step}, the trainer is {status.trainer}")
-    if status.asked_at is not None:
-        output.say(f"a batch is waited for since {now - status.asked_at:.0f} s")
+    if status.requested_at is not None:
+        output.say(f"a batch is waited for since {now - status.requested_at:.0f} s")
     for wait in status.waits:
         since = "" if wait.since is None else f" since {now - wait.since:.0f} s"
         until = "" if wait.until is None else f", again in {max(0.0, wait.until - now):.0f} s"
@@ -58,8 +58,8 @@ def why(run: Run, json: Json = False) -> None:
     account = msgspec.structs.asdict(status.account)
     output.say("prompts: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in account.items()))
     rows = [
-        (each.name, each.turn, each.tokens, each.oldest, f"{each.doing} {now - each.since:.1f} s", each.sandbox)
-        for each in sorted(status.running, key=lambda each: each.since)
+        (item.name, item.turn, item.tokens, item.oldest, f"{item.doing} {now - item.since:.1f} s", item.sandbox)
+        for item in sorted(status.running, key=lambda item: item.since)
     ]
     output.table(("trajectory", "turn", "tokens", "oldest version", "doing", "sandbox"), rows)
 
@@ -71,13 +71,13 @@ def account(run: Run, json: Json = False) -> None:
 
     store = SampleStore(rollout_of(run))
     try:
-        found, reasons = store.account(), store.reasons()
+        result, reasons = store.account(), store.reasons()
     finally:
         store.close()
     if json:
-        output.as_json({**msgspec.structs.asdict(found), "reasons": reasons})
+        output.as_json({**msgspec.structs.asdict(result), "reasons": reasons})
         return
-    output.table(("prompts", ""), [(name.replace("_", " "), n) for name, n in msgspec.structs.asdict(found).items()])
+    output.table(("prompts", ""), [(name.replace("_", " "), n) for name, n in msgspec.structs.asdict(result).items()])
     for reason, count in reasons.items():
         output.say(f"{count} given up: {reason}")
 
@@ -89,14 +89,14 @@ def replay(run: Run, json: Json = False) -> None:
     Of a run, or of engines that logged into a folder. Exit code 1 when one is not."""
     from rollout.store import decisions
 
-    found = decisions.replay(run if any(run.glob("steps-*.jsonl")) else rollout_of(run))
+    result = decisions.replay(run if any(run.glob("steps-*.jsonl")) else rollout_of(run))
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        output.say(f"{found.identical} of {found.decisions} decisions are identical")
-        if found.first_difference:
-            output.say(found.first_difference)
-    raise typer.Exit(0 if found.identical == found.decisions else 1)
+        output.say(f"{result.identical} of {result.decisions} decisions are identical")
+        if result.first_difference:
+            output.say(result.first_difference)
+    raise typer.Exit(0 if result.identical == result.decisions else 1)
 
 
 @application.command("gantt")
@@ -138,7 +138,7 @@ def show(
     if json:
         output.as_json(trajectory)
         return
-    for line in told(trajectory):
+    for line in reported(trajectory):
         output.say(line)
     output.say("")
     output.say(_visitable(run, prompt, member))
@@ -167,20 +167,28 @@ def effects(
     from rollout.reports import effects_of
     from rollout.reports import rules as read
 
-    known = read(run, rules) or EffectRules()
-    found = effects_of(rollout_of(run), known)
+    existing = read(run, rules) or EffectRules()
+    result = effects_of(rollout_of(run), existing)
     if json:
-        output.as_json(found)
+        output.as_json(result)
         return
     rows = [
-        (f"{each.prompt}/{each.member}", each.reward, kind, len(seen), seen[0].turn, seen[0].what, each.then)
-        for each in found.trajectories
-        for kind, seen in each.by_kind().items()
+        (
+            f"{item.prompt}/{item.member}",
+            item.reward,
+            kind,
+            len(observed),
+            observed[0].turn,
+            observed[0].what,
+            item.then,
+        )
+        for item in result.trajectories
+        for kind, observed in item.by_kind().items()
     ]
     output.table(("trajectory", "reward", "kind", "times", "first in turn", "for example", "then"), rows)
-    for kind, part in found.kinds.items():
+    for kind, part in result.kinds.items():
         mean = f"mean reward {part.reward:.3f}, of all others {part.others:.3f}"
-        output.say(f"{kind}: {part.trajectories} of {found.played} trajectories; {mean}")
+        output.say(f"{kind}: {part.trajectories} of {result.played} trajectories; {mean}")
 
 
 @application.command("shell")
@@ -231,7 +239,7 @@ def resample(
 
     origins = timetravel.visitable(rollout_of(run), *parse(name))
     turns = len(origins[0].trajectory.turns)
-    chosen = [timetravel.at_turn(origins, each) for each in turn or []]
+    chosen = [timetravel.at_turn(origins, item) for item in turn or []]
     chosen = chosen or [origin for origin in origins if origin.visit.turn < turns]
     with needs_training():
         from rollout.played import engine_of_run
@@ -243,18 +251,18 @@ def resample(
                 for origin in chosen
             ]
 
-    found = carry_out(work())
+    result = carry_out(work())
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
         rows = [
-            (each.turn, each.played, f"{each.reward:.3f}", f"{each.passed:.3f}", f"{each.low:.3f} to {each.high:.3f}")
-            for each in found
+            (item.turn, item.played, f"{item.reward:.3f}", f"{item.passed:.3f}", f"{item.low:.3f} to {item.high:.3f}")
+            for item in result
         ]
         output.table(("before turn", "played", "mean reward", "passed", "95 %"), rows)
-        for reason in sorted({reason for each in found for reason in each.reasons}):
+        for reason in sorted({reason for item in result for reason in item.reasons}):
             output.complain(f"lost: {reason}")
-    raise typer.Exit(0 if all(each.played for each in found) else 1)
+    raise typer.Exit(0 if all(item.played for item in result) else 1)
 
 
 @application.command("rescore")
@@ -268,13 +276,13 @@ def rescore(
 
     from pagurus.common import client
     from rollout.evaluate import scored_host
-    from rollout.rewards.anew import rescore as score_again
+    from rollout.rewards.rescore import rescore as score_again
     from rollout.store.samples import SampleStore
 
     store = SampleStore(rollout_of(run))
     try:
-        wanted = [parse(name)] if name else [(prompt, member) for prompt, member, _, _ in store.samples()]
-        trajectories = [one for each in wanted if (one := store.sample(*each)).final is not None]
+        target = [parse(name)] if name else [(prompt, member) for prompt, member, _, _ in store.samples()]
+        trajectories = [one for item in target if (one := store.sample(*item)).final is not None]
     finally:
         store.close()
     if not trajectories:
@@ -286,18 +294,18 @@ def rescore(
         async with scored_host(client, workers=workers) as (_, rewards):
             return await score_again(rewards, trajectories)
 
-    found = carry_out(work())
+    result = carry_out(work())
     if json:
-        output.as_json(found)
+        output.as_json(result)
     else:
-        output.table(("trajectory", "before", "now", ""), map(rescored, found))
-    raise typer.Exit(0 if all(each.after is not None for each in found) else 1)
+        output.table(("trajectory", "before", "now", ""), map(rescored, result))
+    raise typer.Exit(0 if all(item.after is not None for item in result) else 1)
 
 
-def rescored(found: RescoredTrajectory) -> tuple[str, float, float | str, str]:
+def rescored(result: RescoredTrajectory) -> tuple[str, float, float | str, str]:
     """A row of the table. A reason may be all that a scorer printed."""
-    now = "-" if found.after is None else found.after
-    return found.trajectory, found.before, now, " ".join(found.reason.split())
+    now = "-" if result.after is None else result.after
+    return result.trajectory, result.before, now, " ".join(result.reason.split())
 
 
 def parse(name: str) -> tuple[str, int]:
@@ -308,7 +316,7 @@ def parse(name: str) -> tuple[str, int]:
     return f"p{int(match[1]):06d}", int(match[2])
 
 
-def told(trajectory: Any) -> list[str]:
+def reported(trajectory: Any) -> list[str]:
     """A trajectory as a person reads it."""
     versions = sorted({version for version in trajectory.versions if version >= 0})
     span = "" if not versions else f", policy versions {versions[0]} to {versions[-1]}"

@@ -38,8 +38,8 @@ def serve(
 
     async def work(home: Path) -> None:
         launch = KINDS[engine](length=length)
-        async with serving(model, launch, home, engines=engines, length=length, port=port) as doors:
-            output.say(f"http://{doors.host}:{doors.port}/v1 serves {model.name}")
+        async with serving(model, launch, home, engines=engines, length=length, port=port) as endpoints:
+            output.say(f"http://{endpoints.host}:{endpoints.port}/v1 serves {model.name}")
             await asyncio.Event().wait()
 
     with tempfile.TemporaryDirectory(prefix="pagurus-serve-") as home:

@@ -40,16 +40,16 @@ def simulate(scenario: Scenario = "", seed: Seed = 0, report: Report = None, jso
         return
     if scenario not in SCENARIOS:
         raise NotFound(f"no scenario {scenario!r}", hint=f"there are: {', '.join(SCENARIOS)}")
-    figures = SCENARIOS[scenario](seed)
-    plot = figures.pop("plot")
+    metrics = SCENARIOS[scenario](seed)
+    plot = metrics.pop("plot")
     if report is not None:
         from coordinator.simulate.report import page
 
-        report.write_text(page(scenario, _what(SCENARIOS[scenario]), seed, figures, plot))
+        report.write_text(page(scenario, _what(SCENARIOS[scenario]), seed, metrics, plot))
     if json:
-        output.as_json({"scenario": scenario, "seed": seed, **figures})
+        output.as_json({"scenario": scenario, "seed": seed, **metrics})
     else:
-        output.table(("figure", scenario), [(name, str(figure)) for name, figure in figures.items()])
+        output.table(("figure", scenario), [(name, str(figure)) for name, figure in metrics.items()])
 
 
 def _what(run: Callable[..., object]) -> str:

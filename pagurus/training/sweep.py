@@ -29,7 +29,7 @@ def sweep(
     """Run a grid of settings and print one table. The same command continues a grid that was interrupted."""
     with needs_training():
         from trainer.sweep import RESULTS, Sweep
-    chosen = Sweep(what, settings or [], tell=lambda text: None if json else print(text, flush=True))
+    chosen = Sweep(what, settings or [], report=lambda text: None if json else print(text, flush=True))
     rows = chosen.run(at_once=at_once)
     if json:
         output.as_json(rows)

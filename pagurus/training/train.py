@@ -76,20 +76,20 @@ def train(
         local.detach(run)
         print(f"{run}\nlook at it with: pagurus attach {run}")
         return
-    raise typer.Exit(local.supervise(run, local.programs(run), spares=local.SPARES))
+    raise typer.Exit(local.supervise(run, local.programs(run), standbys=local.STANDBYS))
 
 
 @verbs.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
+    directory: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
     version: Annotated[int | None, typer.Option(help="Which one; else the newest.")] = None,
 ) -> None:
     """Write a policy of a run into a folder, in bfloat16. Transformers and vLLM can load it."""
     with needs_training():
         from rollout.weights.export import export as write
 
-    print(f"policy version {write(run, folder, version)} is in {folder}")
+    print(f"policy version {write(run, directory, version)} is in {directory}")
 
 
 @verbs.command()

@@ -36,7 +36,7 @@ def list_versions(run: Run, json: Json = False) -> None:
                         "version": ref.version,
                         "created": manifest.created,
                         "step_bytes": manifest.step_bytes if "step" in ref.ways else None,
-                        "whole_bytes": manifest.whole_bytes if "whole" in ref.ways else None,
+                        "total_bytes": manifest.total_bytes if "complete" in ref.ways else None,
                         "manifest": ref.manifest.digest,
                     }
                     for ref, manifest in rows
@@ -52,7 +52,7 @@ def list_versions(run: Run, json: Json = False) -> None:
                 ref.version,
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created)),
                 "" if manifest.step_bytes is None or "step" not in ref.ways else output.size(manifest.step_bytes),
-                "" if manifest.whole_bytes is None or "whole" not in ref.ways else output.size(manifest.whole_bytes),
+                "" if manifest.total_bytes is None or "complete" not in ref.ways else output.size(manifest.total_bytes),
                 ref.manifest.digest[:12],
             )
             for ref, manifest in rows
@@ -73,7 +73,7 @@ def verify(run: Run) -> None:
 
     store = store_of(run)
     failed = 0
-    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.folder) as place:
+    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.directory) as place:
         for ref in store.versions():
             try:
                 put_together(store, Path(place), ref.version)
@@ -95,7 +95,7 @@ def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
     from rollout.weights.export import put_together, store_of
 
     store = store_of(run)
-    with tempfile.TemporaryDirectory(prefix=".diff-", dir=store.folder) as place:
+    with tempfile.TemporaryDirectory(prefix=".diff-", dir=store.directory) as place:
         tables = [put_together(store, Path(place) / str(number), number).tables() for number in (one, other)]
         counts = {
             name: (int(np.count_nonzero(table != tables[1][name])), table.size)
@@ -106,7 +106,7 @@ def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
         output.as_json({name: {"changed": changed, "words": words} for name, (changed, words) in counts.items()})
         return
     changed, words = (sum(pair[index] for pair in counts.values()) for index in range(2))
-    rows = [(name, each, f"{each / of:.4%}") for name, (each, of) in counts.items() if each]
+    rows = [(name, item, f"{item / of:.4%}") for name, (item, of) in counts.items() if item]
     output.table(("tensor", "words changed", "share"), rows)
     output.say(f"{changed} of {words} 16-bit words differ ({changed / words:.4%})")
 

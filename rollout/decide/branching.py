@@ -31,19 +31,19 @@ def starts(group: GroupView, rules: SchedulingRules) -> list[StartTrajectory]:
     plan = rules.branching
     if plan is None:
         return [StartTrajectory(group.prompt, member.index) for member in waiting]
-    found: list[StartTrajectory] = []
+    result: list[StartTrajectory] = []
     for member in waiting:
         if member.index < plan.roots or member.starts:
-            found.append(StartTrajectory(group.prompt, member.index))
+            result.append(StartTrajectory(group.prompt, member.index))
             continue
         trunk = group.members[(member.index - plan.roots) % plan.roots]
         if trunk.played is None:
             continue  # nobody knows yet
         if plan.by == "spread":
-            found += _spread(group, member, trunk, found)
+            result += _spread(group, member, trunk, result)
         else:
-            found.append(StartTrajectory(group.prompt, member.index, _along(plan, rules.size, member, trunk)))
-    return found
+            result.append(StartTrajectory(group.prompt, member.index, _along(plan, rules.size, member, trunk)))
+    return result
 
 
 def _along(plan: Branching, size: int, member: TrajectoryView, trunk: TrajectoryView) -> At | None:
@@ -69,32 +69,32 @@ def _spread(
     root = (trunk.index, trunk.played.start)
     plan_of = {start.member for start in starting if start.at is not None and _same_tree(start.at, root, group)}
     under_way = [
-        each for each in group.members if each.state in ("running", "scoring") and _same_tree(each.at, root, group)
+        item for item in group.members if item.state in ("running", "scoring") and _same_tree(item.at, root, group)
     ]
     if plan_of or under_way:
         return []
-    ended = [each for each in group.members if each.played is not None]
-    forest = Forest([_leaf(each) for each in ended])
-    rewards = [each.played.reward for each in ended if each.played is not None]
+    ended = [item for item in group.members if item.played is not None]
+    forest = Forest([_leaf(item) for item in ended])
+    rewards = [item.played.reward for item in ended if item.played is not None]
     believed = PRIOR * max(max(rewards) - min(rewards), 1.0) ** 2
     best: tuple[tuple[float, int, int, int], At] | None = None
-    for each in ended:
-        played = each.played
+    for item in ended:
+        played = item.played
         assert played is not None
-        name = (each.index, played.start)
-        if _root_of(each) != root:
+        name = (item.index, played.start)
+        if _root_of(item) != root:
             continue
         began = played.lineage[-1].turn if played.lineage else 0
         edges = [began, *forest.branched(name), played.turns]
         for state in played.states:
             if state.turn <= began:
                 continue
-            seen = forest.continuations(name, state.turn)
-            gain = (pvariance(seen) * len(seen) + believed) / (len(seen) ** 2 * (len(seen) + 1))
+            observed = forest.continuations(name, state.turn)
+            gain = (pvariance(observed) * len(observed) + believed) / (len(observed) ** 2 * (len(observed) + 1))
             apart = min(abs(state.turn - edge) for edge in edges)
-            key = (gain, apart, -each.index, -state.turn)
+            key = (gain, apart, -item.index, -state.turn)
             if best is None or key > best[0]:
-                best = key, At(each.index, played.start, state.turn)
+                best = key, At(item.index, played.start, state.turn)
     return [StartTrajectory(group.prompt, member.index, None if best is None else best[1])]
 
 

@@ -14,29 +14,29 @@ MAX_PAUSE = 15.0
 OPEN_AT = 3  # rounds
 
 
-def note(known: PartView | None, part: str, reason: str, now: float) -> PartView:
+def note(existing: PartView | None, part: str, reason: str, now: float) -> PartView:
     """A failure of the part. Failures within one pause are one round: they began before it was known."""
-    if known is None:
+    if existing is None:
         return PartView(part, 1, now, now, reason)
-    if now < retry_at(known):
-        return PartView(part, known.rounds, known.since, known.last, reason)
-    return PartView(part, known.rounds + 1, known.since, now, reason)
+    if now < retry_at(existing):
+        return PartView(part, existing.rounds, existing.since, existing.last, reason)
+    return PartView(part, existing.rounds + 1, existing.since, now, reason)
 
 
-def retry_at(known: PartView) -> float:
+def retry_at(existing: PartView) -> float:
     """When it may be tried again."""
-    return known.last + min(MAX_PAUSE, PAUSE_FIRST * 2.0 ** (known.rounds - 1))
+    return existing.last + min(MAX_PAUSE, PAUSE_FIRST * 2.0 ** (existing.rounds - 1))
 
 
-def is_open(known: PartView) -> bool:
-    return known.rounds >= OPEN_AT
+def is_open(existing: PartView) -> bool:
+    return existing.rounds >= OPEN_AT
 
 
 def slots(parts: list[PartView], *, free: int, trying: int, now: float) -> int:
     """How many trajectories may start now, with `trying` that have not sampled a token yet."""
-    if any(now < retry_at(known) for known in parts):
+    if any(now < retry_at(existing) for existing in parts):
         return 0
-    if any(is_open(known) for known in parts):
+    if any(is_open(existing) for existing in parts):
         return 0 if trying else min(free, 1)
     return free
 
@@ -44,12 +44,14 @@ def slots(parts: list[PartView], *, free: int, trying: int, now: float) -> int:
 def waits(parts: list[PartView], now: float) -> list[WaitReason]:
     """Until its pause is over; after that, until whoever tries has succeeded or failed."""
     return [
-        WaitReason("rollout", f"{known.part} refuses: {known.reason}", known.since, again if again > now else None)
-        for known in parts
-        for again in [retry_at(known)]
+        WaitReason(
+            "rollout", f"{existing.part} refuses: {existing.reason}", existing.since, again if again > now else None
+        )
+        for existing in parts
+        for again in [retry_at(existing)]
     ]
 
 
-def hopeless(parts: list[PartView], *, patience: float, now: float) -> PartView | None:
+def hopeless(parts: list[PartView], *, timeout: float, now: float) -> PartView | None:
     """The part that has refused for too long."""
-    return next((known for known in parts if is_open(known) and now - known.since > patience), None)
+    return next((existing for existing in parts if is_open(existing) and now - existing.since > timeout), None)

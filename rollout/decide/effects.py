@@ -48,34 +48,36 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def evidence(trajectory: Trajectory, rules: EffectRules) -> list[Evidence]:
     """All that is known, by turn; then what the comparison of trees shows."""
-    found: list[Evidence] = []
+    result: list[Evidence] = []
     for turn in trajectory.turns:
-        found += [Evidence(kind=kind, what=path, turn=turn.index) for path in turn.touched for kind in _of(path, rules)]
+        result += [
+            Evidence(kind=kind, what=path, turn=turn.index) for path in turn.touched for kind in _of(path, rules)
+        ]
         if turn.listens:
-            found.append(Evidence(kind="listener", what=f"listens {turn.listens} times", turn=turn.index, exact=True))
+            result.append(Evidence(kind="listener", what=f"listens {turn.listens} times", turn=turn.index, exact=True))
         if turn.left:
-            found.append(Evidence(kind="process", what=f"left {turn.left} processes", turn=turn.index, exact=True))
+            result.append(Evidence(kind="process", what=f"left {turn.left} processes", turn=turn.index, exact=True))
         if turn.times_set:
             what = f"set times of {turn.times_set} files on purpose"
-            found.append(Evidence(kind="times", what=what, turn=turn.index, exact=True))
+            result.append(Evidence(kind="times", what=what, turn=turn.index, exact=True))
         if turn.unseen:
             what = "did more than the inspector could name"
-            found.append(Evidence(kind="unseen", what=what, turn=turn.index, exact=True))
+            result.append(Evidence(kind="unseen", what=what, turn=turn.index, exact=True))
     for path in trajectory.changed or ():
-        found += [Evidence(kind=kind, what=path, exact=True) for kind in _of(path, rules)]
-    return found
+        result += [Evidence(kind=kind, what=path, exact=True) for kind in _of(path, rules)]
+    return result
 
 
-def watched(paths: Sequence[str], rules: EffectRules, most: int) -> list[str]:
-    """Those that some rule names; each name of a rule gets its share of `most`."""
-    kept: list[str] = []
+def watched(paths: Sequence[str], rules: EffectRules, limit: int) -> list[str]:
+    """Those that some rule names; each name of a rule gets its share of `limit`."""
+    retained: list[str] = []
     for name in rules.paths:
-        kept += [path for path in paths if name in _of(path, rules)][: max(1, most // max(1, len(rules.paths)))]
-    return list(dict.fromkeys(kept))
+        retained += [path for path in paths if name in _of(path, rules)][: max(1, limit // max(1, len(rules.paths)))]
+    return list(dict.fromkeys(retained))
 
 
 def forbidden(trajectory: Trajectory, rules: EffectRules) -> list[Evidence]:
-    return [each for each in evidence(trajectory, rules) if each.kind in rules.forbid]
+    return [item for item in evidence(trajectory, rules) if item.kind in rules.forbid]
 
 
 def judged(trajectory: Trajectory, rules: EffectRules | None) -> tuple[float, bool]:
@@ -88,4 +90,4 @@ def judged(trajectory: Trajectory, rules: EffectRules | None) -> tuple[float, bo
 
 def _of(path: str, rules: EffectRules) -> list[str]:
     """The names of the rules that a path matches."""
-    return [name for name, patterns in rules.paths.items() if any(fnmatchcase(path, each) for each in patterns)]
+    return [name for name, patterns in rules.paths.items() if any(fnmatchcase(path, item) for item in patterns)]

@@ -1,6 +1,6 @@
 """Which finished trajectories keep their sandboxes' checkpoints, to be visited later. Pure.
 
-Owns: the rule. Does not own: removing anything (rollout.episode.kept).
+Owns: the rule. Does not own: removing anything (rollout.episode.retained).
 Guarantee: the newest stay; what goes is what is over the number or the disk that the plan allows, oldest first. What a
 group still needs to branch from never goes.
 """
@@ -23,7 +23,7 @@ class KeepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     days: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 7.0  # after the last use of one, the daemon removes it
 
 
-class KeptRow(msgspec.Struct, frozen=True, array_like=True):
+class RetainedRow(msgspec.Struct, frozen=True, array_like=True):
     """One kept trajectory."""
 
     prompt: str
@@ -34,7 +34,7 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True):
     bytes: int  # of its own checkpoints
 
 
-def surplus(rows: Sequence[KeptRow], plan: KeepPlan, needed: Collection[str]) -> list[KeptRow]:
+def surplus(rows: Sequence[RetainedRow], plan: KeepPlan, needed: Collection[str]) -> list[RetainedRow]:
     """What goes now. `needed`: prompts whose groups are on their way."""
     stays, used, gone = 0, 0, []
     for row in sorted(rows, key=lambda row: (-row.at, row.prompt, row.member)):

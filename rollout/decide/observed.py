@@ -1,7 +1,7 @@
 """How much of an observation a model reads. Pure.
 
 Owns: the cut. Does not own: counting tokens, what follows when even the cut text does not fit (rollout.episode.turns).
-Guarantee: what is left counts at most `most` tokens, keeps beginning and end, and says how much is missing.
+Guarantee: what is left counts at most `limit` tokens, keeps beginning and end, and says how much is missing.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ LONGEST_TOKEN = 64  # characters: more text than this per token is never tokenis
 ROUNDS = 24
 
 
-def middle_cut(text: str, most: int, count: Callable[[str], int]) -> str:
+def middle_cut(text: str, limit: int, count: Callable[[str], int]) -> str:
     """`text`, or its beginning and its end with a note between them. `count`: tokens of a text.
 
     Example: ``middle_cut("a" * 100, 40, len) == "aaaaaaa\\n[86 characters left out]\\naaaaaaa"``
     """
-    if len(text) <= most and len(text.encode()) <= most:
+    if len(text) <= limit and len(text.encode()) <= limit:
         return text  # no tokenizer makes more tokens than bytes
-    if len(text) <= most * LONGEST_TOKEN and count(text) <= most:
+    if len(text) <= limit * LONGEST_TOKEN and count(text) <= limit:
         return text
-    low, high = 0, min(len(text) // 2, most * LONGEST_TOKEN)  # characters that stay at each end
+    low, high = 0, min(len(text) // 2, limit * LONGEST_TOKEN)  # characters that stay at each end
     for _ in range(ROUNDS):
         if low >= high:
             break
         half = (low + high + 1) // 2
-        if count(_cut(text, half)) <= most:
+        if count(_cut(text, half)) <= limit:
             low = half
         else:
             high = half - 1

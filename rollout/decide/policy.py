@@ -35,14 +35,14 @@ class RolloutPolicy:
 
     def decide(self, view: RolloutView, now: float) -> list[Action]:
         rules = self.rules
-        settled: list[Action] = [action for group in view.running for action in redundancy.settle(group, rules)]
-        if settled:
-            return settled
+        finalized: list[Action] = [action for group in view.running for action in redundancy.finalize(group, rules)]
+        if finalized:
+            return finalized
         if rules.over_stale == "drop" and (old := staleness.drop(view, rules.staleness)):
             return list(old)
         if rules.tail and (slow := tail.put_off(view, rules)):
             return list(slow)
-        if (part := breaker.hopeless(view.parts, patience=rules.patience, now=now)) is not None:
+        if (part := breaker.hopeless(view.parts, timeout=rules.timeout, now=now)) is not None:
             return [Stop(f"{part.part} has refused everything for {now - part.since:.0f} s: {part.reason}")]
         batch, waits = self._hand_out(view)
         started = [] if view.draining else self._start(view, now)
@@ -55,7 +55,7 @@ class RolloutPolicy:
     def _hand_out(self, view: RolloutView) -> tuple[list[Action], list[Action]]:
         """The batch that is asked for, or who waits for what."""
         rules = self.rules
-        if not view.asked or view.training:
+        if not view.requested or view.training:
             return [], []
         ready = sorted(view.buffered, key=staleness.age)
         chosen: list[BufferedGroup] = ready[: rules.groups]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rollout.decide.view import Abort, FinishGroup, GiveUp, GroupView, SchedulingRules
 
 
-def settle(group: GroupView, rules: SchedulingRules) -> list[Abort | FinishGroup | GiveUp]:
+def finalize(group: GroupView, rules: SchedulingRules) -> list[Abort | FinishGroup | GiveUp]:
     """Whether a group has ended, and how."""
     if group.failures >= rules.attempts:
         return [GiveUp(group.prompt, group.reason or "its environment failed")]
@@ -19,7 +19,7 @@ def settle(group: GroupView, rules: SchedulingRules) -> list[Abort | FinishGroup
     if ended >= rules.size:
         rest = [member for member in group.members if member.state == "running"]
         return [
-            *(Abort(group.prompt, each.index, "redundant", again=False) for each in rest),
+            *(Abort(group.prompt, item.index, "redundant", again=False) for item in rest),
             FinishGroup(group.prompt),
         ]
     tried = max((member.starts for member in group.members if member.state == "waiting"), default=0)

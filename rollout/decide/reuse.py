@@ -21,8 +21,8 @@ class PreparedStateUse:
     again: bool  # it was asked for after it had been forgotten
 
 
-def to_forget(states: Sequence[PreparedStateUse], most: int) -> list[str]:
-    """The names that go, so that at most `most` stay.
+def to_forget(states: Sequence[PreparedStateUse], limit: int) -> list[str]:
+    """The names that go, so that at most `limit` stay.
 
     >>> seen = [PreparedStateUse("a", 1, 9, True), PreparedStateUse("b", 2, 2, False), PreparedStateUse("c", 3, 3,
     False)]
@@ -31,14 +31,14 @@ def to_forget(states: Sequence[PreparedStateUse], most: int) -> list[str]:
     """
     new = sorted((state for state in states if not state.again), key=lambda state: (state.made, state.name))
     again = sorted((state for state in states if state.again), key=lambda state: (state.used, state.name))
-    room = max(1, most // 4)
+    capacity = max(1, limit // 4)
     gone = []
-    for _ in range(len(states) - most):
-        queue = new if len(new) > room or not again else again
+    for _ in range(len(states) - limit):
+        queue = new if len(new) > capacity or not again else again
         gone.append(queue.pop(0).name)
     return gone
 
 
-def remembered(gone: Sequence[tuple[float, str]], most: int) -> set[str]:
+def remembered(gone: Sequence[tuple[float, str]], limit: int) -> set[str]:
     """Of the names that went, with when: those that are still remembered, half as many as there may be states."""
-    return {name for _, name in sorted(gone)[-max(1, most // 2) :]}
+    return {name for _, name in sorted(gone)[-max(1, limit // 2) :]}

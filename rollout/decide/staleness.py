@@ -65,5 +65,5 @@ def drop(view: RolloutView, bound: int) -> list[Abort | ReopenGroup]:
 def age(group: GroupView | BufferedGroup) -> tuple[int, int]:
     """Sort key: oldest policy version first, then number."""
     versions = group.oldest if isinstance(group, BufferedGroup) else [member.oldest for member in group.members]
-    known = [version for version in versions if version is not None]
-    return (min(known, default=1 << 62), group.number)
+    existing = [version for version in versions if version is not None]
+    return (min(existing, default=1 << 62), group.number)

@@ -61,7 +61,7 @@ class Leaf:
 
     def owner(self, turn: int) -> Name:
         """Whose turn it is."""
-        return next(((each.member, each.start) for each in self.lineage if turn < each.turn), self.name)
+        return next(((item.member, item.start) for item in self.lineage if turn < item.turn), self.name)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Forest:
 
     def _places(self, leaf: Leaf) -> list[tuple[Name, int, Name]]:
         """(trajectory, turn, branch): where each of its ancestors was left, and by whom."""
-        names = [*((each.member, each.start) for each in leaf.lineage), leaf.name]
-        return [(names[n], each.turn, names[n + 1]) for n, each in enumerate(leaf.lineage)]
+        names = [*((item.member, item.start) for item in leaf.lineage), leaf.name]
+        return [(names[n], item.turn, names[n + 1]) for n, item in enumerate(leaf.lineage)]
 
     def _note(self, name: Name, turn: int, branch: Name) -> None:
         there = self._branches.setdefault(name, {}).setdefault(turn, [])
@@ -112,7 +112,7 @@ class Forest:
     def continuations(self, name: Name, turn: int, *, without: Name | None = None) -> list[float]:
         """What each continuation of the state before this turn was worth; all begin at turn 0, the roots."""
         names = [name, *self._branches.get(name, {}).get(turn, [])] if turn > 0 else self._roots
-        return [value for each in names if each != without and (value := self._after(each, turn)) is not None]
+        return [value for item in names if item != without and (value := self._after(item, turn)) is not None]
 
     def value(self, name: Name, turn: int) -> float:
         """Of the state before this turn of a trajectory."""
@@ -122,7 +122,7 @@ class Forest:
 
     def _after(self, name: Name, turn: int) -> float | None:
         """What the trajectory's own continuation was worth; None when nothing of it is here."""
-        later = [each for each in self.branched(name) if each > turn]
+        later = [item for item in self.branched(name) if item > turn]
         if later:
             return self.value(name, later[0])
         leaf = self.leaves.get(name)
@@ -131,34 +131,34 @@ class Forest:
     def segments(self, name: Name) -> list[TurnRange]:
         """A trajectory's turns, all of them, cut where branches begin."""
         leaf = self.leaves[name]
-        left = {each.turn for each in leaf.lineage}
+        left = {item.turn for item in leaf.lineage}
         left |= {turn for turn in range(leaf.turns) if turn in self.branched(leaf.owner(turn))}
         cuts = sorted({0} | left)
         ends = [*(self.value(self._holder(leaf, turn), turn) for turn in cuts[1:]), leaf.reward]
-        found, known = [], None
+        result, existing = [], None
         for (first, last), after in zip(pairwise([*cuts, leaf.turns]), ends, strict=True):
             others = self.continuations(self._holder(leaf, first), first, without=leaf.owner(first))
-            believed = [*others, known] if known is not None else others
-            known = fmean(believed) if believed else None
-            found.append(TurnRange(first, last, after if known is None else known, after))
-        return found
+            believed = [*others, existing] if existing is not None else others
+            existing = fmean(believed) if believed else None
+            result.append(TurnRange(first, last, after if existing is None else existing, after))
+        return result
 
     @staticmethod
     def _holder(leaf: Leaf, turn: int) -> Name:
         """In whose states the one before this turn is: a branch begins in a state of whom it branches from."""
-        return next(((each.member, each.start) for each in leaf.lineage if each.turn >= turn), leaf.name)
+        return next(((item.member, item.start) for item in leaf.lineage if item.turn >= turn), leaf.name)
 
     def sharing(self, leaf: Leaf, turn: int) -> int:
         """How many trajectories have this turn."""
-        return sum(turn < each.turns and each.owner(turn) == leaf.owner(turn) for each in self.leaves.values())
+        return sum(turn < item.turns and item.owner(turn) == leaf.owner(turn) for item in self.leaves.values())
 
 
 def counted(group: Sequence[Leaf]) -> Mapping[Name, int]:
     """From which turn on each trajectory's tokens are its own to count: those before are counted with another."""
-    seen: set[tuple[Name, int]] = set()
-    found: dict[Name, int] = {}
+    observed: set[tuple[Name, int]] = set()
+    result: dict[Name, int] = {}
     for leaf in group:
-        first = next((turn for turn in range(leaf.turns) if (leaf.owner(turn), turn) not in seen), leaf.turns)
-        found[leaf.name] = first
-        seen |= {(leaf.owner(turn), turn) for turn in range(leaf.turns)}
-    return found
+        first = next((turn for turn in range(leaf.turns) if (leaf.owner(turn), turn) not in observed), leaf.turns)
+        result[leaf.name] = first
+        observed |= {(leaf.owner(turn), turn) for turn in range(leaf.turns)}
+    return result

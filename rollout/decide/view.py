@@ -34,7 +34,7 @@ class SchedulingRules(msgspec.Struct, frozen=True, kw_only=True):
     over_stale: OverStale = "wait"
     attempts: int = 3  # failures of a prompt's environment until it is given up
     starts: int = 8  # of one trajectory, as far as the host's failures are not what ended it
-    patience: float = 900.0  # seconds for which a part of the platform may refuse everything until the run stops
+    timeout: float = 900.0  # seconds for which a part of the platform may refuse everything until the run stops
     branching: Branching | None = None  # None: every trajectory begins at the beginning
 
 
@@ -103,19 +103,19 @@ class PartView(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-class CrewView(msgspec.Struct, frozen=True, array_like=True):
+class FleetView(msgspec.Struct, frozen=True, array_like=True):
     """The engines of a run whose machines its trainer shares. Times as they were measured."""
 
     engines: int  # that serve
     slots: int  # of each
     base: float = 0.0  # seconds of a decoding step without any answer
-    each: float = 0.0  # that each answer adds to it; both 0: not known yet
+    item: float = 0.0  # that each answer adds to it; both 0: not known yet
     rested: bool = False  # some do, until the next version
 
 
 class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # of the trainer
-    asked: bool  # the trainer waits for a batch
+    requested: bool  # the trainer waits for a batch
     training: bool  # it works on one
     running: list[GroupView]
     buffered: list[BufferedGroup]
@@ -125,7 +125,7 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False  # nothing new starts
     deferred: int = 0  # prompts that were put off and wait; not among `queued`
     bound: int | None = None  # versions by which rollouts may run ahead now; None: as the rules say
-    crew: CrewView | None = None  # None: the trainer has machines of its own
+    fleet: FleetView | None = None  # None: the trainer has machines of its own
 
 
 # --------------------------------------------------------------------------- answers

@@ -18,21 +18,21 @@ class VersionSizes:
     digest: str
     base: str | None
     step_bytes: int | None
-    whole_bytes: int | None
+    total_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Hop:
     digest: str
-    kind: Literal["step", "whole"]
+    kind: Literal["step", "complete"]
 
 
-def route(known: Sequence[VersionSizes], have: str | None, want: str) -> list[Hop] | None:
+def route(existing: Sequence[VersionSizes], have: str | None, want: str) -> list[Hop] | None:
     """The cheapest way from `have` to `want`, both digests of manifests; None when there is none.
 
     Walks from `want` back along its bases: at each version one may begin with its whole image, or stand there already.
     """
-    by_digest = {each.digest: each for each in known}
+    by_digest = {item.digest: item for item in existing}
     best: tuple[int, list[Hop]] | None = None
     steps: list[Hop] = []
     spent = 0
@@ -41,10 +41,10 @@ def route(known: Sequence[VersionSizes], have: str | None, want: str) -> list[Ho
         if at == have and (best is None or spent <= best[0]):
             return steps[::-1]
         here = by_digest.get(at)
-        if here is None or len(steps) > len(known):
+        if here is None or len(steps) > len(existing):
             break
-        if here.whole_bytes is not None and (best is None or spent + here.whole_bytes < best[0]):
-            best = (spent + here.whole_bytes, [*steps, Hop(at, "whole")])
+        if here.total_bytes is not None and (best is None or spent + here.total_bytes < best[0]):
+            best = (spent + here.total_bytes, [*steps, Hop(at, "complete")])
         if here.step_bytes is None:
             break
         spent += here.step_bytes
@@ -53,40 +53,40 @@ def route(known: Sequence[VersionSizes], have: str | None, want: str) -> list[Ho
     return best[1][::-1] if best is not None else None
 
 
-def retained(known: Sequence[VersionSizes], *, keep: int, leased: Collection[str] = ()) -> set[Hop]:
+def retained(existing: Sequence[VersionSizes], *, keep: int, leased: Collection[str] = ()) -> set[Hop]:
     """What a store must not remove: the last `keep` versions and the leased ones, each reachable from nothing, and the
     steps between what a reader stands on and the newest version.
 
     `leased` are digests of manifests that readers stand on or fetch.
     """
-    by_digest = {each.digest: each for each in known}
-    ordered = sorted(known, key=lambda each: each.version)
+    by_digest = {item.digest: item for item in existing}
+    ordered = sorted(existing, key=lambda item: item.version)
     needed: set[Hop] = set()
-    for each in ordered[-keep:] if keep else []:
-        needed |= _ways(by_digest, each.digest)
+    for item in ordered[-keep:] if keep else []:
+        needed |= _ways(by_digest, item.digest)
     for name in leased:
         needed |= _ways(by_digest, name)
-    for name in {each.digest for each in ordered[-1:]}:
+    for name in {item.digest for item in ordered[-1:]}:
         needed |= set(_chain(by_digest, name, leased))
     return needed
 
 
 def _ways(by_digest: dict[str, VersionSizes], want: str) -> set[Hop]:
     """The steps back to the nearest whole image, that image, and the version's own."""
-    found: set[Hop] = set()
+    result: set[Hop] = set()
     at: str | None = want
     while at is not None and at in by_digest:
         here = by_digest[at]
         if here.step_bytes is not None and at == want:
-            found.add(Hop(at, "step"))
-        if here.whole_bytes is not None:
-            found.add(Hop(at, "whole"))
+            result.add(Hop(at, "step"))
+        if here.total_bytes is not None:
+            result.add(Hop(at, "complete"))
             break
         if here.step_bytes is None:
             break
-        found.add(Hop(at, "step"))
+        result.add(Hop(at, "step"))
         at = here.base
-    return found
+    return result
 
 
 def _chain(by_digest: dict[str, VersionSizes], newest: str, leased: Collection[str]) -> list[Hop]:

@@ -43,16 +43,16 @@ def started(pid: int) -> int | None:
         return None
 
 
-def write(folder: Path, role: RoleRecord) -> None:
+def write(directory: Path, role: RoleRecord) -> None:
     """Whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    durable.publish(folder / f"{role.name}.json", msgspec.json.encode(role), durable=False)
+    directory.mkdir(parents=True, exist_ok=True)
+    durable.publish(directory / f"{role.name}.json", msgspec.json.encode(role), durable=False)
 
 
-def read(folder: Path, name: str) -> RoleRecord | None:
+def read(directory: Path, name: str) -> RoleRecord | None:
     """What was written down of a role; None when it was never started, or the file is no such thing."""
     try:
-        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=RoleRecord)
+        return msgspec.json.decode((directory / f"{name}.json").read_bytes(), type=RoleRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 

@@ -21,7 +21,7 @@ from sandbox.errors import EngineFailed
 
 WRITTEN = 1 << 21  # added to the characters that the model wrote; Unicode ends before it
 END = 1 << 22  # behind an answer that is complete
-TOLD = 1 << 23  # added to the characters of what the environment tells its model first
+REPORTED = 1 << 23  # added to the characters of what the environment tells its model first
 VERSION = -1  # of no policy of ours
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each further one
@@ -41,9 +41,9 @@ class Characters:
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(one % WRITTEN) for one in ids if one != END)
 
-    def tell(self, text: str) -> list[int]:
+    def report(self, text: str) -> list[int]:
         """The system's words."""
-        return [TOLD + ord(char) for char in text]
+        return [REPORTED + ord(char) for char in text]
 
 
 def conversation(ids: Sequence[int], system: str | None) -> list[dict[str, str]]:
@@ -54,14 +54,16 @@ def conversation(ids: Sequence[int], system: str | None) -> list[dict[str, str]]
     """
     text = Characters()
     said = [(role, text.decode(list(run))) for role, run in itertools.groupby(ids, _role)]
-    told = SYSTEM if system is None else system
+    reported = SYSTEM if system is None else system
     if said and said[0][0] == "system":
-        told = said.pop(0)[1] if system is None else system
-    return [{"role": role, "content": words} for role, words in [("system", told), *said] if role != "system" or words]
+        reported = said.pop(0)[1] if system is None else system
+    return [
+        {"role": role, "content": words} for role, words in [("system", reported), *said] if role != "system" or words
+    ]
 
 
 def _role(one: int) -> str:
-    return "system" if one >= TOLD else "assistant" if one >= WRITTEN else "user"
+    return "system" if one >= REPORTED else "assistant" if one >= WRITTEN else "user"
 
 
 def action(text: str) -> str:
@@ -101,10 +103,10 @@ class ChatEngine:
 
     async def first_model(self) -> str:
         """The model that the server names first."""
-        found = (await self._asked("GET", "/models")).get("data") or []
-        if not found or not isinstance(found[0].get("id"), str):
+        result = (await self._requested("GET", "/models")).get("data") or []
+        if not result or not isinstance(result[0].get("id"), str):
             raise EngineFailed(f"{self.url} names no model", hint="say --name")
-        return str(found[0]["id"])
+        return str(result[0]["id"])
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         """The next message of the conversation."""
@@ -116,7 +118,7 @@ class ChatEngine:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed & 0x7FFFFFFF
-        answered = await self._asked("POST", "/chat/completions", body)
+        answered = await self._requested("POST", "/chat/completions", body)
         try:
             choice = answered["choices"][0]
             text = action(choice["message"].get("content") or "")
@@ -129,7 +131,7 @@ class ChatEngine:
             token_ids=ids, logprobs=[0.0] * len(ids), spans=spans, finish_reason="length" if cut else "stop"
         )
 
-    async def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _requested(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One request; again, after a pause, where the server is busy or away."""
         assert self._session is not None, "enter it first: async with ChatEngine(...)"
         said, pause = "", PAUSE

@@ -43,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # only so many of the likeliest; 0: all
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Any token may be sampled: log-probabilities are those of the model at this temperature."""
         return self.top_p == 1.0 and self.top_k == 0
 
@@ -118,10 +118,10 @@ class EngineClient:
     ) -> Generation:
         adapter = self.adapter
         request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
-        found = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+        result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
         if adapter is not None:  # it answers with the one that it was asked for, whatever the server is labelled by now
-            found.spans = [WeightSpan(adapter, 0, len(found.token_ids))] if found.token_ids else []
-        return found
+            result.spans = [WeightSpan(adapter, 0, len(result.token_ids))] if result.token_ids else []
+        return result
 
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
@@ -147,20 +147,20 @@ class EngineClient:
                 if not ended:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
 
-    async def reload(self, folder: Path, version: int, *, timeout: float = 120.0) -> float:
+    async def reload(self, directory: Path, version: int, *, timeout: float = 120.0) -> float:
         """Load all weights of a folder in flight. Seconds of the pause.
 
-        `folder` is absolute: an engine has a working directory of its own.
+        `directory` is absolute: an engine has a working directory of its own.
 
         Requests in flight go on with the new weights from their next token; their caches are computed again.
         """
-        request = wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(folder)})
-        return await self._change(lambda: self._post(wire.RPC, request), folder, version, timeout)
+        request = wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(directory)})
+        return await self._change(lambda: self._post(wire.RPC, request), directory, version, timeout)
 
-    async def patch(self, file: Path, folder: Path, version: int, *, timeout: float = 120.0) -> float:
+    async def patch(self, file: Path, directory: Path, version: int, *, timeout: float = 120.0) -> float:
         """Have each worker of a vLLM server write the changes of a file into its weights. As `reload` otherwise.
 
-        `folder`: the mirror that has this version.
+        `directory`: the mirror that has this version.
         """
 
         async def write() -> None:
@@ -168,13 +168,13 @@ class EngineClient:
             await self._post(wire.UPDATE, wire.UpdateRequest({"file": str(file)}))
             await self._request("POST", wire.FINISH_UPDATE)
 
-        return await self._change(write, folder, version, timeout)
+        return await self._change(write, directory, version, timeout)
 
     async def loaded(self, version: int) -> None:
         """Tell the workers of a vLLM server which version they have loaded, so that changes can go on from it."""
         await self._post(wire.BEGIN_TRANSFER, wire.BeginTransfer({"version": version}))
 
-    async def _change(self, act: Callable[[], Awaitable[None]], folder: Path, version: int, timeout: float) -> float:
+    async def _change(self, act: Callable[[], Awaitable[None]], directory: Path, version: int, timeout: float) -> float:
         """Change the weights in flight: pause(keep), act, drop caches, label, check, resume."""
         try:
             async with asyncio.timeout(timeout):
@@ -183,7 +183,7 @@ class EngineClient:
                 await act()
                 await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
                 await self.set_version(version)
-                await self.check(folder, version, reloaded=True)
+                await self.check(directory, version, reloaded=True)
                 await self.resume()
         except TimeoutError:
             raise Timeout(
@@ -208,7 +208,7 @@ class EngineClient:
 
     async def abort(self, request_ids: list[str] | None = None) -> None:
         """End these requests; their `generate` returns what they have, with finish_reason abort. None: all."""
-        named = [name for each in request_ids or [] for name in (each, wire.VLLM_PREFIX + each)]
+        named = [name for item in request_ids or [] for name in (item, wire.VLLM_PREFIX + item)]
         await self._post(wire.ABORT, wire.AbortRequest(request_ids=named))
 
     async def version(self) -> int:
@@ -225,14 +225,14 @@ class EngineClient:
         """Serve a version that was pulled, from the next token on. Requests in flight go on."""
         return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.ApplyResult)
 
-    async def load_adapter(self, folder: Path, version: int) -> None:
+    async def load_adapter(self, directory: Path, version: int) -> None:
         """Have vLLM load a version of an adapter; requests from now on ask for it, those in flight go on with theirs.
 
         The version before stays for these; older ones are unloaded.
         """
         before = self.adapter
         try:
-            await self._post(wire.LOAD_ADAPTER, wire.AdapterRequest(adapter_name(version), str(folder)))
+            await self._post(wire.LOAD_ADAPTER, wire.AdapterRequest(adapter_name(version), str(directory)))
         except Invalid as error:
             if "already been loaded" not in str(error):  # by a process before this one
                 raise
@@ -274,28 +274,28 @@ class EngineClient:
             check_s=pulled.check_s,
         )
 
-    async def check(self, folder: Path, version: int, *, reloaded: bool = False) -> None:
+    async def check(self, directory: Path, version: int, *, reloaded: bool = False) -> None:
         """Raise unless the engine computes with the weights of this folder, as far as it lets us see (I9).
 
         The embedded engine shows all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
         pads embedding and head of a vocabulary that is no multiple of 64, and splits them among several GPUs: what
         remains are the norms, and these two where they are whole.
         """
-        told = await self.checksums()
-        live = {name.rpartition(":")[2]: digest for name, digest in told.items()}
+        reported = await self.checksums()
+        live = {name.rpartition(":")[2]: digest for name, digest in reported.items()}
         fused = any("qkv_proj" in name for name in live)
         names = {name for name, digest in live.items() if digest != EMPTY}
-        if fused and (len(live) < len(told) or _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE):
+        if fused and (len(live) < len(reported) or _config(directory)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE):
             names -= {"model.embed_tokens.weight", "lm_head.weight"}
-        if fused and reloaded and _config(folder).get("tie_word_embeddings"):
+        if fused and reloaded and _config(directory).get("tie_word_embeddings"):
             raise EngineFailed(
                 f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
                 hint="reload an untied mirror, or restart the engine with the folder",
             )
-        expected = await asyncio.to_thread(computed_hashes, folder, names)
+        expected = await asyncio.to_thread(computed_hashes, directory, names)
         wrong = sorted(name for name, digest in expected.items() if live[name] != digest)
         if wrong:  # unless it computes in the dtype of the folder
-            same = await asyncio.to_thread(computed_hashes, folder, wrong, widen=False)
+            same = await asyncio.to_thread(computed_hashes, directory, wrong, widen=False)
             wrong = [name for name in wrong if live[name] != same[name]]
         if wrong or not expected:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
@@ -416,17 +416,17 @@ def _delta(line: bytes, count: int) -> Delta:
     )
 
 
-def _spans(found: list[wire.VersionSpan], count: int, request_id: str) -> list[WeightSpan]:
+def _spans(result: list[wire.VersionSpan], count: int, request_id: str) -> list[WeightSpan]:
     """Spans that cover `count` tokens without a gap, or an error."""
-    spans = [WeightSpan(label(span.version), span.start, span.end) for span in found]
+    spans = [WeightSpan(label(span.version), span.start, span.end) for span in result]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != count:
         raise EngineFailed(f"request {request_id}: weight-version spans {spans} do not cover the tokens")
     return spans
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+def _config(directory: Path) -> dict[str, Any]:
+    return msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
 
 
 def label(version: str) -> int:

@@ -19,10 +19,10 @@ class TensorEntry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def computed_hashes(folder: Path, names: Collection[str] | None = None, *, widen: bool = True) -> dict[str, str]:
+def computed_hashes(directory: Path, names: Collection[str] | None = None, *, widen: bool = True) -> dict[str, str]:
     """sha256 of each tensor's values, widened to float32, which is exact, or as they are. `names`: these alone."""
     hashes = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])

@@ -67,17 +67,17 @@ def keep(argv: list[str], lock: Path, idle: float) -> int:
     """Until it ends, or nobody uses it any more; its exit status."""
     server = subprocess.Popen(argv, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    last, told = time.monotonic(), 0.0
+    last, reported = time.monotonic(), 0.0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return server.wait(POLL_INTERVAL)
         now = time.monotonic()
         if used(lock):
             last = now
-        elif not told and now - last > idle:
-            told = now
+        elif not reported and now - last > idle:
+            reported = now
             server.terminate()
-        elif told and now - told > TIMEOUT:
+        elif reported and now - reported > TIMEOUT:
             server.kill()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.headroom import Budget
 from rollout.engine.patches import INSIDE
 from rollout.engine.tls import CERTIFICATE, KEY
 from sandbox.errors import EngineFailed, Invalid
@@ -37,15 +37,15 @@ class LaunchCommand:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kind of engine. ``command(folder, port)`` starts a server of the model in `folder`."""
+    """A kind of engine. ``command(directory, port)`` starts a server of the model in `directory`."""
 
     name: str
     command: Callable[[Path, int], LaunchCommand]
     start_timeout: float  # seconds until it must be healthy
     slots: int = 64  # requests at once
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
-    kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
-    spare: LaunchCommand | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
+    retained: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
+    standby: LaunchCommand | None = None  # loads its code, then waits to be told its arguments (rollout.engine.standby)
     patches: bool = False  # its workers write changes into their weights
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
     host: str = "127.0.0.1"  # where it listens
@@ -67,8 +67,8 @@ def embedded(
     """The embedded torch engine: with a small model ready in three seconds. `dtype`: float32 or bfloat16. `paged`: our
     own small Qwen3 over a paged cache, too."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        argv = [*program, "--model", str(folder), "--port", str(port)]
+    def command(directory: Path, port: int) -> LaunchCommand:
+        argv = [*program, "--model", str(directory), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
         argv += ["--threads", str(threads), "--device", device, "--dtype", dtype, *(["--paged"] if paged else [])]
         return LaunchCommand(argv, env)
@@ -76,15 +76,15 @@ def embedded(
     program = [sys.executable, "-m", "rollout.engine.embedded.server"]
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search(CHECKOUT)}
     waiting = LaunchCommand([*program, "--wait"], env)
-    return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
+    return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, standby=waiting, pulls=True)
 
 
 def reachable(launch: Launch, host: str, tls: Path) -> Launch:
     """An engine that other machines reach at `host`. It answers who has the key in the folder `tls`
     (rollout.engine.tls), and nobody else."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        plain = launch.command(folder, port)
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = launch.command(directory, port)
         argv = [*plain.argv, "--host", host]
         if launch.name == "vllm":
             certificate, key = str(tls / CERTIFICATE), str(tls / KEY)
@@ -97,26 +97,28 @@ def reachable(launch: Launch, host: str, tls: Path) -> Launch:
     return replace(launch, command=command, host=host, tls=tls)
 
 
-def lent(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:
+def colocated(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:
     """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest. `steps`: a
     folder, where it logs each step."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        plain = launch.command(folder, port)
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = launch.command(directory, port)
         if launch.name == "vllm":
-            return LaunchCommand([*plain.argv, *_lending(users, steps)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
+            return LaunchCommand(
+                [*plain.argv, *_colocation(users, steps)], {**plain.env, "PYTHONPATH": _search(INSIDE)}
+            )
         promised = ["--ttft", str(users.ttft), "--tpot", str(users.tpot), "--margin", str(users.margin)]
         return replace(plain, argv=[*plain.argv, *promised, *(["--steps", str(steps)] if steps else [])])
 
     return replace(launch, command=command)
 
 
-def _lending(users: Budget, steps: Path | None) -> list[str]:
+def _colocation(users: Budget, steps: Path | None) -> list[str]:
     """vLLM with our scheduler, which decides before each step: so none is decided while the one before it runs."""
     log = {"pagurus_steps": str(steps)} if steps else {}
-    promise = msgspec.json.encode({"pagurus_lending": users, **log}).decode()
-    argv = ["--scheduler-cls", "pagurus_lending.LendingScheduler", "--no-async-scheduling"]
-    argv += ["--additional-config", promise, "--middleware", "pagurus_lending.Telling"]
+    promise = msgspec.json.encode({"pagurus_colocation": users, **log}).decode()
+    argv = ["--scheduler-cls", "pagurus_colocation.ColocationScheduler", "--no-async-scheduling"]
+    argv += ["--additional-config", promise, "--middleware", "pagurus_colocation.Telling"]
     return [*argv, "--stream-interval", "1"]  # users get each token when it is there
 
 
@@ -140,9 +142,9 @@ def vllm(
     if not python.exists():
         raise EngineFailed(f"vLLM is not installed: no {python}", hint="run `make setup-vllm`")
 
-    def command(folder: Path, port: int) -> LaunchCommand:
+    def command(directory: Path, port: int) -> LaunchCommand:
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
-        argv += ["--model", str(folder), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
+        argv += ["--model", str(directory), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
         argv += ["--enforce-eager", "--dtype", "bfloat16" if transfer else "float32"]
         argv += ["--enable-scale-out", "--disable-uvicorn-access-log"]
         argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
@@ -160,7 +162,7 @@ def vllm(
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
         return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 
-    return Launch("vllm", command, start_timeout=START, slots=slots, kept=True, patches=transfer)
+    return Launch("vllm", command, start_timeout=START, slots=slots, retained=True, patches=transfer)
 
 
 def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool) -> dict[str, str]:
@@ -182,16 +184,16 @@ def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool)
     return env
 
 
-def _search(folder: Path) -> str:
+def _search(directory: Path) -> str:
     """Python's modules of a folder, before others."""
-    return os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH")) if part)
+    return os.pathsep.join(part for part in (str(directory), os.environ.get("PYTHONPATH")) if part)
 
 
 def _allowed(rank: int) -> int:
     """The least of the ranks for which vLLM has room that is enough."""
-    for room in LORA_RANKS:
-        if rank <= room:
-            return room
+    for capacity in LORA_RANKS:
+        if rank <= capacity:
+            return capacity
     raise Invalid(f"vLLM has no adapters of rank {rank}", hint=f"train adapters of rank {LORA_RANKS[-1]} or less")
 
 

@@ -208,7 +208,7 @@ class PullTimings(msgspec.Struct, kw_only=True):
     fetch_s: float  # these are sums over segments that were under way together
     write_s: float
     check_s: float
-    whole: bool  # all weights will be written, not changes
+    complete: bool  # all weights will be written, not changes
 
 
 class ApplyResult(msgspec.Struct):
@@ -236,7 +236,7 @@ class ErrorResponse(msgspec.Struct):
 
 class EngineStatistics(msgspec.Struct, kw_only=True):
     """embedded engine -> client: GET /statistics. Counts since start. A vLLM that lends tells `version`, `running`,
-    `waiting` and `lends`."""
+    `waiting` and `colocates`."""
 
     version: str = ""
     paused: bool = False
@@ -253,5 +253,5 @@ class EngineStatistics(msgspec.Struct, kw_only=True):
     busy_s: float = 0.0
     weight_updates: int = 0
     preemptions: int = 0  # requests that were put back because the cache was full
-    lends: int = 0  # rollouts for which users leave room
+    colocates: int = 0  # rollouts for which users leave room
     sequences: int = 0  # requests that are computed at once, at most

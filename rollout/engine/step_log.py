@@ -15,21 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.engines.lending import Event
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.colocation import Event
+from rollout.decide.engines.headroom import Budget
 
 PATTERN = "steps-*.jsonl"
 
 
 class StepLog:
-    """``Lending(budget, log=StepLog(folder, budget).append)``. The first line is the promise.
+    """``Colocation(budget, log=StepLog(directory, budget).append)``. The first line is the promise.
 
     A thread writes: where a disk is busy that takes seconds, for which no step waits.
     """
 
-    def __init__(self, folder: Path, budget: Budget):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / PATTERN.replace("*", str(os.getpid()))).open("wb")
+    def __init__(self, directory: Path, budget: Budget):
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = (directory / PATTERN.replace("*", str(os.getpid()))).open("wb")
         self._events: queue.SimpleQueue[msgspec.Struct | None] = queue.SimpleQueue()
         self._events.put(budget)
         self._thread = threading.Thread(target=self._write, name="step log", daemon=True)
@@ -45,8 +45,8 @@ class StepLog:
     def _write(self) -> None:
         encoder = msgspec.json.Encoder()
         with self._file:
-            while (each := self._events.get()) is not None:
-                self._file.write(encoder.encode(each) + b"\n")
+            while (item := self._events.get()) is not None:
+                self._file.write(encoder.encode(item) + b"\n")
                 if self._events.empty():
                     self._file.flush()
 

@@ -35,7 +35,7 @@ from rollout.engine.adopted import AdoptedProcess, RoleRecord
 from rollout.engine.client import EngineClient, Generation, PublishResult, Sampling, wait_healthy
 from rollout.engine.keep import die_with_parent
 from rollout.engine.launch import IDLE_EXIT, Launch, LaunchCommand, embedded, vllm
-from rollout.engine.spare import Spare
+from rollout.engine.standby import Standby
 from rollout.engine.weights import named, weights_of
 from rollout.store import stages
 from sandbox.errors import Closed, EngineFailed, Invalid, NotFound, PagurusError, Timeout
@@ -48,7 +48,7 @@ MAX_RESTARTS = 5  # in a row, without an answer between two deaths
 MAX_DEATHS = 100  # in a row, without a minute of service between two deaths
 SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
 START_PAUSES = (0.5, 5.0)  # seconds before it is tried again, where a server that had died did not start
-SPARE_AFTER = 1.0  # seconds of service: what waits for the server comes before a spare one
+STANDBY_AFTER = 1.0  # seconds of service: what waits for the server comes before a spare one
 STOP_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
 ROLE = "engine"
@@ -80,16 +80,16 @@ class EngineSupervisor:
         self._failure: EngineFailed | Closed | None = None
         self._publishing = asyncio.Lock()
         self._using: IO[str] | None = None  # the lock that says so to who keeps the server
-        self._spare = Spare(launch, log)
+        self._standby = Standby(launch, log)
         self._answered = False  # anything, since it was started or adopted
 
     @property
     def outlives(self) -> bool:
         """Whether the server goes on when this process is killed."""
-        return self.roles is not None and (self.launch.leaves or self.launch.kept)
+        return self.roles is not None and (self.launch.leaves or self.launch.retained)
 
-    def _kept(self, argv: list[str]) -> list[str]:
-        if self.roles is None or not self.launch.kept:
+    def _retained(self, argv: list[str]) -> list[str]:
+        if self.roles is None or not self.launch.retained:
             return argv
         return keep.command(argv, self.roles / USED, IDLE_EXIT)
 
@@ -120,7 +120,7 @@ class EngineSupervisor:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
             self._watcher = None
-        await self._spare.close()
+        await self._standby.close()
         await self._stop()
         await self.weights.close()
         self._serving.set()
@@ -180,7 +180,7 @@ class EngineSupervisor:
                     self.version = before
                     raise
                 log.warning("publication of version %d failed, restarting the engine with it: %s", version, error)
-                published = await self._anew(client, before, started)
+                published = await self._redo(client, before, started)
             self.publications.append(published)
             return published
 
@@ -191,7 +191,7 @@ class EngineSupervisor:
         except EngineFailed:
             return False
 
-    async def _anew(self, client: EngineClient, before: int, started: float) -> PublishResult:
+    async def _redo(self, client: EngineClient, before: int, started: float) -> PublishResult:
         """End the server if it has not ended, and wait for the one that comes after it."""
         if not await self._died(client):
             self._signal(signal.SIGKILL)
@@ -262,8 +262,8 @@ class EngineSupervisor:
         command = LaunchCommand([*command.argv, *self.weights.arguments(self.version)], command.env)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
-            self._process = await self._spare.take(command) or await asyncio.create_subprocess_exec(
-                *self._kept(command.argv),
+            self._process = await self._standby.take(command) or await asyncio.create_subprocess_exec(
+                *self._retained(command.argv),
                 env={**os.environ, **command.env},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
@@ -317,9 +317,9 @@ class EngineSupervisor:
             assert self._process is not None
             since = time.monotonic()
             ended = asyncio.ensure_future(self._process.wait())
-            await asyncio.wait({ended}, timeout=SPARE_AFTER)
+            await asyncio.wait({ended}, timeout=STANDBY_AFTER)
             if self.outlives and not ended.done():
-                await self._spare.prepare()
+                await self._standby.prepare()
             code = await ended
             self._serving.clear()
             self._note(stages.NOTICED)

@@ -13,24 +13,24 @@ from pathlib import Path
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 
 
-def folder_of(run: Path) -> Path:
+def directory_of(run: Path) -> Path:
     """Where a run has them, if its roles are on several machines."""
     return run / "roles" / "tls"
 
 
-def listening(folder: Path) -> ssl.SSLContext:
-    return _both(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), folder)
+def listening(directory: Path) -> ssl.SSLContext:
+    return _both(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), directory)
 
 
-def calling(folder: Path) -> ssl.SSLContext:
+def calling(directory: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # a role may be on any machine; what counts is the key
-    return _both(context, folder)
+    return _both(context, directory)
 
 
-def _both(context: ssl.SSLContext, folder: Path) -> ssl.SSLContext:
+def _both(context: ssl.SSLContext, directory: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-    context.load_verify_locations(folder / CERTIFICATE)
+    context.load_cert_chain(directory / CERTIFICATE, directory / KEY)
+    context.load_verify_locations(directory / CERTIFICATE)
     context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -33,7 +33,7 @@ class Observation:
 class Build:
     """How an image comes to be that a host does not have."""
 
-    folder: Path  # of its Dockerfile
+    directory: Path  # of its Dockerfile
     seconds: float = 600.0  # that may take
 
 

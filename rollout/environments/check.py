@@ -48,14 +48,14 @@ ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that 
 EngineOf = Callable[[int], Generator | None]
 ORACLE, NULL, RANDOM = "oracle", "null agent", "random agent"
 PROGRAMS = "exec cat /proc/[0-9]*/comm"
-LOOKS, PAUSE = 20, 0.25  # at programs that still start; seconds between two
+POLLS, PAUSE = 20, 0.25  # at programs that still start; seconds between two
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Example: ``CheckFinding(what="left behind", seen="process 71 sleep", wrong=True)``"""
+    """Example: ``CheckFinding(what="left behind", observed="process 71 sleep", wrong=True)``"""
 
     what: str
-    seen: str
+    observed: str
     wrong: bool = False
 
 
@@ -76,7 +76,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        return not any(each.wrong for each in self.findings)
+        return not any(item.wrong for item in self.findings)
 
 
 class Aimless:
@@ -86,7 +86,7 @@ class Aimless:
         self._rng, self._right = random.Random(f"aimless {seed}"), right
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        read = Characters().decode([each for each in prompt_ids if each < WRITTEN]).split()
+        read = Characters().decode([item for item in prompt_ids if item < WRITTEN]).split()
         action = self._rng.choice(self._rng.choice([group for group in (read, self._right, ODD) if group]))
         ids = [*(WRITTEN + ord(char) for char in action), END]
         return Generation(
@@ -100,9 +100,9 @@ async def check(
     seeds: Sequence[int],
     *,
     pass_at: float = 1.0,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> CheckReport:
-    """`host`: None where neither the environment nor its scorer needs a sandbox. `tell` hears what begins."""
+    """`host`: None where neither the environment nor its scorer needs a sandbox. `report` hears what begins."""
     before = _children()
     manager = EpisodeManager(
         environment=environment,
@@ -114,17 +114,17 @@ async def check(
     findings: list[CheckFinding] = []
     took: list[float] = []
     for number, seed in enumerate(seeds, 1):
-        tell(f"resets and forks of seed {seed}, {number} of {len(seeds)}")
+        report(f"resets and forks of seed {seed}, {number} of {len(seeds)}")
         findings += await _resets(manager, seed, took)
     async with contextlib.AsyncExitStack() as stack:
         if host is not None:
             manager.rewards = await stack.enter_async_context(RewardService(host))
         agents = _agents(environment).items()
-        played = {who: await _play(manager, who, seeds, engine_of, tell) for who, engine_of in agents}
+        played = {who: await _play(manager, who, seeds, engine_of, report) for who, engine_of in agents}
     for who, trajectories in played.items():
         findings.append(_judged(who, trajectories, pass_at))
     findings.append(await _left(host, before))
-    return CheckReport(findings=findings, costs=_costs(took, [each for some in played.values() for each in some]))
+    return CheckReport(findings=findings, costs=_costs(took, [item for some in played.values() for item in some]))
 
 
 def needs_sandbox(environment: Callable[[], Environment], seeds: Sequence[int]) -> bool:
@@ -147,12 +147,12 @@ async def _resets(manager: EpisodeManager, seed: int, took: list[float]) -> list
         said = f"two differ in: {', '.join(differ)}" if differ else "two are equal"
         fresh, _ = manager.environment().of(seed)
         return [
-            CheckFinding(what=what, seen=said, wrong=bool(differ)),
+            CheckFinding(what=what, observed=said, wrong=bool(differ)),
             _written_down(f"state of seed {seed}", fresh, made[0][2]),
             await _forked(f"fork of seed {seed}", manager, fresh, made[0][0]),
         ]
     except EpisodeEnd as end:
-        return [CheckFinding(what=what, seen=str(end.failure), wrong=True)]
+        return [CheckFinding(what=what, observed=str(end.failure), wrong=True)]
     finally:
         for sandbox, _, _ in made:
             await sandbox.remove()
@@ -169,7 +169,7 @@ async def _differences(one: Reset, other: Reset) -> list[str]:
         changes = [change for change in changes if change.path != identity.HOSTS]
     differ += [change.path for change in changes[:MAX_NAMED]]
     differ += [f"{len(changes) - MAX_NAMED} more files"] if len(changes) > MAX_NAMED else []
-    for _ in range(LOOKS):
+    for _ in range(POLLS):
         if await _programs(one[0]) == await _programs(other[0]):
             return differ
         await asyncio.sleep(PAUSE)
@@ -178,7 +178,7 @@ async def _differences(one: Reset, other: Reset) -> list[str]:
 
 async def _same_hosts(*sandboxes: Any) -> bool:
     """Whether their /etc/hosts are equal but for the line with each one's own name."""
-    texts = [await each.files.read(identity.HOSTS) for each in sandboxes]
+    texts = [await item.files.read(identity.HOSTS) for item in sandboxes]
     return len({identity.hosts_for(text, "same", fresh=False) for text in texts}) == 1
 
 
@@ -194,24 +194,24 @@ async def _programs(sandbox: Any) -> list[str]:
 def _written_down(what: str, fresh: Environment, state: bytes | None) -> CheckFinding:
     if state is None:
         text = "cannot be written down, so resets are not shared and nobody goes on with an episode: write `snapshot`"
-        return CheckFinding(what=what, seen=text)
+        return CheckFinding(what=what, observed=text)
     fresh.load(state)
     same = fresh.snapshot() == state
-    return CheckFinding(what=what, seen="loads" if same else "is another one once it was loaded", wrong=not same)
+    return CheckFinding(what=what, observed="loads" if same else "is another one once it was loaded", wrong=not same)
 
 
 async def _forked(what: str, manager: EpisodeManager, env: Environment, sandbox: Any) -> CheckFinding:
     """A fork is compared with its checkpoint: files, processes, memory."""
     if sandbox.id == nowhere.NAME:
-        return CheckFinding(what=what, seen="there is no sandbox")
+        return CheckFinding(what=what, observed="there is no sandbox")
     try:
         point = await sandbox.checkpoint()
         child = await manager.host.fork(point.id)
     except PagurusError as error:
-        return CheckFinding(what=what, seen=f"{error.code}: {error}", wrong=env.shares_reset)
+        return CheckFinding(what=what, observed=f"{error.code}: {error}", wrong=env.shares_reset)
     await child.remove()
     return CheckFinding(
-        what=what, seen="equal" if env.shares_reset else "equal; but it says that resets are not shared"
+        what=what, observed="equal" if env.shares_reset else "equal; but it says that resets are not shared"
     )
 
 
@@ -235,12 +235,12 @@ def _agents(environment: Callable[[], Environment]) -> dict[str, EngineOf]:
 
 
 async def _play(
-    manager: EpisodeManager, who: str, seeds: Sequence[int], engine_of: EngineOf, tell: Callable[[str], object]
+    manager: EpisodeManager, who: str, seeds: Sequence[int], engine_of: EngineOf, report: Callable[[str], object]
 ) -> list[Trajectory]:
     played = []
     for number, seed in enumerate(seeds, 1):
         if (engine := engine_of(seed)) is not None:
-            tell(f"{who} plays seed {seed}, {number} of {len(seeds)}")
+            report(f"{who} plays seed {seed}, {number} of {len(seeds)}")
             spec = EpisodeSpec(prompt=f"check-{seed}", seed=seed)
             played.append(await play(dataclasses.replace(manager, engine=engine), spec, Sampling(max_tokens=ANSWER)))
     return played
@@ -248,20 +248,20 @@ async def _play(
 
 def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> CheckFinding:
     if not played:
-        return CheckFinding(what=who, seen="nobody knows what is right: define `oracle`, so that it can be tried")
-    if lost := [each for each in played if not each.scored]:
-        return CheckFinding(what=who, seen=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
-    rewards = [each.reward for each in played]
+        return CheckFinding(what=who, observed="nobody knows what is right: define `oracle`, so that it can be tried")
+    if lost := [item for item in played if not item.scored]:
+        return CheckFinding(what=who, observed=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
+    rewards = [item.reward for item in played]
     said = f"reward {statistics.mean(rewards):.3f} over {len(played)} seeds"
     if who == ORACLE and min(rewards) < pass_at:
         seed = played[rewards.index(min(rewards))].seed
         return CheckFinding(
-            what=who, seen=f"{said}; seed {seed} earns {min(rewards):g}: it cannot be solved", wrong=True
+            what=who, observed=f"{said}; seed {seed} earns {min(rewards):g}: it cannot be solved", wrong=True
         )
     if who == NULL and max(rewards) >= pass_at:
         seed = played[rewards.index(max(rewards))].seed
-        return CheckFinding(what=who, seen=f"{said}; seed {seed} is passed by doing nothing", wrong=True)
-    return CheckFinding(what=who, seen=said)
+        return CheckFinding(what=who, observed=f"{said}; seed {seed} is passed by doing nothing", wrong=True)
+    return CheckFinding(what=who, observed=said)
 
 
 # --------------------------------------------------------------------- what is left, what it took
@@ -269,27 +269,27 @@ def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> CheckFind
 
 async def _left(host: LabellingClient | None, before: set[str]) -> CheckFinding:
     sandboxes = [] if host is None else await host.left()
-    left = [f"sandbox {each}" for each in sandboxes] + [f"process {each}" for each in sorted(_children() - before)]
-    return CheckFinding(what="left behind", seen=", ".join(left) or "nothing", wrong=bool(left))
+    left = [f"sandbox {item}" for item in sandboxes] + [f"process {item}" for item in sorted(_children() - before)]
+    return CheckFinding(what="left behind", observed=", ".join(left) or "nothing", wrong=bool(left))
 
 
 def _children() -> set[str]:
     """Processes of this machine that this one has started: number and name."""
-    found = set()
+    result = set()
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                found.add(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
-    return found
+                result.add(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
+    return result
 
 
 def _costs(resets: Sequence[float], played: Sequence[Trajectory]) -> Costs:
-    turns = [turn for each in played for turn in each.turns]
+    turns = [turn for item in played for turn in item.turns]
     captured = [turn for turn in turns if turn.checkpoint_captured]
     return Costs(
         reset_s=_median(resets),
         turns=len(turns),
-        turn_ms=1000 * sum(each.own_s for each in played) / max(1, len(turns)),
+        turn_ms=1000 * sum(item.own_s for item in played) / max(1, len(turns)),
         verdicts=dict(Counter(turn.verdict for turn in turns)),
         frozen_ms=_median([turn.frozen_ms for turn in captured]),
         stored_bytes=_median([turn.stored_bytes for turn in captured if turn.stored_bytes]),

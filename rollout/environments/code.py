@@ -17,8 +17,8 @@ _places: dict[str, str] = {}  # name of a module or package that was loaded -> i
 
 def load(name: str, code: Path, *, package: bool = False) -> ModuleType:
     """A Python file, executed under this name."""
-    folders = [str(code.parent)] if package else None
-    spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=folders)
+    directories = [str(code.parent)] if package else None
+    spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=directories)
     if spec is None or spec.loader is None:
         raise Invalid(f"{code} is no Python file", hint="name a .py file or a folder with __init__.py")
     made = importlib.util.module_from_spec(spec)

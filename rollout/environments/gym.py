@@ -43,8 +43,8 @@ class GymEnvironment(Environment):
     def _begin(self, seed: int) -> str:
         self._gym = self._gym or type(self).make()
         self._seed, self._said = seed, []
-        seen, _ = self._gym.reset(seed=seed)
-        return type(self).show(self._gym, seen)
+        observed, _ = self._gym.reset(seed=seed)
+        return type(self).show(self._gym, observed)
 
     async def step(self, sandbox: Any, action: str) -> Observation:
         return self._act(action.strip())
@@ -54,8 +54,8 @@ class GymEnvironment(Environment):
         number = self._number(action)
         if number is None:
             return Observation(UNKNOWN + f"say one of: {' '.join(self._names())}\n")
-        seen, earned, ended, cut, _ = self._gym.step(number)
-        return Observation(type(self).show(self._gym, seen), reward=float(earned), done=bool(ended or cut))
+        observed, earned, ended, cut, _ = self._gym.step(number)
+        return Observation(type(self).show(self._gym, observed), reward=float(earned), done=bool(ended or cut))
 
     def _names(self) -> tuple[str, ...]:
         return type(self).names or tuple(str(n) for n in range(int(self._gym.action_space.n)))
@@ -78,10 +78,10 @@ class GymEnvironment(Environment):
             self._act(action)
 
 
-def _as_text(gym: Any, seen: Any) -> str:
+def _as_text(gym: Any, observed: Any) -> str:
     """What it draws as text, where it can, with what it colours in brackets; else the observation."""
     drawn = gym.render() if gym.render_mode == "ansi" else None
-    return f"{COLOURED.sub(BRACKETS, drawn) if isinstance(drawn, str) else seen}\n"
+    return f"{COLOURED.sub(BRACKETS, drawn) if isinstance(drawn, str) else observed}\n"
 
 
 def gym_environment(

@@ -68,30 +68,30 @@ class _Settings(msgspec.Struct):
 class HarborTask:
     """One folder. Raises Invalid, naming what is wrong with it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder.resolve()
+    def __init__(self, directory: Path):
+        self.directory = directory.resolve()
         try:
-            self.settings = msgspec.convert(tomllib.loads((folder / TASK).read_text()), _Settings, strict=False)
-            self.instruction = (folder / "instruction.md").read_text()
+            self.settings = msgspec.convert(tomllib.loads((directory / TASK).read_text()), _Settings, strict=False)
+            self.instruction = (directory / "instruction.md").read_text()
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-            raise Invalid(f"{folder} is no task: {error}", hint="it needs task.toml and instruction.md") from None
-        if not (folder / "tests" / "test.sh").is_file():
-            raise Invalid(f"{folder} has no tests/test.sh", hint="write one that leaves /logs/verifier/reward.txt")
+            raise Invalid(f"{directory} is no task: {error}", hint="it needs task.toml and instruction.md") from None
+        if not (directory / "tests" / "test.sh").is_file():
+            raise Invalid(f"{directory} has no tests/test.sh", hint="write one that leaves /logs/verifier/reward.txt")
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return self.directory.name
 
     @property
     def image(self) -> str:
         """The name of its image: by content, so that a changed one is built anew."""
         named = self.settings.environment.docker_image
-        return named or f"harbor-{_digest(self.folder / 'environment')}"
+        return named or f"harbor-{_digest(self.directory / 'environment')}"
 
     @property
     def identity(self) -> str:
         """Of all that the task consists of, whatever its folder is called."""
-        return _digest(self.folder)
+        return _digest(self.directory)
 
     @property
     def limits(self) -> Limits:
@@ -105,11 +105,11 @@ class HarborTask:
 
     def oracle(self) -> str | None:
         """One command that does what the solution does."""
-        folder = self.folder / "solution"
-        if not (folder / "solve.sh").is_file():
+        directory = self.directory / "solution"
+        if not (directory / "solve.sh").is_file():
             return None
         lines = ["mkdir -p /solution"]
-        for path, content in _files(folder):
+        for path, content in _files(directory):
             target = f"/solution/{path}"
             lines.append(f"mkdir -p '{Path(target).parent}' && base64 -d > '{target}' <<'END_OF_FILE'")
             lines += [base64.b64encode(content).decode(), "END_OF_FILE"]
@@ -122,7 +122,7 @@ def tasks_of(place: Path) -> list[HarborTask]:
         return [HarborTask(place)]
     if not place.is_dir():
         return []
-    return [HarborTask(each) for each in sorted(place.iterdir()) if (each / TASK).is_file()]
+    return [HarborTask(item) for item in sorted(place.iterdir()) if (item / TASK).is_file()]
 
 
 @reward
@@ -134,13 +134,15 @@ async def verified(final: Final, *, tests: str, digest: str, env: dict[str, str]
         await box.files.write(f"/tests/{path}", content)
     done = await box.exec(["bash", "/tests/test.sh"], timeout=final.limit, env=env, cwd=workdir, user="root")
     if done.timed_out:
-        if not anchor.believed(final.ask.attempt):
+        if not anchor.believed(final.request.attempt):
             raise TooSlow(f"the tests took more than {final.limit:g} s")
         return Score(reward=0.0, reason=f"the tests took more than {final.limit:g} s")
     said = (done.stdout + done.stderr).decode("utf-8", "replace")[-400:]
-    told = await box.exec("cat /logs/verifier/reward.txt 2>/dev/null || cat /logs/verifier/reward.json", user="root")
+    reported = await box.exec(
+        "cat /logs/verifier/reward.txt 2>/dev/null || cat /logs/verifier/reward.json", user="root"
+    )
     try:
-        value = json.loads(told.text)
+        value = json.loads(reported.text)
         value = value["reward"] if isinstance(value, dict) else value
         return Score(reward=float(value), reason=said)
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -160,7 +162,7 @@ class HarborEnvironment(Environment):
     @classmethod
     def builds(cls) -> dict[str, Build]:
         return {
-            task.image: Build(task.folder / "environment", task.settings.environment.build_timeout_sec)
+            task.image: Build(task.directory / "environment", task.settings.environment.build_timeout_sec)
             for task in cls.tasks
             if task.settings.environment.docker_image is None
         }
@@ -215,27 +217,27 @@ def environment_of(tasks: list[HarborTask]) -> type[Environment]:
 
 
 def _scoring(task: HarborTask) -> Scoring:
-    tests = task.folder / "tests"
+    tests = task.directory / "tests"
     verifier = task.settings.verifier
-    asked = verified(
+    requested = verified(
         tests=str(tests), digest=_digest(tests), env=dict(verifier.env), workdir=task.settings.environment.workdir
     )
-    return msgspec.structs.replace(asked, longest=verifier.timeout_sec)
+    return msgspec.structs.replace(requested, longest=verifier.timeout_sec)
 
 
-def _files(folder: Path) -> list[tuple[str, bytes]]:
+def _files(directory: Path) -> list[tuple[str, bytes]]:
     return [
-        (str(path.relative_to(folder)), path.read_bytes())
-        for path in sorted(folder.rglob("*"))
+        (str(path.relative_to(directory)), path.read_bytes())
+        for path in sorted(directory.rglob("*"))
         if path.is_file() and not path.is_symlink()
     ]
 
 
-def _digest(folder: Path) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for path, content in _files(folder):
-        found.update(f"{path} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+def _digest(directory: Path) -> str:
+    result = hashlib.blake2b(digest_size=8)
+    for path, content in _files(directory):
+        result.update(f"{path} {len(content)}\n".encode() + content)
+    return result.hexdigest()
 
 
 def _size(text: str | None) -> str | None:

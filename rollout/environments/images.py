@@ -21,26 +21,26 @@ def needed(environment: Callable[[], Environment], seeds: Iterable[int]) -> dict
     """What is built for these seeds."""
     made = environment()
     builds = made.builds()
-    wanted = {made.of(seed)[0].image for seed in seeds} if builds else ()
-    return {name: build for name, build in builds.items() if name in wanted}
+    target = {made.of(seed)[0].image for seed in seeds} if builds else ()
+    return {name: build for name, build in builds.items() if name in target}
 
 
 async def build_missing(
-    client: Client, builds: Mapping[str, Build], *, tell: Callable[[str], object] = log.info
+    client: Client, builds: Mapping[str, Build], *, report: Callable[[str], object] = log.info
 ) -> int:
-    """Build those that are not there, one after another; how many they were. A build may reach the network. `tell`
+    """Build those that are not there, one after another; how many they were. A build may reach the network. `report`
     hears of each before it begins."""
     if not builds:
         return 0
     there = {image.name for image in await client.images.list()}
     missing = {name: build for name, build in builds.items() if name not in there}
     for number, (name, build) in enumerate(missing.items(), 1):
-        of = build.folder.parent.name
-        tell(f"builds image {number} of {len(missing)}, {name} of {of}, for {build.seconds:g} s at most")
+        of = build.directory.parent.name
+        report(f"builds image {number} of {len(missing)}, {name} of {of}, for {build.seconds:g} s at most")
         try:
             async with asyncio.timeout(build.seconds):
-                await client.images.build(name, build.folder, network=Network.open(), replace=True)
+                await client.images.build(name, build.directory, network=Network.open(), replace=True)
         except TimeoutError:
-            text = f"the image of {build.folder} was not built within {build.seconds:g} s"
+            text = f"the image of {build.directory} was not built within {build.seconds:g} s"
             raise Invalid(text, hint="raise build_timeout_sec in its task.toml") from None
     return len(missing)

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rollout.environments import folder, splits
+from rollout.environments import directory, splits
 from rollout.environments.base import Build, Environment
 from rollout.environments.code import load as load_code
 from rollout.environments.splits import HELD_OUT, Split
@@ -63,11 +63,12 @@ class Mixture:
         *,
         image: str | None = None,
         share: float = splits.SHARE,
-        known: Sequence[Split] | None = None,
+        existing: Sequence[Split] | None = None,
     ):
-        """`image`: instead of every environment's. `share`: of the items that is held out. `known`: the splits that a
+        """`image`: instead of every environment's. `share`: of the items that is held out. `existing`: the splits that
+        a
         run has written down; they must be of these very data."""
-        self.tasks = [folder.load(Path(part.task)) for part in parts]
+        self.tasks = [directory.load(Path(part.task)) for part in parts]
         self.parts = [
             msgspec.structs.replace(part, name=part.name or task.name)
             for part, task in zip(parts, self.tasks, strict=True)
@@ -80,17 +81,17 @@ class Mixture:
         self.rows = [_rows(part) for part in parts]
         self.image = image
         items = [self._items(number) for number in range(len(parts))]
-        self.splits = list(known) if known is not None else splits.make(items, share)
+        self.splits = list(existing) if existing is not None else splits.make(items, share)
         if len(self.splits) != len(items):
             raise Conflict("the run began with another number of parts", hint="begin a new run: --fresh")
-        for split, each in zip(self.splits, items, strict=True):
-            splits.need_same(split, each)
+        for split, item in zip(self.splits, items, strict=True):
+            splits.need_same(split, item)
 
     def _items(self, number: int) -> splits.Items:
         part, rows = self.parts[number], self.rows[number]
         if rows is not None:
             keys = [splits.key(row) for row in rows]
-            evaluated = 0 if part.held_out is None else len(read_rows(Path(part.held_out), least=1))
+            evaluated = 0 if part.held_out is None else len(read_rows(Path(part.held_out), minimum=1))
             return splits.Items(part=part.name, kind="rows", keys=keys, evaluated=evaluated)
         tasks = self.tasks[number].environment.identities()
         return splits.Items(part=part.name, kind="seeds" if tasks is None else "tasks", keys=tasks or ())
@@ -185,20 +186,20 @@ class Draw(Iterator[int]):
             return [part.weight for part in parts]
         chosen = dict(self.curriculum(self._outcomes()))
         unknown = set(chosen) - {part.name for part in parts}
-        found = [float(chosen.get(part.name, 0.0)) for part in parts]
-        if unknown or not all(0 <= weight < float("inf") for weight in found) or not any(found):
+        result = [float(chosen.get(part.name, 0.0)) for part in parts]
+        if unknown or not all(0 <= weight < float("inf") for weight in result) or not any(result):
             raise Invalid(
                 f"the curriculum says {chosen}",
                 hint=f"return a weight from 0 up for {', '.join(part.name for part in parts)}, one of them above 0",
             )
-        return found
+        return result
 
     def _outcomes(self) -> list[PartOutcome]:
-        seen = self.outcomes()
-        found = []
+        observed = self.outcomes()
+        result = []
         for index, part in enumerate(self.mixture.parts):
-            own = [each for each in seen if each[0] % len(self.mixture.parts) == index][:RECENT]
-            found.append(
+            own = [item for item in observed if item[0] % len(self.mixture.parts) == index][:RECENT]
+            result.append(
                 PartOutcome(
                     name=part.name,
                     weight=part.weight,
@@ -208,7 +209,7 @@ class Draw(Iterator[int]):
                     silent=sum(low == high for _, _, low, high in own) / max(1, len(own)),
                 )
             )
-        return found
+        return result
 
 
 def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
@@ -217,11 +218,11 @@ def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
         if part.held_out is not None:
             raise Invalid(f"{part.held_out} holds rows, and {part.task} has none", hint="set `rows` too")
         return None
-    evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), least=1)
-    return read_rows(Path(part.rows), least=1 if evaluated else 2) + evaluated
+    evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), minimum=1)
+    return read_rows(Path(part.rows), minimum=1 if evaluated else 2) + evaluated
 
 
-def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
+def read_rows(path: Path, *, minimum: int = 2) -> list[dict[str, Any]]:
     """The rows of a file: .jsonl, .json (a list) or .csv with a head."""
     try:
         text = path.read_text()
@@ -236,9 +237,9 @@ def read_rows(path: Path, *, least: int = 2) -> list[dict[str, Any]]:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
         raise Invalid(f"{path} cannot be read: {error}", hint="JSON lines, a JSON list, or CSV") from None
-    if not isinstance(rows, list) or len(rows) < least or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or len(rows) < minimum or not all(isinstance(row, dict) for row in rows):
         raise Invalid(
-            f"{path} has not {least} rows or more of names and values", hint="one is held out, one trained on"
+            f"{path} has not {minimum} rows or more of names and values", hint="one is held out, one trained on"
         )
     return rows
 
@@ -247,8 +248,8 @@ def load_curriculum(path: Path) -> Curriculum:
     """The function `weights` of a Python file."""
     if not path.is_file():
         raise NotFound(f"no curriculum {path}", hint="name a .py file that defines `weights`")
-    found = getattr(load_code(f"pagurus_curriculum_{path.stem}", path), "weights", None)
-    if not callable(found):
+    result = getattr(load_code(f"pagurus_curriculum_{path.stem}", path), "weights", None)
+    if not callable(result):
         raise Invalid(f"{path} defines no function `weights`", hint="def weights(outcomes): return {name: weight}")
-    chosen: Curriculum = found
+    chosen: Curriculum = result
     return chosen

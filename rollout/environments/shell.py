@@ -109,14 +109,14 @@ class TwinShell:
         if match := SED.fullmatch(command):
             return self._edit(*match.groups())
         name, *arguments = command.split(" ")
-        known: dict[tuple[str, int], Callable[..., ExecResult]] = {
+        existing: dict[tuple[str, int], Callable[..., ExecResult]] = {
             ("cat", 1): self._cat,
             ("ls", 1): self._list,
             ("cp", 2): self._copy,
             ("rm", 1): self._remove,
         }
-        if (found := known.get((name, len(arguments)))) is not None:
-            return found(*arguments)
+        if (result := existing.get((name, len(arguments)))) is not None:
+            return result(*arguments)
         answered = self.program(name, arguments)
         return answer(error=f"/bin/sh: 1: {name}: not found\n", code=127) if answered is None else answered
 
@@ -127,14 +127,14 @@ class TwinShell:
             return answer(error=f"cat: {_quoted(path)}: No such file or directory\n", code=1)
         return answer(self.files[path])
 
-    def _list(self, folder: str) -> ExecResult:
-        names = self._inside(folder)
+    def _list(self, directory: str) -> ExecResult:
+        names = self._inside(directory)
         if not names:
-            return answer(error=f"ls: cannot access '{folder}': No such file or directory\n", code=2)
+            return answer(error=f"ls: cannot access '{directory}': No such file or directory\n", code=2)
         return answer("".join(name + "\n" for name in names))
 
-    def _inside(self, folder: str) -> list[str]:
-        prefix = folder.rstrip("/") + "/"
+    def _inside(self, directory: str) -> list[str]:
+        prefix = directory.rstrip("/") + "/"
         return sorted(path.removeprefix(prefix) for path in self.files if path.startswith(prefix))
 
     def _edit(self, old: str, new: str, path: str) -> ExecResult:

@@ -96,10 +96,10 @@ Share = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 def make(parts: Sequence[Items], share: float = SHARE) -> list[Split]:
     """Splits of all parts of a run, in their order. `share` 0: nothing is held out."""
     held: set[str] = set()
-    for each in parts:
-        if share and each.kind != "seeds":
-            held |= _chosen(each, share)
-    return [_split(each, held, share) for each in parts]
+    for item in parts:
+        if share and item.kind != "seeds":
+            held |= _chosen(item, share)
+    return [_split(item, held, share) for item in parts]
 
 
 def _chosen(items: Items, share: float) -> set[str]:
@@ -132,10 +132,10 @@ def key(item: Any) -> str:
 
 
 def digest(keys: Sequence[str]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for each in keys:
-        found.update(f"{each}\n".encode())
-    return found.hexdigest()
+    result = hashlib.blake2b(digest_size=16)
+    for item in keys:
+        result.update(f"{item}\n".encode())
+    return result.hexdigest()
 
 
 def write(run: Path, splits: Sequence[Split]) -> None:
@@ -162,8 +162,8 @@ def need_same(split: Split, items: Items) -> None:
         )
 
 
-def _rank(known: str) -> bytes:
-    return hashlib.blake2b(f"held out? {known}".encode(), digest_size=8).digest()
+def _rank(existing: str) -> bytes:
+    return hashlib.blake2b(f"held out? {existing}".encode(), digest_size=8).digest()
 
 
 @functools.lru_cache(maxsize=8)

@@ -34,7 +34,7 @@ class VerifiersEnvironment(Environment):
     shares_reset = False
     max_turns = 1
     tasks: ClassVar[list[Any]] = []
-    known: ClassVar[Callable[[Any], str | list[str]] | None] = None
+    reference: ClassVar[Callable[[Any], str | list[str]] | None] = None
 
     def __init__(self) -> None:
         self.seed = 0
@@ -55,10 +55,10 @@ class VerifiersEnvironment(Environment):
         return self.tasks[seed % len(self.tasks)]
 
     def oracle(self, seed: int) -> list[str] | None:
-        known = type(self).known
-        if known is None:
+        reference = type(self).reference
+        if reference is None:
             return None
-        right = known(self._task(seed).data)
+        right = reference(self._task(seed).data)
         return [right] if isinstance(right, str) else right
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
@@ -94,7 +94,7 @@ class ToolsEnvironment(VerifiersEnvironment):
         self._sets = type(task).toolsets(task.config)
         self._box = await Toolbox.of([*common, *await ready(self._sets, task)])
         self.tools = self._box.tools
-        self._trace, self._asked, self._turns = begun(task), messages_of(task.data), 0
+        self._trace, self._requested, self._turns = begun(task), messages_of(task.data), 0
         return first
 
     @classmethod
@@ -111,13 +111,13 @@ class ToolsEnvironment(VerifiersEnvironment):
         calls = [
             ToolCall(id=f"call_{self._turns}_{n}", name=name, arguments=text) for n, (name, text) in enumerate(called)
         ]
-        self._asked.append(answered(self._trace, self._asked, content, calls, self.tools))
+        self._requested.append(answered(self._trace, self._requested, content, calls, self.tools))
         self._turns += 1
         if not calls or self._turns == self.max_turns:
             return await self.scored(self._trace)
         results = [await self._box.call(call.name, call.arguments) for call in calls]
         for call, text in zip(calls, results, strict=True):
-            self._asked.append(ToolMessage(tool_call_id=call.id, content=text, name=call.name))
+            self._requested.append(ToolMessage(tool_call_id=call.id, content=text, name=call.name))
         return Observation("\n".join(results))
 
     async def close(self) -> None:
@@ -128,9 +128,10 @@ class ToolsEnvironment(VerifiersEnvironment):
 
 
 def verifiers_environment(
-    taskset: Any, *, known: Callable[[Any], str | list[str]] | None = None, **options: Any
+    taskset: Any, *, reference: Callable[[Any], str | list[str]] | None = None, **options: Any
 ) -> type[Environment]:
-    """`taskset`: the name of an installed one, with `options` of its configuration, or a Taskset. `known`: the right
+    """`taskset`: the name of an installed one, with `options` of its configuration, or a Taskset. `reference`: the
+    right
     answer, or with tools the right actions, from a task's data, for the oracle."""
     if isinstance(taskset, str):
         from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
@@ -142,7 +143,11 @@ def verifiers_environment(
     if not tasks:
         raise Invalid("this taskset has no tasks", hint="look at its options")
     tools = _need_playable(taskset, tasks)
-    content = {"tasks": tasks, "known": None if known is None else staticmethod(known), "__module__": __name__}
+    content = {
+        "tasks": tasks,
+        "reference": None if reference is None else staticmethod(reference),
+        "__module__": __name__,
+    }
     if not tools:
         return type("Verifiers", (VerifiersEnvironment,), content)
     return type("VerifiersTools", (ToolsEnvironment,), content | {"taskset": taskset})
@@ -155,7 +160,7 @@ def _need_playable(taskset: Any, tasks: Sequence[Any]) -> bool:
     needs = more_than_tools(first, sets) if sets else []
     needs += ["a container"] if type(first).NEEDS_CONTAINER or any(task.data.image for task in tasks) else []
     scorers = [*first.hooks("reward"), *first.hooks("metric"), *(judge.score for judge in first.plugged_judges())]
-    needs += ["a runtime for its rewards"] if any(_asks_runtime(each) for each in scorers) else []
+    needs += ["a runtime for its rewards"] if any(_requests_runtime(item) for item in scorers) else []
     if needs:
         raise Unsupported(
             f"tasks of {type(taskset).__name__} need {' and '.join(needs)}; a prompt, tools and answers can be played",
@@ -166,7 +171,7 @@ def _need_playable(taskset: Any, tasks: Sequence[Any]) -> bool:
     return bool(sets)
 
 
-def _asks_runtime(scorer: Callable[..., Any]) -> bool:
+def _requests_runtime(scorer: Callable[..., Any]) -> bool:
     parameter = inspect.signature(scorer).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -175,8 +180,8 @@ def messages_of(data: Any) -> list[Any]:
     """The conversation before the answer, by verifiers' own types."""
     from verifiers.v1.types import SystemMessage, UserMessage
 
-    asked = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
-    return [SystemMessage(content=data.system_prompt), *asked] if data.system_prompt else asked
+    requested = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
+    return [SystemMessage(content=data.system_prompt), *requested] if data.system_prompt else requested
 
 
 def _system(data: Any) -> str:
@@ -185,13 +190,13 @@ def _system(data: Any) -> str:
 
 def _prompt(data: Any) -> str:
     """The one message of the user."""
-    asked = [message for message in messages_of(data) if message.role != "system"]
-    if [message.role for message in asked] != ["user"] or not isinstance(asked[0].content, str):
+    requested = [message for message in messages_of(data) if message.role != "system"]
+    if [message.role for message in requested] != ["user"] or not isinstance(requested[0].content, str):
         raise Unsupported(
             f"task {data.name or data.idx} begins with something else than one message of text",
             hint="make its prompt a text",
         )
-    text: str = asked[0].content
+    text: str = requested[0].content
     return text
 
 
@@ -210,7 +215,7 @@ def begun(task: Any) -> Any:
 
 
 def answered(
-    trace: Any, asked: list[Any], answer: str, calls: Sequence[Any] = (), tools: Sequence[Mapping[str, Any]] = ()
+    trace: Any, requested: list[Any], answer: str, calls: Sequence[Any] = (), tools: Sequence[Mapping[str, Any]] = ()
 ) -> Any:
     """Add what the policy has said after these messages, and with these tools; the message."""
     from verifiers.v1.graph import prepare_turn
@@ -224,5 +229,5 @@ def answered(
         message=message,
         finish_reason="tool_calls" if calls else "stop",
     )
-    prepare_turn(trace, list(asked), [Tool(**tool["function"]) for tool in tools]).commit(said)
+    prepare_turn(trace, list(requested), [Tool(**tool["function"]) for tool in tools]).commit(said)
     return message

@@ -36,11 +36,11 @@ class ClassicEnvironment(Environment):
     shares_reset = False
     inner: ClassVar[Any]
     rows: ClassVar[Any]
-    known: ClassVar[Callable[[Mapping[str, Any]], list[str]] | None] = None
+    reference: ClassVar[Callable[[Mapping[str, Any]], list[str]] | None] = None
 
     def __init__(self) -> None:
         self._state: Any = None
-        self._asked: list[Any] = []  # all messages before the answer that is awaited
+        self._requested: list[Any] = []  # all messages before the answer that is awaited
 
     @classmethod
     def distinct(cls) -> int | None:
@@ -55,18 +55,18 @@ class ClassicEnvironment(Environment):
         return dict(self.rows[seed % len(self.rows)])
 
     def oracle(self, seed: int) -> list[str] | None:
-        known = type(self).known
-        return None if known is None else known(self._row(seed))
+        reference = type(self).reference
+        return None if reference is None else reference(self._row(seed))
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         self._state = await self.inner.init_state(self._row(seed), _nobody(), "policy", None)
         self._state = await self.inner.setup_state(self._state) or self._state
-        self._asked = await self._messages()
-        told = [each for each in self._asked if each.role == "system"]
-        asked = [each for each in self._asked if each.role != "system"]
-        if any(each.role == "assistant" for each in asked):
+        self._requested = await self._messages()
+        reported = [item for item in self._requested if item.role == "system"]
+        requested = [item for item in self._requested if item.role != "system"]
+        if any(item.role == "assistant" for item in requested):
             raise Unsupported("the prompt has answers in it", hint="leave out its examples")
-        self.system = _text(told)
+        self.system = _text(reported)
         self.tools = [
             {
                 "type": "function",
@@ -74,23 +74,23 @@ class ClassicEnvironment(Environment):
             }
             for tool in self._state["tool_defs"]
         ]
-        return Observation(_text(asked))
+        return Observation(_text(requested))
 
     async def step(self, sandbox: Any, action: str) -> Observation:
-        return await self._answered(action, whole=True)
+        return await self._answered(action, complete=True)
 
     async def cut(self, sandbox: Any, action: str) -> Observation:
-        return await self._answered(action, whole=False)
+        return await self._answered(action, complete=False)
 
-    async def _answered(self, action: str, *, whole: bool) -> Observation:
-        await self.inner.add_model_response(self._state, self._asked, _response(action, whole=whole))
+    async def _answered(self, action: str, *, complete: bool) -> Observation:
+        await self.inner.add_model_response(self._state, self._requested, _response(action, complete=complete))
         said = self._state["trajectory"][-1]["completion"]
         if (now := await self._next()) is None:
             return await self._end()
-        before = [*self._asked, *said]
+        before = [*self._requested, *said]
         if now[: len(before)] != before:
             raise Unsupported("the environment rewrites its conversation", hint="let it only add messages")
-        self._asked = now
+        self._requested = now
         return Observation(_text(now[len(before) :]))
 
     async def _next(self) -> list[Any] | None:
@@ -129,13 +129,13 @@ class ClassicEnvironment(Environment):
 def classic_environment(
     environment: Any,
     *,
-    known: Callable[[Mapping[str, Any]], list[str]] | None = None,
+    reference: Callable[[Mapping[str, Any]], list[str]] | None = None,
     turns: int = 50,
     **options: Any,
 ) -> type[Environment]:
     """`environment`: the name of an installed one, with `options` for its `load_environment`, or an Environment.
 
-    `known`: the right actions, from a row, for the oracle; `tool_call` writes one that calls a tool. `turns`: where
+    `reference`: the right actions, from a row, for the oracle; `tool_call` writes one that calls a tool. `turns`: where
     the environment itself sets no limit.
     """
     if isinstance(environment, str):
@@ -154,7 +154,7 @@ def classic_environment(
     content = {
         "inner": environment,
         "rows": rows,
-        "known": None if known is None else staticmethod(known),
+        "reference": None if reference is None else staticmethod(reference),
         "max_turns": environment.max_turns,
         "__module__": __name__,
     }
@@ -175,15 +175,15 @@ def _tagged(name: str, arguments: str) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def _response(action: str, *, whole: bool) -> Any:
+def _response(action: str, *, complete: bool) -> Any:
     """An answer in the package's types."""
     from verifiers.types import Response, ResponseMessage, ToolCall
 
     content, called, _ = calls_in(action)
     calls = [ToolCall(id=f"call_{n}", name=name, arguments=text) for n, (name, text) in enumerate(called)]
-    ended = "length" if not whole else "tool_calls" if calls else "stop"
+    ended = "length" if not complete else "tool_calls" if calls else "stop"
     message = ResponseMessage(
-        content=content, tool_calls=calls or None, finish_reason=ended, is_truncated=not whole, tokens=None
+        content=content, tool_calls=calls or None, finish_reason=ended, is_truncated=not complete, tokens=None
     )
     return Response(id="answer", created=int(time.time()), model="policy", message=message)
 
@@ -208,6 +208,6 @@ def _content(message: Any) -> str:
     if isinstance(parts, str):
         return parts
     texts = [part.get("text") if isinstance(part, dict) else getattr(part, "text", None) for part in parts or ()]
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(item, str) for item in texts):
         raise Unsupported(f"a message of the {message.role} is more than text", hint="leave pictures and sound out")
-    return "\n".join(str(each) for each in texts)
+    return "\n".join(str(item) for item in texts)

@@ -33,10 +33,10 @@ class Toolbox:
         from mcp.server.mcpserver import MCPServer
 
         dispatch = {}
-        for each in sets:
-            prefix = each.server_name
-            server = MCPServer(prefix or type(each).__name__)
-            each.register(server)
+        for item in sets:
+            prefix = item.server_name
+            server = MCPServer(prefix or type(item).__name__)
+            item.register(server)
             for tool in await server.list_tools():
                 dispatch[f"{prefix}_{tool.name}" if prefix else tool.name] = server, tool
         return cls(dispatch)
@@ -61,17 +61,17 @@ class Toolbox:
 
 async def ready(sets: Sequence[Any], task: Any = None) -> list[Any]:
     """Toolsets that are set up; for this task, if they are of one."""
-    for each in sets:
-        await each.setup()
+    for item in sets:
+        await item.setup()
         if task is not None:
-            await each.setup_task(task)
+            await item.setup_task(task)
     return list(sets)
 
 
 async def closed(sets: Sequence[Any]) -> None:
     """What they opened is given back, as their own server does."""
-    for each in sets:
-        await each._exit_stack.aclose()
+    for item in sets:
+        await item._exit_stack.aclose()
 
 
 def more_than_tools(task: Any, sets: Sequence[Any]) -> list[str]:
@@ -79,9 +79,9 @@ def more_than_tools(task: Any, sets: Sequence[Any]) -> list[str]:
     from verifiers.v1.runtimes import SubprocessConfig
     from verifiers.v1.state import State, state_cls
 
-    configs = [each.config for each in sets]
-    needs = ["tools at an address"] if any(getattr(each, "url", None) for each in configs) else []
-    plain = all(isinstance(getattr(each, "runtime", SubprocessConfig()), SubprocessConfig) for each in configs)
+    configs = [item.config for item in sets]
+    needs = ["tools at an address"] if any(getattr(item, "url", None) for item in configs) else []
+    plain = all(isinstance(getattr(item, "runtime", SubprocessConfig()), SubprocessConfig) for item in configs)
     needs += [] if plain else ["a runtime for its tools"]
-    needs += ["tools with state"] if any(state_cls(type(each)) is not State for each in sets) else []
+    needs += ["tools with state"] if any(state_cls(type(item)) is not State for item in sets) else []
     return needs + (["conditions that stop it"] if task.hooks("stop") else [])

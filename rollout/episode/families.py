@@ -34,7 +34,7 @@ HELD: tuple[str, ...] = ("<think>", "</think>", "<tool_call>", "<function=", "<m
 HELD += ("<|channel|>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
 HELD_OF = {"llama-3": ("{",)}  # a call is JSON without a mark
 
-TOLD = """You may call functions. They are described in JSON, one per line:
+REPORTED = """You may call functions. They are described in JSON, one per line:
 {tools}
 To call one, answer with its name and arguments as JSON between <tool_call> and </tool_call>, like
 <tool_call>{{"name": "NAME", "arguments": {{}}}}</tool_call>"""
@@ -49,14 +49,14 @@ class FamilyParser:
 
     def parse(self, ids: list[int], prompt: list[int], tools: Sequence[dict[str, Any]]) -> Parsed:
         described = [tool.get("function", tool) for tool in tools]
-        found = self._parser.parse_response(ids, tools=described or None, prompt_ids=prompt or None)
+        result = self._parser.parse_response(ids, tools=described or None, prompt_ids=prompt or None)
         calls, broken = [], []
-        for call in found.tool_calls:
+        for call in result.tool_calls:
             if call.status == "ok" and call.name:
                 calls.append((call.name, _text(call.arguments)))
             else:
                 broken.append(call.raw)
-        return found.content, found.reasoning_content or "", calls, broken
+        return result.content, result.reasoning_content or "", calls, broken
 
 
 class TaggedParser:
@@ -83,12 +83,12 @@ def calls_in(text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     ('', [('add', '{"a": 1}')], [])
     """
     calls, broken = [], []
-    for found in CALL.finditer(text):
+    for result in CALL.finditer(text):
         try:
-            body = json.loads(found[1])
+            body = json.loads(result[1])
             calls.append((str(body["name"]), _text(body.get("arguments", {}))))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            broken.append(found[0])
+            broken.append(result[0])
     return CALL.sub("", text).strip() if calls else text, calls, broken
 
 
@@ -117,15 +117,15 @@ def _library(tokenizer: Any, name: str) -> Any:
         return None
 
 
-def tell_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def report_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a template that knows no tools: they are told in the system's words, calls and results are text."""
     shown = [_as_text(message) for message in messages]
     if tools:
-        told = TOLD.format(tools="\n".join(json.dumps(tool.get("function", tool)) for tool in tools))
+        reported = REPORTED.format(tools="\n".join(json.dumps(tool.get("function", tool)) for tool in tools))
         if shown and shown[0]["role"] == "system":
-            shown[0] = {**shown[0], "content": f"{shown[0]['content']}\n\n{told}"}
+            shown[0] = {**shown[0], "content": f"{shown[0]['content']}\n\n{reported}"}
         else:
-            shown.insert(0, {"role": "system", "content": told})
+            shown.insert(0, {"role": "system", "content": reported})
     return shown
 
 
@@ -139,8 +139,8 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     content = "\n".join(parts)
     if message.get("reasoning_content"):
         content = f"<think>{message['reasoning_content']}</think>{content}"
-    kept = {name: value for name, value in message.items() if name not in ("tool_calls", "reasoning_content")}
-    return {**kept, "content": content}
+    retained = {name: value for name, value in message.items() if name not in ("tool_calls", "reasoning_content")}
+    return {**retained, "content": content}
 
 
 def _text(arguments: Any) -> str:

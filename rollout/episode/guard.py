@@ -178,9 +178,9 @@ class GuardedSandbox:
     def start_settling(self) -> None:
         """Begin to wait for the last turn's checkpoint, in the background (the model thinks meanwhile)."""
         if self._pending is not None and self._settling is None:
-            self._settling = asyncio.get_running_loop().create_task(self._settle(self._pending))
+            self._settling = asyncio.get_running_loop().create_task(self._finalize(self._pending))
 
-    async def settled(self) -> None:
+    async def finalized(self) -> None:
         """The gate. Returns when the last turn is captured; the time it held us counts as exposed."""
         pending = self._pending
         if pending is None:
@@ -223,15 +223,15 @@ class GuardedSandbox:
         """Bring the sandbox back to this checkpoint because the agent asked for it. What came after is forgotten."""
         with self._elsewhere(EpisodePhase.RECOVER):
             with contextlib.suppress(PagurusError):  # the state that is left behind
-                await self.settled()
+                await self.finalized()
             self._pending = None
             self._journal.clear()
             restored = await self._restored_to(checkpoint)
-            await self._tell(self.epoch)
+            await self._report(self.epoch)
             return restored
 
     async def _restored_to(self, checkpoint: str) -> RestoreResult:
-        await self._tell("")
+        await self._report("")
         restored = await self.sandbox.restore(checkpoint, verify=True)
         self.head, self.epoch = checkpoint, secrets.token_hex(8)
         return restored
@@ -260,7 +260,7 @@ class GuardedSandbox:
         while True:
             self.failed_in = None
             try:
-                await self.settled()
+                await self.finalized()
                 return await act()
             except (SandboxDead, Interrupted, Conflict) as death:
                 if isinstance(death, Conflict) and self.adopted != self.turn + 1:
@@ -272,7 +272,7 @@ class GuardedSandbox:
                     ) from death
                 await self._recover(death)
 
-    async def _settle(self, pending: ExecutedCommand) -> None:
+    async def _finalize(self, pending: ExecutedCommand) -> None:
         try:
             pending.info = await self.sandbox.captured(pending.result)
         except CheckpointFailed:  # the turn is over but its state is not safe: take it again, for its own sake
@@ -302,7 +302,7 @@ class GuardedSandbox:
                 pending, self._pending = self._pending, None
                 await self.close()
                 began = time.monotonic()
-                await self._tell("")
+                await self._report("")
                 restored, attempts = await self._restore(pending)
                 recovery = Recovery(
                     turn=self.turn,
@@ -316,12 +316,12 @@ class GuardedSandbox:
                 self.head, self.epoch = restored.checkpoint, secrets.token_hex(8)
                 try:
                     recovery.replayed = await self._replay(restored.checkpoint)
-                    await self._tell(self.epoch)
+                    await self._report(self.epoch)
                     return
                 except (SandboxDead, Interrupted) as again:
                     death = again
 
-    async def _tell(self, epoch: str) -> None:
+    async def _report(self, epoch: str) -> None:
         if self.on_epoch is not None:
             await self.on_epoch(epoch)
 
@@ -331,19 +331,19 @@ class GuardedSandbox:
         The checkpoint of a turn whose capture nobody has waited for yet may be there or not. A restore that failed or
         came out unequal leaves its checkpoint whole: it is tried again.
         """
-        known = [pending.result.checkpoint if pending is not None else None, self.head]
-        wanted: list[str | None] = list(dict.fromkeys(name for name in known if name is not None)) or [None]
-        if self.adopted and wanted == [None]:
+        existing = [pending.result.checkpoint if pending is not None else None, self.head]
+        target: list[str | None] = list(dict.fromkeys(name for name in existing if name is not None)) or [None]
+        if self.adopted and target == [None]:
             raise RestoreFailed("its journal names no captured state", sandbox=self.id)
         for attempt in itertools.count(1):
             try:
-                return await self.sandbox.restore(wanted[0], verify=True), attempt
+                return await self.sandbox.restore(target[0], verify=True), attempt
             except (Conflict, NotFound):  # never captured
-                if self.adopted and not wanted[1:]:
+                if self.adopted and not target[1:]:
                     raise RestoreFailed(
                         "the state that its journal names was never captured", sandbox=self.id
                     ) from None
-                wanted = wanted[1:] or await self._captured_last(wanted[0])
+                target = target[1:] or await self._captured_last(target[0])
             except (RestoreFailed, NotEqual) as error:
                 if attempt >= MAX_RESTORES:
                     raise
@@ -358,11 +358,11 @@ class GuardedSandbox:
             return {}
 
     async def _captured_last(self, refused: str | None) -> list[str | None]:
-        whole = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
-        known = [info.id for info in await self.sandbox.tree() if info.state in whole and info.id != refused]
-        if not known:
+        complete = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+        existing = [info.id for info in await self.sandbox.tree() if info.state in complete and info.id != refused]
+        if not existing:
             raise RestoreFailed("none of its checkpoints was captured", sandbox=self.id)
-        return [known[-1]]
+        return [existing[-1]]
 
     async def _replay(self, checkpoint: str) -> int:
         self._trim(checkpoint)
@@ -385,10 +385,10 @@ async def _nothing() -> None:
     """What an act is that needs no more than the gate."""
 
 
-def _need_same(seen: ExecResult, now: ExecResult, sandbox: str) -> None:
+def _need_same(observed: ExecResult, now: ExecResult, sandbox: str) -> None:
     """What the agent has read must still be true after a repetition."""
     for name in ("exit_code", "timed_out", "stdout", "stderr"):
-        before, after = getattr(seen, name), getattr(now, name)
+        before, after = getattr(observed, name), getattr(now, name)
         if before != after:
             raise ReplayDivergence(f"executed again, a command had another {name}: {after!r:.80}, not {before!r:.80}")
 

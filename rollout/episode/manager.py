@@ -20,23 +20,23 @@ from typing import Any
 
 import msgspec
 
-from rollout.chaos import Strike
+from rollout.chaos import Inject
 from rollout.decide.blame import Cause, EpisodePhase, TrajectoryFailure, cause_of
 from rollout.engine.asking import KIND
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import nowhere
-from rollout.episode.kept import KeptStates
 from rollout.episode.origin import Origin
 from rollout.episode.prepared import PreparedState, PreparedStates
 from rollout.episode.records import fail, label
+from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
 from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn
 from rollout.messages import Trajectory
 from rollout.rewards.messages import Score, ScorerFailed
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import Key, TurnEntry
-from rollout.store.kept import Visit
+from rollout.store.retained import Visit
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
 Reset = tuple[Any, Observation, bytes | None]  # a sandbox, what its reset showed, what the environment keeps
@@ -52,7 +52,7 @@ class EpisodeManager(EpisodeParts):
     rewards: RewardService | None = None  # needed by environments with a `reward`
     on_created: Callable[[], None] = lambda: None
     failed_reward: float | None = None  # of what its reward function raises on; None: the environment has failed
-    kept: KeptStates | None = None  # None: each sandbox goes with its episode
+    retained: RetainedStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
     parked: set[Key] = field(default_factory=set)  # episodes that go on later, once they are cancelled
@@ -64,7 +64,7 @@ class EpisodeManager(EpisodeParts):
         *,
         since: Sequence[TurnEntry] = (),
         origin: Origin | None = None,
-        strike: Strike | None = None,
+        inject: Inject | None = None,
         into: Trajectory | None = None,
     ) -> Trajectory:
         """Play one episode to its end. `since`: what its journal says, to go on there. `origin`: the state of another
@@ -89,7 +89,7 @@ class EpisodeManager(EpisodeParts):
                 sandbox = await self._fork(origin)
             else:
                 sandbox, start = await self._begin(env, spec, drawn)
-            episode = Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
+            episode = Episode(self, env, sandbox, trajectory, spec, sampling, inject, since[-1] if since else None)
             await episode.run(since, start)
         except EpisodeEnd as end:
             fail(trajectory, end.failure)
@@ -109,7 +109,7 @@ class EpisodeManager(EpisodeParts):
     async def _part_with(self, sandbox: Any, trajectory: Trajectory, visits: list[Visit]) -> None:
         """The episode needs its sandbox no more."""
         ended = trajectory.finished_at > 0
-        if self.kept is None or not ended or not await self.kept.keep(trajectory, sandbox, visits):
+        if self.retained is None or not ended or not await self.retained.keep(trajectory, sandbox, visits):
             await _remove(sandbox)
 
     async def score(self, trajectory: Trajectory) -> None:
@@ -146,7 +146,7 @@ class EpisodeManager(EpisodeParts):
         with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
             sandbox = await self.host.get(trajectory.sandbox)
             visits = self._visits.pop(trajectory.sandbox, [])
-            if self.kept is not None and await self.kept.keep(trajectory, sandbox, visits):
+            if self.retained is not None and await self.retained.keep(trajectory, sandbox, visits):
                 return
             await sandbox.remove()
 
@@ -237,7 +237,7 @@ async def run_trajectory(
     prompt: str = "",
     index: int = 0,
     limits: EpisodeLimits | None = None,
-    strike: Strike | None = None,
+    inject: Inject | None = None,
     on_turn: OnTurn | None = None,
     into: Trajectory | None = None,
 ) -> Trajectory:
@@ -255,7 +255,7 @@ async def run_trajectory(
     )
     spec = EpisodeSpec(prompt=prompt, seed=seed, index=index)
     label(trajectory, spec, sampling)
-    await Episode(manager, env, sandbox, trajectory, spec, sampling, strike, None).run(())
+    await Episode(manager, env, sandbox, trajectory, spec, sampling, inject, None).run(())
     return trajectory
 
 

@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass
 
 from rollout.messages import Ancestor, Trajectory
-from rollout.store.kept import Visit
+from rollout.store.retained import Visit
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ def begin(trajectory: Trajectory, origin: Origin) -> None:
     trajectory.turns = [copy.copy(turn) for turn in parent.turns[: visit.turn]]
     for turn, scored in zip(trajectory.turns, parent.score.turns if parent.score else (), strict=False):
         turn.reward -= scored  # what its own end says of these turns comes when it is scored itself
-    trajectory.breaks = [each for each in parent.breaks if each < at]
+    trajectory.breaks = [item for item in parent.breaks if item < at]
     trajectory.reward, trajectory.opening, trajectory.base = visit.reward, parent.opening, parent.base
     trajectory.lineage = lineage(parent, visit.turn)
 
 
 def lineage(parent: Trajectory, turn: int) -> list[Ancestor]:
     """Whose turns those before `turn` are, when a branch of `parent` begins there."""
-    found: list[Ancestor] = []
+    result: list[Ancestor] = []
     for older in parent.lineage:
         if older.turn >= turn:
-            return [*found, Ancestor(older.member, older.start, turn)]
-        found.append(older)
-    return [*found, Ancestor(parent.index, parent.start, turn)]
+            return [*result, Ancestor(older.member, older.start, turn)]
+        result.append(older)
+    return [*result, Ancestor(parent.index, parent.start, turn)]

@@ -70,7 +70,7 @@ class ForkingHost(Protocol):
 
     async def image_digest(self, name: str) -> str: ...
 
-    async def keep_prepared(self, sandbox: Any, name: str, book: Path) -> None:
+    async def keep_prepared(self, sandbox: Any, name: str, ledger: Path) -> None:
         """From now on the sandbox is no run's but that of the book in this folder."""
 
     async def drop_prepared(self, name: str) -> None:
@@ -88,8 +88,8 @@ class NotShared(Exception):
 class PreparedStates:
     """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one folder share their states."""
 
-    def __init__(self, host: ForkingHost, folder: Path, *, most: int = MAX_STATES):
-        self._host, self._folder, self._most = host, folder.absolute(), most
+    def __init__(self, host: ForkingHost, directory: Path, *, limit: int = MAX_STATES):
+        self._host, self._directory, self._limit = host, directory.absolute(), limit
         self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._alone: dict[str, str] = {}  # environments whose resets are not shared, and why
         self._failed: Counter[str] = Counter()  # forks that did not come back equal
@@ -153,7 +153,7 @@ class PreparedStates:
                 raise NotShared("its attributes are no plain values, and it has no `snapshot` of its own")
             try:
                 point = await sandbox.checkpoint("prepared")
-                known = await asyncio.to_thread(self._path(name + GONE).exists)
+                existing = await asyncio.to_thread(self._path(name + GONE).exists)
                 ready = PreparedState(
                     name=name,
                     sandbox=sandbox.id,
@@ -161,13 +161,13 @@ class PreparedStates:
                     state=state,
                     first=first,
                     made=time.time(),
-                    again=known,
+                    again=existing,
                 )
                 content = msgspec.msgpack.encode(ready)
             except (CheckpointFailed, Unsupported, TypeError) as error:
                 raise NotShared(str(error)) from error
             await sandbox.kill()
-            await self._host.keep_prepared(sandbox, name, self._folder)
+            await self._host.keep_prepared(sandbox, name, self._directory)
             await asyncio.to_thread(self._write, name, content)
         except BaseException:
             await asyncio.shield(_remove(sandbox))
@@ -193,7 +193,7 @@ class PreparedStates:
     # ----------------------------------------------------------------- the book
 
     def _path(self, name: str) -> Path:
-        return self._folder / name
+        return self._directory / name
 
     def _read(self, name: str) -> PreparedState | None:
         try:
@@ -205,16 +205,16 @@ class PreparedStates:
 
     def _write(self, name: str, content: bytes) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
             durable.publish(self._path(name), content)
             self._path(name + GONE).unlink(missing_ok=True)
         except OSError as error:
-            raise NoSpace(f"{self._folder} cannot be written: {error.strerror}", hint="make room there") from error
+            raise NoSpace(f"{self._directory} cannot be written: {error.strerror}", hint="make room there") from error
 
     def _forget(self) -> list[str]:
         """Take what is too much out of the book: the names that went."""
         states, gone = [], []
-        for path in self._folder.iterdir():
+        for path in self._directory.iterdir():
             try:
                 if path.name.endswith(GONE):
                     gone.append((path.stat().st_mtime, path.name))
@@ -223,12 +223,12 @@ class PreparedStates:
                 states.append(reuse.PreparedStateUse(path.name, ready.made, path.stat().st_mtime, ready.again))
             except (FileNotFoundError, msgspec.MsgspecError):
                 continue  # another run has forgotten it meanwhile
-        went = reuse.to_forget(states, self._most)
+        went = reuse.to_forget(states, self._limit)
         for name in went:
             self._path(name + GONE).touch()
             self._path(name).unlink(missing_ok=True)
         for _, name in gone:
-            if name not in reuse.remembered(gone, self._most):
+            if name not in reuse.remembered(gone, self._limit):
                 self._path(name).unlink(missing_ok=True)
         return went
 
@@ -239,9 +239,9 @@ def _source(kind: type[Environment]) -> str:
         file = Path(inspect.getfile(kind))
         files = sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").exists() else [file]
         digest = hashlib.blake2b(digest_size=16)
-        for each in files:
-            content = each.read_bytes()
-            digest.update(f"{each.relative_to(file.parent)} {len(content)}\n".encode() + content)
+        for item in files:
+            content = item.read_bytes()
+            digest.update(f"{item.relative_to(file.parent)} {len(content)}\n".encode() + content)
         return digest.hexdigest()
     except (OSError, TypeError) as error:
         raise NotShared(f"its source cannot be read: {error}") from None

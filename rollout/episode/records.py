@@ -46,19 +46,19 @@ def fill(
             record.checkpoint_started = info.started_at or 0.0
             record.checkpoint_captured = info.captured_at or 0.0
             record.frozen_ms = info.frozen_ms
-        if (kept := (stored or {}).get(record.checkpoint or "")) is not None:
-            record.full_bytes = kept.full_bytes  # also of a turn that needed no checkpoint
-            record.stored_bytes = 0 if result.verdict is Verdict.NONE else kept.stored_bytes
+        if (retained := (stored or {}).get(record.checkpoint or "")) is not None:
+            record.full_bytes = retained.full_bytes  # also of a turn that needed no checkpoint
+            record.stored_bytes = 0 if result.verdict is Verdict.NONE else retained.stored_bytes
 
 
-def _note_effects(record: TurnRecord, seen: Effects) -> None:
-    record.effects = seen.reasons[:EFFECTS_SHOWN]
-    named = (NAMED.search(reason) for reason in seen.reasons)
+def _note_effects(record: TurnRecord, observed: Effects) -> None:
+    record.effects = observed.reasons[:EFFECTS_SHOWN]
+    named = (NAMED.search(reason) for reason in observed.reasons)
     record.touched = list(dict.fromkeys([*record.touched, *(match[1] for match in named if match is not None)]))
-    record.listens += seen.listens
-    record.left += seen.survivors_new
-    record.times_set += seen.times_set
-    record.unseen |= seen.overflow or seen.unknown or seen.lost_events > 0
+    record.listens += observed.listens
+    record.left += observed.survivors_new
+    record.times_set += observed.times_set
+    record.unseen |= observed.overflow or observed.unknown or observed.lost_events > 0
 
 
 def _stronger(left: Verdict, right: Verdict) -> str:
@@ -68,7 +68,11 @@ def _stronger(left: Verdict, right: Verdict) -> str:
 def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
     trajectory.prompt = trajectory.group = spec.prompt
     trajectory.index, trajectory.seed, trajectory.start = spec.index, spec.seed, spec.start
-    trajectory.temperature, trajectory.whole, trajectory.started_at = sampling.temperature, sampling.whole, time.time()
+    trajectory.temperature, trajectory.complete, trajectory.started_at = (
+        sampling.temperature,
+        sampling.complete,
+        time.time(),
+    )
 
 
 def fail(trajectory: Trajectory, failure: TrajectoryFailure) -> None:

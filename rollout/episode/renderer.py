@@ -108,15 +108,15 @@ class ChatRenderer:
         self._shows_tools = "tools" in str(tokenizer.chat_template)
 
     @classmethod
-    def load(cls, folder: Path | str, *, options: Mapping[str, Any] | None = None) -> ChatRenderer:
+    def load(cls, directory: Path | str, *, options: Mapping[str, Any] | None = None) -> ChatRenderer:
         """From a Hugging Face folder: its tokenizer, its template, and the ends that its generation config names."""
         from transformers import AutoTokenizer  # seconds to import
 
-        folder = Path(folder)
-        if not (folder / "tokenizer.json").exists():
-            raise NotFound(f"{folder} has no tokenizer.json", hint="name a Hugging Face folder")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return cls(tokenizer, stops=end_tokens(folder), options=options)
+        directory = Path(directory)
+        if not (directory / "tokenizer.json").exists():
+            raise NotFound(f"{directory} has no tokenizer.json", hint="name a Hugging Face folder")
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return cls(tokenizer, stops=end_tokens(directory), options=options)
 
     # ----------------------------------------------------------------- the three verbs
 
@@ -178,7 +178,7 @@ class ChatRenderer:
 
         shown = [self._guarded(_plain_message(message)) for message in messages]
         if not self._shows_tools:
-            shown = families.tell_tools(shown, tools)
+            shown = families.report_tools(shown, tools)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 shown,
@@ -201,9 +201,9 @@ class ChatRenderer:
                     value = value.replace(token, token[0] + GUARD + token[1:])
             return value
         if isinstance(value, list):
-            return [self._guarded(each) for each in value]
+            return [self._guarded(item) for item in value]
         if isinstance(value, dict):
-            return {name: self._guarded(each) for name, each in value.items()}
+            return {name: self._guarded(item) for name, item in value.items()}
         return value
 
     def _encode(self, text: str) -> list[int]:
@@ -249,10 +249,10 @@ def _value(arguments: Any) -> Any:
 def _holds(text: str, said: Message) -> bool:
     """Whether the template shows all that was said: reasoning, content and the names of the calls."""
     content = said.get("content") or ""
-    wanted = [content if isinstance(content, str) else "", said.get("reasoning_content") or ""]
-    wanted += [call["function"]["name"] for call in said.get("tool_calls") or ()]
+    target = [content if isinstance(content, str) else "", said.get("reasoning_content") or ""]
+    target += [call["function"]["name"] for call in said.get("tool_calls") or ()]
     bare = text.replace(GUARD, "")
-    return all(part.strip() in bare for part in wanted)
+    return all(part.strip() in bare for part in target)
 
 
 def _without_added(encoder: Tokenizer) -> Tokenizer:
@@ -262,19 +262,19 @@ def _without_added(encoder: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(described))
 
 
-def has_template(folder: Path) -> bool:
+def has_template(directory: Path) -> bool:
     """Whether a folder's model speaks by a chat template."""
-    if (folder / "chat_template.jinja").exists():
+    if (directory / "chat_template.jinja").exists():
         return True
-    config = folder / "tokenizer_config.json"
+    config = directory / "tokenizer_config.json"
     return config.exists() and bool(json.loads(config.read_bytes()).get("chat_template"))
 
 
-def end_tokens(folder: Path) -> list[int]:
+def end_tokens(directory: Path) -> list[int]:
     """What ends an answer, as the folder's generation config (or config) says."""
     for name in ("generation_config.json", "config.json"):
-        if (folder / name).exists():
-            ends = json.loads((folder / name).read_bytes()).get("eos_token_id")
+        if (directory / name).exists():
+            ends = json.loads((directory / name).read_bytes()).get("eos_token_id")
             if ends is not None:
                 return ends if isinstance(ends, list) else [ends]
     return []

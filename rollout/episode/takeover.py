@@ -14,7 +14,7 @@ from rollout.environments.base import Environment
 from rollout.episode.guard import GuardedSandbox, ReplayDivergence
 from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry
-from rollout.store.kept import Visit
+from rollout.store.retained import Visit
 from sandbox.errors import RestoreFailed
 
 
@@ -27,7 +27,7 @@ def recall(trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
             trajectory.turns[record.index :] = [record]
     trajectory.opening, trajectory.breaks, trajectory.lineage = last.opening, list(last.breaks), list(last.lineage)
     trajectory.base = last.base
-    trajectory.reward, trajectory.struck, trajectory.continued = last.reward, last.struck, last.continued + 1
+    trajectory.reward, trajectory.injected, trajectory.continued = last.reward, last.injected, last.continued + 1
 
 
 def visits(since: Sequence[TurnEntry]) -> list[Visit]:
@@ -48,18 +48,20 @@ def visits(since: Sequence[TurnEntry]) -> list[Visit]:
 
 async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
     """The sandbox is dead, or nobody knows its state: back to a checkpoint, and forward to the last turn."""
-    known = [n for n, entry in enumerate(since) if entry.checkpoint is not None and entry.state is not None]
-    if not known:
+    existing = [n for n, entry in enumerate(since) if entry.checkpoint is not None and entry.state is not None]
+    if not existing:
         raise RestoreFailed("no turn of its journal has a captured checkpoint", sandbox=guarded.id)
-    first = since[known[-1]]
+    first = since[existing[-1]]
     assert first.checkpoint is not None and first.state is not None
     await guarded.back(first.checkpoint)
     env.load(first.state)
-    for entry in since[known[-1] : -1]:
+    for entry in since[existing[-1] : -1]:
         guarded.begin_turn(entry.turn)
         observation = await env.step(guarded, entry.action)
-        seen = trajectory.turns[entry.turn].observation
-        if observation.text != seen:
-            raise ReplayDivergence(f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {seen!r:.80}")
+        observed = trajectory.turns[entry.turn].observation
+        if observation.text != observed:
+            raise ReplayDivergence(
+                f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {observed!r:.80}"
+            )
         guarded.recoveries[-1].replayed += 1
     guarded.begin_turn(since[-1].turn)

@@ -14,16 +14,16 @@ from typing import NamedTuple, Protocol
 
 from rollout.engine.chat import Characters
 from rollout.environments.base import Environment, Observation, Tokenizer
-from rollout.episode.families import calls_in, tell_tools
+from rollout.episode.families import calls_in, report_tools
 from rollout.episode.renderer import Message, Renderer
 from rollout.messages import Trajectory
 
 
-class Heard(NamedTuple):
-    """Tokens that an observation becomes. `anew`: they are the whole prompt of a new sample."""
+class LastSeen(NamedTuple):
+    """Tokens that an observation becomes. `redo`: they are the whole prompt of a new sample."""
 
     ids: list[int]
-    anew: bool = False
+    redo: bool = False
 
 
 class Talk(Protocol):
@@ -33,14 +33,14 @@ class Talk(Protocol):
     def open(self, trajectory: Trajectory, first: Observation) -> None:
         """Puts the prompt."""
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
+    def hear(self, trajectory: Trajectory, observation: Observation) -> LastSeen:
         """What follows the last answer. Nothing is put."""
 
-    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
-        """The action in sampled tokens, of which the last one is the end if they are `whole`."""
+    def read(self, ids: list[int], prompt: list[int], *, complete: bool) -> str:
+        """The action in sampled tokens, of which the last one is the end if they are `complete`."""
 
-    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
-        """Become what another was that had this trajectory; `heard`: also what followed its last answer."""
+    def recall(self, trajectory: Trajectory, *, last_seen: bool) -> None:
+        """Become what another was that had this trajectory; `last_seen`: also what followed its last answer."""
 
 
 def talk_of(env: Environment, tokenizer: Tokenizer, renderer: Renderer | None) -> Talk:
@@ -58,16 +58,16 @@ class PlainTranscript:
     def open(self, trajectory: Trajectory, first: Observation) -> None:
         trajectory.put(self.env.encode_observation(self.tokenizer, first, True))
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
-        return Heard(self.env.encode_observation(self.tokenizer, observation, False))
+    def hear(self, trajectory: Trajectory, observation: Observation) -> LastSeen:
+        return LastSeen(self.env.encode_observation(self.tokenizer, observation, False))
 
     def count(self, text: str) -> int:
         return len(self.env.encode_observation(self.tokenizer, Observation(text), False))
 
-    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
-        return self.env.decode_action(self.tokenizer, ids[:-1] if whole else ids)
+    def read(self, ids: list[int], prompt: list[int], *, complete: bool) -> str:
+        return self.env.decode_action(self.tokenizer, ids[:-1] if complete else ids)
 
-    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
+    def recall(self, trajectory: Trajectory, *, last_seen: bool) -> None:
         """Nothing is kept here."""
 
 
@@ -80,12 +80,12 @@ class ChatTranscript(PlainTranscript):
 
     def open(self, trajectory: Trajectory, first: Observation) -> None:
         words: list[Message] = [{"role": "system", "content": self.env.system}] if self.env.system else []
-        for message in tell_tools(words, self.env.tools):
-            trajectory.put(self._characters.tell(message["content"]))
+        for message in report_tools(words, self.env.tools):
+            trajectory.put(self._characters.report(message["content"]))
         super().open(trajectory, first)
 
-    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
-        action = super().read(ids, prompt, whole=whole)
+    def read(self, ids: list[int], prompt: list[int], *, complete: bool) -> str:
+        action = super().read(ids, prompt, complete=complete)
         content, calls, _ = calls_in(action) if self.env.tools else (action, [], [])
         return self.env.read_action(content, calls) if calls else action
 
@@ -108,29 +108,29 @@ class Chat:
         self.history = [{"role": "system", "content": self.env.system}] if self.env.system else []
         self.history.append({"role": "user", "content": text})
 
-    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
+    def read(self, ids: list[int], prompt: list[int], *, complete: bool) -> str:
         action = self.renderer.parse(ids, prompt, self.env.tools)
         number = len(self.history)
         self.history.append(action.message([f"call_{number}_{n}" for n in range(len(action.calls))]))
         return self.env.read_action(action.content, [(call.name, call.arguments) for call in action.calls])
 
-    def hear(self, trajectory: Trajectory, observation: Observation) -> Heard:
+    def hear(self, trajectory: Trajectory, observation: Observation) -> LastSeen:
         ids, new = trajectory.sample, self._answer(observation.text)
         longer = self.renderer.bridge(ids, self.history, new, self.env.tools)
         self.history += new
         if longer is None:
-            return Heard(self.renderer.open(self.history, self.env.tools), anew=True)
-        return Heard(longer[len(ids) :])
+            return LastSeen(self.renderer.open(self.history, self.env.tools), redo=True)
+        return LastSeen(longer[len(ids) :])
 
     def count(self, text: str) -> int:
         return len(self.renderer.encode(text))
 
-    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
+    def recall(self, trajectory: Trajectory, *, last_seen: bool) -> None:
         self._begin(trajectory.opening)
         answers = sampled(trajectory)
         for number, (record, (start, prompt, end)) in enumerate(zip(trajectory.turns, answers, strict=True)):
-            self.read(trajectory.tokens[prompt:end], trajectory.tokens[start:prompt], whole=True)
-            if heard or number + 1 < len(answers):
+            self.read(trajectory.tokens[prompt:end], trajectory.tokens[start:prompt], complete=True)
+            if last_seen or number + 1 < len(answers):
                 self.history += self._answer(record.observation)
 
     def _answer(self, text: str) -> list[Message]:
@@ -148,7 +148,7 @@ class Chat:
 
 def sampled(trajectory: Trajectory) -> list[tuple[int, int, int]]:
     """Of each answer: where its sample begins, where it begins, where it ends."""
-    found: list[tuple[int, int, int]] = []
+    result: list[tuple[int, int, int]] = []
     edges: Sequence[int] = [0, *trajectory.breaks, len(trajectory.tokens)]
     at = 0
     while at < len(trajectory.mask):
@@ -158,6 +158,6 @@ def sampled(trajectory: Trajectory) -> list[tuple[int, int, int]]:
         end = at
         while end < len(trajectory.mask) and trajectory.mask[end]:
             end += 1
-        found.append((max(edge for edge in edges if edge <= at), at, end))
+        result.append((max(edge for edge in edges if edge <= at), at, end))
         at = end
-    return found
+    return result

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollout.chaos import Strike
+from rollout.chaos import Inject
 from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of
 from rollout.decide.effects import EffectRules, watched
 from rollout.decide.observed import middle_cut
@@ -43,7 +43,7 @@ from rollout.episode.talk import talk_of
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
 from rollout.store.journal import Key, TurnEntry
-from rollout.store.kept import Visit
+from rollout.store.retained import Visit
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
 
@@ -108,11 +108,11 @@ class Episode:
         trajectory: Trajectory,
         spec: EpisodeSpec,
         sampling: Sampling,
-        strike: Strike | None,
+        inject: Inject | None,
         last: TurnEntry | None,
     ):
         self.parts, self.env, self.trajectory, self.spec = parts, env, trajectory, spec
-        self.sampling, self.strike, self.limits = sampling, strike, parts.limits
+        self.sampling, self.inject, self.limits = sampling, inject, parts.limits
         self.guarded = GuardedSandbox(sandbox, meter=parts.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
         self.clock = TrajectoryClock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
@@ -161,7 +161,7 @@ class Episode:
             raise
         finally:
             await self._close()
-            await self._look_at_files()
+            await self._poll_at_files()
             records.fill(self._turn_of, await self.guarded.stored())
             trajectory.recoveries = self.guarded.recoveries
             trajectory.killed = self.guarded.deaths
@@ -183,9 +183,9 @@ class Episode:
             trajectory.opening = first.text
             self.talk.open(trajectory, first)
             if len(trajectory.sample) + 1 >= self.limits.max_length:
-                used, most = len(trajectory.sample), self.limits.max_length
+                used, limit = len(trajectory.sample), self.limits.max_length
                 raise _ended(
-                    EpisodePhase.RESET, Cause.LENGTH, f"the prompt has {used} tokens, a trajectory {most} at most"
+                    EpisodePhase.RESET, Cause.LENGTH, f"the prompt has {used} tokens, a trajectory {limit} at most"
                 )
         while observation is None or not observation.done:
             if observation is not None:
@@ -202,13 +202,13 @@ class Episode:
     def _hear(self, observation: Observation) -> None:
         """Puts what the agent reads; what has no room any more ends the episode and is not put."""
         trajectory = self.trajectory
-        heard = self.talk.hear(trajectory, observation)
-        before = 0 if heard.anew else len(trajectory.sample)
-        if before + len(heard.ids) + 1 >= self.limits.max_length:
-            raise self._full(before + len(heard.ids))
-        if heard.anew:
+        last_seen = self.talk.hear(trajectory, observation)
+        before = 0 if last_seen.redo else len(trajectory.sample)
+        if before + len(last_seen.ids) + 1 >= self.limits.max_length:
+            raise self._full(before + len(last_seen.ids))
+        if last_seen.redo:
             trajectory.breaks.append(len(trajectory.tokens))
-        trajectory.put(heard.ids)
+        trajectory.put(last_seen.ids)
 
     def _shortened(self, observation: Observation) -> Observation:
         """As much of it as an observation may have; the model reads that something is missing."""
@@ -222,7 +222,7 @@ class Episode:
 
     def _branch_off(self, start: Origin) -> None:
         origin.begin(self.trajectory, start)
-        self.talk.recall(self.trajectory, heard=True)
+        self.talk.recall(self.trajectory, last_seen=True)
         self.clock = TrajectoryClock(self.clock.budget, used=start.visit.own_s)
         self.env.load(start.visit.state)
         self.guarded.head = start.visit.checkpoint
@@ -244,10 +244,10 @@ class Episode:
         self.phase = EpisodePhase.GENERATE
         record.gen_start = time.time()
         prompt, self._answer_at = trajectory.sample, len(trajectory.tokens)
-        room = self.limits.max_length - len(prompt)
+        capacity = self.limits.max_length - len(prompt)
         sampling = msgspec.structs.replace(
             self.sampling,
-            max_tokens=min(self.sampling.max_tokens, room),
+            max_tokens=min(self.sampling.max_tokens, capacity),
             seed=sampling_seed(self.sampling.seed, self.spec, record.index),
         )
         try:
@@ -259,7 +259,7 @@ class Episode:
         ids = generation.token_ids
         record.gen_end, record.tokens, record.finish = time.time(), len(ids), generation.finish_reason
         record.version = max((span.version for span in generation.spans), default=-1)
-        record.action = self.talk.read(ids, prompt, whole=generation.finish_reason == "stop")
+        record.action = self.talk.read(ids, prompt, complete=generation.finish_reason == "stop")
         trajectory.sampled(generation)
         return generation
 
@@ -279,26 +279,26 @@ class Episode:
 
     async def _step(self, record: TurnRecord) -> Observation:
         """Execute the answer. The guard holds it back until the last turn is captured (I2)."""
-        blows: list[asyncio.Task[int]] = []
-        if self.strike is not None and self.strike.turn == record.index:
-            await self._aim(self.strike, blows)
+        injections: list[asyncio.Task[int]] = []
+        if self.inject is not None and self.inject.turn == record.index:
+            await self._aim(self.inject, injections)
         with contextlib.suppress(PagurusError):  # the command meets the same, and deals with it
-            await self.guarded.settled()
+            await self.guarded.finalized()
         state = self.env.snapshot()
         if record.index == 0:
             self.trajectory.base = self.guarded.head
         self._note_visit(record.index, self._answer_at, state)
         await self._write_down(record, state)
-        return await self._act(record, blows)
+        return await self._act(record, injections)
 
-    async def _act(self, record: TurnRecord, blows: list[asyncio.Task[int]]) -> Observation:
+    async def _act(self, record: TurnRecord, injections: list[asyncio.Task[int]]) -> Observation:
         executed, deaths = len(self.guarded.executed), self.guarded.deaths
         try:
             async with self._limited(EpisodePhase.STEP, self.clock):
                 observation = await self.env.step(self.guarded, record.action)
         finally:
             self.guarded.on_exec = None
-            self.trajectory.struck += sum(await asyncio.gather(*blows))
+            self.trajectory.injected += sum(await asyncio.gather(*injections))
             record.restored += self.guarded.deaths - deaths
             self._turn_of += [(record, done) for done in self.guarded.executed[executed:]]
         if observation.back_to is not None:
@@ -314,12 +314,12 @@ class Episode:
 
         Where no checkpoint holds that state nothing changes, and the agent is told so.
         """
-        known = {visit.turn: visit for visit in self.visits}
-        visit = known.get(observation.back_to if observation.back_to is not None else -1)
+        existing = {visit.turn: visit for visit in self.visits}
+        visit = existing.get(observation.back_to if observation.back_to is not None else -1)
         if visit is None:
-            there = ", ".join(map(str, known)) or "none"
-            told = f"no checkpoint holds the state before turn {observation.back_to}; there are: {there}\n"
-            return replace(observation, text=told, back_to=None)
+            there = ", ".join(map(str, existing)) or "none"
+            reported = f"no checkpoint holds the state before turn {observation.back_to}; there are: {there}\n"
+            return replace(observation, text=reported, back_to=None)
         await self.guarded.roll_back(visit.checkpoint)
         self.env.load(visit.state)
         self.trajectory.reward, record.back_to = visit.reward, visit.turn
@@ -334,7 +334,7 @@ class Episode:
     async def _note_end(self) -> None:
         """The last state can be visited too, as soon as it is captured."""
         with contextlib.suppress(PagurusError):  # it cannot: then the states before it can
-            await self.guarded.settled()
+            await self.guarded.finalized()
         self._note_visit(len(self.trajectory.turns), len(self.trajectory.tokens), self.env.snapshot())
 
     def _observed(self, record: TurnRecord, observation: Observation) -> None:
@@ -347,20 +347,20 @@ class Episode:
 
     async def _outlive(self) -> None:
         """A sandbox that was struck in the last turn, and that nobody has needed since, is brought back too."""
-        if self.trajectory.struck > self.guarded.deaths:
+        if self.trajectory.injected > self.guarded.deaths:
             self.phase = EpisodePhase.SCORE
             await self.guarded.exec("true", ends_turn=False)
 
-    async def _aim(self, strike: Strike, blows: list[asyncio.Task[int]]) -> None:
+    async def _aim(self, inject: Inject, injections: list[asyncio.Task[int]]) -> None:
         """A fault on purpose: in the last turn's checkpoint, after it, or in the middle of the coming command."""
-        if strike.when == "command":
-            self.guarded.on_exec = lambda: blows.append(
-                asyncio.get_running_loop().create_task(strike.kill(self.guarded.id, strike.delay))
+        if inject.when == "command":
+            self.guarded.on_exec = lambda: injections.append(
+                asyncio.get_running_loop().create_task(inject.kill(self.guarded.id, inject.delay))
             )
             return
-        if strike.when == "between":
-            await self.guarded.settled()
-        self.trajectory.struck += await strike.kill(self.guarded.id, 0.0)
+        if inject.when == "between":
+            await self.guarded.finalized()
+        self.trajectory.injected += await inject.kill(self.guarded.id, 0.0)
 
     # ----------------------------------------------------------------- journal
 
@@ -386,7 +386,7 @@ class Episode:
             reward=trajectory.reward,
             own_s=self.clock.used,
             killed=guarded.deaths,
-            struck=trajectory.struck,
+            injected=trajectory.injected,
             recoveries=guarded.recoveries,
             continued=trajectory.continued,
             opening=trajectory.opening,
@@ -410,7 +410,7 @@ class Episode:
         trajectory, guarded, last = self.trajectory, self.guarded, since[-1]
         self.phase = EpisodePhase.RECOVER
         takeover.recall(trajectory, since)
-        self.talk.recall(trajectory, heard=False)
+        self.talk.recall(trajectory, last_seen=False)
         self.visits, self.resumable = takeover.visits(since), True
         self._written = len(trajectory.tokens)
         guarded.begin_turn(last.turn)
@@ -450,11 +450,11 @@ class Episode:
 
     def _failure(self, error: Exception) -> TrajectoryFailure:
         """What an exception means, by the phase in which it was raised."""
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, PagurusError):
-            found = found.__cause__ or found.__context__
-        platform = self._of_platform(found) if isinstance(found, PagurusError) else None
-        if platform is not None and (found is error or blame(platform) is Blame.PLATFORM):
+        result: BaseException | None = error
+        while result is not None and not isinstance(result, PagurusError):
+            result = result.__cause__ or result.__context__
+        platform = self._of_platform(result) if isinstance(result, PagurusError) else None
+        if platform is not None and (result is error or blame(platform) is Blame.PLATFORM):
             return platform
         return TrajectoryFailure(phase=self.phase, cause=Cause.RAISED, message=f"{type(error).__name__}: {error}")
 
@@ -485,7 +485,7 @@ class Episode:
         finally:
             guarded.clock = guarded.phase = None
 
-    async def _look_at_files(self) -> None:
+    async def _poll_at_files(self) -> None:
         """What differs at the end from what the reset left, as far as rules name it."""
         rules, base = self.parts.effects, self.trajectory.base
         if rules is None or not rules.paths or base is None or not self.trajectory.scored:
@@ -495,8 +495,8 @@ class Episode:
             self.trajectory.changed = watched([change.path for change in changes], rules, MAX_CHANGED)
 
     def _full(self, used: int | None = None) -> EpisodeEnd:
-        used, most = used or len(self.trajectory.sample), self.limits.max_length
-        return _ended(EpisodePhase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
+        used, limit = used or len(self.trajectory.sample), self.limits.max_length
+        return _ended(EpisodePhase.GENERATE, Cause.LENGTH, f"{used} of {limit} tokens are used")
 
 
 def _ended(phase: EpisodePhase, cause: Cause, message: str) -> EpisodeEnd:

@@ -15,22 +15,22 @@ from rollout.store.samples import SampleStore
 COLOURS = {**trajectories.COLOURS, **trainer.COLOURS, **engines.COLOURS}
 
 
-def chart(folder: Path, run: str, seconds: float) -> str:
+def chart(directory: Path, run: str, seconds: float) -> str:
     """HTML of the newest `seconds` of a rollout's folder."""
-    logged = [each for path in sorted(folder.glob(decisions.PATTERN)) for each in decisions.read(path)]
-    doing = list(servers.read(folder))
-    store = SampleStore(folder)
+    logged = [item for path in sorted(directory.glob(decisions.PATTERN)) for item in decisions.read(path)]
+    doing = list(servers.read(directory))
+    store = SampleStore(directory)
     try:
         played = [trajectories.of_trajectory(store.sample(prompt, member)) for prompt, member, _, _ in store.samples()]
     finally:
         store.close()
-    noted = stages.read(folder.parent / "roles")
+    noted = stages.read(directory.parent / "roles")
     trained = roles.above(trainer.of_trainer(logged), roles.of_role(noted, "trainer"))
     waited = [bar for bar in roles.of_role(noted, "rollout") if bar.kind == roles.TURN]
     turns = [bar for row in played for bar in row]
     every = [*trained, *turns]
-    begun = [*(bar.begin for bar in every), *(each.at for each in doing)]
-    until = max([*(bar.end for bar in every), *(each.at for each in doing)], default=0.0)
+    begun = [*(bar.begin for bar in every), *(item.at for item in doing)]
+    until = max([*(bar.end for bar in every), *(item.at for item in doing)], default=0.0)
     since = max(until - seconds, min(begin for begin in begun)) if begun else 0.0
     rows = trajectories.lanes([bar for bar in row if bar.end > since] for row in played)
     parts = [

@@ -56,28 +56,28 @@ class LaneGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 def spent(bars: Iterable[Bar], since: float, until: float) -> dict[str, float]:
     """Seconds of each kind of bar between two moments."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for bar in bars:
         seconds = min(bar.end, until) - max(bar.begin, since)
         if seconds > 0:
-            found[bar.kind] = found.get(bar.kind, 0.0) + seconds
-    return found
+            result[bar.kind] = result.get(bar.kind, 0.0) + seconds
+    return result
 
 
 def shares(part: LaneGroup, since: float, until: float) -> list[tuple[str, float, float]]:
     """Of the time of its lanes: what it went to, seconds, share. The largest first, and last what is left."""
-    whole = max(1e-9, (until - since) * max(1, len(part.lanes)))
-    rows = sorted(part.spent.items(), key=lambda each: -each[1])
-    left = max(0.0, whole - sum(part.spent.values()))
-    return [(kind, seconds, seconds / whole) for kind, seconds in [*rows, (part.rest, left)]]
+    complete = max(1e-9, (until - since) * max(1, len(part.lanes)))
+    rows = sorted(part.spent.items(), key=lambda item: -item[1])
+    left = max(0.0, complete - sum(part.spent.values()))
+    return [(kind, seconds, seconds / complete) for kind, seconds in [*rows, (part.rest, left)]]
 
 
 def page(title: str, parts: Sequence[LaneGroup], since: float, until: float, colours: Mapping[str, str]) -> str:
     """HTML of what lies between two moments. Kinds without a colour get one of `PALETTE`."""
     kinds = [kind for part in parts for kind in [*part.spent, *(bar.kind for lane in part.lanes for bar in lane.bars)]]
     others = [kind for kind in dict.fromkeys(kinds) if kind not in colours]
-    known = {kind: PALETTE[n % len(PALETTE)] for n, kind in enumerate(others)} | dict(colours)
-    drawn = "".join(_part(part, since, until, known) for part in parts if part.lanes)
+    existing = {kind: PALETTE[n % len(PALETTE)] for n, kind in enumerate(others)} | dict(colours)
+    drawn = "".join(_part(part, since, until, existing) for part in parts if part.lanes)
     return PAGE.format(title=escape(title), seconds=until - since, parts=drawn)
 
 

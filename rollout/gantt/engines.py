@@ -73,17 +73,17 @@ def why(rules: SchedulingRules, view: RolloutView) -> str:
         return BEGIN
     if not view.more and not view.queued and not view.deferred:
         return NO_PROMPTS
-    return TURN if bound == 0 and not view.asked else AHEAD
+    return TURN if bound == 0 and not view.requested else AHEAD
 
 
 def of_decisions(logged: Iterable[tuple[SchedulingRules, Decision]]) -> list[RunningCount]:
     return [
         RunningCount(
-            each.now,
-            sum(member.state == "running" for group in each.view.running for member in group.members),
-            why(rules, each.view),
+            item.now,
+            sum(member.state == "running" for group in item.view.running for member in group.members),
+            why(rules, item.view),
         )
-        for rules, each in logged
+        for rules, item in logged
     ]
 
 
@@ -92,56 +92,59 @@ class EngineMoment(msgspec.Struct, frozen=True, kw_only=True):
     whether the rollout waited for its turn."""
 
     servers: Sequence[Doing]
-    seen: RunningCount
+    observed: RunningCount
     did: Mapping[str, int]
 
 
 def bubbles(moment: EngineMoment) -> dict[str, float]:
     """Of the servers' time at this moment, in servers, what it went to. Example: {"answers": 0.5}"""
-    found: defaultdict[str, float] = defaultdict(float)
+    result: defaultdict[str, float] = defaultdict(float)
     idle = empty = 0.0  # servers, slots
-    for each in moment.servers:
-        if each.state != "serving":
-            found[STATES.get(each.state, each.state)] += 1
-        elif each.slots <= 0:
-            found[USERS] += 1
+    for item in moment.servers:
+        if item.state != "serving":
+            result[STATES.get(item.state, item.state)] += 1
+        elif item.slots <= 0:
+            result[USERS] += 1
         else:
-            busy = min(each.load, each.slots)
-            found[ANSWERS] += busy / each.slots
-            idle += 1 - busy / each.slots
-            empty += each.slots - busy
+            busy = min(item.load, item.slots)
+            result[ANSWERS] += busy / item.slots
+            idle += 1 - busy / item.slots
+            empty += item.slots - busy
     if empty:
         for cause, slots in _causes(moment, empty).items():
-            found[cause] += idle * slots / empty
-    return {cause: part for cause, part in found.items() if part > 0}
+            result[cause] += idle * slots / empty
+    return {cause: part for cause, part in result.items() if part > 0}
 
 
 def _causes(moment: EngineMoment, empty: float) -> dict[str, float]:
     """Empty slots by why they are."""
-    asked = sum(each.load for each in moment.servers)
-    away = min(empty, max(0, moment.seen.running - asked))
+    requested = sum(item.load for item in moment.servers)
+    away = min(empty, max(0, moment.observed.running - requested))
     did = {IN[kind]: count for kind, count in moment.did.items() if kind in IN}
-    did[IN[trajectories.SAMPLES]] = max(0, moment.did.get(trajectories.SAMPLES, 0) - asked)
-    known = sum(did.values())
-    told = min(away, known)
-    found = {cause: told * count / known for cause, count in did.items() if count}
-    return found | {UNTOLD: away - told, OTHERS if moment.did.get(roles.TURN) else moment.seen.why: empty - away}
+    did[IN[trajectories.SAMPLES]] = max(0, moment.did.get(trajectories.SAMPLES, 0) - requested)
+    existing = sum(did.values())
+    reported = min(away, existing)
+    result = {cause: reported * count / existing for cause, count in did.items() if count}
+    return result | {
+        UNTOLD: away - reported,
+        OTHERS if moment.did.get(roles.TURN) else moment.observed.why: empty - away,
+    }
 
 
 def moments(
-    doing: Iterable[Doing], seen: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
+    doing: Iterable[Doing], observed: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
 ) -> Iterator[tuple[float, EngineMoment]]:
     """From the first word of a server on: how many seconds each lasted."""
-    events: list[tuple[float, int, Doing | RunningCount | Bar]] = [(each.at, 0, each) for each in doing]
-    events += [(each.at, 1, each) for each in seen]
+    events: list[tuple[float, int, Doing | RunningCount | Bar]] = [(item.at, 0, item) for item in doing]
+    events += [(item.at, 1, item) for item in observed]
     for bar in played:
         events += [(bar.begin, 2, bar), (bar.end, 3, bar)]
     servers: dict[str, Doing] = {}
     now, did, at = RunningCount(0.0, 0, UNDECIDED), Counter[str](), since
-    for when, kind, event in [*sorted(events, key=lambda each: each[:2]), (until, 0, None)]:
+    for when, kind, event in [*sorted(events, key=lambda item: item[:2]), (until, 0, None)]:
         lasted = min(when, until) - at
         if lasted > 0 and servers:
-            yield lasted, EngineMoment(servers=list(servers.values()), seen=now, did=dict(did))
+            yield lasted, EngineMoment(servers=list(servers.values()), observed=now, did=dict(did))
         at = max(at, min(when, until))
         if isinstance(event, Doing):
             servers[event.server] = event
@@ -152,23 +155,23 @@ def moments(
 
 
 def spent(
-    doing: Iterable[Doing], seen: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
+    doing: Iterable[Doing], observed: Iterable[RunningCount], played: Iterable[Bar], since: float, until: float
 ) -> dict[str, float]:
     """Seconds of all servers together by what they went to."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for lasted, moment in moments(doing, seen, played, since, until):
+    result: defaultdict[str, float] = defaultdict(float)
+    for lasted, moment in moments(doing, observed, played, since, until):
         for cause, part in bubbles(moment).items():
-            found[cause] += part * lasted
-    return dict(found)
+            result[cause] += part * lasted
+    return dict(result)
 
 
 def part(
-    doing: Sequence[Doing], seen: Sequence[RunningCount], played: Sequence[Bar], since: float, until: float
+    doing: Sequence[Doing], observed: Sequence[RunningCount], played: Sequence[Bar], since: float, until: float
 ) -> LaneGroup:
     return LaneGroup(
         title="Engines",
         lanes=lanes(doing, since, until),
-        spent=spent(doing, seen, played, since, until),
+        spent=spent(doing, observed, played, since, until),
         rest="not begun yet",
         said="The higher a lane, the more of its slots had an answer on its way.",
         height=24,
@@ -178,8 +181,8 @@ def part(
 def lanes(doing: Iterable[Doing], since: float, until: float) -> list[Lane]:
     """One for each server: as high as it was full; other colours where it did not serve."""
     by_server: dict[str, list[Doing]] = {}
-    for each in doing:
-        by_server.setdefault(each.server, []).append(each)
+    for item in doing:
+        by_server.setdefault(item.server, []).append(item)
     return [Lane(name, [*_states(steps, until), *_fill(steps, since, until)]) for name, steps in by_server.items()]
 
 

@@ -9,7 +9,7 @@ from rollout.store import stages
 from rollout.store.stages import RoleStage
 
 DOWN, TURN = "is down, or starts", "waits for its turn on shared machines"
-BEGINS = {stages.NOTICED: DOWN, stages.BEGUN: DOWN, stages.ASKS: TURN}
+BEGINS = {stages.NOTICED: DOWN, stages.BEGUN: DOWN, stages.REQUESTS: TURN}
 ENDS = {stages.READY: DOWN, stages.TURN: TURN}
 
 
@@ -17,11 +17,11 @@ def of_role(noted: Iterable[RoleStage], role: str) -> list[Bar]:
     """Of the process that a run has by this name. What has not ended is not told."""
     since: dict[str, float] = {}
     bars = []
-    for each in noted:
-        if each.role == role and each.stage in BEGINS:
-            since.setdefault(BEGINS[each.stage], each.at)
-        elif each.role == role and (kind := ENDS.get(each.stage)) in since:
-            bars.append(Bar(kind, since.pop(kind), each.at, role))
+    for item in noted:
+        if item.role == role and item.stage in BEGINS:
+            since.setdefault(BEGINS[item.stage], item.at)
+        elif item.role == role and (kind := ENDS.get(item.stage)) in since:
+            bars.append(Bar(kind, since.pop(kind), item.at, role))
     return bars
 
 

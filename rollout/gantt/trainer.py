@@ -29,7 +29,7 @@ def doing(rules: SchedulingRules, view: RolloutView) -> str:
     """What the trainer does; why it waits, if it does. Empty: neither."""
     if view.training:
         return TRAINS
-    if not view.asked:
+    if not view.requested:
         return ""
     if len(view.buffered) >= rules.groups:
         return STRAGGLERS
@@ -45,17 +45,17 @@ def of_trainer(logged: Iterable[tuple[SchedulingRules, Decision]]) -> list[Bar]:
     """When it trained, and when it waited for a batch, for what. Each reason to wait is a bar of its own."""
     bars: list[Bar] = []
     before: tuple[str, float, str] | None = None
-    for rules, each in logged:
-        kind = doing(rules, each.view)
+    for rules, item in logged:
+        kind = doing(rules, item.view)
         reasons = (
-            action.reason for action in each.actions if isinstance(action, WaitReason) and action.who == "trainer"
+            action.reason for action in item.actions if isinstance(action, WaitReason) and action.who == "trainer"
         )
-        why = next(reasons, f"version {each.view.version}")
+        why = next(reasons, f"version {item.view.version}")
         if before is not None and (before[0] != kind or kind != TRAINS):
-            if before[0] and each.now > before[1]:
-                bars.append(Bar(before[0], before[1], each.now, before[2]))
+            if before[0] and item.now > before[1]:
+                bars.append(Bar(before[0], before[1], item.now, before[2]))
             before = None
-        before = before or (kind, each.now, why)
+        before = before or (kind, item.now, why)
     return bars
 
 

@@ -29,16 +29,16 @@ def of_trajectory(played: Trajectory) -> list[Bar]:
 
 def lanes(rows: Iterable[Sequence[Bar]]) -> list[Lane]:
     """Each row into the first lane that is free when it begins."""
-    found: list[list[Bar]] = []
+    result: list[list[Bar]] = []
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     for row in sorted((row for row in rows if row), key=lambda row: row[0].begin):
         while busy and busy[0][0] <= row[0].begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
-            found.append([])
-            free = [len(found) - 1]
+            result.append([])
+            free = [len(result) - 1]
         lane = heapq.heappop(free)
-        found[lane] += row
+        result[lane] += row
         heapq.heappush(busy, (max(bar.end for bar in row), lane))
-    return [Lane("", bars) for bars in found]
+    return [Lane("", bars) for bars in result]

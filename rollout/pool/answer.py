@@ -60,7 +60,7 @@ class PartialGeneration:
         """Its first `count` tokens are enough: those that have come after them are no part of it, nor what comes."""
         del self.token_ids[count:], self.logprobs[count:]
         self.spans = [
-            WeightSpan(each.version, each.start, min(each.end, count)) for each in self.spans if each.start < count
+            WeightSpan(item.version, item.start, min(item.end, count)) for item in self.spans if item.start < count
         ]
         self.enough = True
         self.finish = self.finish and "stop"
@@ -82,7 +82,7 @@ class PartialGeneration:
         return count if self._doubted is None else min(count, max(self._doubted, self._covered))
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Nothing is left to sample, although nobody said so before its stream broke."""
         return self.enough or len(self.token_ids) >= self.sampling.max_tokens
 

@@ -25,7 +25,7 @@ from rollout.pool.recorder import AgentReply
 from sandbox.errors import Invalid
 
 
-def _ask(body: Body, _: Sequence[Message]) -> ChatRequest:
+def _request(body: Body, _: Sequence[Message]) -> ChatRequest:
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise Invalid("messages must be a list")
     messages: list[Message] = []
@@ -57,8 +57,8 @@ def _messages(message: dict[str, Any]) -> list[Message]:
         for block in blocks
         if block["type"] == "tool_result"
     ]
-    known = ("tool_result", "tool_use", "thinking", "redacted_thinking")
-    text = texts([block for block in blocks if block["type"] not in known])
+    existing = ("tool_result", "tool_use", "thinking", "redacted_thinking")
+    text = texts([block for block in blocks if block["type"] not in existing])
     if role == "user":
         return [*results, *([{"role": "user", "content": text}] if text or not results else [])]
     calls = [
@@ -102,7 +102,7 @@ def _counted(answered: AgentReply) -> dict[str, Any]:
     return {"usage": usage(answered, "input_tokens", "output_tokens")}
 
 
-def _whole(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
+def _complete(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     shown = [_block(item) for item in items(answered) if item.kind not in _hidden(frame)]
     return {**_message(frame, shown), **_end_of(answered), **_counted(answered)}
 
@@ -144,8 +144,8 @@ def _fail(_: ReplyHeader, error: dict[str, Any]) -> list[Event]:
 
 MESSAGES = Dialect(
     prefix="msg_",
-    ask=_ask,
-    whole=_whole,
+    request=_request,
+    complete=_complete,
     begin=_begin,
     open=_open,
     more=_more,

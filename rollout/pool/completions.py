@@ -19,11 +19,11 @@ TEXT_ONLY: dict[str, tuple[Any, ...]] = {  # of completions in text, see rollout
 }
 
 
-def _ask_chat(body: Body, _: Sequence[Message]) -> ChatRequest:
+def _request_chat(body: Body, _: Sequence[Message]) -> ChatRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise Invalid("messages must be a list of objects with a role")
-    shown = [{**each, "role": ROLES[each["role"]], "content": texts(each.get("content"))} for each in messages]
+    shown = [{**item, "role": ROLES[item["role"]], "content": texts(item.get("content"))} for item in messages]
     return ChatRequest(messages=shown, tools=list(body.get("tools") or ()))
 
 
@@ -32,12 +32,12 @@ def _is_message(message: Any) -> bool:
         isinstance(message, dict)
         and message.get("role") in ROLES
         and all(
-            isinstance(each, dict) and "name" in each.get("function", {}) for each in message.get("tool_calls") or ()
+            isinstance(item, dict) and "name" in item.get("function", {}) for item in message.get("tool_calls") or ()
         )
     )
 
 
-def _ask_text(body: Body, _: Sequence[Message]) -> ChatRequest:
+def _request_text(body: Body, _: Sequence[Message]) -> ChatRequest:
     """The prompt: text, or tokens."""
     refuse(body, TEXT_ONLY)
     prompt = body.get("prompt")
@@ -60,8 +60,8 @@ def _counted(answered: AgentReply) -> dict[str, Any]:
 
 def _usage_event(frame: ReplyHeader, answered: AgentReply, kind: str) -> list[Event]:
     """After the end, where the agent has asked for it."""
-    wanted = (frame.body.get("stream_options") or {}).get("include_usage")
-    return [("", {**_frame(frame, kind), **_counted(answered)})] if wanted else []
+    target = (frame.body.get("stream_options") or {}).get("include_usage")
+    return [("", {**_frame(frame, kind), **_counted(answered)})] if target else []
 
 
 def _fail(_: ReplyHeader, error: dict[str, Any]) -> list[Event]:
@@ -97,8 +97,8 @@ def _chat_end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
 
 CHAT = Dialect(
     prefix="chatcmpl-",
-    ask=_ask_chat,
-    whole=_chat,
+    request=_request_chat,
+    complete=_chat,
     begin=_chat_begin,
     more=_chat_more,
     end=_chat_end,
@@ -125,4 +125,6 @@ def _text_end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
     return [("", last), *_usage_event(frame, answered, TEXT_KIND)]
 
 
-TEXT = Dialect(prefix="cmpl-", ask=_ask_text, whole=_text, more=_text_more, end=_text_end, fail=_fail, done="[DONE]")
+TEXT = Dialect(
+    prefix="cmpl-", request=_request_text, complete=_text, more=_text_more, end=_text_end, fail=_fail, done="[DONE]"
+)

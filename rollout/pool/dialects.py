@@ -86,7 +86,7 @@ class Item:
     call: dict[str, Any] = field(default_factory=dict)
 
 
-Told = Callable[[ReplyHeader, Item], list[Event]]
+Reported = Callable[[ReplyHeader, Item], list[Event]]
 
 
 def nothing(*_: Any) -> list[Event]:
@@ -102,23 +102,23 @@ class Dialect:
     """How one route asks and answers."""
 
     prefix: str  # of the names of its answers
-    ask: Callable[
+    request: Callable[
         [Body, Sequence[Message]], ChatRequest
     ]  # the second: the conversation before, where the route keeps it
-    whole: Callable[[ReplyHeader, AgentReply], dict[str, Any]]
+    complete: Callable[[ReplyHeader, AgentReply], dict[str, Any]]
     more: Callable[[ReplyHeader, Item, str], list[Event]]  # of an open item
     end: Callable[[ReplyHeader, AgentReply], list[Event]]
     fail: Callable[[ReplyHeader, dict[str, Any]], list[Event]]  # an error when the stream has begun
     begin: Callable[[ReplyHeader], list[Event]] = nothing
-    open: Told = nothing
-    close: Told = nothing
+    open: Reported = nothing
+    close: Reported = nothing
     hidden: Callable[[ReplyHeader], tuple[str, ...]] = nothing_hidden  # kinds of items that the agent is not shown
     numbered: bool = False  # its events are
     done: str = ""  # the data of a last line
 
 
 class Speech:
-    """One answer in the events of a stream: ``begin(); more("text", "I "); more("text", "look."); end(answered)``"""
+    """One answer in the events of a stream: ``begin(); more("text", "I "); more("text", "poll."); end(answered)``"""
 
     def __init__(self, dialect: Dialect, frame: ReplyHeader):
         self.dialect, self.frame = dialect, frame
@@ -147,9 +147,9 @@ class Speech:
 
     def end(self, answered: AgentReply) -> list[Event]:
         events: list[Event] = []
-        told = {item.kind for item in self._items}
+        reported = {item.kind for item in self._items}
         for item in items(answered):
-            if item.kind == "call" or item.kind not in told:
+            if item.kind == "call" or item.kind not in reported:
                 events += self.more(item.kind, item.text, item.call or None)
         return events + self._numbered(self._shut() + self.dialect.end(self.frame, answered))
 
@@ -172,13 +172,13 @@ def items(answered: AgentReply) -> list[Item]:
     """An answer as a row. One that says nothing has an empty text."""
     said = answered.message
     calls = said.get("tool_calls") or ()
-    found = [Item("reasoning", said["reasoning_content"])] if said.get("reasoning_content") else []
+    result = [Item("reasoning", said["reasoning_content"])] if said.get("reasoning_content") else []
     if said["content"] or not calls:
-        found.append(Item("text", said["content"]))
-    found += [Item("call", call["function"]["arguments"], nth=n, call=call) for n, call in enumerate(calls)]
-    for at, item in enumerate(found):
+        result.append(Item("text", said["content"]))
+    result += [Item("call", call["function"]["arguments"], nth=n, call=call) for n, call in enumerate(calls)]
+    for at, item in enumerate(result):
         item.at = at
-    return found
+    return result
 
 
 # ---------------------------------------------------------------------- requests
@@ -199,7 +199,7 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
         return otherwise if body.get(name) is None else kind(body[name])
 
     try:
-        found = Sampling(
+        result = Sampling(
             max_tokens=min(
                 next((int(body[name]) for name in MAX_TOKENS_NAMES if body.get(name)), 1 << 60), default.max_tokens
             ),
@@ -212,16 +212,16 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
         )
     except (TypeError, ValueError) as error:
         raise Invalid(f"max_tokens, temperature, top_p, top_k or seed is no number: {error}") from None
-    if found.max_tokens < 1 or not 0 <= found.temperature < 100 or not 0 < found.top_p <= 1:
+    if result.max_tokens < 1 or not 0 <= result.temperature < 100 or not 0 < result.top_p <= 1:
         raise Invalid("max_tokens must be at least 1, temperature from 0 to 100, top_p above 0 and at most 1")
-    return found
+    return result
 
 
 def stop_of(body: Body) -> list[str]:
     """The texts that end an answer."""
-    found: Any = next((body[name] for name in STOP if body.get(name)), [])
-    strings: Any = [found] if isinstance(found, str) else found
-    if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
+    result: Any = next((body[name] for name in STOP if body.get(name)), [])
+    strings: Any = [result] if isinstance(result, str) else result
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
         raise Invalid("stop must be a text or a list of texts")
     return strings
 
@@ -237,10 +237,10 @@ def texts(content: Any) -> str:
 
 def function(tool: dict[str, Any], parameters: str = "parameters") -> Tool:
     """A tool as our templates are told it. `parameters`: how the dialect calls them."""
-    kept = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    retained = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     if tool.get(parameters) is not None:
-        kept["parameters"] = tool[parameters]
-    return {"type": "function", "function": {"name": tool["name"], **kept}}
+        retained["parameters"] = tool[parameters]
+    return {"type": "function", "function": {"name": tool["name"], **retained}}
 
 
 def call(name: str, function_name: str, arguments: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def call(name: str, function_name: str, arguments: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function_name, "arguments": arguments}}
 
 
-def usage(answered: AgentReply, asked: str, said: str, total: str = "") -> dict[str, int]:
+def usage(answered: AgentReply, requested: str, said: str, total: str = "") -> dict[str, int]:
     """The counts of an answer, as a dialect calls them."""
-    found = {asked: answered.prompt_tokens, said: answered.tokens}
-    return {**found, total: answered.prompt_tokens + answered.tokens} if total else found
+    result = {requested: answered.prompt_tokens, said: answered.tokens}
+    return {**result, total: answered.prompt_tokens + answered.tokens} if total else result

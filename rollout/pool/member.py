@@ -1,6 +1,7 @@
 """One engine server of a pool: whoever started it, how it is, what it has to do.
 
-Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that somebody else runs), `Lent` (one that serves users
+Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that somebody else runs), `ColocatedEngine` (one that
+serves users
 too),
 `PoolMember` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests
 (rollout.pool.pool).
@@ -77,34 +78,35 @@ class Remote:
             await self._mirror.close()
 
 
-class Lent(Remote):
-    """An engine that serves users (rollout.engine.launch.lent), for ``Pool.join(..., lent=True)``: its slots are what
+class ColocatedEngine(Remote):
+    """An engine that serves users (rollout.engine.launch.lent), for ``Pool.join(..., colocated=True)``: its slots are
+    what
     users leave room for."""
 
     def __init__(self, url: str, *, mirror: AdapterWeights | None = None):
         super().__init__(url, slots=0, mirror=mirror)
-        self._looks: asyncio.Task[None] | None = None
+        self._polls: asyncio.Task[None] | None = None
 
     async def wait_serving(self) -> EngineClient:
         client = await super().wait_serving()
-        await self._look()
-        if self._looks is None:
-            self._looks = asyncio.create_task(self._go_on_looking(), name="room on a lent engine")
+        await self._poll()
+        if self._polls is None:
+            self._polls = asyncio.create_task(self._go_on_looking(), name="room on a lent engine")
         return client
 
     async def close(self) -> None:
-        if self._looks is not None:
-            self._looks.cancel()
+        if self._polls is not None:
+            self._polls.cancel()
         await super().close()
 
     async def _go_on_looking(self) -> None:
         while True:
             await asyncio.sleep(POLL_INTERVAL)
-            await self._look()
+            await self._poll()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            self.slots = (await self._client.statistics()).lends
+            self.slots = (await self._client.statistics()).colocates
         except PagurusError:  # it is down, or too busy to say: nothing is known to be free
             self.slots = 0
 
@@ -116,7 +118,7 @@ class PoolMember:
     name: str
     server: ServerHandle
     hardware: str = ""  # servers of one name are alike
-    lent: bool = False  # it serves users; `server.slots` is what they leave room for now
+    colocated: bool = False  # it serves users; `server.slots` is what they leave room for now
     version: int = -1
     state: State = "starting"
     client: EngineClient | None = None
@@ -124,7 +126,7 @@ class PoolMember:
     tokens: int = 0
     readers: int = 0  # requests that have not got a token yet
     reading: int = 0  # tokens of their prompts that it did not hold
-    heard: float = 0.0  # a token
+    last_seen: float = 0.0  # a token
     probed: float | None = None  # since when a probe waits for its answer
     updating_since: float | None = None
     updates: int = 0  # that were begun
@@ -151,7 +153,7 @@ class PoolMember:
             self.hardware,
             self.readers,
             self.reading,
-            self.lent,
+            self.colocated,
         )
 
     @property
@@ -165,12 +167,12 @@ class PoolMember:
             Signs(
                 name=self.name,
                 state=self.state,
-                asked_since=oldest,
-                heard=self.heard,
+                requested_since=oldest,
+                last_seen=self.last_seen,
                 updating_since=self.updating_since,
-                lent=self.lent,
+                colocated=self.colocated,
             ),
-            Signs(name=self.name, state=self.state, asked_since=self.probed, updating_since=self.updating_since),
+            Signs(name=self.name, state=self.state, requested_since=self.probed, updating_since=self.updating_since),
         ]
 
     def give_up(self) -> None:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from rollout.decide.engines.measuring import AnswerTimer, StepTimes
 from rollout.decide.engines.prefixes import chain
 from rollout.decide.engines.routing import RoutingRules, judge, next_to_update
-from rollout.decide.view import CrewView
+from rollout.decide.view import FleetView
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, PublishResult, Sampling
 from rollout.pool.answer import PartialGeneration
@@ -55,16 +55,16 @@ class EnginePool:
         *,
         rules: RoutingRules | None = None,
         at_once: int = 1,
-        tell: Log | None = None,
+        report: Log | None = None,
         note: Note | None = None,
     ):
-        """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view; `note`
+        """`at_once`: servers that take weights at the same time. `report` hears each decision, with its view; `note`
         each change of a server's state or load."""
         self.rules, self.at_once, self._note = rules or RoutingRules(), at_once, note
         self.members: dict[str, PoolMember] = {}
         self.counts: Counter[str] = Counter()
         self.steps = StepTimes()
-        self.slots = Slots(self.members, self.rules, self.counts, tell)
+        self.slots = Slots(self.members, self.rules, self.counts, report)
         self._keys = itertools.count()
         self._target: tuple[Path | str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,14 +90,15 @@ class EnginePool:
 
     # ----------------------------------------------------------------- servers
 
-    async def join(self, name: str, server: ServerHandle, *, hardware: str = "", lent: bool = False) -> None:
+    async def join(self, name: str, server: ServerHandle, *, hardware: str = "", colocated: bool = False) -> None:
         """A server more; it takes the pool's version first if it serves another one. Servers of one `hardware` are
-        alike; where there are several, requests go where they cost least (`rollout.decide.engines.affinity`). `lent`:
+        alike; where there are several, requests go where they cost least (`rollout.decide.engines.affinity`).
+        `colocated`:
         it serves users, takes requests as its `slots` of the moment say, and may end them when its users need all of
         it."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", hint="choose another name")
-        member = self.members[name] = PoolMember(name, server, hardware, lent, note=self._note)
+        member = self.members[name] = PoolMember(name, server, hardware, colocated, note=self._note)
         await self._revive(member)
 
     async def drain(self, name: str) -> ServerHandle:
@@ -113,21 +114,21 @@ class EnginePool:
         self.slots.prefixes.forget(name)
         return member.server
 
-    def crew(self) -> CrewView:
+    def fleet(self) -> FleetView:
         """For who decides how many of them rest."""
-        ours = [member for member in self.members.values() if not member.lent]
-        base, each = self.steps.line()
-        return CrewView(
+        ours = [member for member in self.members.values() if not member.colocated]
+        base, item = self.steps.line()
+        return FleetView(
             engines=sum(member.state == "serving" for member in ours),
             slots=min((member.server.slots for member in ours), default=0),
             base=base,
-            each=each,
+            item=item,
             rested=any(member.state == "resting" for member in ours),
         )
 
     def rest(self, stay: int) -> None:
         """Servers rest until the next version, all but the first `stay`. Their requests go on at these, from now on."""
-        serving = [each for each in self.members.values() if each.state == "serving" and not each.lent]
+        serving = [item for item in self.members.values() if item.state == "serving" and not item.colocated]
         for member in serving[stay:]:
             log.info("server %s rests until the next version; its %d requests go on", member.name, member.load)
             self.counts["rested"] += 1
@@ -207,13 +208,13 @@ class EnginePool:
         while True:
             await asyncio.sleep(TICK)
             now = time.monotonic()
-            if self.slots.waiting and any(member.lent for member in self.members.values()):
+            if self.slots.waiting and any(member.colocated for member in self.members.values()):
                 self.slots.decide_soon()  # nobody says when users leave more room
             for member in list(self.members.values()):
                 if member.state not in ("serving", "updating", "resting"):
                     continue
-                found = [judge(signs, self.rules, now) for signs in member.signs()]
-                if "hung" in found:
+                result = [judge(signs, self.rules, now) for signs in member.signs()]
+                if "hung" in result:
                     self._down(member, "hung")
                 elif now - probed > PROBE_INTERVAL and member.state != "updating":
                     self._spawn(self._probe(member), f"probe {member.name}")
@@ -252,16 +253,18 @@ class EnginePool:
         Tokens that may have to be sampled again are told when it is certain that they need not.
         `enough` is asked after each piece, and ends the answer: the engine is told, and tells which weights sampled it.
         """
-        answer, told = PartialGeneration(sampling), 0
+        answer, reported = PartialGeneration(sampling), 0
         async with aclosing(self._grow(prompt_ids, answer, request_id, priority, enough)) as grown:
             async for _ in grown:
-                if (certain := answer.certain) > told:
-                    yield Delta(token_ids=answer.token_ids[told:certain], logprobs=answer.logprobs[told:certain])
-                    told = certain
+                if (certain := answer.certain) > reported:
+                    yield Delta(
+                        token_ids=answer.token_ids[reported:certain], logprobs=answer.logprobs[reported:certain]
+                    )
+                    reported = certain
         last = answer.generation
         yield Delta(
-            token_ids=last.token_ids[told:],
-            logprobs=last.logprobs[told:],
+            token_ids=last.token_ids[reported:],
+            logprobs=last.logprobs[reported:],
             spans=last.spans,
             finish_reason=last.finish_reason,
         )
@@ -286,7 +289,7 @@ class EnginePool:
                 raise Closed("the pool is closed")
             member = await self.slots.wait(ticket)
             name = f"{request_id or key}.{answer.parts}"
-            new, read = len(ids) - ticket.known, len(ids) - ticket.held
+            new, read = len(ids) - ticket.existing, len(ids) - ticket.held
             loop = asyncio.get_running_loop()
             measured = AnswerTimer(member, ticket.kind, new=new, read=read, now=loop.time(), steps=self.steps)
             try:
@@ -310,7 +313,7 @@ class EnginePool:
                 self.counts["moved"] += 1
                 self.counts["moved_tokens"] += len(answer.token_ids)
                 self.counts["dropped_tokens"] += dropped
-                if answer.whole:
+                if answer.complete:
                     return
             finally:
                 measured.leave()
@@ -325,9 +328,9 @@ class EnginePool:
             raise EngineFailed(f"server {member.name} is gone")
         version, sampling = member.version, answer.begin(member.version)
         updates = member.updates if member.state == "serving" else -1
-        async with aclosing(client.stream(ids, sampling, request_id=name, priority=int(member.lent))) as deltas:
+        async with aclosing(client.stream(ids, sampling, request_id=name, priority=int(member.colocated))) as deltas:
             while (delta := await self._waited(member, anext(deltas, None))) is not None:
-                member.heard = time.monotonic()
+                member.last_seen = time.monotonic()
                 if member.updates != updates:
                     answer.doubt()
                 if delta.finish_reason == "abort" and not answer.enough:
@@ -342,13 +345,13 @@ class EnginePool:
             if answer.finish is None and member.client is not None:
                 await self._waited(member, member.client.abort([name]))
 
-    async def _waited(self, member: PoolMember, told: Awaitable[T]) -> T:
+    async def _waited(self, member: PoolMember, reported: Awaitable[T]) -> T:
         """What a server tells. TimeoutError: it was given up."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
                 member.waits[limit] = time.monotonic()
-                return await told
+                return await reported
         finally:
             member.waits.pop(limit, None)
 
@@ -360,20 +363,20 @@ class EnginePool:
 
     # ----------------------------------------------------------------- weights
 
-    async def publish(self, folder: Path | str, version: int) -> PublishResult:
+    async def publish(self, directory: Path | str, version: int) -> PublishResult:
         """Have every server take the version, some at a time. Those that are down take it when they come back.
 
-        `folder`: where versions are published, a folder or an URL.
+        `directory`: where versions are published, a folder or an URL.
         """
-        self._target, began, paused = (folder, version), time.monotonic(), 0.0
+        self._target, began, paused = (directory, version), time.monotonic(), 0.0
         waking = self._wake_all()
-        await asyncio.gather(*(self._fetch(each, version) for each in self.members.values() if each.state == "serving"))
+        await asyncio.gather(*(self._fetch(item, version) for item in self.members.values() if item.state == "serving"))
         running: dict[asyncio.Task[float], PoolMember] = {}
-        while self._target == (folder, version):
+        while self._target == (directory, version):
             takings = [member.taking for member in self.members.values()]
             for name in next_to_update(takings, version, at_once=self.at_once):
                 member = self.members[name]
-                running[asyncio.create_task(self._update(member, folder, version))] = member
+                running[asyncio.create_task(self._update(member, directory, version))] = member
                 member.state = "updating"
             if not running:
                 if any(member.version == version for member in self.members.values()):
@@ -403,13 +406,13 @@ class EnginePool:
         except (TimeoutError, PagurusError) as error:
             log.warning("server %s has not fetched version %d: %s", member.name, version, error)
 
-    async def _update(self, member: PoolMember, folder: Path | str, version: int) -> float:
+    async def _update(self, member: PoolMember, directory: Path | str, version: int) -> float:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
         member.state, member.updating_since = "updating", time.monotonic()
         member.updates += 1
         try:
             await self._answers_soon(member)
-            published = await member.server.publish(folder, version)
+            published = await member.server.publish(directory, version)
         except TimeoutError:
             self._down(member, "hung")
             return 0.0
@@ -426,7 +429,7 @@ class EnginePool:
         member.updating_since = None
         member.version = version
         member.client = await member.server.wait_serving()
-        member.heard = time.monotonic()
+        member.last_seen = time.monotonic()
         self.slots.prefixes.forget(member.name)
         if member.state == "updating":
             member.state = "serving"

@@ -1,7 +1,7 @@
 """`SampleRecorder`: what an agent asks in messages or in text, kept as the tokens that the model saw and sampled.
 
 Owns: sessions (one agent's work), their samples, the match between an agent's history and recorded tokens. Does not
-own: HTTP (rollout.pool.doors), engines, rewards.
+own: HTTP (rollout.pool.endpoints), engines, rewards.
 Guarantee (I8): a sample holds the very tokens that the engine was given and gave, each with its mask, log-probability
 and version. A request whose history is not what was recorded begins a new sample, and is counted. What was sampled is
 trained as it was sampled; only as context of a later sample may it be written anew, by the template, as mask 0.
@@ -28,8 +28,8 @@ import msgspec
 
 from rollout.engine.client import Delta, Generation, Sampling
 from rollout.episode.renderer import Message, Renderer, Tool
+from rollout.pool.partial_text import SentText, Stops
 from rollout.pool.pool import Enough
-from rollout.pool.telling import SentText, Stops
 from sandbox.errors import EngineFailed, Invalid
 
 Read = Callable[[list[int]], dict[str, str]]  # sampled tokens: what they say, as reasoning and as text
@@ -67,14 +67,14 @@ class RecordedSample(msgspec.Struct, kw_only=True):
     answers: int = 0
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Any token could be sampled; else `logprobs` are of the likeliest ones alone, and no trainer takes them."""
         return self.top_p == 1.0 and self.top_k == 0
 
     def sampled_as(self, sampling: Sampling) -> bool:
         """A request so sampled may extend it: a sample is of one distribution."""
-        wanted = (sampling.temperature, sampling.top_p, sampling.top_k)
-        return (self.temperature, self.top_p, self.top_k) == wanted
+        target = (sampling.temperature, sampling.top_p, sampling.top_k)
+        return (self.temperature, self.top_p, self.top_k) == target
 
     def put(self, ids: Sequence[int]) -> None:
         self.tokens += ids
@@ -100,8 +100,8 @@ class SampleHead:
     history: list[Message]
     tools: list[Tool]
     prompt: int = 0  # tokens before the last answer
-    asked: str | None = None  # of a line of text: what the last answer was given to
-    told: str = ""  # and what it said, as far as the agent was told
+    requested: str | None = None  # of a line of text: what the last answer was given to
+    reported: str = ""  # and what it said, as far as the agent was told
     hidden: str = ""  # the rest: its end is a token without text, and a stop string is not told
 
 
@@ -165,22 +165,22 @@ class SampleRecorder:
         """One answer of the model. What fails is recorded nowhere: the agent asks again, or its episode fails."""
         session, stops = self.session(name), Stops(stop, self.renderer.decode)
         async with session.busy:  # one conversation; agents that speak with two tongues wait for each other
-            asked = await asyncio.to_thread(self._match, session, messages, tools, sampling)
+            requested = await asyncio.to_thread(self._match, session, messages, tools, sampling)
 
             def read(ids: list[int]) -> dict[str, str]:
-                action = self.renderer.parse(ids, asked.ids, tools)
+                action = self.renderer.parse(ids, requested.ids, tools)
                 return {"reasoning": action.reasoning, "text": action.content}
 
-            told = SentText([*self.renderer.marks, *stop])
-            generation = await self._sample(asked, stops, request_id, read, told, listener)
-            action = await asyncio.to_thread(self.renderer.parse, generation.token_ids, asked.ids, tools)
+            reported = SentText([*self.renderer.marks, *stop])
+            generation = await self._sample(requested, stops, request_id, read, reported, listener)
+            action = await asyncio.to_thread(self.renderer.parse, generation.token_ids, requested.ids, tools)
             number = session.counts["answers"]
             message = action.message([f"call_{number}_{n}" for n in range(len(action.calls))])
             message["content"] = stops.cut(action.content)
-            await _tell_rest(listener, told, {"reasoning": action.reasoning, "text": message["content"]})
-            self._put(session, asked, generation).history = [*asked.history, message]
+            await _report_rest(listener, reported, {"reasoning": action.reasoning, "text": message["content"]})
+            self._put(session, requested, generation).history = [*requested.history, message]
             session.counts["broken_calls"] += len(action.broken)
-        return _answered(asked, generation, message, stops)
+        return _answered(requested, generation, message, stops)
 
     async def complete(
         self,
@@ -200,34 +200,34 @@ class SampleRecorder:
             return {"text": self.renderer.decode(ids[:-1] if ended else ids)}
 
         async with session.busy:
-            asked, told = await asyncio.to_thread(self._continue, session, prompt, sampling), SentText(stop)
-            generation = await self._sample(asked, stops, request_id, read, told, listener)
+            requested, reported = await asyncio.to_thread(self._continue, session, prompt, sampling), SentText(stop)
+            generation = await self._sample(requested, stops, request_id, read, reported, listener)
             text = stops.cut((await asyncio.to_thread(read, generation.token_ids))["text"])
-            await _tell_rest(listener, told, {"text": text})
-            line = self._put(session, asked, generation)
-            line.asked, line.told = asked.text, text
+            await _report_rest(listener, reported, {"text": text})
+            line = self._put(session, requested, generation)
+            line.requested, line.reported = requested.text, text
             line.hidden = self.renderer.decode(generation.token_ids)[len(text) :]
-        return _answered(asked, generation, {"role": "assistant", "content": text}, stops)
+        return _answered(requested, generation, {"role": "assistant", "content": text}, stops)
 
     async def _sample(
         self,
-        asked: PromptTokens,
+        requested: PromptTokens,
         stops: Stops,
         request_id: str,
         read: Read,
-        told: SentText,
+        reported: SentText,
         listener: DeltaListener | None,
     ) -> Generation:
         """What the engine samples; a listener is told of it what will stay."""
-        room = self.length - len(asked.ids)
-        if room < 1:
-            raise Invalid(f"the conversation has {len(asked.ids)} tokens, the engine takes {self.length}")
-        ends = sorted({*asked.sampling.stop_token_ids, *self.renderer.stops})
-        most = min(asked.sampling.max_tokens, room)
-        sampling = msgspec.structs.replace(asked.sampling, stop_token_ids=ends, max_tokens=most)
+        capacity = self.length - len(requested.ids)
+        if capacity < 1:
+            raise Invalid(f"the conversation has {len(requested.ids)} tokens, the engine takes {self.length}")
+        ends = sorted({*requested.sampling.stop_token_ids, *self.renderer.stops})
+        limit = min(requested.sampling.max_tokens, capacity)
+        sampling = msgspec.structs.replace(requested.sampling, stop_token_ids=ends, max_tokens=limit)
         made = Generation(token_ids=[], logprobs=[], spans=[], finish_reason="abort")
         begun = False
-        async with aclosing(self.engine.stream(asked.ids, sampling, request_id=request_id, enough=stops)) as deltas:
+        async with aclosing(self.engine.stream(requested.ids, sampling, request_id=request_id, enough=stops)) as deltas:
             async for delta in deltas:
                 made.token_ids += delta.token_ids
                 made.logprobs += delta.logprobs
@@ -236,10 +236,10 @@ class SampleRecorder:
                 if listener is None or not delta.token_ids:
                     continue
                 if not begun:
-                    await listener.begin(len(asked.ids))
+                    await listener.begin(len(requested.ids))
                     begun = True
                 for kind, text in (await asyncio.to_thread(read, made.token_ids)).items():
-                    if new := told.more(kind, text):
+                    if new := reported.more(kind, text):
                         await listener.more(kind, new)
         if made.finish_reason == "abort":
             raise EngineFailed("the answer was ended from outside", hint="ask again")
@@ -251,15 +251,15 @@ class SampleRecorder:
         self, session: AgentSession, messages: list[Message], tools: list[Tool], sampling: Sampling
     ) -> PromptTokens:
         """Which sample the request extends. Changes nothing. Blocks for a millisecond or two."""
-        wanted = [mark(message) for message in messages]
+        target = [mark(message) for message in messages]
         for line in reversed(session.lines):
-            if line.asked is not None or line.tools != tools or not line.sample.sampled_as(sampling):
+            if line.requested is not None or line.tools != tools or not line.sample.sampled_as(sampling):
                 continue
-            known = [mark(message) for message in line.history]
-            if known[:-1] == wanted:  # another answer to the same
+            existing = [mark(message) for message in line.history]
+            if existing[:-1] == target:  # another answer to the same
                 return PromptTokens(line.sample.tokens[: line.prompt], messages, tools, sampling, None, "again")
-            if known == wanted[: len(known)] and len(known) < len(wanted):
-                new = messages[len(known) :]
+            if existing == target[: len(existing)] and len(existing) < len(target):
+                new = messages[len(existing) :]
                 longer = self.renderer.bridge(line.sample.tokens, line.history, new, tools)
                 if longer is not None:
                     return PromptTokens(longer, [*line.history, *new], tools, sampling, line, "extended")
@@ -272,16 +272,16 @@ class SampleRecorder:
         text = prompt if isinstance(prompt, str) else self.renderer.decode(prompt)
         how = "drifted" if session.lines else "opened"
         for line in reversed(session.lines):
-            if line.asked is None or not line.sample.sampled_as(sampling):
+            if line.requested is None or not line.sample.sampled_as(sampling):
                 continue
             tokens = line.sample.tokens
             if isinstance(prompt, list):
                 if prompt[: len(tokens)] == tokens:
                     return PromptTokens(prompt, [], [], sampling, line, "extended", text)
-            elif prompt == line.asked:  # another answer to the same
+            elif prompt == line.requested:  # another answer to the same
                 return PromptTokens(tokens[: line.prompt], [], [], sampling, None, "again", text)
-            elif prompt.startswith(line.asked + line.told):
-                longer = self._after(tokens, line.hidden, prompt[len(line.asked + line.told) :])
+            elif prompt.startswith(line.requested + line.reported):
+                longer = self._after(tokens, line.hidden, prompt[len(line.requested + line.reported) :])
                 exact = longer[: len(tokens)] == tokens
                 return PromptTokens(
                     longer, [], [], sampling, line if exact else None, "extended" if exact else "rewritten", text
@@ -294,42 +294,42 @@ class SampleRecorder:
         does not, that goes, and all before it stays as it was sampled."""
         if rest.startswith(hidden):
             return tokens + self.renderer.encode(rest[len(hidden) :])
-        kept, gone = len(tokens), ""
-        while kept and len(gone) < len(hidden):
-            kept -= 1
-            gone = self.renderer.decode(tokens[kept:])
-        return tokens[:kept] + self.renderer.encode(gone[: len(gone) - len(hidden)] + rest)
+        retained, gone = len(tokens), ""
+        while retained and len(gone) < len(hidden):
+            retained -= 1
+            gone = self.renderer.decode(tokens[retained:])
+        return tokens[:retained] + self.renderer.encode(gone[: len(gone) - len(hidden)] + rest)
 
-    def _put(self, session: AgentSession, asked: PromptTokens, generation: Generation) -> SampleHead:
-        line = asked.line
+    def _put(self, session: AgentSession, requested: PromptTokens, generation: Generation) -> SampleHead:
+        line = requested.line
         if line is None:
-            how = asked.sampling
+            how = requested.sampling
             sample = RecordedSample(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
-            line = SampleHead(sample=sample, history=[], tools=asked.tools)
+            line = SampleHead(sample=sample, history=[], tools=requested.tools)
             session.lines.append(line)
             session.samples.append(line.sample)
-        line.sample.put(asked.ids[len(line.sample.tokens) :])
+        line.sample.put(requested.ids[len(line.sample.tokens) :])
         line.prompt = len(line.sample.tokens)
         line.sample.sampled(generation)
         session.counts["answers"] += 1
-        session.counts[asked.how] += 1
+        session.counts[requested.how] += 1
         return line
 
 
-def _answered(asked: PromptTokens, generation: Generation, message: Message, stops: Stops) -> AgentReply:
+def _answered(requested: PromptTokens, generation: Generation, message: Message, stops: Stops) -> AgentReply:
     finish = "tool_calls" if message.get("tool_calls") else generation.finish_reason
     return AgentReply(
         message=message,
-        finish="stop_string" if stops.found is not None and finish == "stop" else finish,
-        prompt_tokens=len(asked.ids),
+        finish="stop_string" if stops.result is not None and finish == "stop" else finish,
+        prompt_tokens=len(requested.ids),
         tokens=len(generation.token_ids),
-        stopped=stops.found,
+        stopped=stops.result,
     )
 
 
-async def _tell_rest(listener: DeltaListener | None, told: SentText, whole: dict[str, str]) -> None:
-    for kind, text in whole.items():
-        if listener is not None and (new := told.rest(kind, text)):
+async def _report_rest(listener: DeltaListener | None, reported: SentText, complete: dict[str, str]) -> None:
+    for kind, text in complete.items():
+        if listener is not None and (new := reported.rest(kind, text)):
             await listener.more(kind, new)
 
 

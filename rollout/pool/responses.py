@@ -1,7 +1,7 @@
 """OpenAI's responses, to our messages and back. Pure.
 
 Owns: the form of this route's requests, answers and events. Does not own: HTTP, tokens, what was answered before
-(rollout.pool.doors keeps it for `previous_response_id`).
+(rollout.pool.endpoints keeps it for `previous_response_id`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ONLY: dict[str, tuple[Any, ...]] = {  # see rollout.pool.dialects.NEUTRAL
 }
 
 
-def _ask(body: Body, before: Sequence[Message]) -> ChatRequest:
+def _request(body: Body, before: Sequence[Message]) -> ChatRequest:
     """The conversation `before` and what is new."""
     refuse(body, ONLY)
     text = body.get("text")
@@ -63,28 +63,28 @@ def _tool(tool: dict[str, Any]) -> Tool:
 
 def _messages(row: Sequence[dict[str, Any]]) -> list[Message]:
     """Items as messages: what the model said in one go (reasoning, text, calls) are several items of theirs."""
-    found: list[Message] = []
+    result: list[Message] = []
     saying: Message | None = None  # an assistant's message to which further items may belong
     for item in row:
         kind = item.get("type", "message")
         spoken = kind in ("reasoning", "function_call") or (kind == "message" and item["role"] == "assistant")
         if not spoken:
-            found.append(_heard(kind, item))
+            result.append(_last_seen(kind, item))
             saying = None
             continue
         if saying is None or (kind != "function_call" and (saying["content"] or "tool_calls" in saying)):
             saying = {"role": "assistant", "content": ""}
-            found.append(saying)
+            result.append(saying)
         if kind == "reasoning":
             saying["reasoning_content"] = texts(item.get("content") or item.get("summary") or [])
         elif kind == "message":
             saying["content"] = texts(item["content"])
         else:
             saying.setdefault("tool_calls", []).append(call(item["call_id"], item["name"], item["arguments"]))
-    return found
+    return result
 
 
-def _heard(kind: str, item: dict[str, Any]) -> Message:
+def _last_seen(kind: str, item: dict[str, Any]) -> Message:
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": item["call_id"], "content": texts(item["output"])}
     if kind != "message" or item["role"] not in ("user", "system", "developer"):
@@ -96,7 +96,7 @@ def _heard(kind: str, item: dict[str, Any]) -> Message:
 # ---------------------------------------------------------------------- answers
 
 
-def _whole(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
+def _complete(frame: ReplyHeader, answered: AgentReply) -> dict[str, Any]:
     status = FINISH[answered.finish][2]
     return {
         **_begun(frame),
@@ -207,19 +207,19 @@ def _close(frame: ReplyHeader, item: Item) -> list[Event]:
 
 
 def _end(frame: ReplyHeader, answered: AgentReply) -> list[Event]:
-    whole = _whole(frame, answered)
-    return [(f"response.{whole['status']}", {"response": whole})]
+    complete = _complete(frame, answered)
+    return [(f"response.{complete['status']}", {"response": complete})]
 
 
 def _fail(frame: ReplyHeader, error: dict[str, Any]) -> list[Event]:
-    told = {"code": "server_error", "message": error["message"]}
-    return [("response.failed", {"response": {**_begun(frame), "status": "failed", "error": told}})]
+    reported = {"code": "server_error", "message": error["message"]}
+    return [("response.failed", {"response": {**_begun(frame), "status": "failed", "error": reported}})]
 
 
 RESPONSES = Dialect(
     prefix="resp_",
-    ask=_ask,
-    whole=_whole,
+    request=_request,
+    complete=_complete,
     begin=_begin,
     open=_open,
     more=_more,

@@ -13,7 +13,7 @@ from pathlib import Path
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Launch
 from rollout.episode.renderer import ChatRenderer
-from rollout.pool.doors import Doors
+from rollout.pool.endpoints import Endpoints
 from rollout.pool.recorder import SampleRecorder
 from rollout.pool.started import started
 from rollout.weights.export import export
@@ -24,17 +24,17 @@ from sandbox.errors import NotFound
 @asynccontextmanager
 async def serving(
     model: Path, launch: Launch, home: Path, *, engines: int = 1, length: int = 1024, port: int = 0
-) -> AsyncIterator[Doors]:
+) -> AsyncIterator[Endpoints]:
     """`home` is a scratch folder; logs of the engines are there."""
-    folder, version = await asyncio.to_thread(of_model, model, home)
-    renderer = await asyncio.to_thread(ChatRenderer.load, folder)
-    async with started(launch, folder, version, count=engines, run=home) as pool:
-        doors = Doors(
+    directory, version = await asyncio.to_thread(of_model, model, home)
+    renderer = await asyncio.to_thread(ChatRenderer.load, directory)
+    async with started(launch, directory, version, count=engines, run=home) as pool:
+        endpoints = Endpoints(
             SampleRecorder(pool, renderer, length=length), model=model.name, sampling=Sampling(max_tokens=length)
         )
-        doors.port = port
-        async with doors:
-            yield doors
+        endpoints.port = port
+        async with endpoints:
+            yield endpoints
 
 
 def of_model(model: Path, home: Path, version: int | None = None) -> tuple[Path, int]:

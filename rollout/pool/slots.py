@@ -34,7 +34,7 @@ class SlotRequest:
     blocks: list[int]  # see rollout.decide.engines.prefixes.chain
     kind: str  # of environment
     held: int = 0  # tokens that its server holds, once it has one
-    known: int = 0  # that some server holds
+    existing: int = 0  # that some server holds
     slot: asyncio.Future[PoolMember] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __lt__(self, other: SlotRequest) -> bool:
@@ -44,8 +44,10 @@ class SlotRequest:
 class Slots:
     """``member = await slots.wait(ticket)``, and in any case ``slots.release(member, len(ticket.ids))``"""
 
-    def __init__(self, members: Mapping[str, PoolMember], rules: RoutingRules, counts: Counter[str], tell: Log | None):
-        self.members, self.rules, self.counts, self._tell = members, rules, counts, tell
+    def __init__(
+        self, members: Mapping[str, PoolMember], rules: RoutingRules, counts: Counter[str], report: Log | None
+    ):
+        self.members, self.rules, self.counts, self._report = members, rules, counts, report
         self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
         self.prefixes, self.profiles = Prefixes(), Profiles()
         self.changed = asyncio.Event()
@@ -96,21 +98,21 @@ class Slots:
         """Gives free slots to those who wait, as the rules say."""
         self._deciding = False
         while first := self._first(self._free):
-            known = {ticket.key: self.prefixes.deepest(ticket.blocks) for ticket in first}
+            existing = {ticket.key: self.prefixes.deepest(ticket.blocks) for ticket in first}
             view = RouteView(
                 servers=[member.view for member in self.members.values()],
                 waiting=[
-                    RoutedRequest(t.key, t.priority, *known[t.key], len(t.ids), self.profiles.need(t.kind))
+                    RoutedRequest(t.key, t.priority, *existing[t.key], len(t.ids), self.profiles.need(t.kind))
                     for t in first
                 ],
                 rates=self.profiles.rates(),
             )
             sends = route(view, self.rules)
-            if self._tell is not None:
-                self._tell(view, sends)
+            if self._report is not None:
+                self._report(view, sends)
             tickets = {ticket.key: ticket for ticket in first}
             for send in sends:
-                self._give(tickets.pop(send.key), self.members[send.server], known[send.key][1], send.why)
+                self._give(tickets.pop(send.key), self.members[send.server], existing[send.key][1], send.why)
             for ticket in tickets.values():
                 heapq.heappush(self._waiting, ticket)
             if tickets:
@@ -123,21 +125,21 @@ class Slots:
 
     def _first(self, free: int) -> list[SlotRequest]:
         """Takes the first requests out of those that wait, as many as there are free slots."""
-        found: list[SlotRequest] = []
-        while self._waiting and len(found) < min(free, self.rules.batch):
+        result: list[SlotRequest] = []
+        while self._waiting and len(result) < min(free, self.rules.batch):
             ticket = heapq.heappop(self._waiting)
             if not ticket.slot.done():
-                found.append(ticket)
-        return found
+                result.append(ticket)
+        return result
 
-    def _give(self, ticket: SlotRequest, member: PoolMember, known: int, why: str) -> None:
+    def _give(self, ticket: SlotRequest, member: PoolMember, existing: int, why: str) -> None:
         member.load += 1
         member.tokens += len(ticket.ids)
         self.counts[f"routed_{why}"] += 1
         self.counts["prompt_tokens"] += len(ticket.ids)
-        self.counts["prefix_ideal"] += known
-        ticket.known = known
-        ticket.held = known if why == "prefix" else self.prefixes.depth(member.name, ticket.blocks)
+        self.counts["prefix_ideal"] += existing
+        ticket.existing = existing
+        ticket.held = existing if why == "prefix" else self.prefixes.depth(member.name, ticket.blocks)
         self.counts["prefix_hit"] += ticket.held
         self.prefixes.remember(member.name, ticket.blocks)
         ticket.slot.set_result(member)

@@ -20,7 +20,7 @@ from rollout.pool.pool import EnginePool
 @asynccontextmanager
 async def started(
     launch: Launch,
-    folder: Path | str,
+    directory: Path | str,
     version: int,
     *,
     count: int,
@@ -28,11 +28,11 @@ async def started(
     rules: RoutingRules | None = None,
     note: Note | None = None,
 ) -> AsyncIterator[EnginePool]:
-    """`count` servers of the sealed weights in `folder`, as one. They outlive this process if it is killed, and the
+    """`count` servers of the sealed weights in `directory`, as one. They outlive this process if it is killed, and the
     next one adopts them: each is written down in a folder of its own below ``run/engines``."""
     names = [f"engine-{n}" for n in range(count)]
     servers = {
-        name: EngineSupervisor(launch, folder, version, log=run / f"{name}.log", roles=run / "engines" / name)
+        name: EngineSupervisor(launch, directory, version, log=run / f"{name}.log", roles=run / "engines" / name)
         for name in names
     }
     async with AsyncExitStack() as stack:

@@ -42,7 +42,7 @@ async def suite(
     for path, text in (files or {}).items():
         await final.sandbox.files.write(path, text)
     done = await final.sandbox.exec(command, timeout=final.limit, cwd=cwd)
-    if done.timed_out and not anchor.believed(final.ask.attempt):
+    if done.timed_out and not anchor.believed(final.request.attempt):
         raise TooSlow(f"its tests took more than {final.limit:g} s")
     said = (done.stdout + done.stderr).decode("utf-8", "replace")[-400:]
     return Score(reward=float(done.exit_code == 0 and not done.timed_out), reason=said)
@@ -51,21 +51,21 @@ async def suite(
 @reward(forks=False, longest=120.0)
 async def judge(final: Final, *, url: str, model: str, rubric: str, key_variable: str = "OPENAI_API_KEY") -> Score:
     """What a model says of the transcript by this rubric, from 0 to 1. `key_variable`: where the key is."""
-    told = [{"action": turn.action, "observation": turn.observation} for turn in final.turns]
-    asked = json.dumps({"rubric": rubric, "task": final.opening, "transcript": told})
+    reported = [{"action": turn.action, "observation": turn.observation} for turn in final.turns]
+    requested = json.dumps({"rubric": rubric, "task": final.opening, "transcript": reported})
     headers = {"authorization": f"Bearer {os.environ[key_variable]}"} if os.environ.get(key_variable) else {}
     body: dict[str, Any] = {
         "model": model,
         "temperature": 0,
-        "messages": [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}],
+        "messages": [{"role": "system", "content": JUDGE}, {"role": "user", "content": requested}],
     }
     async with aiohttp.ClientSession(trust_env=True) as session:
         address = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
         async with session.post(address, json=body, headers=headers) as response:
             response.raise_for_status()
             answer = await response.json()
-    found = re.search(r"\{.*\}", answer["choices"][0]["message"]["content"], re.DOTALL)
-    if found is None:
+    result = re.search(r"\{.*\}", answer["choices"][0]["message"]["content"], re.DOTALL)
+    if result is None:
         raise ValueError("the judge gave no JSON object")
-    grade = json.loads(found[0])
+    grade = json.loads(result[0])
     return Score(reward=float(grade["score"]) / 10, reason=str(grade.get("reason", ""))[:400])

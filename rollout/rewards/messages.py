@@ -81,39 +81,39 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Final:
     """What a reward function is handed: how the episode went, and a fork of the sandbox as it was at the end."""
 
-    ask: ScoringRequest
+    request: ScoringRequest
     sandbox: Any = None  # has `exec` and `files`; None where the function does not look into one
 
     @property
     def seed(self) -> int:
-        return self.ask.seed
+        return self.request.seed
 
     @property
     def turns(self) -> list[ScoredTurn]:
-        return self.ask.turns
+        return self.request.turns
 
     @property
     def opening(self) -> str:
-        return self.ask.opening
+        return self.request.opening
 
     @property
     def row(self) -> dict[str, Any] | None:
-        return self.ask.row
+        return self.request.row
 
     @property
     def state(self) -> Any:
         """Attributes of the environment at the end, as its `snapshot` tells them."""
-        return self.ask.state
+        return self.request.state
 
     @property
     def cause(self) -> str | None:
         """None: the environment ended the episode. Else what did, such as "turns" or "late"."""
-        return self.ask.cause
+        return self.request.cause
 
     @property
     def limit(self) -> float:
         """Seconds that a command which runs the policy's work gets."""
-        return self.ask.limit
+        return self.request.limit
 
 
 class TooSlow(Exception):
@@ -135,7 +135,7 @@ class RewardMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     id: str = ""
     ready: bool = False
     begun: bool = False
-    ask: ScoringRequest | None = None
+    request: ScoringRequest | None = None
     call: ForkCall | None = None
     answer: ForkReply | None = None
     score: Score | None = None

@@ -61,11 +61,11 @@ class WorkerPool:
         async with self._slots:
             yield
 
-    async def run(self, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
         """One try, within a slot: the score, and its seconds. Raises ScorerFailed, TooSlow, and the host's errors."""
         worker = self._idle.pop() if self._idle else await self._start()
         try:
-            result = await self._try(worker, ask, sandbox)
+            result = await self._try(worker, request, sandbox)
         except BaseException as error:
             if isinstance(error, TooSlow):
                 self._idle.append(worker)
@@ -107,19 +107,19 @@ class WorkerPool:
                 env=self._environment | {"PYTHONPATH": path},
             )
 
-    async def _try(self, worker: _Worker, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
-        await wire.write(worker.writer, RewardMessage(ask=ask))
+    async def _try(self, worker: _Worker, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+        await wire.write(worker.writer, RewardMessage(request=request))
         clock = TrajectoryClock(START)
         try:
             async with clock.running():
                 first = await wire.read(worker.reader)
-            if first.begun and first.id == ask.id:
-                clock = TrajectoryClock(ask.limit + GRACE)
+            if first.begun and first.id == request.id:
+                clock = TrajectoryClock(request.limit + GRACE)
                 async with clock.running():
                     first = await self._talk(worker, sandbox, clock)
         except TimeoutError:
             raise ScorerFailed(f"it took more than {clock.budget:g} s") from None
-        if first.id != ask.id:
+        if first.id != request.id:
             raise ScorerFailed("it answered what it was not asked")
         if first.slow:
             raise TooSlow(first.error)

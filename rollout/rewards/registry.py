@@ -43,7 +43,7 @@ class RewardFunction:
 
     async def run(self, final: Final) -> Score:
         """What it says of this state. Raises what it raises."""
-        said = self.function(final, **final.ask.scoring.options)
+        said = self.function(final, **final.request.scoring.options)
         if inspect.isawaitable(said):
             said = await said
         return said if isinstance(said, Score) else Score(reward=_number(said))
@@ -100,12 +100,12 @@ def find(scoring: Scoring) -> RewardFunction:
     module, _, name = scoring.function.partition(":")
     if scoring.code and module not in sys.modules:
         task_code.load_place(scoring.code, module)
-    found: Any = importlib.import_module(module)
+    result: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, RewardFunction):
+        result = getattr(result, part, None)
+    if not isinstance(result, RewardFunction):
         raise Invalid(f"{scoring.function} is no reward function", hint="decorate it with rollout.reward")
-    return found
+    return result
 
 
 def digest(scoring: Scoring) -> str:

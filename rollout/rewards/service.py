@@ -31,9 +31,9 @@ import msgspec
 from rollout.decide import anchor
 from rollout.messages import Trajectory
 from rollout.rewards import registry
-from rollout.rewards.book import ScoreBook
 from rollout.rewards.messages import Score, ScoredTurn, ScorerFailed, Scoring, ScoringRequest, TooSlow
 from rollout.rewards.pool import WorkerPool
+from rollout.rewards.score_cache import ScoreLedger
 from rollout.rewards.web import Functions
 from sandbox.errors import PagurusError
 
@@ -52,14 +52,14 @@ class Forks(Protocol):
 class RewardService:
     """``async with RewardService(host) as rewards: score = await rewards.score(trajectory)``"""
 
-    def __init__(self, host: Forks, *, workers: int = 2, book: Path | None = None, log: Path | None = None):
-        """`workers`: functions that run at once, each with a fork. `book`: where scores are kept."""
+    def __init__(self, host: Forks, *, workers: int = 2, ledger: Path | None = None, log: Path | None = None):
+        """`workers`: functions that run at once, each with a fork. `ledger`: where scores are kept."""
         self._host = host
         self._pool, self._web = WorkerPool(workers, log=log), Functions()
-        self._book = ScoreBook(book) if book is not None else None
+        self._ledger = ScoreLedger(ledger) if ledger is not None else None
         self._anchors: dict[tuple[str, int], float] = {}
         self._removals: set[asyncio.Task[None]] = set()
-        self.tries = self.failed = self.known = 0
+        self.tries = self.failed = self.existing = 0
 
     async def __aenter__(self) -> RewardService:
         return self
@@ -72,34 +72,34 @@ class RewardService:
             await asyncio.wait(self._removals)
         await self._pool.close()
         await self._web.close()
-        if self._book is not None:
-            self._book.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     async def score(self, trajectory: Trajectory, scoring: Scoring | None = None) -> Score:
         """What the function of its environment, or another one, says of it. Raises ScorerFailed, and PagurusError where
         the host fails."""
         assert trajectory.final is not None, "it has no final state"
         scoring = scoring or trajectory.final.scoring
-        ask = _ask(trajectory, scoring)
+        request = _request(trajectory, scoring)
         digest = await asyncio.to_thread(registry.digest, scoring)
-        key = _key(digest, ask, trajectory.final.checkpoint if scoring.forks else "")
-        if self._book is not None and (known := await asyncio.to_thread(self._book.get, key)) is not None:
-            self.known += 1
-            return known
-        score, took = await self._tries(ask, trajectory.final.checkpoint, digest)
+        key = _key(digest, request, trajectory.final.checkpoint if scoring.forks else "")
+        if self._ledger is not None and (existing := await asyncio.to_thread(self._ledger.get, key)) is not None:
+            self.existing += 1
+            return existing
+        score, took = await self._tries(request, trajectory.final.checkpoint, digest)
         if score.reward >= scoring.high:
-            self._anchors[digest, ask.seed] = anchor.raised(self._anchors.get((digest, ask.seed)), took)
-        if self._book is not None:
-            await asyncio.to_thread(self._book.put, key, score)
+            self._anchors[digest, request.seed] = anchor.raised(self._anchors.get((digest, request.seed)), took)
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.put, key, score)
         return score
 
-    async def _tries(self, ask: ScoringRequest, checkpoint: str, digest: str) -> tuple[Score, float]:
+    async def _tries(self, request: ScoringRequest, checkpoint: str, digest: str) -> tuple[Score, float]:
         why: Exception | None = None
         for attempt in range(anchor.TRIES):
             self.tries += 1
             try:
-                score, took = await self._try(ask, attempt, checkpoint, digest)
-                if wrong := score.wrong(ask.scoring, len(ask.turns)):
+                score, took = await self._try(request, attempt, checkpoint, digest)
+                if wrong := score.wrong(request.scoring, len(request.turns)):
                     raise ScorerFailed(wrong, raised=True)
                 return score, took
             except (ScorerFailed, TooSlow) as error:
@@ -110,17 +110,19 @@ class RewardService:
                 why = error
                 await asyncio.sleep(PAUSE * 2**attempt)
             self.failed += 1
-            log.warning("scoring by %s failed, try %d: %s", ask.scoring.name, attempt + 1, why)
+            log.warning("scoring by %s failed, try %d: %s", request.scoring.name, attempt + 1, why)
         raised = isinstance(why, ScorerFailed) and why.raised
-        raise ScorerFailed(f"{ask.scoring.name}, {anchor.TRIES} times, last: {why}", raised=raised) from why
+        raise ScorerFailed(f"{request.scoring.name}, {anchor.TRIES} times, last: {why}", raised=raised) from why
 
-    async def _try(self, ask: ScoringRequest, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
-        async with self._pool.slot(), self._fork(ask.scoring, checkpoint) as fork:
-            limit = anchor.limits(self._anchors.get((digest, ask.seed)), ask.scoring.longest)[attempt]  # as known now
-            ask = msgspec.structs.replace(ask, id=secrets.token_hex(8), limit=limit, attempt=attempt)
-            if ask.scoring.url:
-                return await self._web.run(ask, fork)
-            return await self._pool.run(ask, fork)
+    async def _try(self, request: ScoringRequest, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
+        async with self._pool.slot(), self._fork(request.scoring, checkpoint) as fork:
+            limit = anchor.limits(self._anchors.get((digest, request.seed)), request.scoring.longest)[
+                attempt
+            ]  # as known now
+            request = msgspec.structs.replace(request, id=secrets.token_hex(8), limit=limit, attempt=attempt)
+            if request.scoring.url:
+                return await self._web.run(request, fork)
+            return await self._pool.run(request, fork)
 
     @contextlib.asynccontextmanager
     async def _fork(self, scoring: Scoring, checkpoint: str) -> AsyncIterator[Any]:
@@ -144,7 +146,7 @@ def apply(trajectory: Trajectory, score: Score) -> None:
     trajectory.score, trajectory.scored_at = score, time.time()
 
 
-def _ask(trajectory: Trajectory, scoring: Scoring) -> ScoringRequest:
+def _request(trajectory: Trajectory, scoring: Scoring) -> ScoringRequest:
     final = trajectory.final
     assert final is not None
     return ScoringRequest(
@@ -168,9 +170,11 @@ def _plain(state: bytes | None) -> Any:
         return None
 
 
-def _key(digest: str, ask: ScoringRequest, checkpoint: str) -> str:
+def _key(digest: str, request: ScoringRequest, checkpoint: str) -> str:
     """Of everything that is scored. A checkpoint never changes, so its name stands for the state."""
-    said = msgspec.json.encode((digest, ask.seed, ask.opening, ask.turns, ask.row, ask.state, ask.cause, checkpoint))
+    said = msgspec.json.encode(
+        (digest, request.seed, request.opening, request.turns, request.row, request.state, request.cause, checkpoint)
+    )
     return hashlib.blake2b(said, digest_size=16).hexdigest()
 
 

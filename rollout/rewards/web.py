@@ -40,34 +40,34 @@ class Functions:
         if self._session is not None:
             await self._session.close()
 
-    async def run(self, ask: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
         """One try. Raises ScorerFailed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=True)
         body = {
-            **{name: getattr(ask, name) for name in ("id", "seed", "row", "state", "cause", "opening", "limit")},
-            "turns": ask.turns,
-            "options": ask.scoring.options,
+            **{name: getattr(request, name) for name in ("id", "seed", "row", "state", "cause", "opening", "limit")},
+            "turns": request.turns,
+            "options": request.scoring.options,
             "sandbox": None if sandbox is None else sandbox.id,
         }
         began = time.monotonic()
         try:
             async with (
-                asyncio.timeout(ask.limit + START),
+                asyncio.timeout(request.limit + START),
                 self._session.post(
-                    ask.scoring.url, data=msgspec.json.encode(body), headers={"content-type": "application/json"}
+                    request.scoring.url, data=msgspec.json.encode(body), headers={"content-type": "application/json"}
                 ) as response,
             ):
                 raw = await response.content.read(MAX_ANSWER + 1)
                 while len(raw) <= MAX_ANSWER and (more := await response.content.read(MAX_ANSWER + 1 - len(raw))):
                     raw += more
                 if response.status != 200:
-                    raise ScorerFailed(f"{ask.scoring.url} answered {response.status}: {raw[:200]!r}")
+                    raise ScorerFailed(f"{request.scoring.url} answered {response.status}: {raw[:200]!r}")
                 answer = msgspec.json.decode(raw[: MAX_ANSWER + 1], type=_Answer)
         except TimeoutError:
-            raise ScorerFailed(f"{ask.scoring.url} did not answer within {ask.limit + START:g} s") from None
+            raise ScorerFailed(f"{request.scoring.url} did not answer within {request.limit + START:g} s") from None
         except (aiohttp.ClientError, msgspec.MsgspecError) as error:
-            raise ScorerFailed(f"{ask.scoring.url}: {error}") from None
-        if answer.id != ask.id:
-            raise ScorerFailed(f"{ask.scoring.url} answered what it was not asked")
+            raise ScorerFailed(f"{request.scoring.url}: {error}") from None
+        if answer.id != request.id:
+            raise ScorerFailed(f"{request.scoring.url} answered what it was not asked")
         return Score(reward=answer.reward, turns=answer.turns, reason=answer.reason), time.monotonic() - began

@@ -34,10 +34,10 @@ class ForkHandle:
     async def exec(self, command: str | list[str], *, timeout: float | None = 60.0, **options: Any) -> ExecResult:
         if unknown := set(options) - {"cwd", "env", "user", "stdin"}:
             raise TypeError(f"exec of a scorer has no {', '.join(sorted(unknown))}")
-        told = await self.link.call(ForkCall(what="exec", command=command, timeout=timeout, **options))
-        if told.result is None:
+        reported = await self.link.call(ForkCall(what="exec", command=command, timeout=timeout, **options))
+        if reported.result is None:
             raise ScorerFailed("the pool did not say what the command did")
-        return told.result
+        return reported.result
 
 
 class ForkFiles:
@@ -75,23 +75,23 @@ async def serve(link: PoolConnection) -> None:
     await wire.write(link.writer, RewardMessage(ready=True))
     while True:
         try:
-            ask = (await wire.read(link.reader)).ask
+            request = (await wire.read(link.reader)).request
         except ScorerFailed:
             return
-        if ask is not None:
-            await wire.write(link.writer, await score(link, ask))
+        if request is not None:
+            await wire.write(link.writer, await score(link, request))
 
 
-async def score(link: PoolConnection, ask: ScoringRequest) -> RewardMessage:
+async def score(link: PoolConnection, request: ScoringRequest) -> RewardMessage:
     try:
-        function = await asyncio.to_thread(find, ask.scoring)
-        await wire.write(link.writer, RewardMessage(id=ask.id, begun=True))
-        final = Final(ask, ForkHandle(link) if ask.scoring.forks else None)
-        return RewardMessage(id=ask.id, score=await function.run(final))
+        function = await asyncio.to_thread(find, request.scoring)
+        await wire.write(link.writer, RewardMessage(id=request.id, begun=True))
+        final = Final(request, ForkHandle(link) if request.scoring.forks else None)
+        return RewardMessage(id=request.id, score=await function.run(final))
     except TooSlow as error:
-        return RewardMessage(id=ask.id, slow=True, error=str(error))
+        return RewardMessage(id=request.id, slow=True, error=str(error))
     except Exception as error:  # noqa: BLE001 - a user's function: whatever it raises is told
-        return RewardMessage(id=ask.id, error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
+        return RewardMessage(id=request.id, error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 
 async def main(descriptor: int) -> None:

@@ -12,14 +12,14 @@ from sandbox import durable
 NAME = "version.json"
 
 
-def write(folder: Path, ref: PublishedVersion) -> None:
+def write(directory: Path, ref: PublishedVersion) -> None:
     """It survives a loss of power from now on."""
-    durable.publish(folder / NAME, msgspec.json.encode(ref))
+    durable.publish(directory / NAME, msgspec.json.encode(ref))
 
 
-def read(folder: Path) -> PublishedVersion | None:
+def read(directory: Path) -> PublishedVersion | None:
     """None: nothing was published yet."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=PublishedVersion)
+        return msgspec.json.decode((directory / NAME).read_bytes(), type=PublishedVersion)
     except FileNotFoundError:
         return None

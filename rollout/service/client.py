@@ -37,13 +37,13 @@ class RolloutClient(Transport):
         *,
         token: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
-        patience: float = TIMEOUT,
-        folder: int | None = None,
+        timeout: float = TIMEOUT,
+        directory: int | None = None,
     ):
-        super().__init__(address, token=token, ca=ca, patience=patience)
+        super().__init__(address, token=token, ca=ca, timeout=timeout)
         self._met = True  # it is started beside us: the first call waits for it like any other
-        self._folder = folder
-        self._told: Path | None = None  # a file that says where it is
+        self._directory = directory
+        self._reported: Path | None = None  # a file that says where it is
         self._fence: Fence | None = None
         self.step = 0
         self.last: wire.BatchReference | None = None  # the batch that `next_batch` gave
@@ -53,29 +53,29 @@ class RolloutClient(Transport):
         """The rollout of a run folder on this host. A Unix socket's name may have 107 bytes; a run folder's more."""
         roles = run / "roles"
         roles.mkdir(exist_ok=True)
-        folder = os.open(roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return cls(f"/proc/self/fd/{folder}/{wire.SOCKET}", folder=folder, **options)  # type: ignore[arg-type]
+        directory = os.open(roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(f"/proc/self/fd/{directory}/{wire.SOCKET}", directory=directory, **options)  # type: ignore[arg-type]
 
     @classmethod
     def elsewhere(cls, run: Path) -> RolloutClient:
         """The rollout of a run folder on whichever machine it is. Each call goes to where it is by then."""
-        made = cls("https://rollout", ca=tls.calling(tls.folder_of(run)))
-        made._told = run / "roles" / wire.ADDRESS
+        made = cls("https://rollout", ca=tls.calling(tls.directory_of(run)))
+        made._reported = run / "roles" / wire.ADDRESS
         return made
 
     def _where(self) -> str:
-        if self._told is None:
+        if self._reported is None:
             return super()._where()
         try:
-            return self._told.read_text()
+            return self._reported.read_text()
         except FileNotFoundError:
             raise self._unreached(OSError(errno.ENOENT, "it has not begun")) from None
 
     async def close(self) -> None:
         await super().close()
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
     @property
     def fence(self) -> Fence:
@@ -85,54 +85,54 @@ class RolloutClient(Transport):
 
     async def open(self, step: int) -> None:
         """Become the trainer, after so many saved steps."""
-        self._fence = await self._ask(wire.OpenTrainer(step=step), Fence)
+        self._fence = await self._request(wire.OpenTrainer(step=step), Fence)
         self.step = step
 
     async def publish(self, ref: wire.PublishedVersion) -> None:
         """Have the engines serve this version, when they can. Returns as soon as that is written down."""
-        await self._ask(wire.Publish(fence=self.fence, ref=ref), wire.Done)
+        await self._request(wire.Publish(fence=self.fence, ref=ref), wire.Done)
 
     async def next_batch(self) -> Batch:
         """The batch of the next step, as it was first handed out."""
-        self.last = await self._ask(wire.Take(fence=self.fence, step=self.step), wire.BatchReference)
+        self.last = await self._request(wire.Take(fence=self.fence, step=self.step), wire.BatchReference)
         return await self._fetched(self.last)
 
-    async def whole(self, without: Collection[str] = ()) -> Batch:
+    async def complete(self, without: Collection[str] = ()) -> Batch:
         """Groups that wait for the next batch, but `without`."""
         return await self._fetched(
-            await self._ask(wire.Whole(fence=self.fence, without=list(without)), wire.BatchReference)
+            await self._request(wire.Complete(fence=self.fence, without=list(without)), wire.BatchReference)
         )
 
     async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
         """The step on this batch is saved. `ess`: effective sample size, as a share, where it is known."""
-        await self._ask(wire.Ack(fence=self.fence, step=batch.step, ess=ess), wire.Done)
+        await self._request(wire.Ack(fence=self.fence, step=batch.step, ess=ess), wire.Done)
         self.step = batch.step + 1
 
     async def evaluate(
         self, seeds: Sequence[int], *, last: bool = False, sampling: Sampling | None = None, samples: int = 1
     ) -> list[Trajectory]:
         """Held-out episodes. One that a rollout's death ended is played from the beginning."""
-        ask = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last, sampling=sampling, samples=samples)
-        return (await self._ask(ask, wire.EvaluationResult)).trajectories
+        request = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last, sampling=sampling, samples=samples)
+        return (await self._request(request, wire.EvaluationResult)).trajectories
 
     async def finish(self) -> wire.RolloutCounters:
         """End all, remove all sandboxes."""
-        return await self._ask(wire.FinishRun(fence=self.fence), wire.RolloutCounters)
+        return await self._request(wire.FinishRun(fence=self.fence), wire.RolloutCounters)
 
     async def counts(self) -> wire.RolloutCounters:
-        return await self._ask(wire.Count(), wire.RolloutCounters)
+        return await self._request(wire.Count(), wire.RolloutCounters)
 
     async def _fetched(self, taken: wire.BatchReference) -> Batch:
         groups = []
         for named in taken.groups:
-            payloads = (await self._ask(named, wire.Payloads)).samples
+            payloads = (await self._request(named, wire.Payloads)).samples
             samples = [unpacked(payload) for payload in payloads]
             if [sample.index for sample in samples] != named.members:
                 raise NotFound(f"samples of {named.prompt} are missing", hint="`pagurus rollouts show RUN` lists them")
             groups.append(Group(prompt=named.prompt, seed=named.seed, trajectories=samples))
         return Batch(version=taken.version, groups=groups, step=taken.step, oldest=taken.oldest)
 
-    async def _ask(self, body: msgspec.Struct, answer: type[T]) -> T:
+    async def _request(self, body: msgspec.Struct, answer: type[T]) -> T:
         return await self.call("POST", f"/{wire.method(type(body))}", answer, body, keyed=True)
 
     def _unreached(self, error: OSError) -> NoDaemon:

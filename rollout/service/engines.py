@@ -48,8 +48,8 @@ def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
 
     @asynccontextmanager
     async def serve(ref: PublishedVersion) -> AsyncIterator[Engines]:
-        with closing(ServerLog(run / "rollout")) as seen:
-            of = _placed(plan, ref, run, seen.note) if placed else _engines(plan, ref, run, seen.note)
+        with closing(ServerLog(run / "rollout")) as observed:
+            of = _placed(plan, ref, run, observed.note) if placed else _engines(plan, ref, run, observed.note)
             async with of as engines:
                 yield engines
 
@@ -60,14 +60,14 @@ def _engines(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) ->
     if plan.pool.urls:
         return _remote(plan, ref, run, note)
     if plan.pool.engines > 1:
-        return started(launch(plan), ref.folder, ref.version, count=plan.pool.engines, run=run, note=note)
+        return started(launch(plan), ref.directory, ref.version, count=plan.pool.engines, run=run, note=note)
     return _one(plan, ref, run, note)
 
 
 @asynccontextmanager
 async def _one(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[SingleServerEngine]:
     log, roles = run / "engine.log", run / "roles"
-    async with EngineSupervisor(launch(plan), ref.folder, ref.version, log=log, roles=roles) as server:
+    async with EngineSupervisor(launch(plan), ref.directory, ref.version, log=log, roles=roles) as server:
         yield SingleServerEngine("engine", server, note)
 
 
@@ -102,7 +102,7 @@ async def _placed(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Not
             joining.append(asyncio.create_task(_join(pool, name_of(number), server)))
         try:
             await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
-            await pool.publish(ref.folder, ref.version)
+            await pool.publish(ref.directory, ref.version)
             yield pool
         finally:
             for task in joining:
@@ -124,9 +124,9 @@ async def _remote(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Not
         pool = await stack.enter_async_context(EnginePool(note=note))
         hardware = plan.pool.hardware or [""] * len(plan.pool.urls)
         for number, (url, of) in enumerate(zip(plan.pool.urls, hardware, strict=True)):
-            mirror = None if pulls else AdapterWeights(ref.folder, run / f"remote-{number}.weights")
+            mirror = None if pulls else AdapterWeights(ref.directory, run / f"remote-{number}.weights")
             server = Remote(url, slots=plan.pool.slots, mirror=mirror)
             stack.push_async_callback(server.close)
             await pool.join(url, server, hardware=of)
-        await pool.publish(ref.folder, ref.version)
+        await pool.publish(ref.directory, ref.version)
         yield pool

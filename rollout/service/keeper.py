@@ -26,8 +26,8 @@ from rollout.plan import read_plan
 from rollout.service import accepted
 from rollout.service import protocol as wire
 from rollout.service.engines import launch as launch_of
-from rollout.service.placed import ADDRESS, folder_of, name_of
-from rollout.service.server import ENGINE_ASKS, RolloutServer
+from rollout.service.placed import ADDRESS, directory_of, name_of
+from rollout.service.server import ENGINE_REQUESTS, RolloutServer
 from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import durable, structs
@@ -47,7 +47,7 @@ class Keeper:
         self.engine, self.roles = engine, roles
         self.failed = asyncio.Event()
 
-    async def serving(self, ask: wire.Serving) -> wire.ServedAddress:
+    async def serving(self, request: wire.Serving) -> wire.ServedAddress:
         try:
             served = wire.ServedAddress(url=(await self.engine.wait_serving()).url)
         except EngineFailed:  # for good
@@ -56,14 +56,14 @@ class Keeper:
         stages.note(self.roles, ROLE, stages.WORKED)
         return served
 
-    async def fetch(self, ask: wire.Fetch) -> wire.Done:
-        await self.engine.fetch(ask.version)
+    async def fetch(self, request: wire.Fetch) -> wire.Done:
+        await self.engine.fetch(request.version)
         return wire.Done()
 
-    async def serve_version(self, ask: wire.ServeVersion) -> PublishResult:
-        return await self.engine.publish(ask.folder, ask.version)
+    async def serve_version(self, request: wire.ServeVersion) -> PublishResult:
+        return await self.engine.publish(request.directory, request.version)
 
-    async def restart_engine(self, ask: wire.RestartEngine) -> wire.Done:
+    async def restart_engine(self, request: wire.RestartEngine) -> wire.Done:
         self.engine.kill()
         return wire.Done()
 
@@ -72,18 +72,18 @@ async def keep(run: Path, number: int, launch: Launch, address: str) -> None:
     """Until a signal asks it to end; raises what it cannot go on without. `address`: of this machine, for others."""
     this = asyncio.current_task()
     assert this is not None
-    for each in termination_signals():
-        asyncio.get_running_loop().add_signal_handler(each, this.cancel)
+    for item in termination_signals():
+        asyncio.get_running_loop().add_signal_handler(item, this.cancel)
     while (ref := await asyncio.to_thread(accepted.read, run / "rollout")) is None:  # noqa: ASYNC110 - another process
         await asyncio.sleep(POLL_INTERVAL)
-    folder, keys = folder_of(run, number), tls.folder_of(run)
+    directory, keys = directory_of(run, number), tls.directory_of(run)
     launch = reachable(launch, address, keys)
     where = run / f"{name_of(number)}.log"
-    async with EngineSupervisor(launch, ref.folder, ref.version, log=where, roles=folder) as engine:
+    async with EngineSupervisor(launch, ref.directory, ref.version, log=where, roles=directory) as engine:
         keeper = Keeper(engine, run / "roles")
-        async with RolloutServer(keeper, folder, socket=SOCKET, asks=ENGINE_ASKS) as door:
-            port = await door.listen(f"{address}:0", tls.listening(keys))
-            durable.publish(folder / ADDRESS, f"https://{address}:{port}".encode())
+        async with RolloutServer(keeper, directory, socket=SOCKET, requests=ENGINE_REQUESTS) as limiter:
+            port = await limiter.listen(f"{address}:0", tls.listening(keys))
+            durable.publish(directory / ADDRESS, f"https://{address}:{port}".encode())
             stages.note(keeper.roles, ROLE, stages.READY)
             await keeper.failed.wait()
             await engine.wait_serving()  # raises
@@ -102,9 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         plan = read_plan(options.run)
         os.nice(plan.nice)
-        folder = folder_of(options.run, options.number)
-        folder.mkdir(parents=True, exist_ok=True)
-        with own(folder, LOCK):
+        directory = directory_of(options.run, options.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        with own(directory, LOCK):
             asyncio.run(keep(options.run.resolve(), options.number, launch_of(plan), options.at))
     except asyncio.CancelledError:  # its supervisor knows whether it asked for that
         return OWNED

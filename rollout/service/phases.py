@@ -18,7 +18,7 @@ import msgspec
 from rollout.plan import SharePlan
 from rollout.store import stages
 from sandbox.errors import PagurusError
-from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseKind, PhaseLeave
+from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseKind, PhaseLeave, PhaseRequest
 from sandbox.sdk.transport import Transport
 
 WAIT = 5.0  # seconds of one call
@@ -31,9 +31,9 @@ class PhaseClient(Transport):
     """``await phases.begin("rollout", version)``: ends the run's phase before, and waits for its turn."""
 
     def __init__(self, plan: SharePlan, run: Path):
-        known = os.environ
-        token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("TOKEN", "CA"))
-        super().__init__(plan.at or known.get("PAGURUS_HOST") or None, token=token, ca=ca, patience=math.inf)
+        existing = os.environ
+        token, ca = (existing.get(f"PAGURUS_{name}") or None for name in ("TOKEN", "CA"))
+        super().__init__(plan.at or existing.get("PAGURUS_HOST") or None, token=token, ca=ca, timeout=math.inf)
         self._met = True  # there is one: whose address would it be else?
         self._job, self._roles = str(run), run / "roles"
         self._shape = msgspec.convert(plan, JobShape, from_attributes=True)
@@ -43,16 +43,16 @@ class PhaseClient(Transport):
     async def begin(self, kind: PhaseKind, number: int) -> None:
         """Returns at once when a later phase was asked for since: then nothing is left to do in this one."""
         await self._still()
-        ask = PhaseAsk(job=self._job, kind=kind, number=number, shape=self._shape, wait=WAIT)
+        request = PhaseRequest(job=self._job, kind=kind, number=number, shape=self._shape, wait=WAIT)
         self.waits = "the coordinator"
-        stages.note(self._roles, ROLES[kind], stages.ASKS)
-        while (answer := await self._ask(ask)).state == "waiting":
+        stages.note(self._roles, ROLES[kind], stages.REQUESTS)
+        while (answer := await self._request(request)).state == "waiting":
             self.waits = f"its turn: {answer.reason}"
         self.waits = ""
         stages.note(self._roles, ROLES[kind], stages.TURN)
         if answer.state == "begun":
-            ask.wait = 0.0
-            self._beat = asyncio.create_task(self._go_on(ask), name=f"{kind} {number} goes on")
+            request.wait = 0.0
+            self._beat = asyncio.create_task(self._go_on(request), name=f"{kind} {number} goes on")
 
     async def leave(self) -> None:
         """The run is over."""
@@ -63,15 +63,15 @@ class PhaseClient(Transport):
         await self._still()
         await super().close()
 
-    async def _ask(self, ask: PhaseAsk) -> PhaseAnswer:
-        return await self.call("POST", "/v1/phases", PhaseAnswer, ask, keyed=True)
+    async def _request(self, request: PhaseRequest) -> PhaseAnswer:
+        return await self.call("POST", "/v1/phases", PhaseAnswer, request, keyed=True)
 
-    async def _go_on(self, ask: PhaseAsk) -> None:
+    async def _go_on(self, request: PhaseRequest) -> None:
         """Says so until the run's next phase is asked for."""
         while True:
             await asyncio.sleep(BEAT)
             try:
-                if (await self._ask(ask)).state == "past":
+                if (await self._request(request)).state == "past":
                     return
             except PagurusError as error:  # of a coordinator that is being replaced by another: the phase goes on
                 log.warning("the coordinator was not told that a phase goes on: %s", error)

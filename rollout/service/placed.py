@@ -35,7 +35,7 @@ def name_of(number: int) -> str:
     return f"engine-{number}"
 
 
-def folder_of(run: Path, number: int) -> Path:
+def directory_of(run: Path, number: int) -> Path:
     return run / "engines" / name_of(number)
 
 
@@ -44,7 +44,7 @@ class PlacedServer:
 
     def __init__(self, run: Path, number: int, *, slots: int):
         self.slots: int = slots
-        self._told, self._tls = folder_of(run, number) / ADDRESS, tls.folder_of(run)
+        self._reported, self._tls = directory_of(run, number) / ADDRESS, tls.directory_of(run)
         self._keeper: Transport | None = None
         self._at = ""
         self._client: EngineClient | None = None
@@ -53,10 +53,10 @@ class PlacedServer:
     async def wait_serving(self) -> EngineClient:
         while True:
             try:
-                served = await self._ask(wire.Serving(), wire.ServedAddress)
+                served = await self._request(wire.Serving(), wire.ServedAddress)
                 break
             except PagurusError as error:
-                log.debug("%s: %s", self._told.parent.name, error)
+                log.debug("%s: %s", self._reported.parent.name, error)
                 await asyncio.sleep(AGAIN)
         if self._client is None or self._client.url != served.url:
             if self._client is not None:
@@ -65,26 +65,26 @@ class PlacedServer:
         return self._client
 
     async def fetch(self, version: int) -> None:
-        await self._ask(wire.Fetch(version=version), wire.Done)
+        await self._request(wire.Fetch(version=version), wire.Done)
 
     async def publish(self, weights: Path | str, version: int) -> PublishResult:
-        return await self._ask(wire.ServeVersion(folder=str(weights), version=version), PublishResult)
+        return await self._request(wire.ServeVersion(directory=str(weights), version=version), PublishResult)
 
     def kill(self) -> None:
-        self._ending = asyncio.get_running_loop().create_task(self._end(), name=f"end of {self._told.parent.name}")
+        self._ending = asyncio.get_running_loop().create_task(self._end(), name=f"end of {self._reported.parent.name}")
 
     async def _end(self) -> None:
         try:
-            await self._ask(wire.RestartEngine(), wire.Done)
+            await self._request(wire.RestartEngine(), wire.Done)
         except PagurusError as error:
-            log.warning("%s may hang still: %s", self._told.parent.name, error)
+            log.warning("%s may hang still: %s", self._reported.parent.name, error)
 
     async def close(self) -> None:
-        for each in (self._keeper, self._client):
-            if each is not None:
-                await each.close()
+        for item in (self._keeper, self._client):
+            if item is not None:
+                await item.close()
 
-    async def _ask(self, body: msgspec.Struct, answer: type[T]) -> T:
+    async def _request(self, body: msgspec.Struct, answer: type[T]) -> T:
         """EngineFailed where nobody answers, or not the keeper."""
         try:
             keeper = await self._reached()
@@ -92,12 +92,12 @@ class PlacedServer:
         except (EngineFailed, Timeout, NotFound, Invalid):  # its own words
             raise
         except (OSError, PagurusError) as error:
-            raise EngineFailed(f"{self._told.parent.name} is out of reach: {error}") from None
+            raise EngineFailed(f"{self._reported.parent.name} is out of reach: {error}") from None
 
     async def _reached(self) -> Transport:
-        at = await asyncio.to_thread(self._told.read_text)
+        at = await asyncio.to_thread(self._reported.read_text)
         if self._keeper is None or at != self._at:
             if self._keeper is not None:
                 await self._keeper.close()
-            self._keeper, self._at = Transport(at, ca=tls.calling(self._tls), patience=0.0), at
+            self._keeper, self._at = Transport(at, ca=tls.calling(self._tls), timeout=0.0), at
         return self._keeper

@@ -30,7 +30,7 @@ class PublishedVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Published weights. `digest` names the version's manifest, which names the hash of each of its parts."""
 
     version: int
-    folder: str  # of versions (rollout.weights.store)
+    directory: str  # of versions (rollout.weights.store)
     digest: str
 
 
@@ -57,7 +57,7 @@ class Take(msgspec.Struct, kw_only=True):
     step: int
 
 
-class Whole(msgspec.Struct, kw_only=True):
+class Complete(msgspec.Struct, kw_only=True):
     """Groups that wait for a batch, but `without`. Answer: `BatchReference`."""
 
     fence: Fence
@@ -109,7 +109,7 @@ class Fetch(msgspec.Struct, kw_only=True):
 class ServeVersion(msgspec.Struct, kw_only=True):
     """Serve this version. Answer: `rollout.engine.client.PublishResult`."""
 
-    folder: str  # of versions
+    directory: str  # of versions
     version: int
 
 

@@ -39,8 +39,8 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import LabellingClient
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
-from rollout.pool.crew import Crew
-from rollout.rewards import book
+from rollout.pool.fleet import Fleet
+from rollout.rewards import score_cache
 from rollout.rewards.service import RewardService
 from rollout.service import accepted
 from rollout.service import protocol as wire
@@ -67,15 +67,17 @@ class RolloutRole:
 
     def __init__(self, run: Path, plan: RolloutPlan, host: LabellingClient, *, serve: Serve | None = None):
         self.run, self.plan, self.host = run, plan, host
-        self.folder = run / "rollout"
-        self.store = SampleStore(self.folder)
+        self.directory = run / "rollout"
+        self.store = SampleStore(self.directory)
         self.environments = plan.environments(run)
-        self.rewards = RewardService(host, workers=plan.scorers, book=self.folder / book.NAME, log=run / "scorers.log")
+        self.rewards = RewardService(
+            host, workers=plan.scorers, ledger=self.directory / score_cache.NAME, log=run / "scorers.log"
+        )
         self.controller: RolloutController | None = None
         self.born = time.time()
         self._serve = serve or serving(plan, run)
         self.phases = None if plan.share is None else PhaseClient(plan.share, run)
-        self._ref = accepted.read(self.folder)
+        self._ref = accepted.read(self.directory)
         self._served: wire.PublishedVersion | None = None
         self._published: PublishResult | None = None  # the last change of weights
         self._changed = asyncio.Condition()
@@ -107,31 +109,31 @@ class RolloutRole:
 
     # ----------------------------------------------------------------- asked by the trainer
 
-    async def open_trainer(self, ask: wire.OpenTrainer) -> Fence:
+    async def open_trainer(self, request: wire.OpenTrainer) -> Fence:
         fence = await asyncio.to_thread(self.store.acquire, TRAINER)
-        await asyncio.to_thread(self.store.recover, ask.step, fence)
+        await asyncio.to_thread(self.store.recover, request.step, fence)
         if self.controller is not None:
-            self.controller.resumed(ask.step)
-        log.info("trainer %d begins after %d steps", fence.generation, ask.step)
+            self.controller.resumed(request.step)
+        log.info("trainer %d begins after %d steps", fence.generation, request.step)
         return fence
 
-    async def publish(self, ask: wire.Publish) -> wire.Done:
-        await self._need(ask.fence)
-        await asyncio.to_thread(accepted.write, self.folder, ask.ref)
+    async def publish(self, request: wire.Publish) -> wire.Done:
+        await self._need(request.fence)
+        await asyncio.to_thread(accepted.write, self.directory, request.ref)
         async with self._changed:
-            self._ref = ask.ref
+            self._ref = request.ref
             self._changed.notify_all()
         return wire.Done()
 
-    async def take(self, ask: wire.Take) -> wire.BatchReference:
-        controller = await self._serving(ask.fence)
+    async def take(self, request: wire.Take) -> wire.BatchReference:
+        controller = await self._serving(request.fence)
         before = controller.meter.seconds()
-        if 2 * ask.step >= self.plan.steps and self.plan.faults:
+        if 2 * request.step >= self.plan.steps and self.plan.faults:
             attempts = controller.attempts  # those that start from now on
             attempts.faults = attempts.faults or self._faults()
         await controller.start()
-        if controller.step != ask.step:
-            raise NotFound(f"step {controller.step} is next, not {ask.step}", hint="open the trainer again")
+        if controller.step != request.step:
+            raise NotFound(f"step {controller.step} is next, not {request.step}", hint="open the trainer again")
         try:
             batch = await controller.next_batch()
         except NoMorePrompts as error:
@@ -139,33 +141,35 @@ class RolloutRole:
         spent = {name: value - before.get(name, 0.0) for name, value in controller.meter.seconds().items()}
         return by_reference(batch, spent=spent, published=self._published)
 
-    async def whole(self, ask: wire.Whole) -> wire.BatchReference:
-        return by_reference(await (await self._serving(ask.fence)).whole(ask.without))
+    async def complete(self, request: wire.Complete) -> wire.BatchReference:
+        return by_reference(await (await self._serving(request.fence)).complete(request.without))
 
-    async def group_reference(self, ask: wire.GroupReference) -> wire.Payloads:
+    async def group_reference(self, request: wire.GroupReference) -> wire.Payloads:
         store = self.store
         return wire.Payloads(
-            await asyncio.to_thread(lambda: [store.payload(ask.prompt, member) for member in ask.members])
+            await asyncio.to_thread(lambda: [store.payload(request.prompt, member) for member in request.members])
         )
 
-    async def ack(self, ask: wire.Ack) -> wire.Done:
-        await asyncio.to_thread(self.store.ack, ask.step, ask.fence)
+    async def ack(self, request: wire.Ack) -> wire.Done:
+        await asyncio.to_thread(self.store.ack, request.step, request.fence)
         if self.controller is not None:
-            self.controller.step = max(self.controller.step, ask.step + 1)
-            self.controller.ahead.trained(ask.ess)
+            self.controller.step = max(self.controller.step, request.step + 1)
+            self.controller.ahead.trained(request.ess)
         return wire.Done()
 
-    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult:
-        controller = await self._serving(ask.fence)
-        if ask.last:
+    async def evaluate(self, request: wire.Evaluate) -> wire.EvaluationResult:
+        controller = await self._serving(request.fence)
+        if request.last:
             await controller.stop()
         sampling = controller.config.sampling
-        if ask.sampling is not None:
-            sampling = msgspec.structs.replace(ask.sampling, stop_token_ids=sampling.stop_token_ids)
-        return wire.EvaluationResult(await controller.evaluate(ask.seeds, sampling=sampling, samples=ask.samples))
+        if request.sampling is not None:
+            sampling = msgspec.structs.replace(request.sampling, stop_token_ids=sampling.stop_token_ids)
+        return wire.EvaluationResult(
+            await controller.evaluate(request.seeds, sampling=sampling, samples=request.samples)
+        )
 
-    async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters:
-        controller = await self._serving(ask.fence)
+    async def finish_run(self, request: wire.FinishRun) -> wire.RolloutCounters:
+        controller = await self._serving(request.fence)
         await controller.stop()
         counts = await self.counts()
         await self.host.sweep()  # what was being created when the rollouts were told to stop
@@ -173,7 +177,7 @@ class RolloutRole:
             await self.phases.leave()
         return counts
 
-    async def count(self, ask: wire.Count) -> wire.RolloutCounters:
+    async def count(self, request: wire.Count) -> wire.RolloutCounters:
         return await self.counts()
 
     async def counts(self) -> wire.RolloutCounters:
@@ -214,7 +218,7 @@ class RolloutRole:
                     ref = self._ref
                     await self._turn(ref)
                     await asyncio.to_thread(_need_published, ref)
-                    self._published = await engines.publish(ref.folder, ref.version)
+                    self._published = await engines.publish(ref.directory, ref.version)
                     await controller.published(ref.version)
         except Exception as error:
             self._failure = error
@@ -244,9 +248,9 @@ class RolloutRole:
         controller = self._controller(engines, ref, renderer)
         sweep: asyncio.Task[None] | None = None
         try:
-            known = controller.known_sandboxes()
-            left = await self.host.left(keep=known)  # before there are new ones
-            left += sorted(set(await self.host.kept()) - known)
+            existing = controller.existing_sandboxes()
+            left = await self.host.left(keep=existing)  # before there are new ones
+            left += sorted(set(await self.host.retained()) - existing)
             if self.store.issued():  # it has learned before: nobody needs to ask for a batch first
                 await controller.start()
             self.controller = controller
@@ -292,9 +296,9 @@ class RolloutRole:
         if builds := self.environments.builds():
             await build_missing(self.host.client, builds)
         there = await self._images()
-        for wanted in sorted(self.environments.images() - set(there)):
+        for target in sorted(self.environments.images() - set(there)):
             raise ImageNotFound(
-                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", hint="pagurus image ls"
+                f"no image {target!r}; there are: {', '.join(sorted(there)) or 'none'}", hint="pagurus image ls"
             )
 
     async def _images(self) -> list[str]:
@@ -319,10 +323,10 @@ class RolloutRole:
             tokenizer=tokenizer.load(self.run / "policy"),
             renderer=renderer,
             config=_ended_by(self.plan.config, renderer),
-            folder=self.folder,
+            directory=self.directory,
             version=ref.version,
             on_turn=self._on_turn,
-            crew=cast(Crew, engines) if self.plan.handover else None,  # a pool: see `trainer.config`
+            fleet=cast(Fleet, engines) if self.plan.handover else None,  # a pool: see `trainer.config`
         )
         controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
         controller.episodes.rewards = self.rewards
@@ -355,9 +359,9 @@ class RolloutRole:
         self._verdicts[turn.verdict] += 1
 
 
-def _renderer(folder: Path, options: dict[str, Any]) -> ChatRenderer | None:
+def _renderer(directory: Path, options: dict[str, Any]) -> ChatRenderer | None:
     """Of a chat model: its episodes are conversations, laid out by its own template."""
-    return ChatRenderer.load(folder, options=options) if has_template(folder) else None
+    return ChatRenderer.load(directory, options=options) if has_template(directory) else None
 
 
 def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutConfig:
@@ -371,12 +375,12 @@ def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutCo
 
 def _need_published(ref: wire.PublishedVersion) -> None:
     try:
-        found = VersionStore(ref.folder).version(ref.version)
+        result = VersionStore(ref.directory).version(ref.version)
     except NotFound:
-        found = None
-    if found is None or found.manifest.digest != ref.digest:
+        result = None
+    if result is None or result.manifest.digest != ref.digest:
         raise EngineFailed(
-            f"{ref.folder} does not have what was published as version {ref.version}", hint="publish it again"
+            f"{ref.directory} does not have what was published as version {ref.version}", hint="publish it again"
         )
 
 
@@ -385,7 +389,7 @@ def by_reference(
 ) -> wire.BatchReference:
     """A batch as it is handed out: its samples by their names."""
     groups = [
-        wire.GroupReference(prompt=group.prompt, seed=group.seed, members=[each.index for each in group.trajectories])
+        wire.GroupReference(prompt=group.prompt, seed=group.seed, members=[item.index for item in group.trajectories])
         for group in batch.groups
     ]
     return wire.BatchReference(

@@ -32,33 +32,33 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RolloutHandler(Protocol):
     """What can be asked. A method per struct of the protocol."""
 
-    async def open_trainer(self, ask: wire.OpenTrainer) -> Fence: ...
-    async def publish(self, ask: wire.Publish) -> wire.Done: ...
-    async def take(self, ask: wire.Take) -> wire.BatchReference: ...
-    async def whole(self, ask: wire.Whole) -> wire.BatchReference: ...
-    async def group_reference(self, ask: wire.GroupReference) -> wire.Payloads: ...
-    async def ack(self, ask: wire.Ack) -> wire.Done: ...
-    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult: ...
-    async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters: ...
-    async def count(self, ask: wire.Count) -> wire.RolloutCounters: ...
+    async def open_trainer(self, request: wire.OpenTrainer) -> Fence: ...
+    async def publish(self, request: wire.Publish) -> wire.Done: ...
+    async def take(self, request: wire.Take) -> wire.BatchReference: ...
+    async def complete(self, request: wire.Complete) -> wire.BatchReference: ...
+    async def group_reference(self, request: wire.GroupReference) -> wire.Payloads: ...
+    async def ack(self, request: wire.Ack) -> wire.Done: ...
+    async def evaluate(self, request: wire.Evaluate) -> wire.EvaluationResult: ...
+    async def finish_run(self, request: wire.FinishRun) -> wire.RolloutCounters: ...
+    async def count(self, request: wire.Count) -> wire.RolloutCounters: ...
 
 
-class EngineDesk(Protocol):
+class EngineHandler(Protocol):
     """What can be asked of who keeps an engine. A method per struct."""
 
-    async def serving(self, ask: wire.Serving) -> wire.ServedAddress: ...
-    async def fetch(self, ask: wire.Fetch) -> wire.Done: ...
-    async def serve_version(self, ask: wire.ServeVersion) -> PublishResult: ...
-    async def restart_engine(self, ask: wire.RestartEngine) -> wire.Done: ...
+    async def serving(self, request: wire.Serving) -> wire.ServedAddress: ...
+    async def fetch(self, request: wire.Fetch) -> wire.Done: ...
+    async def serve_version(self, request: wire.ServeVersion) -> PublishResult: ...
+    async def restart_engine(self, request: wire.RestartEngine) -> wire.Done: ...
 
 
-Asks = tuple[type[Any], ...]
-ASKS: Asks = (
+Requests = tuple[type[Any], ...]
+REQUESTS: Requests = (
     *(
         wire.OpenTrainer,
         wire.Publish,
         wire.Take,
-        wire.Whole,
+        wire.Complete,
         wire.GroupReference,
         wire.Ack,
         wire.Evaluate,
@@ -66,19 +66,26 @@ ASKS: Asks = (
         wire.Count,
     ),
 )
-ENGINE_ASKS: Asks = (wire.Serving, wire.Fetch, wire.ServeVersion, wire.RestartEngine)
+ENGINE_REQUESTS: Requests = (wire.Serving, wire.Fetch, wire.ServeVersion, wire.RestartEngine)
 
 
 class RolloutServer:
     """``async with RolloutServer(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other
     hosts."""
 
-    def __init__(self, desk: RolloutHandler | EngineDesk, roles: Path, *, socket: str = wire.SOCKET, asks: Asks = ASKS):
-        """`socket`: its name in the folder of roles. `asks`: what can be asked, by the names of the structs."""
-        self.desk, self.roles, self._socket = desk, roles, socket
+    def __init__(
+        self,
+        handler: RolloutHandler | EngineHandler,
+        roles: Path,
+        *,
+        socket: str = wire.SOCKET,
+        requests: Requests = REQUESTS,
+    ):
+        """`socket`: its name in the folder of roles. `requests`: what can be asked, by the names of the structs."""
+        self.handler, self.roles, self._socket = handler, roles, socket
         self._token = ""
         application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guarded])
-        application.add_routes([self._route(kind) for kind in asks])
+        application.add_routes([self._route(kind) for kind in requests])
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=600.0
         )
@@ -86,14 +93,14 @@ class RolloutServer:
     async def __aenter__(self) -> RolloutServer:
         await self._runner.setup()
         self.roles.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self.roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         before = os.umask(0o177)
         try:
             (self.roles / self._socket).unlink(missing_ok=True)  # of a process that died: this one holds the run's lock
-            await web.UnixSite(self._runner, f"/proc/self/fd/{folder}/{self._socket}").start()
+            await web.UnixSite(self._runner, f"/proc/self/fd/{directory}/{self._socket}").start()
         finally:
             os.umask(before)
-            os.close(folder)
+            os.close(directory)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,7 +119,7 @@ class RolloutServer:
 
     def _route(self, kind: type[Any]) -> web.RouteDef:
         name = wire.method(kind)
-        act = getattr(self.desk, name)
+        act = getattr(self.handler, name)
 
         async def handle(request: web.Request) -> web.Response:
             return _answer(await act(msgspec.msgpack.decode(await request.read(), type=kind)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.engines.lending import Lending, Took
+from rollout.decide.engines.colocation import Colocation, Took
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import Action, Decision, RolloutView, SchedulingRules
 from rollout.engine import step_log
@@ -25,8 +25,8 @@ PATTERN = "decisions-*.jsonl.zst"
 class DecisionLog:
     """Appends to the file of one generation. The first line holds the rules."""
 
-    def __init__(self, folder: Path, generation: int, rules: SchedulingRules):
-        self._lines = lines.Lines(folder / f"decisions-{generation:06d}.jsonl.zst")
+    def __init__(self, directory: Path, generation: int, rules: SchedulingRules):
+        self._lines = lines.Lines(directory / f"decisions-{generation:06d}.jsonl.zst")
         self._lines.append(rules)
 
     def append(self, now: float, view: RolloutView, actions: list[Action]) -> None:
@@ -44,33 +44,33 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     first_difference: str = ""
 
 
-def replay(folder: Path) -> ReplayReport:
+def replay(directory: Path) -> ReplayReport:
     """Decide again on every logged view."""
-    files, steps = sorted(folder.glob(PATTERN)), sorted(folder.glob(step_log.PATTERN))
+    files, steps = sorted(directory.glob(PATTERN)), sorted(directory.glob(step_log.PATTERN))
     if not files and not steps:
-        raise NotFound(f"no log of decisions in {folder}", hint="name a run folder")
-    found = ReplayReport()
+        raise NotFound(f"no log of decisions in {directory}", hint="name a run folder")
+    result = ReplayReport()
     for path in files:
         for number, (rules, decision) in enumerate(read(path), 2):
             again = RolloutPolicy(rules).decide(decision.view, decision.now)
-            _compare(found, f"{path.name}:{number}", again, decision.actions)
+            _compare(result, f"{path.name}:{number}", again, decision.actions)
     for path in steps:
         budget, events = step_log.read(path)
-        lending = Lending(budget)
+        colocation = Colocation(budget)
         for number, event in enumerate(events, 2):
             if isinstance(event, Took):
-                lending.took(event.answers, event.prompt_tokens, event.seconds)
+                colocation.took(event.answers, event.prompt_tokens, event.seconds)
             else:
-                lending.frozen = event.view.frozen
-                _compare(found, f"{path.name}:{number}", lending.step(event.view, event.now), event.step)
-    return found
+                colocation.frozen = event.view.frozen
+                _compare(result, f"{path.name}:{number}", colocation.step(event.view, event.now), event.step)
+    return result
 
 
-def _compare(found: ReplayReport, where: str, again: object, logged: object) -> None:
-    found.decisions += 1
-    found.identical += again == logged
-    if again != logged and not found.first_difference:
-        found.first_difference = f"{where}: {again} instead of {logged}"
+def _compare(result: ReplayReport, where: str, again: object, logged: object) -> None:
+    result.decisions += 1
+    result.identical += again == logged
+    if again != logged and not result.first_difference:
+        result.first_difference = f"{where}: {again} instead of {logged}"
 
 
 def read(path: Path) -> Iterator[tuple[SchedulingRules, Decision]]:

@@ -53,7 +53,7 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     reward: float = 0.0
     own_s: float = 0.0
     killed: int = 0
-    struck: int = 0
+    injected: int = 0
     recoveries: list[Recovery] = []
     continued: int = 0
     opening: str = ""
@@ -65,8 +65,8 @@ class TurnEntry(msgspec.Struct, kw_only=True):
 class TurnJournal:
     """Calls block for microseconds to a millisecond. Any thread."""
 
-    def __init__(self, folder: Path | str):
-        self.path = Path(folder) / NAME
+    def __init__(self, directory: Path | str):
+        self.path = Path(directory) / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._db = connect(self.path, SCHEMA, pragmas=["synchronous = OFF"])  # a killed process loses nothing it wrote
@@ -96,12 +96,12 @@ class TurnJournal:
                 "select epoch, payload from turns where prompt=? and member=? and start=? order by turn",
                 (key.prompt, key.member, key.start),
             ).fetchall()
-        found = []
+        result = []
         for epoch, payload in rows:
             entry = msgspec.msgpack.decode(zstandard.decompress(payload), type=TurnEntry)
             entry.epoch = epoch
-            found.append(entry)
-        return found
+            result.append(entry)
+        return result
 
     def open(self) -> dict[Key, str]:
         """The attempts that have not ended, each with its sandbox. No two of one member: the newest counts."""

@@ -38,8 +38,8 @@ def read(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         while chunk := _chunk(reader, path):
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from whole
+            *complete, rest = (rest + chunk).split(b"\n")
+            yield from complete
 
 
 def _chunk(reader: zstandard.ZstdDecompressionReader, path: Path) -> bytes:

@@ -16,16 +16,16 @@ from sandbox.errors import Conflict
 NAME = "owner.lock"
 
 
-def own(folder: Path, name: str = NAME) -> IO[str]:
+def own(directory: Path, name: str = NAME) -> IO[str]:
     """Become the owner for as long as the returned file is open. Raises Conflict, naming the process that is."""
-    file = (folder / name).open("a+")
+    file = (directory / name).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         pid = file.read().strip() or "unknown"
         file.close()
-        raise Conflict(f"process {pid} works in {folder}", hint="wait for it, or end it, then call again") from None
+        raise Conflict(f"process {pid} works in {directory}", hint="wait for it, or end it, then call again") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

@@ -107,8 +107,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 class SampleStore:
     """Calls block for the disk. Any thread; several processes, of which the newest of each owner may write."""
 
-    def __init__(self, folder: Path | str):
-        self.path = Path(folder) / NAME
+    def __init__(self, directory: Path | str):
+        self.path = Path(directory) / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._db = connect(self.path, SCHEMA)
@@ -155,8 +155,8 @@ class SampleStore:
 
     def issued_of(self, parts: int) -> list[int]:
         """The same, by the part of a mixture that a prompt is of."""
-        found = dict(self._read("select seed % ?, count(*) from prompts group by 1", parts))
-        return [found.get(part, 0) for part in range(parts)]
+        result = dict(self._read("select seed % ?, count(*) from prompts group by 1", parts))
+        return [result.get(part, 0) for part in range(parts)]
 
     def outcomes(self, count: int) -> list[tuple[int, float, float, float]]:
         """Of the newest `count` groups that are whole: number of the prompt, mean, least and greatest reward."""
@@ -241,7 +241,7 @@ class SampleStore:
                 _move(db, [prompt], "in_flight")
             elif state != "in_flight":
                 raise Conflict(f"prompt {prompt} is {state}: its samples are kept")
-            db.executemany("delete from samples where prompt=? and member=?", [(prompt, each) for each in members])
+            db.executemany("delete from samples where prompt=? and member=?", [(prompt, item) for item in members])
 
     def finished(self, prompt: str) -> list[SampleSummary]:
         """What there is of a group."""
@@ -296,7 +296,7 @@ class SampleStore:
         groups = [self._group(prompt, members) for prompt, members in named]
         return Batch(version=version, groups=groups, step=step, oldest=oldest)
 
-    def whole(self, prompts: Sequence[str], members: int) -> list[Group]:
+    def complete(self, prompts: Sequence[str], members: int) -> list[Group]:
         """Groups that wait for their batch, as it will hold them. Nothing is handed out."""
         return [self._group(prompt, self._first(self._db, prompt, members)) for prompt in prompts]
 
@@ -344,8 +344,8 @@ class SampleStore:
         return dict(self._read("select reason, count(*) from prompts where state='given_up' group by reason"))
 
     def _first(self, db: sqlite3.Connection, prompt: str, members: int) -> list[int]:
-        found = db.execute("select member from samples where prompt=? order by member limit ?", (prompt, members))
-        return [member for (member,) in found]
+        result = db.execute("select member from samples where prompt=? order by member limit ?", (prompt, members))
+        return [member for (member,) in result]
 
     def _prompts(self, state: str) -> list[tuple[str, int, int, int, int]]:
         return self._read(

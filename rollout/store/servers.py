@@ -33,9 +33,9 @@ class Doing(msgspec.Struct, frozen=True, array_like=True):
 class ServerLog:
     """``log.note("engine-0", "serving", 3, 16)`` at each change."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, directory: Path):
         self._lines: lines.Lines | None = lines.Lines(
-            folder / f"servers-{len(list(folder.glob(PATTERN))) + 1:06d}.jsonl.zst"
+            directory / f"servers-{len(list(directory.glob(PATTERN))) + 1:06d}.jsonl.zst"
         )
 
     def note(self, server: str, state: str, load: int, slots: int) -> None:
@@ -53,9 +53,9 @@ class ServerLog:
             self._lines = None
 
 
-def read(folder: Path) -> Iterator[Doing]:
+def read(directory: Path) -> Iterator[Doing]:
     """All changes, in their order. Where a process ended and another followed, its servers are `LEFT`."""
-    files = sorted(folder.glob(PATTERN))
+    files = sorted(directory.glob(PATTERN))
     for path in files:
         last: dict[str, Doing] = {}
         try:
@@ -66,5 +66,5 @@ def read(folder: Path) -> Iterator[Doing]:
         except msgspec.MsgspecError as error:
             raise Invalid(f"{path} is damaged: {error}") from error
         if last and path != files[-1]:
-            ended = max(each.at for each in last.values())
-            yield from (msgspec.structs.replace(each, at=ended, state=LEFT, load=0) for each in last.values())
+            ended = max(item.at for item in last.values())
+            yield from (msgspec.structs.replace(item, at=ended, state=LEFT, load=0) for item in last.values())

@@ -19,7 +19,7 @@ NOTICED = "noticed"  # its death, by who starts it again
 BEGUN = "begun"  # the process exists
 IMPORTED = "imported"  # its code is loaded
 READY = "ready"  # it does what it is for, as far as others let it
-ASKS = "asks"  # for its turn on machines that jobs share
+REQUESTS = "asks"  # for its turn on machines that jobs share
 TURN = "turn"  # it is
 WORKED = "worked"  # it has done so once: a turn was played, a step was saved, an answer was given
 
@@ -51,8 +51,8 @@ def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> li
         lines = (roles / NAME).read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    found = []
+    result = []
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):  # cut short by a full disk
-            found.append(msgspec.json.decode(line, type=RoleStage))
-    return [each for each in found if each.at >= since and role in ("", each.role) and pid in (0, each.pid)]
+            result.append(msgspec.json.decode(line, type=RoleStage))
+    return [item for item in result if item.at >= since and role in ("", item.role) and pid in (0, item.pid)]

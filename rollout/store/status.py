@@ -60,20 +60,20 @@ class Status(msgspec.Struct, kw_only=True):
     version: int
     step: int
     trainer: str  # training, waiting (for a batch), elsewhere
-    asked_at: float | None
+    requested_at: float | None
     waits: list[WaitReason]
     running: list[TrajectoryStatus]
     account: Account
     seconds: dict[str, float]  # trajectory-seconds by phase since the process began
 
 
-def write_status(folder: Path, status: Status) -> None:
+def write_status(directory: Path, status: Status) -> None:
     """Whole or not at all."""
-    durable.publish(folder / NAME, msgspec.json.encode(status) + b"\n", durable=False)
+    durable.publish(directory / NAME, msgspec.json.encode(status) + b"\n", durable=False)
 
 
-def read_status(folder: Path) -> Status:
+def read_status(directory: Path) -> Status:
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Status)
+        return msgspec.json.decode((directory / NAME).read_bytes(), type=Status)
     except FileNotFoundError:
-        raise NotFound(f"no rollout has worked in {folder}", hint="name a run folder") from None
+        raise NotFound(f"no rollout has worked in {directory}", hint="name a run folder") from None

@@ -53,33 +53,33 @@ def module_of(name: str) -> str:
     return name.removeprefix(PREFIX).rpartition(".lora_")[0]
 
 
-def config_of(folder: Path) -> AdapterConfig | None:
+def config_of(directory: Path) -> AdapterConfig | None:
     """Of a folder that holds an adapter; None: it holds a model."""
     try:
-        raw = (folder / CONFIG).read_bytes()
+        raw = (directory / CONFIG).read_bytes()
     except FileNotFoundError:
         return None
     try:
         return msgspec.json.decode(raw, type=AdapterConfig)
     except msgspec.MsgspecError as error:
-        raise Invalid(f"{folder / CONFIG} is no adapter: {error}", hint="publish it again") from None
+        raise Invalid(f"{directory / CONFIG} is no adapter: {error}", hint="publish it again") from None
 
 
-def base_of(folder: Path, given: Path | None = None) -> Path | None:
+def base_of(directory: Path, given: Path | None = None) -> Path | None:
     """The base model of the adapter in a folder (`given`, where it lies elsewhere on this host); None: no adapter."""
-    config = config_of(folder)
+    config = config_of(directory)
     if config is None:
         return None
     base = given or Path(config.base_model_name_or_path)
     if not (base / "config.json").exists():
         raise NotFound(
-            f"the adapter in {folder} wants the base model {base}, which is not here",
+            f"the adapter in {directory} wants the base model {base}, which is not here",
             hint="copy the model that the run began with, and name it with --base",
         )
     return base
 
 
-def merge(adapter: Path, folder: Path, *, base: Path | None = None) -> None:
+def merge(adapter: Path, directory: Path, *, base: Path | None = None) -> None:
     """Write the model that an adapter and its base are together, into a new folder; in the dtype of the base."""
     from safetensors.torch import load_file, save_file  # torch takes seconds to import
 
@@ -96,5 +96,5 @@ def merge(adapter: Path, folder: Path, *, base: Path | None = None) -> None:
         weights[f"{module}.weight"] = (target.float() + config.scaling * (up @ down)).to(target.dtype)
     if content.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.copytree(base, directory, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

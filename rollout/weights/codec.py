@@ -29,7 +29,7 @@ WORTH = 0.92  # compress whole segments only where it saves more than a twelfth
 class EncodedSegment(msgspec.Struct, array_like=True, tag_field=None):
     """publisher -> readers: one segment of one version."""
 
-    kind: Literal["whole", "changes"]
+    kind: Literal["complete", "changes"]
     words: int  # of the segment
     count: int  # words that are given
     gaps: bytes  # zstd; of a whole segment empty
@@ -47,11 +47,11 @@ class SegmentDelta(msgspec.Struct, frozen=True):
 
 def changed(new: Words, old: Words) -> Positions:
     """Positions at which two segments differ, ascending. Eight bytes are compared at once."""
-    whole = len(new) // 4 * 4
-    hot = np.flatnonzero(new[:whole].view(np.uint64) != old[:whole].view(np.uint64))
+    complete = len(new) // 4 * 4
+    hot = np.flatnonzero(new[:complete].view(np.uint64) != old[:complete].view(np.uint64))
     near = (hot[:, None] * 4 + np.arange(4)).ravel()
     near = near[new[near] != old[near]]
-    tail = whole + np.flatnonzero(new[whole:] != old[whole:])
+    tail = complete + np.flatnonzero(new[complete:] != old[complete:])
     return np.concatenate((near, tail)).astype(np.int64, copy=False)
 
 
@@ -70,13 +70,13 @@ def encode_changes(positions: Positions, values: Words, words: int) -> bytes:
     )
 
 
-def encode_whole(new: Words) -> bytes:
+def encode_complete(new: Words) -> bytes:
     """All of a segment."""
     high, low = _planes(new)
     squeezed = _squeeze(high)
     if len(squeezed) + len(low) < WORTH * new.nbytes:
-        return msgspec.msgpack.encode(EncodedSegment("whole", len(new), len(new), b"", squeezed, _squeeze(low)))
-    return msgspec.msgpack.encode(EncodedSegment("whole", len(new), len(new), b"", b"", new.tobytes(), packed=False))
+        return msgspec.msgpack.encode(EncodedSegment("complete", len(new), len(new), b"", squeezed, _squeeze(low)))
+    return msgspec.msgpack.encode(EncodedSegment("complete", len(new), len(new), b"", b"", new.tobytes(), packed=False))
 
 
 def decode(raw: bytes | bytearray, words: int) -> SegmentDelta:
@@ -86,7 +86,7 @@ def decode(raw: bytes | bytearray, words: int) -> SegmentDelta:
         if chunk.words != words or not 0 <= chunk.count <= words:
             raise ValueError(f"it is of {chunk.words} words, not {words}")
         values = _values(chunk)
-        if chunk.kind == "whole":
+        if chunk.kind == "complete":
             if chunk.count != words:
                 raise ValueError("it is not whole")
             return SegmentDelta(None, values)
@@ -104,8 +104,8 @@ def _gaps(positions: Positions) -> Words:
 
 
 def _positions(chunk: EncodedSegment) -> Positions:
-    most = chunk.count + chunk.words // GO_ON + 1
-    raw = _expand(chunk.gaps, 2 * most)
+    limit = chunk.count + chunk.words // GO_ON + 1
+    raw = _expand(chunk.gaps, 2 * limit)
     gaps = np.frombuffer(raw, dtype=np.uint16)
     ends = gaps != GO_ON
     positions: Positions = np.cumsum(gaps.astype(np.int64) + ends)[ends] - 1
@@ -137,8 +137,8 @@ def _squeeze(raw: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(raw)
 
 
-def _expand(packed: bytes, most: int) -> bytes:
+def _expand(packed: bytes, limit: int) -> bytes:
     """At most so many bytes: what a frame says of itself is not believed."""
-    if zstandard.frame_content_size(packed) > most:
+    if zstandard.frame_content_size(packed) > limit:
         raise ValueError("it expands to more than it may")
-    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=most)
+    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollout.weights import adapter
 from rollout.weights.mirror import STATE, Mirror
 from rollout.weights.puller import Puller
-from rollout.weights.source import FolderSource
+from rollout.weights.source import DirectorySource
 from rollout.weights.store import VersionStore, is_store
 from sandbox.errors import Conflict, NotFound
 
@@ -21,17 +21,17 @@ READER = "export"
 
 def store_of(run: Path) -> VersionStore:
     """The versions of a run folder, or those in a folder itself."""
-    for folder in (run / "weights", run):
-        if is_store(folder):
-            return VersionStore(folder)
+    for directory in (run / "weights", run):
+        if is_store(directory):
+            return VersionStore(directory)
     raise NotFound(f"{run} has no published weights", hint="name a run folder, such as runs/latest")
 
 
-def put_together(store: VersionStore, folder: Path, version: int | None = None) -> Mirror:
+def put_together(store: VersionStore, directory: Path, version: int | None = None) -> Mirror:
     """A version (None: the newest), every piece checked."""
 
     async def pull() -> Mirror:
-        puller = Puller(FolderSource(store), Mirror(folder), name=READER)
+        puller = Puller(DirectorySource(store), Mirror(directory), name=READER)
         try:
             await puller.pull(version)
         finally:
@@ -42,21 +42,21 @@ def put_together(store: VersionStore, folder: Path, version: int | None = None) 
     return asyncio.run(pull())
 
 
-def export(run: Path, folder: Path, version: int | None = None) -> int:
+def export(run: Path, directory: Path, version: int | None = None) -> int:
     """A version of a run's weights as a Hugging Face folder; which one it is. An adapter is added to its base model.
 
     Raises NotFound, Conflict."""
     store = store_of(run)
-    if folder.exists():
-        raise Conflict(f"{folder} exists", hint="name a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+    if directory.exists():
+        raise Conflict(f"{directory} exists", hint="name a new folder")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as place:
         aside = Path(place) / "model"
         mirror = put_together(store, aside, version)
         (aside / STATE).unlink()
         if adapter.config_of(aside) is None:
-            aside.rename(folder)
+            aside.rename(directory)
         else:
-            adapter.merge(aside, folder)
+            adapter.merge(aside, directory)
     assert mirror.version is not None, "it was pulled"
     return mirror.version

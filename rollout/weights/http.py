@@ -56,9 +56,9 @@ class BandwidthLimit:
 
 @dataclass
 class ResumableBody:
-    """What has come of an answer so far; more can be added by the next connection. `most`: bytes it may have."""
+    """What has come of an answer so far; more can be added by the next connection. `limit`: bytes it may have."""
 
-    most: int
+    limit: int
     content: bytearray = field(default_factory=bytearray)
     got: int = 0
     received: int = 0  # what was thrown away as well
@@ -68,15 +68,15 @@ class ResumableBody:
         self.content, self.got, self.hasher = bytearray(), 0, blake3()
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return bool(self.content) and self.got == len(self.content)
 
     def take(self, response: http.client.HTTPResponse, rate: BandwidthLimit) -> None:
         """Append what a response brings. Raises EngineFailed for one that does not fit."""
         length = int(response.headers.get("Content-Length", -1))
-        if length < 0 or (0 if response.status != 206 else self.got) + length > self.most:
+        if length < 0 or (0 if response.status != 206 else self.got) + length > self.limit:
             self.clear()
-            raise EngineFailed(f"an answer of {length} bytes came where {self.most} were expected at most")
+            raise EngineFailed(f"an answer of {length} bytes came where {self.limit} were expected at most")
         if response.status != 206 or self.got + length != len(self.content):
             self.clear()
             if response.status == 206:
@@ -116,10 +116,12 @@ class Connections:
             headers["Range"] = f"bytes={body.got}-"
         if fresh:
             headers["Cache-Control"] = "no-cache"
-        await self._exchange(lambda line: self._ask(line, "GET", path, headers, None, body))
+        await self._exchange(lambda line: self._request(line, "GET", path, headers, None, body))
 
     async def put(self, path: str, content: bytes) -> None:
-        await self._exchange(lambda line: self._ask(line, "PUT", path, self._headers, content, ResumableBody(1 << 16)))
+        await self._exchange(
+            lambda line: self._request(line, "PUT", path, self._headers, content, ResumableBody(1 << 16))
+        )
 
     async def close(self) -> None:
         threads, self._threads = self._threads, None
@@ -145,7 +147,7 @@ class Connections:
             raise
         self._idle.append(line)
 
-    def _ask(
+    def _request(
         self,
         line: http.client.HTTPConnection,
         method: str,

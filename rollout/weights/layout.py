@@ -81,8 +81,8 @@ class Layout(msgspec.Struct, frozen=True):
                 f"rank {part} of {parts} cannot read weights that are cut into {self.slots} slots",
                 hint="publish with a number of slots that the tensor parallelism divides",
             )
-        each = self.slots // parts
-        mine = {EVERYBODY, *range(part * each, (part + 1) * each)}
+        item = self.slots // parts
+        mine = {EVERYBODY, *range(part * item, (part + 1) * item)}
         return [number for number, segment in enumerate(self.segments) if segment.slot in mine]
 
     @property
@@ -100,21 +100,21 @@ def axis(name: str, shape: tuple[int, ...]) -> int | None:
 
 def rank_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     """The rows of trainer rank `rank`, as FSDP2 gives them out (`torch.chunk` along dimension 0)."""
-    each = -(-rows // ranks)
-    return min(rank * each, rows), min((rank + 1) * each, rows)
+    item = -(-rows // ranks)
+    return min(rank * item, rows), min((rank + 1) * item, rows)
 
 
 def slot_box(spec: TensorSpec, slot: int, slots: int) -> tuple[int, int, int, int] | None:
     """top, bottom, left, right of a slot's part of a tensor; of what is not split, EVERYBODY's part is all of it."""
     along = axis(spec.name, spec.shape)
-    whole = (0, spec.rows, 0, spec.columns)
+    complete = (0, spec.rows, 0, spec.columns)
     if slots == 1 or along is None or spec.shape[along] % slots:
-        return whole if slot == EVERYBODY else None
+        return complete if slot == EVERYBODY else None
     if slot == EVERYBODY:
         return None
     if along == 0:
-        each = spec.rows // slots
-        return slot * each, (slot + 1) * each, 0, spec.columns
+        item = spec.rows // slots
+        return slot * item, (slot + 1) * item, 0, spec.columns
     width = spec.columns // slots
     return 0, spec.rows, slot * width, (slot + 1) * width
 
@@ -137,23 +137,23 @@ def cut(tensors: Iterable[TensorSpec], *, ranks: int = 1, slots: int = 1, segmen
     return Layout(specs, segments, slots)
 
 
-def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: int, most: int) -> Iterator[TensorBlock]:
+def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: int, limit: int) -> Iterator[TensorBlock]:
     for number, spec in enumerate(specs):
         box = slot_box(spec, slot, slots)
         if box is None:
             continue
         first, last = rank_rows(spec.rows, rank, ranks)
         top, bottom = max(first, box[0]), min(last, box[1])
-        step = max(1, most // max(1, box[3] - box[2]))
+        step = max(1, limit // max(1, box[3] - box[2]))
         for row in range(top, bottom, step):
             yield TensorBlock(number, row, min(row + step, bottom), box[2], box[3])
 
 
-def _grouped(pieces: Iterator[TensorBlock], most: int) -> Iterator[list[TensorBlock]]:
+def _grouped(pieces: Iterator[TensorBlock], limit: int) -> Iterator[list[TensorBlock]]:
     group: list[TensorBlock] = []
     size = 0
     for piece in pieces:
-        if group and size + piece.words > most:
+        if group and size + piece.words > limit:
             yield group
             group, size = [], 0
         group.append(piece)

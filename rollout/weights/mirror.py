@@ -50,14 +50,14 @@ class Write(msgspec.Struct, frozen=True):
 class Mirror:
     """``begin(...)``; ``write(segment, changes)`` for each; ``finish(version, digest, digests)``."""
 
-    def __init__(self, folder: Path | str, *, part: int = 0, parts: int = 1, untie: bool = False):
+    def __init__(self, directory: Path | str, *, part: int = 0, parts: int = 1, untie: bool = False):
         """`untie` writes the embedding as a head of its own too, for an engine that does not follow a tied head."""
-        self.folder, self.part, self.parts, self.untie = Path(folder), part, parts, untie
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory, self.part, self.parts, self.untie = Path(directory), part, parts, untie
+        self.directory.mkdir(parents=True, exist_ok=True)
         self._layout: Layout | None = None
         self._tables: dict[str, Table] = {}
         self._boxes: list[tuple[int, int]] = []  # row and column at which this rank's part of each tensor begins
-        path = self.folder / STATE
+        path = self.directory / STATE
         self.state = msgspec.json.decode(path.read_bytes(), type=MirrorState) if path.exists() else MirrorState()
 
     @property
@@ -78,7 +78,7 @@ class Mirror:
         offset = first = 0
         for piece in segment.pieces:
             if changes.positions is None:
-                write = self._whole(piece, changes.values[offset : offset + piece.words])
+                write = self._complete(piece, changes.values[offset : offset + piece.words])
             else:
                 last = int(np.searchsorted(changes.positions, offset + piece.words))
                 if first == last:
@@ -103,21 +103,21 @@ class Mirror:
         durable.sync(self._path)
         self._save(MirrorState(version=version, digest=manifest))
 
-    def look(self, layout: Layout, digests: bytes) -> None:
+    def poll(self, layout: Layout, digests: bytes) -> None:
         """Check what is there, as `finish` does. Raises NotEqual, and has no version then."""
         wrong = self.wrong(digests) if self._open(layout) else WEIGHTS
         if wrong is not None:
             self._save(MirrorState())
-            raise NotEqual(f"{wrong} in {self.folder} was damaged", hint="fetch the whole image of this version")
+            raise NotEqual(f"{wrong} in {self.directory} was damaged", hint="fetch the whole image of this version")
 
     def wrong(self, digests: bytes) -> str | None:
         """The first tensor of which a piece differs from its digest; None: all that this rank holds is as published."""
         layout = self._need()
-        wanted = set(layout.needed(self.part, self.parts))
+        target = set(layout.needed(self.part, self.parts))
         at = 0
         for number, segment in enumerate(layout.segments):
             for piece in segment.pieces:
-                if number in wanted and piece_digest(self._bytes(piece)) != digests[at : at + PIECE_DIGEST]:
+                if number in target and piece_digest(self._bytes(piece)) != digests[at : at + PIECE_DIGEST]:
                     return layout.tensors[piece.tensor].name
                 at += PIECE_DIGEST
         return None
@@ -129,7 +129,7 @@ class Mirror:
                 continue
             if name == "config.json" and self.untie:
                 content = json.dumps({**json.loads(content), "tie_word_embeddings": False}, indent=2).encode()
-            (self.folder / name).write_bytes(content)
+            (self.directory / name).write_bytes(content)
 
     def tables(self) -> dict[str, Table]:
         """Every tensor as 16-bit words [rows, columns], mapped from the file. Only to be read by others."""
@@ -169,7 +169,7 @@ class Mirror:
         _, rectangle, _, _ = self._view(piece)
         return np.ascontiguousarray(rectangle).data.cast("B")
 
-    def _whole(self, piece: TensorBlock, values: Words) -> Write:
+    def _complete(self, piece: TensorBlock, values: Words) -> Write:
         name, rectangle, top, left = self._view(piece)
         rectangle[:] = values.reshape(rectangle.shape)
         width = self._tables[name].shape[1]
@@ -191,8 +191,8 @@ class Mirror:
     @property
     def _path(self) -> Path:
         """The weights; an adapter's lie where engines look for one."""
-        beside = self.folder / adapter.WEIGHTS
-        return beside if beside.exists() else self.folder / WEIGHTS
+        alongside = self.directory / adapter.WEIGHTS
+        return alongside if alongside.exists() else self.directory / WEIGHTS
 
     def _specs(self, layout: Layout) -> list[TensorSpec]:
         """This rank's part of every tensor, as the file has it; `_boxes` says where each part begins."""
@@ -211,12 +211,12 @@ class Mirror:
         return specs
 
     def _box(self, layout: Layout, spec: TensorSpec) -> tuple[int, int, int, int]:
-        whole = slot_box(spec, EVERYBODY, layout.slots)
-        if whole is not None:
-            return whole
-        each = layout.slots // self.parts
-        first = slot_box(spec, self.part * each, layout.slots)
-        last = slot_box(spec, (self.part + 1) * each - 1, layout.slots)
+        complete = slot_box(spec, EVERYBODY, layout.slots)
+        if complete is not None:
+            return complete
+        item = layout.slots // self.parts
+        first = slot_box(spec, self.part * item, layout.slots)
+        last = slot_box(spec, (self.part + 1) * item - 1, layout.slots)
         assert first is not None and last is not None
         return first[0], last[1], first[2], last[3]
 
@@ -230,7 +230,7 @@ class Mirror:
             at += size
         raw = json.dumps(header).encode()
         raw += b" " * (-len(raw) % 64)
-        aside = self.folder / f".{WEIGHTS}.new"
+        aside = self.directory / f".{WEIGHTS}.new"
         name, other = WEIGHTS, adapter.WEIGHTS
         if adapter.is_adapter(spec.name for spec in specs):
             name, other = other, name
@@ -239,8 +239,8 @@ class Mirror:
             os.posix_fallocate(file.fileno(), 0, 8 + len(raw) + at)
         self._save(MirrorState())
         self._tables = {}
-        (self.folder / other).unlink(missing_ok=True)
-        os.replace(aside, self.folder / name)
+        (self.directory / other).unlink(missing_ok=True)
+        os.replace(aside, self.directory / name)
         self._map(specs, 8 + len(raw))
         self._layout = layout
 
@@ -251,8 +251,8 @@ class Mirror:
         if not self._path.exists():
             return False
         specs = self._specs(layout)
-        found, start = self._header()
-        if found != specs:
+        result, start = self._header()
+        if result != specs:
             return False
         self._map(specs, start)
         self._layout = layout
@@ -280,5 +280,5 @@ class Mirror:
         return self._layout
 
     def _save(self, state: MirrorState) -> None:
-        durable.publish(self.folder / STATE, msgspec.json.encode(state))
+        durable.publish(self.directory / STATE, msgspec.json.encode(state))
         self.state = state

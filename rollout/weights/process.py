@@ -82,7 +82,7 @@ class PullerProcess:
         """As `Puller.pull`; cancelling this ends the child, and the mirror then has no version until the next pull."""
         async with self._asking:
             for _ in range(2):  # one that was killed is started again
-                report = await self._ask(Order(version))
+                report = await self._request(Order(version))
                 if report is not None:
                     break
             else:
@@ -120,7 +120,7 @@ class PullerProcess:
                 child.kill()
             await child.wait()
 
-    async def _ask(self, order: Order) -> PullReport | None:
+    async def _request(self, order: Order) -> PullReport | None:
         """None: the child died."""
         try:
             child = await self._living()
@@ -156,8 +156,8 @@ class PullerProcess:
 
 def _write_changes(mirror: Path, writes: list[Write]) -> None:
     changes = [
-        _Change(each.name, None if each.positions is None else each.positions.tobytes(), each.values.tobytes())
-        for each in writes
+        _Change(item.name, None if item.positions is None else item.positions.tobytes(), item.values.tobytes())
+        for item in writes
     ]
     (mirror / CHANGES).write_bytes(msgspec.msgpack.encode(changes))
 
@@ -168,11 +168,11 @@ def _read_changes(mirror: Path) -> list[Write]:
     path.unlink()
     return [
         Write(
-            each.name,
-            None if each.positions is None else np.frombuffer(bytearray(each.positions), dtype=np.int64),
-            np.frombuffer(bytearray(each.values), dtype=np.uint16),
+            item.name,
+            None if item.positions is None else np.frombuffer(bytearray(item.positions), dtype=np.int64),
+            np.frombuffer(bytearray(item.values), dtype=np.uint16),
         )
-        for each in changes
+        for item in changes
     ]
 
 
@@ -184,7 +184,7 @@ async def _serve(puller: Puller) -> None:
         try:
             pulled = await puller.pull(order.version)
             if pulled.writes is not None:
-                await asyncio.to_thread(_write_changes, puller.mirror.folder, pulled.writes)
+                await asyncio.to_thread(_write_changes, puller.mirror.directory, pulled.writes)
             report = PullReport(
                 version=pulled.version,
                 digest=pulled.digest,
@@ -216,17 +216,17 @@ async def _orders() -> AsyncIterator[Order]:
 
 
 @asynccontextmanager
-async def _owned(folder: Path) -> AsyncIterator[None]:
+async def _owned(directory: Path) -> AsyncIterator[None]:
     """This process alone writes into the mirror. Raises Conflict when another one keeps it."""
     deadline = time.monotonic() + TIMEOUT
-    with (folder / LOCK).open("a") as file:
+    with (directory / LOCK).open("a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Conflict(f"another engine has the mirror {folder}", hint="give each its own") from None
+                    raise Conflict(f"another engine has the mirror {directory}", hint="give each its own") from None
                 await asyncio.sleep(0.05)
         yield
 

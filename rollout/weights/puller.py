@@ -25,7 +25,7 @@ from rollout.weights.codec import decode
 from rollout.weights.layout import Layout
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.source import WeightSource
-from rollout.weights.store import ReaderLease, known_of
+from rollout.weights.store import ReaderLease, existing_of
 from rollout.weights.versions import Content, Ref, VersionManifest, VersionRef, decode_layout, decode_manifest
 from sandbox.errors import EngineFailed, NotEqual, NotFound
 
@@ -83,9 +83,9 @@ class Puller:
                 stands = self.mirror.state.digest or self.mirror.state.since
                 holds = None if attempt else stands
                 await self._lease(stands, want)
-                known = [known_of(ref, await self._manifest(ref, spent)) for ref in listed]
+                existing = [existing_of(ref, await self._manifest(ref, spent)) for ref in listed]
                 try:
-                    pulled = await self._go(known, listed, holds, want, spent)
+                    pulled = await self._go(existing, listed, holds, want, spent)
                 except (NotEqual, NotFound, EngineFailed):  # the mirror or content was damaged, or a version collected
                     if attempt == EACH_WAY - 1:
                         raise
@@ -100,30 +100,30 @@ class Puller:
 
     async def _go(
         self,
-        known: list[VersionSizes],
+        existing: list[VersionSizes],
         listed: Sequence[VersionRef],
         holds: str | None,
         want: VersionRef,
         spent: PullCost,
     ) -> PulledVersion:
         since = holds if self.mirror.version is not None else None
-        hops = route(known, holds, want.manifest.digest)
+        hops = route(existing, holds, want.manifest.digest)
         if hops is None:
             raise NotFound(f"nothing leads to version {want.version} of the weights", hint="publish it again")
         manifest = await self._manifest(want, spent)
         layout = await self._layout(manifest, spent)
         if not hops and self.mirror.version is not None:
-            await self._look(layout, manifest)
+            await self._poll(layout, manifest)
             return PulledVersion(
                 version=want.version, digest=want.manifest.digest, since=since, writes=[], hops=0, spent=spent
             )
         by_digest = {ref.manifest.digest: ref for ref in listed}
-        whole = bool(hops) and hops[0].kind == "whole"
-        await self._do(self.mirror.begin, layout, None if whole else holds, want.manifest.digest)
+        complete = bool(hops) and hops[0].kind == "complete"
+        await self._do(self.mirror.begin, layout, None if complete else holds, want.manifest.digest)
         writes: list[Write] = []
         for hop in hops:
             writes += await self._hop(hop, await self._manifest(by_digest[hop.digest], spent), layout, spent)
-            if whole:
+            if complete:
                 writes.clear()  # the engine takes all of it from the mirror
         started = time.monotonic()
         files = [(name, await self._get(ref, spent)) for name, ref in manifest.files.items()]
@@ -131,27 +131,27 @@ class Puller:
         await self._do(self.mirror.finish, want.version, want.manifest.digest, manifest.digests)
         spent.check_s += time.monotonic() - started
         self._looked = True
-        known_since = since is not None and not whole and self.changes
+        existing_since = since is not None and not complete and self.changes
         return PulledVersion(
             version=want.version,
             digest=want.manifest.digest,
-            since=since if known_since else None,
-            writes=writes if known_since else None,
+            since=since if existing_since else None,
+            writes=writes if existing_since else None,
             hops=len(hops),
             spent=spent,
         )
 
-    async def _look(self, layout: Layout, manifest: VersionManifest) -> None:
+    async def _poll(self, layout: Layout, manifest: VersionManifest) -> None:
         """A mirror that an earlier process left is believed after every piece was hashed. Raises NotEqual."""
         if not self._looked:
-            await self._do(self.mirror.look, layout, manifest.digests)
+            await self._do(self.mirror.poll, layout, manifest.digests)
             self._looked = True
 
     async def _hop(self, hop: Hop, manifest: VersionManifest, layout: Layout, spent: PullCost) -> list[Write]:
         """Fetch and write the segments of one version that this rank reads."""
         if manifest.layout.digest not in self._layouts or self._layouts[manifest.layout.digest] != layout:
             raise NotFound(f"version {manifest.version} is cut in another way", hint="fetch the whole image")
-        refs = manifest.whole if hop.kind == "whole" else manifest.steps
+        refs = manifest.complete if hop.kind == "complete" else manifest.steps
         assert refs is not None
         slots = asyncio.Semaphore(AT_ONCE)
 

@@ -30,7 +30,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from rollout.weights.source import FolderSource, WeightSource, source_of
+from rollout.weights.source import DirectorySource, WeightSource, source_of
 from rollout.weights.store import ReaderLease, VersionStore
 from rollout.weights.versions import Ref
 from sandbox import structs
@@ -65,10 +65,10 @@ class Relay:
         upstream: WeightSource | None = None,
         *,
         token: str | None = None,
-        most: int | None = None,
+        limit: int | None = None,
     ):
-        """`most`: bytes that the cache may hold; what was used least recently goes. A publisher's own is collected."""
-        self.cache, self.upstream, self.most = cache, upstream, most
+        """`limit`: bytes that the cache may hold; what was used least recently goes. A publisher's own is collected."""
+        self.cache, self.upstream, self.limit = cache, upstream, limit
         self.statistics = RelayStatistics()
         self._token = token
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -104,7 +104,7 @@ class Relay:
     async def _versions(self, _: web.Request) -> web.Response:
         async with self._listed:  # one question to the upstream, whoever asks meanwhile
             if self._listing is None or time.monotonic() - self._listing[0] > LISTING_FRESH:
-                source = self.upstream or FolderSource(self.cache)
+                source = self.upstream or DirectorySource(self.cache)
                 self._listing = (time.monotonic(), msgspec.msgpack.encode(await source.versions()))
         return web.Response(body=self._listing[1], content_type="application/msgpack")
 
@@ -133,19 +133,19 @@ class Relay:
     async def _bring(self, name: str, upstream: WeightSource) -> None:
         async with self._line:
             content = await upstream.chunk(Ref(name, MAX_CHUNK))
-        await asyncio.to_thread(self.cache.put, content, known=Ref(name, len(content)))
+        await asyncio.to_thread(self.cache.put, content, existing=Ref(name, len(content)))
         self.statistics.fetched_chunks += 1
         self.statistics.fetched_bytes += len(content)
         self.statistics.refetched = upstream.refetched
-        if self.most is not None:
-            await asyncio.to_thread(self.cache.trim, self.most)
+        if self.limit is not None:
+            await asyncio.to_thread(self.cache.trim, self.limit)
 
     async def _reader(self, request: web.Request) -> web.Response:
         try:
             lease = msgspec.msgpack.decode(await request.read(), type=ReaderLease)
         except msgspec.MsgspecError as error:
             raise Invalid(f"that is no lease: {error}") from None
-        await (self.upstream or FolderSource(self.cache)).lease(request.match_info["name"], lease)
+        await (self.upstream or DirectorySource(self.cache)).lease(request.match_info["name"], lease)
         return web.Response()
 
     async def _statistics(self, _: web.Request) -> web.Response:
@@ -195,7 +195,7 @@ async def serve(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rollout.weights.relay", description="Serve weights by content.")
-    parser.add_argument("--folder", type=Path, required=True, help="a run's weights, or with --upstream a cache")
+    parser.add_argument("--directory", type=Path, required=True, help="a run's weights, or with --upstream a cache")
     parser.add_argument(
         "--upstream", help="URL of the publisher's server, or another relay's; of several ranks with commas"
     )
@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None) -> None:
         tls.load_cert_chain(options.certificate)
     trusted = ssl.create_default_context(cafile=options.authority) if options.authority else None
     upstream = source_of(options.upstream, token=token, tls=trusted, rate=options.rate) if options.upstream else None
-    relay = Relay(VersionStore(options.folder), upstream, token=token, most=options.cache)
+    relay = Relay(VersionStore(options.directory), upstream, token=token, limit=options.cache)
     structs.learn()
     asyncio.run(
         serve(
@@ -225,12 +225,12 @@ def main(arguments: list[str] | None = None) -> None:
             options.host,
             options.port,
             tls=tls,
-            ready=lambda port: _tell(options.port_file, port),
+            ready=lambda port: _report(options.port_file, port),
         )
     )
 
 
-def _tell(path: Path | None, port: int) -> None:
+def _report(path: Path | None, port: int) -> None:
     if path is not None:
         aside = path.with_name(f".{path.name}.new")
         aside.write_text(str(port))

@@ -41,7 +41,7 @@ class WeightSource(Protocol):
         """Chunks that arrived damaged."""
 
 
-class FolderSource:
+class DirectorySource:
     """A store on this host; below ``/dev/shm`` it is shared memory."""
 
     refetched = 0
@@ -97,7 +97,7 @@ class HttpSource:
 
         async def go_on() -> Content:
             nonlocal damaged
-            if not body.whole:
+            if not body.complete:
                 await self._connections.get(f"/chunks/{ref.digest}", body, fresh=damaged)
             if body.hasher.hexdigest() != ref.digest:
                 self.refetched += 1
@@ -177,7 +177,7 @@ def source_of(
     places = place.split(",")
     shared = None if rate is None else rate / len(places)
     sources: list[WeightSource] = [
-        HttpSource(each, token=token, tls=tls, rate=shared) if "://" in each else FolderSource(VersionStore(each))
-        for each in places
+        HttpSource(item, token=token, tls=tls, rate=shared) if "://" in item else DirectorySource(VersionStore(item))
+        for item in places
     ]
     return sources[0] if len(sources) == 1 else Spread(sources)

@@ -51,11 +51,11 @@ class WeightCollection(msgspec.Struct, frozen=True):
 class VersionStore:
     """``store.put(content)``; ``store.publish(manifest)``; ``store.versions()``; ``store.get(ref)``."""
 
-    def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
+    def __init__(self, directory: Path | str):
+        self.directory = Path(directory)
         self._manifests: dict[str, VersionManifest] = {}
         for name in ("chunks", "versions", "readers"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
 
     # ------------------------------------------------------------------ content
 
@@ -63,14 +63,14 @@ class VersionStore:
         """Where content lies. Raises Invalid unless `name` is a digest: names come from other hosts."""
         if len(name) != 64 or not HEX.issuperset(name):
             raise Invalid(f"{name[:80]!r} is no digest", hint="ask for the digest that a manifest names")
-        return self.folder / "chunks" / name[:2] / name
+        return self.directory / "chunks" / name[:2] / name
 
     def has(self, name: str) -> bool:
         return self.path(name).exists()
 
-    def put(self, content: Content, *, known: Ref | None = None) -> Ref:
-        """Content is there, and on disk, when this returns. `known`: its reference, whose hash was just checked."""
-        ref = known or ref_of(content)
+    def put(self, content: Content, *, existing: Ref | None = None) -> Ref:
+        """Content is there, and on disk, when this returns. `existing`: its reference, whose hash was just checked."""
+        ref = existing or ref_of(content)
         path = self.path(ref.digest)
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -94,10 +94,10 @@ class VersionStore:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise NotFound(f"{self.folder} has no weights {ref.digest[:12]}", hint="publish again") from None
+            raise NotFound(f"{self.directory} has no weights {ref.digest[:12]}", hint="publish again") from None
         if digest(content) != ref.digest:
             path.unlink(missing_ok=True)
-            raise EngineFailed(f"weights {ref.digest[:12]} in {self.folder} were damaged", hint="fetch them again")
+            raise EngineFailed(f"weights {ref.digest[:12]} in {self.directory} were damaged", hint="fetch them again")
         return content
 
     def check(self, name: str) -> None:
@@ -106,14 +106,14 @@ class VersionStore:
         if path.exists() and digest(path.read_bytes()) != name:
             path.unlink(missing_ok=True)
 
-    def trim(self, most: int) -> None:
-        """Of a cache: what was used least recently goes, until it holds at most `most` bytes."""
-        states = [(path, _state(path)) for path in self.folder.glob("chunks/??/*")]
-        found = sorted(((state.st_mtime, state.st_size, path) for path, state in states if state), reverse=True)
+    def trim(self, limit: int) -> None:
+        """Of a cache: what was used least recently goes, until it holds at most `limit` bytes."""
+        states = [(path, _state(path)) for path in self.directory.glob("chunks/??/*")]
+        result = sorted(((state.st_mtime, state.st_size, path) for path, state in states if state), reverse=True)
         held = 0
-        for _, size, path in found:
+        for _, size, path in result:
             held += size
-            if held > most:
+            if held > limit:
                 path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ versions
@@ -144,32 +144,32 @@ class VersionStore:
 
     def versions(self) -> list[VersionRef]:
         """Oldest first."""
-        found = []
-        for path in sorted((self.folder / "versions").iterdir()):
+        result = []
+        for path in sorted((self.directory / "versions").iterdir()):
             if path.name.isdigit():
                 try:
-                    found.append(msgspec.msgpack.decode(path.read_bytes(), type=VersionRef))
+                    result.append(msgspec.msgpack.decode(path.read_bytes(), type=VersionRef))
                 except FileNotFoundError:
                     continue  # collected meanwhile
                 except msgspec.MsgspecError:
                     raise EngineFailed(f"{path} was damaged", hint="remove it, or publish that version again") from None
-        return found
+        return result
 
     def newest(self) -> VersionRef | None:
-        found = self.versions()
-        return found[-1] if found else None
+        result = self.versions()
+        return result[-1] if result else None
 
     def version(self, number: int) -> VersionRef:
         for ref in self.versions():
             if ref.version == number:
                 return ref
-        raise NotFound(f"{self.folder} has no version {number}", hint="list what there is: `pagurus weights ls`")
+        raise NotFound(f"{self.directory} has no version {number}", hint="list what there is: `pagurus weights ls`")
 
     def manifest(self, ref: VersionRef) -> VersionManifest:
-        known = self._manifests.get(ref.manifest.digest)
-        if known is None:
-            known = self._manifests[ref.manifest.digest] = decode_manifest(self.get(ref.manifest))
-        return known
+        existing = self._manifests.get(ref.manifest.digest)
+        if existing is None:
+            existing = self._manifests[ref.manifest.digest] = decode_manifest(self.get(ref.manifest))
+        return existing
 
     def digests(self, number: int) -> bytes:
         """Of every piece of a version: equal where, and only where, the weights are."""
@@ -181,7 +181,7 @@ class VersionStore:
             for ref in self.versions():
                 if ref.version > number:
                     self._listed(ref.version).unlink(missing_ok=True)
-            durable.sync(self.folder / "versions")
+            durable.sync(self.directory / "versions")
 
     # ------------------------------------------------------------------ readers and collection
 
@@ -191,16 +191,16 @@ class VersionStore:
             raise Invalid(f"{reader[:80]!r} is no name of a reader", hint="use letters, digits, - and _")
         lease.until = time.time() + LEASE
         # Not durable: after a loss of power the reader says it again.
-        durable.publish(self.folder / "readers" / reader, msgspec.msgpack.encode(lease), durable=False)
+        durable.publish(self.directory / "readers" / reader, msgspec.msgpack.encode(lease), durable=False)
 
     def release(self, reader: str) -> None:
         """It needs nothing any more."""
-        (self.folder / "readers" / reader).unlink(missing_ok=True)
+        (self.directory / "readers" / reader).unlink(missing_ok=True)
 
     def readers(self) -> dict[str, ReaderLease]:
         """Those whose lease has not ended."""
-        found = {}
-        for path in (self.folder / "readers").iterdir():
+        result = {}
+        for path in (self.directory / "readers").iterdir():
             if path.name.endswith(".new"):
                 continue
             try:
@@ -208,11 +208,11 @@ class VersionStore:
             except FileNotFoundError:  # it was released meanwhile
                 continue
             if lease.until > time.time():
-                found[path.name] = lease
-        return found
+                result[path.name] = lease
+        return result
 
-    def known(self) -> list[VersionSizes]:
-        return [known_of(ref, self.manifest(ref)) for ref in self.versions()]
+    def existing(self) -> list[VersionSizes]:
+        return [existing_of(ref, self.manifest(ref)) for ref in self.versions()]
 
     def collect(self, *, keep: int) -> WeightCollection:
         """Remove what neither the last `keep` versions nor any reader needs. Waits for a publication under way."""
@@ -220,18 +220,18 @@ class VersionStore:
             refs = {ref.manifest.digest: ref for ref in self.versions()}
             leases = self.readers().values()
             held = {name for lease in leases for name in (lease.holds, lease.fetches) if name in refs}
-            hops = retained(self.known(), keep=keep, leased=held)
+            hops = retained(self.existing(), keep=keep, leased=held)
             needed: set[str] = set()
-            kept = 0
+            stored = 0
             for name, ref in refs.items():
                 ways = tuple(way for way in ref.ways if Hop(name, way) in hops)
                 if ways != ref.ways:
                     self._relist(ref, ways)
                 if ways:
-                    kept += 1
+                    stored += 1
                     needed |= {name} | needed_of(self.manifest(ref), ways)
-            durable.sync(self.folder / "versions")  # no version is listed whose content goes now
-            return WeightCollection(len(refs) - kept, *self._sweep(needed))
+            durable.sync(self.directory / "versions")  # no version is listed whose content goes now
+            return WeightCollection(len(refs) - stored, *self._sweep(needed))
 
     def _relist(self, ref: VersionRef, ways: tuple[Way, ...]) -> None:
         if ways:
@@ -241,7 +241,7 @@ class VersionStore:
 
     def _sweep(self, needed: set[str]) -> tuple[int, int]:
         chunks = size = 0
-        for path in (self.folder / "chunks").glob("??/*"):
+        for path in (self.directory / "chunks").glob("??/*"):
             if path.name not in needed:
                 size += path.stat().st_size
                 chunks += 1
@@ -250,7 +250,7 @@ class VersionStore:
         return chunks, size
 
     def _listed(self, number: int) -> Path:
-        return self.folder / "versions" / f"{number:09d}"
+        return self.directory / "versions" / f"{number:09d}"
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -260,20 +260,20 @@ class VersionStore:
 
     @contextmanager
     def _locked(self, name: str = "lock", *, shared: bool = False) -> Iterator[None]:
-        with (self.folder / name).open("a") as file:
+        with (self.directory / name).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             yield
 
 
-def is_store(folder: Path) -> bool:
+def is_store(directory: Path) -> bool:
     """Whether versions are published in this folder."""
-    return (folder / "versions").is_dir() and (folder / "chunks").is_dir()
+    return (directory / "versions").is_dir() and (directory / "chunks").is_dir()
 
 
-def known_of(ref: VersionRef, manifest: VersionManifest) -> VersionSizes:
+def existing_of(ref: VersionRef, manifest: VersionManifest) -> VersionSizes:
     step = manifest.step_bytes if "step" in ref.ways else None
-    whole = manifest.whole_bytes if "whole" in ref.ways else None
-    return VersionSizes(ref.version, ref.manifest.digest, manifest.base, step, whole)
+    complete = manifest.total_bytes if "complete" in ref.ways else None
+    return VersionSizes(ref.version, ref.manifest.digest, manifest.base, step, complete)
 
 
 def needed_of(manifest: VersionManifest, ways: Collection[Way]) -> set[str]:
@@ -281,8 +281,8 @@ def needed_of(manifest: VersionManifest, ways: Collection[Way]) -> set[str]:
     needed = {manifest.layout.digest, *(ref.digest for ref in manifest.files.values())}
     if "step" in ways:
         needed |= {ref.digest for ref in manifest.steps or [] if ref is not None}
-    if "whole" in ways:
-        needed |= {ref.digest for ref in manifest.whole or []}
+    if "complete" in ways:
+        needed |= {ref.digest for ref in manifest.complete or []}
     return needed
 
 

@@ -16,7 +16,7 @@ from sandbox.errors import EngineFailed
 
 PIECE_DIGEST = 16  # bytes
 Content = bytes | bytearray  # of a chunk, never written to
-Way = Literal["step", "whole"]  # into a version: from the one before, or from nothing
+Way = Literal["step", "complete"]  # into a version: from the one before, or from nothing
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
@@ -31,17 +31,17 @@ class VersionRef(msgspec.Struct, frozen=True):
 
     version: int
     manifest: Ref
-    ways: tuple[Way, ...] = ("step", "whole")
+    ways: tuple[Way, ...] = ("step", "complete")
 
 
 class VersionManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """publisher -> readers. `steps` and `whole` have an entry for each segment of the layout, in its order."""
+    """publisher -> readers. `steps` and `complete` have an entry for each segment of the layout, in its order."""
 
     version: int
     layout: Ref
     base: str | None  # digest of the manifest that `steps` go on from
     steps: list[Ref | None] | None  # None in it: that segment did not change
-    whole: list[Ref] | None
+    complete: list[Ref] | None
     digests: bytes  # of each piece after this version, in the order of the layout, 16 bytes of blake3 each
     files: dict[str, Ref] = {}  # config.json, the tokenizer: what makes a loadable folder of it
     generation: int = 0  # of the publisher
@@ -52,14 +52,14 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.steps is None else sum(ref.size for ref in self.steps if ref is not None)
 
     @property
-    def whole_bytes(self) -> int | None:
-        return None if self.whole is None else sum(ref.size for ref in self.whole)
+    def total_bytes(self) -> int | None:
+        return None if self.complete is None else sum(ref.size for ref in self.complete)
 
     def refs(self) -> set[str]:
         """Digests of everything that belongs to it."""
-        found = {self.layout.digest, *(ref.digest for ref in self.files.values())}
-        found |= {ref.digest for ref in self.steps or [] if ref is not None}
-        return found | {ref.digest for ref in self.whole or []}
+        result = {self.layout.digest, *(ref.digest for ref in self.files.values())}
+        result |= {ref.digest for ref in self.steps or [] if ref is not None}
+        return result | {ref.digest for ref in self.complete or []}
 
 
 def digest(content: Content) -> str:

@@ -30,7 +30,7 @@ def need_in_place(container: Container) -> None:
         return
     with contextlib.suppress(OSError):  # pid 1 is gone: others say so
         with open(f"/proc/{container.init_pid}/mountinfo", "rb") as mounts:
-            points = {_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]) for line in mounts}
+            points = {_ESCAPED.sub(lambda result: bytes([int(result[1], 8)]), line.split()[4]) for line in mounts}
         for target in targets:
             if os.fsencode(str(PurePosixPath(target))) not in points:
                 raise CheckpointFailed(

@@ -155,19 +155,19 @@ def prepare_host() -> None:
         (host.v1["cpu"] / ASIDE).mkdir(exist_ok=True)
         _write(host.v1["cpu"] / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
     if host.pure:
-        wanted = set(V2_CONTROLLERS)
+        target = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
             available = set((group / "cgroup.controllers").read_text().split())
             enabled = set((group / "cgroup.subtree_control").read_text().split())
-            if missing := wanted - available:
+            if missing := target - available:
                 raise Unsupported(f"cgroup controllers {', '.join(sorted(missing))} are not available in {group}")
-            if wanted - enabled:
-                _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
-        if "pids" in wanted:
+            if target - enabled:
+                _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(target)))
+        if "pids" in target:
             _write(host.unified / PARENT / "pids.max", process_budget())
         for group in (host.unified / PARENT / SHIMS, host.unified / ASIDE):
             group.mkdir(exist_ok=True)
-        if "cpu" in wanted:
+        if "cpu" in target:
             _write(host.unified / ASIDE / "cpu.weight", ASIDE_WEIGHT)
 
 
@@ -305,21 +305,21 @@ class Cgroup:
         """Whether all sandboxes together have as many processes as they may."""
         parent = (self.path if self.pure else self.v1.get("pids", self.path)).parent
         try:
-            most = (parent / "pids.max").read_text().strip()
-            return most != "max" and int((parent / "pids.current").read_text()) >= int(most)
+            limit = (parent / "pids.max").read_text().strip()
+            return limit != "max" and int((parent / "pids.current").read_text()) >= int(limit)
         except FileNotFoundError:  # no such controller
             return False
 
     def pids(self) -> list[int]:
         """Host pids of all processes, those of child groups included."""
-        found: list[int] = []
+        result: list[int] = []
         for group in _tree(self.path):
             try:
                 with open(f"{group}/cgroup.procs", "rb") as procs:
-                    found += map(int, procs.read().split())
+                    result += map(int, procs.read().split())
             except OSError:  # removed by the sandbox's end while we looked
                 continue
-        return found
+        return result
 
     def tasks(self) -> int:
         """How many processes and threads it has, its shim included; 0 where the kernel does not count them."""
@@ -331,18 +331,18 @@ class Cgroup:
 
     def stragglers(self) -> list[int]:
         """Host pids of what joined on behalf of the sandbox: its shim, and what that started outside the v2 group."""
-        found: set[int] = set()
+        result: set[int] = set()
         for group in self.joined():
             with contextlib.suppress(FileNotFoundError):
-                found.update(map(int, (group / "cgroup.procs").read_text().split()))
-        return sorted(pid for pid in found if not self.pure or _started_for(pid, self.path))
+                result.update(map(int, (group / "cgroup.procs").read_text().split()))
+        return sorted(pid for pid in result if not self.pure or _started_for(pid, self.path))
 
     def anonymous(self) -> int:
         """Bytes that its processes hold and no file has, which a dump has to copy; 0 where that is not counted."""
         path, name = (self.path, b"anon ") if self.pure else (self.v1.get("memory", self.path), b"total_rss ")
         with contextlib.suppress(OSError):  # no such controller, or the sandbox is gone
-            found = (b"\n" + procfs.read_bytes(f"{path}/memory.stat")).partition(b"\n" + name)[2]
-            return int(found.split(None, 1)[0]) if found else 0
+            result = (b"\n" + procfs.read_bytes(f"{path}/memory.stat")).partition(b"\n" + name)[2]
+            return int(result.split(None, 1)[0]) if result else 0
         return 0
 
     def oom_kills(self) -> int:
@@ -353,8 +353,8 @@ class Cgroup:
             path = f"{self.v1['memory']}/memory.oom_control"
         else:
             return 0
-        _, found, rest = procfs.read_bytes(path).partition(b"oom_kill ")
-        return int(rest.split(None, 1)[0]) if found else 0
+        _, result, rest = procfs.read_bytes(path).partition(b"oom_kill ")
+        return int(rest.split(None, 1)[0]) if result else 0
 
     # ---------------------------------------------------------------- control
 
@@ -386,7 +386,7 @@ class Cgroup:
         _write(self.path / "cgroup.freeze", 1)
 
     @contextlib.asynccontextmanager
-    async def room(self, limits: Limits) -> AsyncIterator[None]:
+    async def capacity(self, limits: Limits) -> AsyncIterator[None]:
         """Meanwhile a helper that counts against the limit finds room, though the sandbox has all its processes.
 
         They stand still, so that none of them takes it. Who stood still before stays so: a restore may hold them.

@@ -307,7 +307,7 @@ class Container:
         """Host pids of the sandbox's processes."""
         return self.cgroup.pids()
 
-    def kept_tasks(self) -> list[int]:
+    def retained_tasks(self) -> list[int]:
         """Those of them that are part of its checkpoints."""
         excluded = self.excluded.pids()
         return [pid for pid in self.tasks() if pid not in excluded]
@@ -359,7 +359,7 @@ class Container:
                 self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
             )
             handles = self._handles(int(pid), int(stream), fds[0], int(inner[0]) if inner else 0)
-            return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, tell=on_output, outlet=outlet)
+            return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, report=on_output, outlet=outlet)
 
         try:
             command = await _launched(launch_command())
@@ -374,8 +374,8 @@ class Container:
             await asyncio.shield(command.close())
         return ExecResult(
             exit_code=exit_code(status),
-            stdout=bytes(command.stdout.kept),
-            stderr=bytes(command.stderr.kept),
+            stdout=bytes(command.stdout.retained),
+            stderr=bytes(command.stderr.retained),
             duration=time.monotonic() - began,
             timed_out=timed_out,
             stdout_dropped=command.stdout.dropped if outlet is None else 0,
@@ -423,7 +423,7 @@ class Container:
 
     # ---------------------------------------------------------------- ending
 
-    def strike(self) -> None:
+    def inject(self) -> None:
         """SIGKILL to all processes, without waiting for their end. None of them sees another's."""
         if self.cgroup.exists():
             self.cgroup.freeze()
@@ -435,7 +435,7 @@ class Container:
     async def kill(self) -> None:
         """SIGKILL to all processes; returns when all are gone. The shim stays."""
         if self.cgroup.exists():
-            self.strike()
+            self.inject()
             await self.wait_dead()
             await self.cgroup.wait_empty()
         if self._shim is not None and self._shim.connected:

@@ -27,8 +27,8 @@ class ExclusionGroup:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        found = task_of(pid)  # after the pidfd was opened: it is of this very process
-        if found is None or found.started != started:
+        result = task_of(pid)  # after the pidfd was opened: it is of this very process
+        if result is None or result.started != started:
             os.close(pidfd)
             return False
         with self._lock:

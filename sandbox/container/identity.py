@@ -67,8 +67,8 @@ def hosts_for(text: bytes, hostname: str, *, fresh: bool) -> bytes:
     b'127.0.1.1\\tfork\\t# this sandbox\\n'
     """
     line = b"127.0.1.1\t%s\t# this sandbox\n" % hostname.encode()
-    changed, found = _OWN_LINE.subn(lambda _: line, text)
-    if found or not fresh:
+    changed, result = _OWN_LINE.subn(lambda _: line, text)
+    if result or not fresh:
         return changed
     text = text or _LOCAL_NAMES
     return text + (b"" if text.endswith(b"\n") else b"\n") + line

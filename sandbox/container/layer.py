@@ -106,11 +106,11 @@ def _digest(layer: Path) -> str:
     """Of names, kinds, modes, links, devices and content."""
     digest = hashlib.sha256()
     for path in [layer, *sorted(layer.rglob("*"))]:
-        found = path.lstat()
-        words = [str(path.relative_to(layer)), oct(found.st_mode), str(found.st_rdev)]
-        if stat.S_ISLNK(found.st_mode):
+        result = path.lstat()
+        words = [str(path.relative_to(layer)), oct(result.st_mode), str(result.st_rdev)]
+        if stat.S_ISLNK(result.st_mode):
             words.append(os.readlink(path))
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(result.st_mode):
             words.append(hashlib.sha256(path.read_bytes()).hexdigest())
         digest.update("\0".join(words).encode() + b"\n")
     return digest.hexdigest()[:32]

@@ -3,7 +3,7 @@
 Owns: what was read from the command and not yet taken by the reader. Does not own: the command and its pipes
 (:mod:`sandbox.container.process`), the connection to the reader (the daemon).
 
-Guarantee: while as much as `most` bytes waits, nothing more is read from the command, so that it waits itself; beyond
+Guarantee: while as much as `limit` bytes waits, nothing more is read from the command, so that it waits itself; beyond
 that there can only be what lay in its pipes when it ended. A reader that leaves ends the command as a deadline does.
 
 ::
@@ -30,9 +30,9 @@ Name = Literal["stdout", "stderr"]
 class Outlet:
     """Output on its way from a command to one reader. From one event loop."""
 
-    def __init__(self, most: int = MAX_BUFFERED) -> None:
+    def __init__(self, limit: int = MAX_BUFFERED) -> None:
         self.left = False  # the reader has
-        self._most = most
+        self._limit = limit
         self._parts: deque[tuple[Name, bytes]] = deque()
         self._size = 0
         self._ended = False
@@ -52,15 +52,15 @@ class Outlet:
         else:
             self._parts.append((stream, data))
         self._size += len(data)
-        self._tell()
+        self._report()
         if self.full and self._pace is not None:
             self._pace(False)
 
     @property
     def full(self) -> bool:
-        return self._size >= self._most
+        return self._size >= self._limit
 
-    async def room(self) -> None:
+    async def capacity(self) -> None:
         """Returns when it is not full."""
         while self.full:
             await self._changed.wait()
@@ -92,13 +92,13 @@ class Outlet:
 
     def open(self) -> None:
         """Take all that follows, which is little, whatever the reader does."""
-        was_full, self._most = self.full, sys.maxsize
+        was_full, self._limit = self.full, sys.maxsize
         self._make_room(was_full)
 
     def end(self) -> None:
         """Nothing follows."""
         self._ended = True
-        self._tell()
+        self._report()
 
     # ----------------------------------------------------------------- the reader's side
 
@@ -126,7 +126,7 @@ class Outlet:
 
     def _make_room(self, was_full: bool) -> None:
         if was_full and not self.full:
-            self._tell()
+            self._report()
             if self._pace is not None:
                 self._pace(True)
 
@@ -134,6 +134,6 @@ class Outlet:
         if self.left and self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(0)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -48,14 +48,14 @@ class Outside:
         """Hold the namespaces in which the shim is now that it has answered something. The descriptors stay the same:
         others may be at them."""
         with contextlib.ExitStack() as opened:
-            found = []
+            result = []
             for name, flags in (("ns/net", os.O_RDONLY), ("root", os.O_PATH | os.O_DIRECTORY)):
-                found.append(os.open(f"/proc/{self._container.shim_pid}/{name}", flags | os.O_CLOEXEC))
-                opened.callback(os.close, found[-1])
+                result.append(os.open(f"/proc/{self._container.shim_pid}/{name}", flags | os.O_CLOEXEC))
+                opened.callback(os.close, result[-1])
             _, given = await self._container.call("hello")  # it lives: the number was its own when these were opened
             for fd in given:
                 os.close(fd)
-            self._network, self._root = _kept(found[0], self._network), _kept(found[1], self._root)
+            self._network, self._root = _retained(result[0], self._network), _retained(result[1], self._root)
 
     def close(self) -> None:
         """Let go of the namespaces. Idempotent."""
@@ -111,7 +111,7 @@ class Outside:
         with contextlib.suppress(ShimError, ShimGone):  # a shim of before this: the next daemon makes them anew
             await self._container.call("keep", name, fds=fds)
 
-    async def kept(self, name: str) -> list[int]:
+    async def retained(self, name: str) -> list[int]:
         """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
         try:
             _, fds = await self._container.call("kept", name)
@@ -120,6 +120,6 @@ class Outside:
         return fds
 
 
-def _kept(found: int, number: int) -> int:
-    """A copy of the descriptor `found`: `number`, or a new one where that is none."""
-    return os.dup(found) if number < 0 else os.dup2(found, number, inheritable=False)
+def _retained(result: int, number: int) -> int:
+    """A copy of the descriptor `result`: `number`, or a new one where that is none."""
+    return os.dup(result) if number < 0 else os.dup2(result, number, inheritable=False)

@@ -119,13 +119,13 @@ class ReapWaiter:
                 future.set_result(None)
             else:
                 self._epoll.modify(pidfd, 0)
-                self._loop.call_later(REAP_TIMEOUT, _settle, future)
+                self._loop.call_later(REAP_TIMEOUT, _finalize, future)
 
     def close(self) -> None:
         self._epoll.close()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _finalize(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -154,7 +154,7 @@ class Drain:
         on_data: Callable[[bytes], None] | None = None,
         allowance: Allowance | None = None,
     ):
-        self.kept = bytearray()
+        self.retained = bytearray()
         self.dropped = 0
         self.ended = False
         self._fd = fd
@@ -195,8 +195,8 @@ class Drain:
             self._large = True
             with contextlib.suppress(PermissionError):  # over the user's limit for pipes
                 fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        keep = min(len(data), self._limit - len(self.kept))
-        self.kept += data[:keep]
+        keep = min(len(data), self._limit - len(self.retained))
+        self.retained += data[:keep]
         self.dropped += len(data) - keep
         if self._on_data is not None:
             self._on_data(data)
@@ -272,14 +272,14 @@ class RunningCommand:
         *,
         stdin: bytes,
         limit: int,
-        tell: Callable[[Name, bytes], None] | None,
+        report: Callable[[Name, bytes], None] | None,
         outlet: Outlet | None = None,
     ):
         if outlet is not None:
-            tell, limit = outlet.put, 0
+            report, limit = outlet.put, 0
 
         def telling(name: Name) -> Callable[[bytes], None] | None:
-            return None if tell is None else lambda data: tell(name, data)
+            return None if report is None else lambda data: report(name, data)
 
         self._handles = handles
         self._pidfd = fds[0]
@@ -331,10 +331,10 @@ def started_by(root: int, candidates: list[int]) -> list[ProcessIdentity]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
     tasks = [task for task in map(task_of, candidates) if task is not None]
-    found = {task.pid for task in tasks if root in (task.pid, task.session)}
-    while more := {task.pid for task in tasks if task.pid not in found and task.parent in found}:
-        found |= more
-    return [task for task in tasks if task.pid in found]
+    result = {task.pid for task in tasks if root in (task.pid, task.session)}
+    while more := {task.pid for task in tasks if task.pid not in result and task.parent in result}:
+        result |= more
+    return [task for task in tasks if task.pid in result]
 
 
 def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
@@ -357,14 +357,14 @@ def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
 
 def end_started(root: int, pids: Callable[[], list[int]]) -> None:
     """SIGTERM to everything that the command `root` started; after a while SIGKILL to what is left of it."""
-    found = started_by(root, pids())
-    for task in found:
+    result = started_by(root, pids())
+    for task in result:
         _signal(task, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE
-    while any(task_of(task.pid) for task in found) and time.monotonic() < deadline:
+    while any(task_of(task.pid) for task in result) and time.monotonic() < deadline:
         time.sleep(0.01)
     kill_started(root, pids)
-    for task in found:
+    for task in result:
         _signal(task, signal.SIGKILL)
 
 
@@ -409,11 +409,11 @@ def interrupt(
 def readers_first(root: int, tasks: list[ProcessIdentity]) -> list[ProcessIdentity]:
     """Parents before their children, and of these the youngest first: in a pipeline those who read are younger than
     those who write to them. `root` and what is below it come before the rest."""
-    known = {task.pid for task in tasks}
+    existing = {task.pid for task in tasks}
     below: dict[int, list[ProcessIdentity]] = {}
     waiting = []  # the last is next
     for task in sorted(tasks, key=lambda task: (task.started, task.pid)):
-        if task.pid != root and task.parent in known:
+        if task.pid != root and task.parent in existing:
             below.setdefault(task.parent, []).append(task)
         else:
             waiting.append(task)

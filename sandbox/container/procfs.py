@@ -57,8 +57,8 @@ def stat(of: int | str, directory: int | None = None) -> list[bytes]:
 def status(of: int | str, what: str) -> str | None:
     """A line of `status` of a process, or of PID/task/TID; None when it is gone."""
     with contextlib.suppress(OSError):
-        if found := re.search(rb"^%s:[ \t]*(.*)$" % what.encode(), read_bytes(f"/proc/{of}/status"), re.M):
-            return found[1].decode("utf-8", "backslashreplace")
+        if result := re.search(rb"^%s:[ \t]*(.*)$" % what.encode(), read_bytes(f"/proc/{of}/status"), re.M):
+            return result[1].decode("utf-8", "backslashreplace")
     return None
 
 
@@ -96,12 +96,12 @@ def host_pid(inner: int, pids: list[int]) -> int | None:
 
 def descriptors(pid: int) -> list[tuple[int, str]]:
     """(number, where it leads) of the open files of a process; empty when it is gone."""
-    found = []
+    result = []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
-                found.append((int(name), os.readlink(f"/proc/{pid}/fd/{name}")))
-    return found
+                result.append((int(name), os.readlink(f"/proc/{pid}/fd/{name}")))
+    return result
 
 
 def threads(pid: int) -> list[int]:

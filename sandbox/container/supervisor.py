@@ -79,7 +79,7 @@ class _Op(enum.IntEnum):
 class Until(enum.IntEnum):
     EXIT = 0
     DONE = 1
-    ROOM = 2
+    CAPACITY = 2
 
 
 class SupervisorGone(PagurusError):
@@ -111,7 +111,7 @@ class SupervisorState:
     done_status: int  # exit code of the script
     pid: int  # of the program, inside the sandbox
     written: int  # bytes of stdin taken so far
-    room: int
+    capacity: int
     outputs: tuple[Output, Output]
 
 
@@ -200,7 +200,7 @@ async def _first_words(container: Container, argv: Sequence[str], program: Progr
         os.close(fds[2])
         with contextlib.suppress(PagurusError):
             await container.call("release", stream)
-    return int(pid), bytes(said.kept)
+    return int(pid), bytes(said.retained)
 
 
 class Supervisor:
@@ -241,7 +241,7 @@ class Supervisor:
     # ---------------------------------------------------------------- requests
 
     async def state(self) -> SupervisorState:
-        return await self._ask(_Op.STATE)
+        return await self._request(_Op.STATE)
 
     async def wait(self, until: Until) -> SupervisorState:
         """The state, once it is so. For as long as it takes."""
@@ -249,26 +249,26 @@ class Supervisor:
         assert isinstance(answer, SupervisorState)
         return answer
 
-    async def read(self, stream: int, start: int, most: int = CHUNK, *, wait: bool) -> Data:
+    async def read(self, stream: int, start: int, limit: int = CHUNK, *, wait: bool) -> Data:
         """What is kept of an output from `start`. With `wait`, not before there is something, or its end."""
         call = self._some_day if wait else self._call
-        answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=most)
+        answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=limit)
         if isinstance(answer, SupervisorState):
             raise Conflict(f"{self.name} serves too many readers", hint="read less at once")
         return answer
 
     async def write(self, data: bytes, start: int) -> SupervisorState:
         """Offer bytes `start`... of its stdin; `written` of the answer says how far it took them."""
-        return await self._ask(_Op.INPUT, x=start, data=data[: _MAX_REQUEST - _REQUEST.size])
+        return await self._request(_Op.INPUT, x=start, data=data[: _MAX_REQUEST - _REQUEST.size])
 
     async def close_stdin(self) -> SupervisorState:
-        return await self._ask(_Op.CLOSE)
+        return await self._request(_Op.CLOSE)
 
     async def signal(self, number: int, *, group: bool = True) -> SupervisorState:
-        return await self._ask(_Op.SIGNAL, a=number, b=0 if group else 1)
+        return await self._request(_Op.SIGNAL, a=number, b=0 if group else 1)
 
     async def resize(self, rows: int, columns: int) -> SupervisorState:
-        return await self._ask(_Op.RESIZE, x=rows, y=columns)
+        return await self._request(_Op.RESIZE, x=rows, y=columns)
 
     async def execute(self, key: bytes, script: bytes, limit: int) -> SupervisorState:
         """Run `script` in a session, unless the script of this key runs already, or its result is kept."""
@@ -279,29 +279,29 @@ class Supervisor:
             raise Invalid(f"a command of {len(script)} bytes is too long", hint="put it into a file first")
         part = _MAX_REQUEST - _REQUEST.size
         for start in range(0, len(script), part):
-            state = await self._ask(_Op.TEXT, x=start, data=script[start : start + part])
+            state = await self._request(_Op.TEXT, x=start, data=script[start : start + part])
             if state.error:
                 break
         else:
-            state = await self._ask(_Op.EXEC, x=len(script), y=limit, data=key)
+            state = await self._request(_Op.EXEC, x=len(script), y=limit, data=key)
         if state.error:
             raise Conflict(f"the session refused: {os.strerror(state.error)}", hint="wait for what runs in it")
         return state
 
     async def acknowledge(self, key: bytes) -> SupervisorState:
         """The result of this script has been taken: what is kept of it may go."""
-        return await self._ask(_Op.ACK, data=key)
+        return await self._request(_Op.ACK, data=key)
 
     async def hold(self, held: bool) -> SupervisorState:
         """Whether the program waits for us to read what it prints (a terminal with somebody at it)."""
-        return await self._ask(_Op.HOLD, a=int(held))
+        return await self._request(_Op.HOLD, a=int(held))
 
     async def finish(self) -> None:
         """Kill the program's process group, remove the FIFOs, end."""
         with contextlib.suppress(SupervisorGone):
-            await self._ask(_Op.FINISH)
+            await self._request(_Op.FINISH)
 
-    async def _ask(self, op: _Op, **fields: Any) -> SupervisorState:
+    async def _request(self, op: _Op, **fields: Any) -> SupervisorState:
         answer = await self._call(op, **fields)
         assert isinstance(answer, SupervisorState)
         return answer
@@ -309,16 +309,16 @@ class Supervisor:
     async def _some_day(self, op: _Op, **fields: Any) -> SupervisorState | Data:
         """A request that the attendant keeps until there is an answer. It has room for few: so who gives up waiting
         leaves it standing, and who asks the same has the same answer."""
-        asked = (op, *fields.values())
-        found = self._standing.get(asked)
-        if found is None or found.done():
-            found = self._standing[asked] = asyncio.ensure_future(self._call(op, **fields))
-            found.add_done_callback(lambda done: self._stands_no_more(asked, done))
-        return await asyncio.shield(found)
+        requested = (op, *fields.values())
+        result = self._standing.get(requested)
+        if result is None or result.done():
+            result = self._standing[requested] = asyncio.ensure_future(self._call(op, **fields))
+            result.add_done_callback(lambda done: self._stands_no_more(requested, done))
+        return await asyncio.shield(result)
 
-    def _stands_no_more(self, asked: tuple[Any, ...], done: asyncio.Future[SupervisorState | Data]) -> None:
-        if self._standing.get(asked) is done:
-            del self._standing[asked]
+    def _stands_no_more(self, requested: tuple[Any, ...], done: asyncio.Future[SupervisorState | Data]) -> None:
+        if self._standing.get(requested) is done:
+            del self._standing[requested]
         if not done.cancelled():
             done.exception()  # nobody may wait for it any more
 
@@ -432,7 +432,7 @@ class Supervisor:
 def _decoded(kind: int, body: bytes) -> SupervisorState | Data | None:
     if kind == 0 and len(body) == _STATE.size:
         key, *fields = _STATE.unpack(body)
-        error, exited, status, busy, done, done_status, pid, written, room, *outputs = fields
+        error, exited, status, busy, done, done_status, pid, written, capacity, *outputs = fields
         return SupervisorState(
             key=key,
             error=error,
@@ -442,7 +442,7 @@ def _decoded(kind: int, body: bytes) -> SupervisorState | Data | None:
             done_status=done_status & 0xFF,
             pid=pid,
             written=written,
-            room=room,
+            capacity=capacity,
             outputs=(_output(outputs[:4]), _output(outputs[4:])),
         )
     if kind == 1 and len(body) >= _DATA.size:

@@ -72,13 +72,13 @@ class Stuck:
 
 def stuck(pids: Iterable[int]) -> set[Stuck]:
     """Those tasks of these processes that cannot be stopped now. Blocks, for some microseconds a task."""
-    found: set[Stuck] = set()
+    result: set[Stuck] = set()
     for pid in pids:
         with contextlib.suppress(OSError), _threads_of(pid) as directory:  # it has ended
             for tid in os.listdir(directory):
                 with contextlib.suppress(OSError):
-                    found |= _looked(directory, tid)
-    return found
+                    result |= _looked(directory, tid)
+    return result
 
 
 def stuck_task(tid: int) -> set[Stuck]:
@@ -142,18 +142,18 @@ async def need_stoppable(container: Container) -> None:
 
     Holds nothing meanwhile: a sandbox may keep itself waiting, and nobody else.
     """
-    seen = await asyncio.to_thread(stuck, container.tasks())
+    observed = await asyncio.to_thread(stuck, container.tasks())
     began = time.monotonic()
-    while seen:
+    while observed:
         passed = time.monotonic() - began
-        if passed > CHILD_TIMEOUT and (parents := [each for each in seen if each.vforked]):
+        if passed > CHILD_TIMEOUT and (parents := [item for item in observed if item.vforked]):
             raise refusal(container, parents[0])
-        if passed > TRACED_TIMEOUT and (held := [each for each in seen if each.tracer]):
+        if passed > TRACED_TIMEOUT and (held := [item for item in observed if item.tracer]):
             raise refused_traced(container, held[0].tid, held[0].tracer)
         if passed > DISK_TIMEOUT:
-            raise refusal(container, next(iter(seen)))
+            raise refusal(container, next(iter(observed)))
         await asyncio.sleep(STEP)
-        seen &= await asyncio.to_thread(stuck, container.tasks())
+        observed &= await asyncio.to_thread(stuck, container.tasks())
 
 
 def blamed(container: Container, tasks: Iterable[Stuck]) -> Unstoppable:
@@ -206,14 +206,14 @@ class StallDetector:
         self._last: set[Stuck] = set()
         self._since = 0.0
 
-    def look(self) -> Stuck | None:
+    def poll(self) -> Stuck | None:
         """The task for which it waits in vain, once that has lasted. Blocks for some microseconds."""
         tid = awaited(self._waiter)
-        now = {each for each in stuck_task(tid) if each.vforked} if tid is not None else set()
+        now = {item for item in stuck_task(tid) if item.vforked} if tid is not None else set()
         if not now or not (now & self._last):
             self._last, self._since = now, time.monotonic()
             return None
-        found = next(iter(now))
-        if found.pid not in self._container.tasks() or awaited(self._waiter) != tid:
+        result = next(iter(now))
+        if result.pid not in self._container.tasks() or awaited(self._waiter) != tid:
             return None
-        return found if time.monotonic() - self._since > HELD_TIMEOUT else None
+        return result if time.monotonic() - self._since > HELD_TIMEOUT else None

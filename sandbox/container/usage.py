@@ -51,12 +51,12 @@ def fields(text: str) -> dict[str, int]:
     >>> fields("8:0 rbytes=5 wbytes=1\\n8:16 rbytes=2 wbytes=0\\n")
     {'rbytes': 7, 'wbytes': 1}
     """
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for word in text.split():
         name, equals, value = word.partition("=")
         if equals and value.isdigit():
-            found[name] = found.get(name, 0) + int(value)
-    return found
+            result[name] = result.get(name, 0) + int(value)
+    return result
 
 
 def _of_tasks(pids: list[int]) -> tuple[int | None, int | None]:

@@ -56,12 +56,12 @@ def find(inside: SandboxRoot, who: int | str) -> User:
     return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
 
 
-def known_users(inside: SandboxRoot) -> dict[str, User]:
+def existing_users(inside: SandboxRoot) -> dict[str, User]:
     """All users of the sandbox, in the order of its file. Blocks."""
     return parse(_table(inside, PASSWD).text)
 
 
-def known_groups(inside: SandboxRoot) -> dict[str, GroupEntry]:
+def existing_groups(inside: SandboxRoot) -> dict[str, GroupEntry]:
     """All its groups. Blocks."""
     return parse_groups(_table(inside, GROUP).text)
 
@@ -87,21 +87,21 @@ def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
     >>> resolve("crab:staff", UserTable("crab:x:1000:100:Crab:/home/crab:/bin/sh"), UserTable("staff:x:50:crab"))
     User(uid=1000, gid=50, home='/home/crab', groups=())
     """
-    name, wanted = _words(who)
-    known = parse(passwd.text)
-    if (user := known.get(name)) is None:
+    name, target = _words(who)
+    existing = parse(passwd.text)
+    if (user := existing.get(name)) is None:
         if (uid := _number(name)) is None:
             raise _unknown("user", name, PASSWD, passwd)
         name, user = next(
-            ((other, each) for other, each in known.items() if each.uid == uid), ("", User(uid, uid, "/"))
+            ((other, item) for other, item in existing.items() if item.uid == uid), ("", User(uid, uid, "/"))
         )
     groups = parse_groups(group.text)
-    if wanted is not None:
-        gid = groups[wanted].gid if wanted in groups else _number(wanted)
+    if target is not None:
+        gid = groups[target].gid if target in groups else _number(target)
         if gid is None:
-            raise _unknown("group", wanted, GROUP, group)
+            raise _unknown("group", target, GROUP, group)
         return User(user.uid, gid, user.home)
-    more = sorted({each.gid for each in groups.values() if name in each.members} - {user.gid})
+    more = sorted({item.gid for item in groups.values() if name in item.members} - {user.gid})
     if len(more) > MAX_GROUPS:
         raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", hint=f"say which one, as {name[:64]}:GROUP")
     return User(user.uid, user.gid, user.home, tuple(more))
@@ -113,14 +113,14 @@ def parse(text: str) -> dict[str, User]:
     >>> parse("crab:x:1000:100:Crab:/home/crab:/bin/sh")
     {'crab': User(uid=1000, gid=100, home='/home/crab', groups=())}
     """
-    found: dict[str, User] = {}
+    result: dict[str, User] = {}
     for line in text.splitlines():
         fields = line.split(":")
         if len(fields) < 6 or (uid := _number(fields[2])) is None or (gid := _number(fields[3])) is None:
             continue
         home = fields[5] if fields[5].startswith("/") and "\0" not in fields[5] else "/"
-        found.setdefault(fields[0], User(uid, gid, home))
-    return found
+        result.setdefault(fields[0], User(uid, gid, home))
+    return result
 
 
 def parse_groups(text: str) -> dict[str, GroupEntry]:
@@ -129,12 +129,12 @@ def parse_groups(text: str) -> dict[str, GroupEntry]:
     >>> parse_groups("staff:x:50:crab")["staff"].gid
     50
     """
-    found: dict[str, GroupEntry] = {}
+    result: dict[str, GroupEntry] = {}
     for line in text.splitlines():
         fields = line.split(":")
         if len(fields) >= 4 and (gid := _number(fields[2])) is not None:
-            found.setdefault(fields[0], GroupEntry(gid, frozenset(filter(None, fields[3].split(",")))))
-    return found
+            result.setdefault(fields[0], GroupEntry(gid, frozenset(filter(None, fields[3].split(",")))))
+    return result
 
 
 def _words(who: int | str) -> tuple[str, str | None]:

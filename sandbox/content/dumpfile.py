@@ -97,12 +97,13 @@ def hashed(
     directory: Path,
     like: HashedImages | None = None,
     *,
-    known: PageHashes | None = None,
+    existing: PageHashes | None = None,
     cache: Lists | None = None,
 ) -> HashedImages:
     """Hash the pages of an image directory. Blocks, needs a processor and no disk.
 
-    `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again. `known`: the hashes.
+    `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again. `existing`: the
+    hashes.
     `cache`: holds the hashes of files of pages that several captures share (:mod:`sandbox.content.layers`).
     """
     before = {} if like is None else like.pages
@@ -113,7 +114,7 @@ def hashed(
     orders: dict[str, np.ndarray] = {}
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(LEFT_OUT))
-    full = {each.pagemap: f"{directory}/{layers.BELOW}/{each.pagemap}" for each in spread.values()}
+    full = {item.pagemap: f"{directory}/{layers.BELOW}/{item.pagemap}" for item in spread.values()}
     for name in names:
         if name in spread:
             pages[name], orders[name] = _of_layers(directory, name, spread[name], cache)
@@ -121,7 +122,7 @@ def hashed(
         elif name.startswith("pages-"):
             raw += (directory / name).stat().st_size
             chunks = list(_chunks(directory / name))
-            if known is not None and len(hashes := known.get(name, NOTHING)) * PAGE == sum(map(len, chunks)):
+            if existing is not None and len(hashes := existing.get(name, NOTHING)) * PAGE == sum(map(len, chunks)):
                 parts = np.split(hashes, range(READ_STEP // PAGE, len(hashes), READ_STEP // PAGE))
                 pages[name] = [
                     HashedPages(chunk, part, np.asarray(part.any(axis=1)))
@@ -132,7 +133,7 @@ def hashed(
                     alike = itertools.chain(before.get(name, ()), itertools.repeat(None))
                     pages[name] = list(pool.map(hash_pages, chunks, alike))
         else:
-            images[name] = whole(full.get(name, f"{directory}/{name}"))
+            images[name] = complete(full.get(name, f"{directory}/{name}"))
             raw += len(images[name])
     return HashedImages(images, pages, raw, orders)
 
@@ -145,12 +146,12 @@ def _of_layers(directory: Path, name: str, spread: Layers, cache: Lists | None) 
         chosen = np.flatnonzero(spread.layer == index)
         places = spread.place[chosen]
         data = layers.mapped(layers.file_of(directory, name, spread, index))
-        known = None if cache is None else cache.find(f"layer {layer}")
-        if known is None:
-            known = {"hashes": _hashes(data)}
+        existing = None if cache is None else cache.find(f"layer {layer}")
+        if existing is None:
+            existing = {"hashes": _hashes(data)}
             if cache is not None:
-                cache.remember(f"layer {layer}", known)
-        hashes = known["hashes"][places]
+                cache.remember(f"layer {layer}", existing)
+        hashes = existing["hashes"][places]
         parts.append(HashedPages(data, hashes, hashes.any(axis=1), places, layer))
         order[chosen] = count + np.arange(len(chosen))
         count += len(chosen)
@@ -161,11 +162,11 @@ def _hashes(data: memoryview) -> np.ndarray:
     """Of all pages, [n, 32] uint8; zeros for the zero page."""
     steps = [data[first : first + READ_STEP] for first in range(0, len(data), READ_STEP)]
     with ThreadPoolExecutor(COMPARING) as pool:
-        found = list(pool.map(hash_pages, steps))
-    return np.concatenate([NOTHING, *(np.where(each.filled[:, None], each.hashes, 0) for each in found)])
+        result = list(pool.map(hash_pages, steps))
+    return np.concatenate([NOTHING, *(np.where(item.filled[:, None], item.hashes, 0) for item in result)])
 
 
-def whole(path: str) -> bytes:
+def complete(path: str) -> bytes:
     """A file as it is, with as few system calls as can be: of a thousand threads there are as many images, and each
     call lets another thread take the interpreter."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -194,11 +195,11 @@ def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: 
         raise _full(into.parent, given.raw_bytes, reserve) from error
 
 
-def _full(directory: Path, wanted: int, reserve: int) -> NoSpace:
+def _full(directory: Path, target: int, reserve: int) -> NoSpace:
     free = shutil.disk_usage(directory).free
     return NoSpace(
         f"the disk of {directory} has {free >> 20} MiB free; the checkpoint may need "
-        f"{max(1, -(free - wanted - reserve >> 20))} MiB more",
+        f"{max(1, -(free - target - reserve >> 20))} MiB more",
         hint="remove checkpoints or sandboxes, or give the state directory a larger disk",
     )
 
@@ -217,10 +218,10 @@ def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int, owner
                     raise _full(into.parent, left, reserve)
                 added.append(store.add(part, owner))
                 left -= size
-            new_pages += sum(each.new_pages for each in added)
-            new_bytes += sum(each.new_bytes for each in added)
+            new_pages += sum(item.new_pages for item in added)
+            new_bytes += sum(item.new_bytes for item in added)
             pages[name] = differences(
-                given.ordered(name, [each.numbers for each in added], np.zeros(0, np.uint64)).astype(np.uint64)
+                given.ordered(name, [item.numbers for item in added], np.zeros(0, np.uint64)).astype(np.uint64)
             )
             count += len(pages[name]) // 8
         size = publish(into, DumpFile(images=given.images, pages=pages, page_count=count, raw_bytes=given.raw_bytes))
@@ -253,11 +254,13 @@ def read(path: Path) -> DumpFile:
 def page_lists(packed: DumpFile, dump: str, store: PageStore) -> PageLists:
     """Of each file of pages of the dump with this name. Blocks."""
     numbers = {name: packed.numbers(name) for name in sorted(packed.pages)}
-    known = store.lists.find(dump)
-    if known is None or {name: len(each) for name, each in numbers.items()} != {n: len(k) for n, k in known.items()}:
-        known = {name: store.digests(each) for name, each in numbers.items()}
-        store.lists.remember(dump, known)
-    return {name: (each, known[name]) for name, each in numbers.items()}
+    existing = store.lists.find(dump)
+    if existing is None or {name: len(item) for name, item in numbers.items()} != {
+        n: len(k) for n, k in existing.items()
+    }:
+        existing = {name: store.digests(item) for name, item in numbers.items()}
+        store.lists.remember(dump, existing)
+    return {name: (item, existing[name]) for name, item in numbers.items()}
 
 
 def unpack(path: Path, directory: Path, store: PageStore) -> None:

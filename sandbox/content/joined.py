@@ -24,23 +24,23 @@ END = bytes([FrameKind.END]) + HASH.to_bytes(4, "little")  # of a stream; its ha
 
 def joined(streams: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """The newest stream first, then the one that it builds upon, and so on."""
-    writer, wanted = transfer.TransferWriter(), ExpectedContent()
+    writer, target = transfer.TransferWriter(), ExpectedContent()
     for number, stream in enumerate(streams):
         reader, came = transfer.Reader(), set[bytes]()
         for data in stream:
             for kind, value in reader.feed(data):
                 if kind is FrameKind.PART:
-                    if value.content in wanted.contents:
+                    if value.content in target.contents:
                         came.add(value.content)
                         yield writer.frame(kind, msgspec.msgpack.encode(value))
                 elif kind is FrameKind.PAGES:
-                    if found := wanted.taken(value):
-                        yield writer.pages(found)
+                    if result := target.taken(value):
+                        yield writer.pages(result)
                 elif number == 0:
-                    yield wanted.noted(writer, kind, value)
+                    yield target.noted(writer, kind, value)
         reader.finish()
-        wanted.contents -= came  # only now: a content comes in many pieces
-    if wanted.contents or wanted.pages:
+        target.contents -= came  # only now: a content comes in many pieces
+    if target.contents or target.pages:
         raise Protocol("the streams of a checkpoint lack something", hint="use an older copy")
     yield writer.end()
 
@@ -62,18 +62,18 @@ class ExpectedContent:
                     raise Protocol("a stream of a store tells pages as changes", hint="use an older copy")
                 self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
             case _:
-                self.contents |= {each.content for each in value if each.size}
+                self.contents |= {item.content for item in value if item.size}
         return writer.frame(kind, msgspec.msgpack.encode(value))
 
     def taken(self, data: bytes) -> bytes:
         """Those of some pages that are still wanted."""
-        found = []
+        result = []
         for page in (data[at : at + PAGE] for at in range(0, len(data), PAGE)):
             digest = blake3(page).digest()
             if digest in self.pages:
                 self.pages.remove(digest)
-                found.append(page)
-        return b"".join(found)
+                result.append(page)
+        return b"".join(result)
 
 
 class StreamChecker:
@@ -84,9 +84,9 @@ class StreamChecker:
 
     def feed(self, data: bytes) -> None:
         both = self._last + data
-        kept = len(END) + HASH
-        self._hash.update(both[:-kept])
-        self._last = both[-kept:]
+        retained = len(END) + HASH
+        self._hash.update(both[:-retained])
+        self._last = both[-retained:]
 
     def finish(self) -> None:
         """Raises Protocol unless the stream was whole."""

@@ -88,8 +88,8 @@ def present(directory: Path) -> bool:
 def write(directory: Path, files: dict[str, Layers]) -> None:
     """Say where the pages of a capture lie; the files and maps are in BELOW already."""
     stored = {
-        name: StoredLayers(each.pagemap, list(each.names), each.runs().astype("<i8").tobytes())
-        for name, each in files.items()
+        name: StoredLayers(item.pagemap, list(item.names), item.runs().astype("<i8").tobytes())
+        for name, item in files.items()
     }
     (directory / BELOW / TABLE).write_bytes(msgspec.msgpack.encode(StoredTable(stored)))
 
@@ -102,8 +102,8 @@ def read(directory: Path) -> dict[str, Layers]:
     try:
         table = msgspec.msgpack.decode(path.read_bytes(), type=StoredTable)
         return {
-            name: Layers.of(each.pagemap, each.names, np.frombuffer(each.runs, "<i8").reshape(-1, 4).astype(np.int64))
-            for name, each in table.files.items()
+            name: Layers.of(item.pagemap, item.names, np.frombuffer(item.runs, "<i8").reshape(-1, 4).astype(np.int64))
+            for name, item in table.files.items()
         }
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointFailed(f"{path} cannot be read: {error}", hint="the checkpoint is damaged") from error

@@ -21,27 +21,27 @@ class Lists:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._size = 0
-        self._kept: OrderedDict[str, PageHashes] = OrderedDict()
+        self._retained: OrderedDict[str, PageHashes] = OrderedDict()
         self._lock = threading.Lock()
 
     def remember(self, dump: str, hashes: PageHashes) -> None:
         with self._lock:
             self._drop(dump)
-            self._kept[dump] = hashes
+            self._retained[dump] = hashes
             self._size += _bytes(hashes)
             while self._size > self._limit:
-                self._drop(next(iter(self._kept)))
+                self._drop(next(iter(self._retained)))
 
     def find(self, dump: str) -> PageHashes | None:
         with self._lock:
-            if dump in self._kept:
-                self._kept.move_to_end(dump)
-            return self._kept.get(dump)
+            if dump in self._retained:
+                self._retained.move_to_end(dump)
+            return self._retained.get(dump)
 
     def _drop(self, dump: str) -> None:
-        if (gone := self._kept.pop(dump, None)) is not None:
+        if (gone := self._retained.pop(dump, None)) is not None:
             self._size -= _bytes(gone)
 
 
 def _bytes(hashes: PageHashes) -> int:
-    return sum(each.nbytes for each in hashes.values())
+    return sum(item.nbytes for item in hashes.values())

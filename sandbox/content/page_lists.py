@@ -43,7 +43,7 @@ class PageListDelta:
     before: bytes | None  # hash of the list before; None: this is the whole one
 
     @classmethod
-    def told(cls, frames: Sequence[PageList]) -> PageListDelta:
+    def reported(cls, frames: Sequence[PageList]) -> PageListDelta:
         """Of all frames of one list. Raises Protocol."""
         hashes = np.frombuffer(b"".join(frame.hashes for frame in frames), np.uint8).reshape(-1, HASH)
         ((count, before), *others) = {(frame.count, frame.before) for frame in frames}
@@ -61,11 +61,11 @@ class PageListDelta:
 
     def over(self, before: np.ndarray, values: np.ndarray) -> np.ndarray:
         """`before` [n, ...] with `values` at the places. Raises Protocol where something is at no place, or missing."""
-        kept = 0 if self.before is None else min(len(before), self.count)
-        beyond = np.unique(self.places[self.places >= kept])
-        if len(beyond) != self.count - kept or (len(beyond) and int(beyond[-1]) >= self.count):
+        retained = 0 if self.before is None else min(len(before), self.count)
+        beyond = np.unique(self.places[self.places >= retained])
+        if len(beyond) != self.count - retained or (len(beyond) and int(beyond[-1]) >= self.count):
             raise Protocol("a list of memory pages has gaps")
         made = np.zeros((self.count, *values.shape[1:]), dtype=values.dtype)
-        made[:kept] = before[:kept]
+        made[:retained] = before[:retained]
         made[self.places] = values
         return made

@@ -115,12 +115,12 @@ def hash_pages(data: memoryview | bytes, like: HashedPages | None = None) -> Has
 
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Which rows of two arrays of pages differ, [n] bool: in parts, most of which are the same."""
-    found = np.zeros(len(one), dtype=bool)
+    result = np.zeros(len(one), dtype=bool)
     for first in range(0, len(one), COMPARED):
         a, b = one[first : first + COMPARED], other[first : first + COMPARED]
         if library.memcmp(ctypes.c_void_p(a.ctypes.data), ctypes.c_void_p(b.ctypes.data), ctypes.c_size_t(a.nbytes)):
-            found[first : first + COMPARED] = (a != b).any(axis=1)
-    return found
+            result[first : first + COMPARED] = (a != b).any(axis=1)
+    return result
 
 
 class PageStore:
@@ -212,34 +212,34 @@ class PageStore:
 
     def _numbers_in(self, given: HashedPages, owner: str) -> np.ndarray:
         """The numbers of pages of a layer that were added before, if no page of the store went since; else zeros."""
-        known = self.lists.find(f"numbers {self._swept} {owner} {given.layer}") if given.layer else None
-        if known is None or given.places is None:
+        existing = self.lists.find(f"numbers {self._swept} {owner} {given.layer}") if given.layer else None
+        if existing is None or given.places is None:
             return np.zeros(len(given.filled), dtype=np.uint64)
-        numbers: np.ndarray = known["numbers"][given.places]
+        numbers: np.ndarray = existing["numbers"][given.places]
         return numbers
 
     def _remember_numbers(self, given: HashedPages, owner: str, numbers: np.ndarray) -> None:
         if not given.layer or given.places is None:
             return
         name = f"numbers {self._swept} {owner} {given.layer}"
-        known = self.lists.find(name)
-        every = np.zeros(len(given.data) // PAGE, np.uint64) if known is None else known["numbers"].copy()
+        existing = self.lists.find(name)
+        every = np.zeros(len(given.data) // PAGE, np.uint64) if existing is None else existing["numbers"].copy()
         every[given.places] = numbers
         self.lists.remember(name, {"numbers": every})
 
-    def known(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+    def existing(self, digests: Iterable[bytes]) -> dict[bytes, int]:
         """The numbers of those pages that are stored, of any owner: for imports, which only administrators ask for.
 
         Inside `writing` they stay.
         """
-        found: dict[bytes, int] = {}
+        result: dict[bytes, int] = {}
         with self._lock:
             for digest in digests:
                 number = self._find(digest, None)
                 if number is not None:
-                    found[digest] = number
+                    result[digest] = number
                     self._met.add(number // SLOTS)
-        return found
+        return result
 
     def _find(self, digest: bytes, owner: str | None) -> int | None:
         number = self._hashes.get((digest, owner or ""))
@@ -302,8 +302,8 @@ class PageStore:
     def _drop_unknown_segments(self) -> None:
         """A crash may leave a segment file that the index never came to know, or one that it has forgotten."""
         with self._lock:
-            known = {row[0] for row in self._db.execute("SELECT id FROM segments")}
-        self._segments.keep_only(known)
+            existing = {row[0] for row in self._db.execute("SELECT id FROM segments")}
+        self._segments.keep_only(existing)
 
     # ----------------------------------------------------------------- reading
 
@@ -397,7 +397,7 @@ class PageStore:
         """Whether it is known of one of these pages that it is damaged."""
         with self._lock:
             lost = [number for (number,) in self._db.execute("SELECT id FROM lost")]
-        return bool(lost) and any(np.isin(each, np.array(lost, np.uint64)).any() for each in lists)
+        return bool(lost) and any(np.isin(item, np.array(lost, np.uint64)).any() for item in lists)
 
     # ----------------------------------------------------------------- verifying
 
@@ -416,12 +416,12 @@ class PageStore:
     def _check_block(self, block: int, data: bytes) -> None:
         first = block * SLOTS
         with self._lock:
-            known = self._db.execute(
+            existing = self._db.execute(
                 "SELECT id, hash FROM pages WHERE id BETWEEN ?1 AND ?2"
                 " UNION ALL SELECT id, hash FROM lost WHERE id BETWEEN ?1 AND ?2",
                 (first, first + SLOTS - 1),
             ).fetchall()
-        slots = {number - first: digest for number, digest in known}
+        slots = {number - first: digest for number, digest in existing}
         for slot in range(len(data) // PAGE):
             if blake3(data[slot * PAGE : (slot + 1) * PAGE]).digest() != slots.get(slot):
                 self._condemn(block)
@@ -444,8 +444,8 @@ class PageStore:
             for numbers in marks():
                 live.update(np.unique(numbers // SLOTS).tolist())
             with self._lock:
-                known = [row[0] for row in self._db.execute("SELECT id FROM blocks ORDER BY id")]
-            dead = [block for block in known if block not in live]
+                existing = [row[0] for row in self._db.execute("SELECT id FROM blocks ORDER BY id")]
+            dead = [block for block in existing if block not in live]
             blocks = size = pages = 0
             for first in range(0, len(dead), SWEEP):
                 freed = self._sweep(dead[first : first + SWEEP])

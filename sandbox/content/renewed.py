@@ -47,10 +47,10 @@ class Former:
                 os.unlink(entry.path)
         for name, content in images.items():
             (self.directory / name).write_bytes(content)
-        for name, wanted in pages.items():
+        for name, target in pages.items():
             fd = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.ftruncate(fd, len(wanted) * PAGE)
+                os.ftruncate(fd, len(target) * PAGE)
                 for place, data in writes[name]:
                     os.pwrite(fd, data, place * PAGE)
             finally:
@@ -60,22 +60,22 @@ class Former:
         self, pages: Mapping[str, np.ndarray], came: Mapping[bytes, bytes]
     ) -> dict[str, list[tuple[int, bytes]]]:
         """What is to be written where, all read before anything is overwritten."""
-        known: dict[bytes, bytes | memoryview] = {ZERO_HASH: bytes(PAGE), **came}
+        existing: dict[bytes, bytes | memoryview] = {ZERO_HASH: bytes(PAGE), **came}
         writes: dict[str, list[tuple[int, bytes]]] = {}
         searched = False
-        for name, wanted in pages.items():
+        for name, target in pages.items():
             parts = [part.hashes for part in self.hashed.pages.get(name, ())]
             before = np.concatenate([np.zeros((0, HASH), np.uint8), *parts])
-            both = min(len(before), len(wanted))
-            changed = np.ones(len(wanted), dtype=bool)
-            changed[:both] = (before[:both] != wanted[:both]).any(axis=1)
+            both = min(len(before), len(target))
+            changed = np.ones(len(target), dtype=bool)
+            changed[:both] = (before[:both] != target[:both]).any(axis=1)
             places = np.flatnonzero(changed).tolist()
-            found = [wanted[place].tobytes() for place in places]
-            if not searched and not known.keys() >= set(found):
-                known, searched = {**self._index(), **known}, True
-            if missing := len(set(found) - known.keys()):
+            result = [target[place].tobytes() for place in places]
+            if not searched and not existing.keys() >= set(result):
+                existing, searched = {**self._index(), **existing}, True
+            if missing := len(set(result) - existing.keys()):
                 raise Lacking(f"{missing} memory pages neither came nor are here", hint="export it again in full")
-            writes[name] = [(place, bytes(known[each])) for place, each in zip(places, found, strict=True)]
+            writes[name] = [(place, bytes(existing[item])) for place, item in zip(places, result, strict=True)]
         return writes
 
     def _index(self) -> dict[bytes, memoryview]:

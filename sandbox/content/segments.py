@@ -73,10 +73,10 @@ class Segments:
         with open(self.path(segment), "rb") as file:
             return os.pread(file.fileno(), length, offset)
 
-    def keep_only(self, known: set[int]) -> None:
+    def keep_only(self, existing: set[int]) -> None:
         """Remove all other segments."""
         for path in self.directory.glob("*.segment"):
-            if int(path.stem) not in known:
+            if int(path.stem) not in existing:
                 path.unlink()
 
     def punch(self, holes: Iterable[Hole]) -> None:
@@ -85,10 +85,10 @@ class Segments:
         for hole in holes:
             by_segment.setdefault(hole.segment, []).append(hole)
         libc = ctypes.CDLL(None, use_errno=True)
-        for segment, found in by_segment.items():
+        for segment, result in by_segment.items():
             if not self.path(segment).exists():
                 continue
             with open(self.path(segment), "r+b") as file:
-                for hole in found:
+                for hole in result:
                     where = ctypes.c_long(hole.offset), ctypes.c_long(hole.length)
                     libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *where)

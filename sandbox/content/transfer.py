@@ -290,10 +290,10 @@ class Reader:
                     check_image(image)
             case FrameKind.LIST:
                 check_page_file(value.name)
-                told = len(value.hashes) // HASH
+                reported = len(value.hashes) // HASH
                 self._need(len(value.hashes) % HASH == 0, "odd hashes")
-                self._need(len(value.places) == (PLACE * told if value.count >= 0 else 0), "places")
-                self._pages += told
+                self._need(len(value.places) == (PLACE * reported if value.count >= 0 else 0), "places")
+                self._pages += reported
                 self._need(max(self._pages, value.count) <= MAX_PAGES, "memory pages")
             case FrameKind.PART:
                 self._need(len(value.content) == HASH and 0 <= value.size <= PART_SIZE and value.offset >= 0, "content")
@@ -305,21 +305,21 @@ class Reader:
             raise Protocol(f"the stream holds too many or too large {what}")
 
 
-def unpack(packed: bytes, most: int) -> bytes:
-    """Decompress at most `most` bytes."""
+def unpack(packed: bytes, limit: int) -> bytes:
+    """Decompress at most `limit` bytes."""
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed)
-        data = reader.read(most + 1)
+        data = reader.read(limit + 1)
     except (zstandard.ZstdError, MemoryError) as error:
         raise Protocol(f"compressed data cannot be read: {error}") from None
-    if len(data) > most:
-        raise Protocol(f"compressed data holds more than {most} bytes")
+    if len(data) > limit:
+        raise Protocol(f"compressed data holds more than {limit} bytes")
     return data
 
 
 # ---------------------------------------------------------------------------- what values may be
 
-KEPT = ("user.", "security.capability")  # extended attributes that travel
+RETAINED = ("user.", "security.capability")  # extended attributes that travel
 ACLS = ("system.posix_acl_access", "system.posix_acl_default")  # and those that hold ids
 OPAQUE = "trusted.overlay.opaque"  # this directory hides the one below
 REDIRECT = "trusted.overlay.redirect"  # this directory continues one of the image that had another name
@@ -378,7 +378,7 @@ def check_entry(number: int, entry: Entry) -> None:
         total += len(name) + len(value)
         opaque = name == OPAQUE and entry.kind == "d" and value in (b"y", b"x")
         moved = name == REDIRECT and entry.kind == "d" and _stays_below(value)
-        plain = name.startswith(KEPT) and entry.kind in "df" and len(name) <= MAX_NAME and "\0" not in name
+        plain = name.startswith(RETAINED) and entry.kind in "df" and len(name) <= MAX_NAME and "\0" not in name
         rights = name in ACLS[: 2 if entry.kind == "d" else 1] and entry.kind not in "lw" and _names_own_ids(value)
         if not (opaque or moved or plain or rights) or total > MAX_EXTENDED:
             raise Protocol(f"entry {number} has the extended attribute {name[:40]!r}")
@@ -469,7 +469,7 @@ class Have(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, pages: Iterable[bytes], contents: Iterable[bytes]) -> Have:
-        return cls(*(b"".join(sorted({each[:HAVE_HASH] for each in side})) for side in (pages, contents)))
+        return cls(*(b"".join(sorted({item[:HAVE_HASH] for item in side})) for side in (pages, contents)))
 
     def joined(self, other: Have) -> Have:
         return Have(self.pages + other.pages, self.contents + other.contents)

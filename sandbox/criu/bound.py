@@ -28,14 +28,14 @@ def named(pid: int) -> dict[int, str]:
 
     Of connected ones with the same name one is enough: those that a listener accepts all have its name.
     """
-    found: dict[int, str] = {}
-    seen: set[bytes] = set()
+    result: dict[int, str] = {}
+    observed: set[bytes] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/net/unix", "rb") as table:
         for state, inode, name in _LINE.findall(table.read()):
-            if not name.startswith(b"@") and not (state == _CONNECTED and name in seen):
-                seen.add(name)
-                found[int(inode)] = os.fsdecode(name)
-    return found
+            if not name.startswith(b"@") and not (state == _CONNECTED and name in observed):
+                observed.add(name)
+                result[int(inode)] = os.fsdecode(name)
+    return result
 
 
 @contextlib.contextmanager

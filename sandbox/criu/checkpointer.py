@@ -148,13 +148,13 @@ class Checkpointer:
     ) -> dump.Dump:
         tried: set[type[PagurusError]] = set()
         while True:
-            known = self._watched.get(container.spec.id, [])
+            existing = self._watched.get(container.spec.id, [])
             process = await self._ready(container, outside=dump.NewObjects in tried, hold=hold)
             tracker = self._tracker_of(container) if process.tracks else None
             try:
                 if tracker is not None:
                     await asyncio.to_thread(tracker.prepare, container, process.images)
-                done = await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known, tracker=tracker)
+                done = await dump.dump(container, dest, process, on_frozen=on_frozen, watched=existing, tracker=tracker)
                 if tracker is not None:
                     await asyncio.to_thread(tracker.finish, dest)
                 return done
@@ -165,10 +165,10 @@ class Checkpointer:
                 if tracker is not None:
                     tracker.lose()
                 if isinstance(error, dump.UnknownWatch):
-                    found = await asyncio.to_thread(inotify.find, container)
-                    if set(found) <= set(known):
+                    result = await asyncio.to_thread(inotify.find, container)
+                    if set(result) <= set(existing):
                         raise  # gone, or too far away
-                    self._watched[container.spec.id] = found
+                    self._watched[container.spec.id] = result
             await asyncio.to_thread(_empty, dest)
 
     async def warm(self, container: Container) -> None:
@@ -185,20 +185,20 @@ class Checkpointer:
         await self._warm_dump(container, hold=hold)
 
     async def _warm_dump(self, container: Container, *, hold: bool = False) -> None:
-        kept = self._warm.get(container.spec.id)
-        if kept is None or not kept.fits() or kept.holds != hold:
+        retained = self._warm.get(container.spec.id)
+        if retained is None or not retained.fits() or retained.holds != hold:
             made = await self._start_dump(container, hold=hold)
-            if (kept := self._warm.get(container.spec.id)) is not None:
-                kept.close()
+            if (retained := self._warm.get(container.spec.id)) is not None:
+                retained.close()
             self._warm[container.spec.id] = made
 
     async def _warm_restore(self, container: Container) -> None:
-        kept = self._waiting.get(container.spec.id)
-        if kept is None or not kept.worker.alive():
+        retained = self._waiting.get(container.spec.id)
+        if retained is None or not retained.worker.alive():
             with contextlib.suppress(ShimError):  # the shim of an older version
                 made = await restoring.wait(container, self.cache, self._images_of(container), self._notes)
-                if (kept := self._waiting.get(container.spec.id)) is not None:
-                    kept.worker.close()
+                if (retained := self._waiting.get(container.spec.id)) is not None:
+                    retained.worker.close()
                 self._waiting[container.spec.id] = made
 
     def _warm_later(self, container: Container) -> None:
@@ -226,11 +226,11 @@ class Checkpointer:
         return self._waiting.pop(sandbox, None)
 
     async def _ready(self, container: Container, *, outside: bool, hold: bool) -> dump.Ready:
-        kept = await self._warmed(container.spec.id)
-        if kept is not None and kept.fits() and kept.holds == hold and not outside:
-            return kept
-        if kept is not None:
-            kept.close()
+        retained = await self._warmed(container.spec.id)
+        if retained is not None and retained.fits() and retained.holds == hold and not outside:
+            return retained
+        if retained is not None:
+            retained.close()
         return await self._start_dump(container, outside=outside, hold=hold)
 
     async def _start_dump(self, container: Container, *, outside: bool = False, hold: bool = False) -> dump.Ready:
@@ -241,7 +241,7 @@ class Checkpointer:
             undo.callback(images.rmdir)
             freezer = passed.enter_context(restoring.RestoreHold(container).file()) if hold else None
             ready = await dump.ready(
-                container, self.cache, images, outside=outside, found=[self._notes, freezer], tracks=self._tracks
+                container, self.cache, images, outside=outside, result=[self._notes, freezer], tracks=self._tracks
             )
             undo.pop_all()
         return dataclasses.replace(ready, holds=hold)
@@ -267,9 +267,9 @@ class Checkpointer:
         self._watched.pop(container.spec.id, None)
         if (tracker := self._trackers.pop(container.spec.id, None)) is not None:
             await asyncio.to_thread(tracker.close)
-        kept = await self._warmed(container.spec.id)
-        if kept is not None:
-            kept.close()
+        retained = await self._warmed(container.spec.id)
+        if retained is not None:
+            retained.close()
         waiting = None if restoring else await self._waited(container.spec.id)
         if waiting is not None:
             waiting.worker.close()
@@ -390,7 +390,7 @@ class Checkpointer:
             if adapted.locks:
                 await asyncio.to_thread(_lock, container, adapted.locks, hold)
             if verify is not None:
-                await self._verify(container, *verify, hold, adapted.made_anew)
+                await self._verify(container, *verify, hold, adapted.recreated)
             if adapted.stopped:
                 await asyncio.to_thread(amend.stop, container, adapted.stopped)
             await container.limit()
@@ -421,10 +421,10 @@ class Checkpointer:
             await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
             if (init := container.init_pid) is not None:
                 await asyncio.to_thread(amend.set_times, init, times)
-            found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
-            if found:
+            result = await asyncio.to_thread(_compare, images, again, reference, container.tree)
+            if result:
                 raise NotEqual(
-                    f"the restored state differs in {len(found)} points: " + "; ".join(found),
+                    f"the restored state differs in {len(result)} points: " + "; ".join(result),
                     hint="restore an older checkpoint",
                     sandbox=container.spec.id,
                 )
@@ -436,8 +436,8 @@ class Checkpointer:
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
         await asyncio.gather(*self._warming.values(), *self._readying.values(), *self._dropping, return_exceptions=True)
-        for kept in self._warm.values():
-            kept.close()
+        for retained in self._warm.values():
+            retained.close()
         for waiting in self._waiting.values():
             waiting.worker.close()
         self._warm.clear()
@@ -462,12 +462,12 @@ def _without(directory: Path, numbers: frozenset[int]) -> int:
 
 
 @going_first()
-def _lock(container: Container, owed: list[locks.Lock], hold: restoring.RestoreHold) -> None:
+def _lock(container: Container, pending: list[locks.Lock], hold: restoring.RestoreHold) -> None:
     """Have the processes of a held tree take the POSIX locks again that CRIU lost."""
-    known = amend.numbers(container)
-    if lost := locks.missing(owed, known):
+    existing = amend.numbers(container)
+    if lost := locks.missing(pending, existing):
         with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as tasks:
-            locks.take(lost, known, tasks)
+            locks.take(lost, existing, tasks)
 
 
 @going_first()
@@ -502,10 +502,10 @@ def _outside_pipes(source: Path) -> list[int]:
 
 
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
-    found = equality.compared(before, after)
+    result = equality.compared(before, after)
     if reference is not None:
-        found += facts.tree_differences(reference / "upper", tree / "upper")
-    return found
+        result += facts.tree_differences(reference / "upper", tree / "upper")
+    return result
 
 
 def _mount_tmpfs(directory: Path) -> None:

@@ -37,7 +37,7 @@ from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
-from sandbox.criu.namespaces import Inside, look
+from sandbox.criu.namespaces import Inside, poll
 from sandbox.criu.open_files import OpenFiles, held_files
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
@@ -117,19 +117,19 @@ async def ready(
     images: Path,
     *,
     outside: bool = False,
-    found: Sequence[int | None] = (),
+    result: Sequence[int | None] = (),
     tracks: bool = False,
 ) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
-    IPC, though there are no System V objects now; they come and go. `found`: see :attr:`sandbox.criu.rpc.Root.found`.
+    IPC, though there are no System V objects now; they come and go. `result`: see :attr:`sandbox.criu.rpc.Root.result`.
     `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
     try:
-        inside = await asyncio.to_thread(_look, container)
+        inside = await asyncio.to_thread(_poll, container)
     except (ProcessLookupError, SandboxDead) as error:
-        raise _killed_meanwhile(container, f"cannot look into its namespaces: {error}") from error
+        raise _killed_concurrently(container, f"cannot look into its namespaces: {error}") from error
     except OSError as error:
         raise CheckpointFailed(
             f"cannot look into its namespaces: {error}",
@@ -149,26 +149,26 @@ async def ready(
             except ShimError as error:
                 if error.errno != errno.EAGAIN:
                     raise
-            async with container.cgroup.room(container.spec.limits):
+            async with container.cgroup.capacity(container.spec.limits):
                 return await attempt()
         except ShimError as error:
             if error.errno == errno.EAGAIN:
                 why = no_process_left(container)
                 raise CheckpointFailed(f"CRIU: {why.message}", hint=why.hint, sandbox=why.sandbox) from error
-            raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
+            raise _killed_concurrently(container, f"cannot enter its namespaces: {error}") from error
 
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
-        root = rpc.Root(cache, images, found=found, preload=paths.written() if tracks else None)
+        root = rpc.Root(cache, images, result=result, preload=paths.written() if tracks else None)
         worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
         undo.pop_all()
     return Ready(worker, inside, images, tracks=tracks)
 
 
 @going_first()
-def _look(container: Container) -> Inside:
+def _poll(container: Container) -> Inside:
     with closing(container.pidfd()) as pidfd:
-        return look(pidfd)
+        return poll(pidfd)
 
 
 def _unseen(inside: Inside) -> bool:
@@ -249,7 +249,7 @@ async def _attend(container: Container, process: rpc.CriuWorker) -> Unstoppable 
     """
     watch = StallDetector(container, process.pid)
     while container.alive:
-        if (task := watch.look()) is not None:
+        if (task := watch.poll()) is not None:
             process.kill()
             return refusal(container, task)
         await asyncio.sleep(ATTENTION)
@@ -308,8 +308,8 @@ class FrozenWindow:
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
-        kept = sorted(set(self.pids) - self._container.excluded.pids())
-        with settings.looking_at(kept, self._container.tasks) as processes:
+        retained = sorted(set(self.pids) - self._container.excluded.pids())
+        with settings.looking_at(retained, self._container.tasks) as processes:
             refusals.check_frozen(processes, self._container.spec.id)
             self.settings = settings.read(processes)
         if self._last is not None:
@@ -350,23 +350,23 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     CRIU silently leaves out a process that is not below pid 1, and may report success when the processes were killed
     while it read them.
     """
-    known, alive = set(), 0
+    existing, alive = set(), 0
     written = set(os.listdir(directory))
     for entry in rpc.load(directory / "pstree.img"):
         pid = entry["pid"]
-        known.add(pid)
+        existing.add(pid)
         if f"mm-{pid}.img" not in written:
             continue  # a zombie has no memory
         alive += 1
         needed = [f"core-{thread}" for thread in entry.get("threads", [pid])]
         for name in (*needed, f"pagemap-{pid}", f"fs-{pid}", f"ids-{pid}"):
             if f"{name}.img" not in written:
-                raise _killed_meanwhile(container, f"{name}.img is missing")
+                raise _killed_concurrently(container, f"{name}.img is missing")
     if len(pids) < alive or not alive:
-        raise _killed_meanwhile(container, f"{len(pids)} of {alive} lived to the end")
+        raise _killed_concurrently(container, f"{len(pids)} of {alive} lived to the end")
     if len(pids) == alive:
         return alive
-    outside = [f"pid {pid} ({name})" for pid in pids for number, name in [_identify(pid)] if number not in known]
+    outside = [f"pid {pid} ({name})" for pid in pids for number, name in [_identify(pid)] if number not in existing]
     raise CheckpointFailed(
         f"{len(pids) - alive} of {len(pids)} processes are not below pid 1 and would be lost: "
         + (", ".join(outside) or "they have ended meanwhile"),
@@ -408,7 +408,7 @@ def _is_there(container: Container, path: str) -> bool:
     return False
 
 
-def _killed_meanwhile(container: Container, what: str) -> CheckpointFailed:
+def _killed_concurrently(container: Container, what: str) -> CheckpointFailed:
     return CheckpointFailed(
         f"the processes were killed while they were dumped: {what}",
         hint="restore an older checkpoint",
@@ -431,8 +431,8 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
             hint="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
             sandbox=container.spec.id,
         )
-    if re.search("[Uu]n?seiz", text) and (found := traced(container.tasks())) is not None:
-        return refused_traced(container, *found)
+    if re.search("[Uu]n?seiz", text) and (result := traced(container.tasks())) is not None:
+        return refused_traced(container, *result)
     hint = hint_for(text)
     words = _with_names(str(error), container.tasks())
     kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)
@@ -452,20 +452,20 @@ def _with_names(text: str, pids: list[int]) -> str:
     return text
 
 
-def _behind(text: str, number: str, told: str) -> str:
-    """`told` behind the first mention of a number. It may hold what a program calls itself."""
-    return re.sub(rf"\b{number}\b", lambda found: f"{found[0]} [{told}]", text, count=1)
+def _behind(text: str, number: str, reported: str) -> str:
+    """`reported` behind the first mention of a number. It may hold what a program calls itself."""
+    return re.sub(rf"\b{number}\b", lambda result: f"{result[0]} [{reported}]", text, count=1)
 
 
 def _holders(pids: list[int], numbers: set[str]) -> dict[str, str]:
     """Who holds the sockets and pipes with these inode numbers."""
-    found = {}
+    result = {}
     for pid in pids:
         for fd, target in descriptors(pid):
             kind, _, rest = target.partition(":[")
             if (number := rest.rstrip("]")) in numbers and kind in ("socket", "pipe"):
-                found[number] = f"{kind}, descriptor {fd} of {_identify(pid)[1]}"
-    return found
+                result[number] = f"{kind}, descriptor {fd} of {_identify(pid)[1]}"
+    return result
 
 
 def _watches(pid: int) -> list[tuple[int, str]]:

@@ -79,7 +79,7 @@ Facts = dict[str, Any]
 _KINDS = ("reg", "isk", "nsf", "psk", "nlsk", "efd", "epfd", "sgfd", "tunf", "tfd", "ify", "ffy", "ext", "usk", "fifo",
           "pipe", "tty", "memfd", "bpf", "pidfd")  # fmt: skip
 _HANDED_OUT = {"id", "ino", "mnt_id", "ns_id", "pipe_id", "regf_id", "tty_info_id", "inode_id", "peer"}
-_TCP_KEPT = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
+_TCP_RETAINED = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
 
 
 def differences(before: Facts, after: Facts) -> list[str]:
@@ -125,8 +125,8 @@ def compared(before: Path, after: Path) -> list[str]:
 
     Most pages are the same bytes in both: these are compared and not hashed.
     """
-    same = same_pages.found(before, after)
-    return differences(*(_Canonical(each, same).facts | settings.facts(each) for each in (before, after)))
+    same = same_pages.result(before, after)
+    return differences(*(_Canonical(item, same).facts | settings.facts(item) for item in (before, after)))
 
 
 class _Canonical:
@@ -348,10 +348,10 @@ class _Canonical:
             unset = {"id", "rdev", "dev", "termios_locked"}
             if info.get("type") == "PTY" and not body["tty_info_id"] & 1 and body["tty_info_id"] | 1 not in self._tty:
                 unset |= {"termios", "winsize"}
-            kept = {k: v for k, v in info.items() if k not in unset}
-            if "termios" in kept:
-                kept["termios"] = {**kept["termios"], "c_cc": _control_characters(kept["termios"]["c_cc"])}
-            self.facts[f"{label} terminal"] = kept
+            retained = {k: v for k, v in info.items() if k not in unset}
+            if "termios" in retained:
+                retained["termios"] = {**retained["termios"], "c_cc": _control_characters(retained["termios"]["c_cc"])}
+            self.facts[f"{label} terminal"] = retained
         elif kind == "memfd":
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
@@ -364,7 +364,7 @@ class _Canonical:
                 self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
             for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
                 queues = _hash(stream.get("extra"))  # the bytes on their way, in both directions
-                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT} | {"queues": queues}
+                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_RETAINED} | {"queues": queues}
 
     def _contents(self) -> None:
         """What is queued in pipes and sockets, in deleted files and in shared memory."""
@@ -384,7 +384,7 @@ class _Canonical:
                 owner = self._users.get(entry["orig_id"], "?")
             for name, value in _deleted(self._load(f"ghost-file-{entry['remap_id']:x}.img")).items():
                 self.facts[f"{owner} deleted {name}"] = value
-        shared = {each["desc"]["id"]: f"segment {each['desc']['id']}" for each in self._segments()} | self._shared
+        shared = {item["desc"]["id"]: f"segment {item['desc']['id']}" for item in self._segments()} | self._shared
         for number, owner in shared.items():
             for address, page in self._pages(f"pagemap-shmem-{number}.img"):
                 if any(page):
@@ -404,11 +404,11 @@ class _Canonical:
 
     def _segments(self) -> list[dict[str, Any]]:
         """System V shared memory. Its content lies beside it, where pycriu does not look for it."""
-        found = []
+        result = []
         for path in sorted(self._directory.glob(f"{SEGMENTS}*.img")):
             image = image_files.read(path, image_files.messages().ipc_shm_entry)
-            found += [rpc.as_dictionary(entry) for entry in (image.entries if image is not None else ())]
-        return found
+            result += [rpc.as_dictionary(entry) for entry in (image.entries if image is not None else ())]
+        return result
 
 
 def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -484,14 +484,14 @@ def _timers(timers: dict[str, Any]) -> dict[str, Any]:
 
 def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
     """The pending signals but for those that timers sent (siginfo begins with number, errno, code)."""
-    kept = []
+    retained = []
     for entry in queue.get("signals", []):
         info = entry["siginfo"]
         raw = base64.b64decode(info) if isinstance(info, str) else bytes(info)
         number, _, code = struct.unpack_from("=iii", raw)
         if code != SI_TIMER and not (code == SI_KERNEL and number in OF_ITIMERS):
-            kept.append(entry)
-    return kept
+            retained.append(entry)
+    return retained
 
 
 def _hash(value: object) -> str:

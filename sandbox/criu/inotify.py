@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, SandboxDead
-from sandbox.names import told
+from sandbox.names import reported
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
 if TYPE_CHECKING:
@@ -34,25 +34,25 @@ _WATCH = re.compile(rb"^inotify wd:[0-9a-f]+ ino:([0-9a-f]+) ", re.M)
 
 def find(container: Container) -> list[str]:
     """Paths in the sandbox of all watched files that can be found, in the order in which they were found. Blocks."""
-    wanted, near = set(), []
+    target, near = set(), []
     for pid in container.tasks():
-        found = _watched(pid)
-        if found:
-            wanted |= found
+        result = _watched(pid)
+        if result:
+            target |= result
             with contextlib.suppress(OSError):
                 near.append(os.readlink(f"/proc/{pid}/cwd"))
-    if not wanted:
+    if not target:
         return []
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
         # CRIU's request takes no other names; it refuses these watches then.
-        return [path for path in _search(root, [*near, "/"], wanted) if told(path) == path]
+        return [path for path in _search(root, [*near, "/"], target) if reported(path) == path]
     return []
 
 
 def watched(entries: Iterable[Any]) -> dict[str, int]:
     """Path in the sandbox -> inode number of what is watched by it, of the table of open files of a dump."""
     return {
-        told(os.path.normpath("/" + os.fsdecode(watch.f_handle.path).lstrip("/"))): watch.i_ino
+        reported(os.path.normpath("/" + os.fsdecode(watch.f_handle.path).lstrip("/"))): watch.i_ino
         for entry in entries
         if entry.HasField("ify")
         for watch in entry.ify.wd
@@ -62,42 +62,42 @@ def watched(entries: Iterable[Any]) -> dict[str, int]:
 
 def _watched(pid: int) -> set[int]:
     """Inode numbers that a process watches."""
-    found: set[int] = set()
+    result: set[int] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fdinfo"):
             with contextlib.suppress(OSError):
                 content = Path(f"/proc/{pid}/fdinfo/{name}").read_bytes()
-                found.update(int(number, 16) for number in _WATCH.findall(content))
-    return found
+                result.update(int(number, 16) for number in _WATCH.findall(content))
+    return result
 
 
-def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]:
+def _search(root: int, starts: Iterable[str], target: set[int]) -> Iterator[str]:
     """Breadth first from each start, nearest first, until all are found or MAX_ENTRIES entries were seen."""
-    seen = 0
+    observed = 0
     visited: set[int] = set()
     for start in starts:
         with contextlib.suppress(OSError):
-            if (number := _inode(root, start)) in wanted:
-                wanted.discard(number)
+            if (number := _inode(root, start)) in target:
+                target.discard(number)
                 yield start
         queue = deque([start.rstrip("/")])
-        while queue and wanted:
+        while queue and target:
             directory = queue.popleft()
-            for path, found in _entries(root, directory):
-                seen += 1
-                if seen > MAX_ENTRIES:
+            for path, result in _entries(root, directory):
+                observed += 1
+                if observed > MAX_ENTRIES:
                     return
-                if found.st_ino in wanted:
-                    wanted.discard(found.st_ino)
+                if result.st_ino in target:
+                    target.discard(result.st_ino)
                     yield path
-                if found.st_mode & 0o170000 == 0o040000 and found.st_ino not in visited and path not in SKIPPED:
-                    visited.add(found.st_ino)
+                if result.st_mode & 0o170000 == 0o040000 and result.st_ino not in visited and path not in SKIPPED:
+                    visited.add(result.st_ino)
                     queue.append(path)
 
 
 def _inode(root: int, path: str) -> int:
-    with closing(openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)) as found:
-        return os.fstat(found).st_ino
+    with closing(openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)) as result:
+        return os.fstat(result).st_ino
 
 
 def _entries(root: int, path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -20,8 +20,8 @@ _NETLINK_SOCK_DIAG = 4
 _BY_FAMILY, _DESTROY, _ERROR, _DONE = 20, 21, 2, 3
 _REQUEST, _ACK, _ALL = 0x1, 0x4, 0x300
 _HEAD = struct.Struct("=IHHII")
-_ASKED = struct.Struct("=BBBxI")  # family, protocol, extensions, states; an id follows
-_FOUND = struct.Struct("=4B48s5I")  # family, state, timer, retransmissions, id, ..., inode
+_REQUESTED = struct.Struct("=BBBxI")  # family, protocol, extensions, states; an id follows
+_RESULT = struct.Struct("=4B48s5I")  # family, state, timer, retransmissions, id, ..., inode
 _ID = 48  # bytes; it begins with both ports, in network order
 _ANY_STATE = 0xFFFFFFFF
 _REPLY = 1 << 16
@@ -38,28 +38,28 @@ def end(netns: str | os.PathLike[str], ports: Collection[int]) -> None:
 
 def _end(ports: Collection[int]) -> None:
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-    with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as asked:
+    with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as requested:
         for family in (socket.AF_INET, socket.AF_INET6):
-            for found in [one for one in _nobodys(asked, family) if struct.unpack_from("!H", one)[0] in ports]:
-                _send(asked, _DESTROY, _REQUEST | _ACK, family, found)
-                asked.recv(_REPLY)  # it has ended by itself meanwhile, or cannot be ended
+            for result in [one for one in _nobodys(requested, family) if struct.unpack_from("!H", one)[0] in ports]:
+                _send(requested, _DESTROY, _REQUEST | _ACK, family, result)
+                requested.recv(_REPLY)  # it has ended by itself meanwhile, or cannot be ended
 
 
-def _nobodys(asked: socket.socket, family: int) -> Iterator[bytes]:
+def _nobodys(requested: socket.socket, family: int) -> Iterator[bytes]:
     """The ids of the TCP sockets that no file stands for any more."""
-    _send(asked, _BY_FAMILY, _REQUEST | _ALL, family, bytes(_ID))
+    _send(requested, _BY_FAMILY, _REQUEST | _ALL, family, bytes(_ID))
     while True:
-        reply, at = asked.recv(_REPLY), 0
+        reply, at = requested.recv(_REPLY), 0
         while at < len(reply):
             size, kind, _flags, _number, _port = _HEAD.unpack_from(reply, at)
             if kind in (_DONE, _ERROR):
                 return
-            _family, _state, _timer, _again, found, *_rest, inode = _FOUND.unpack_from(reply, at + _HEAD.size)
+            _family, _state, _timer, _again, result, *_rest, inode = _RESULT.unpack_from(reply, at + _HEAD.size)
             if inode == 0:
-                yield found
+                yield result
             at += size + 3 & ~3
 
 
-def _send(asked: socket.socket, kind: int, flags: int, family: int, of: bytes) -> None:
-    wanted = _ASKED.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE) + of
-    asked.send(_HEAD.pack(_HEAD.size + len(wanted), kind, flags, 0, 0) + wanted)
+def _send(requested: socket.socket, kind: int, flags: int, family: int, of: bytes) -> None:
+    target = _REQUESTED.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE) + of
+    requested.send(_HEAD.pack(_HEAD.size + len(target), kind, flags, 0, 0) + target)

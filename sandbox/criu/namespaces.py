@@ -95,24 +95,24 @@ class Inside:
             os.close(self.objects.pop())
 
 
-def look(pidfd: int) -> Inside:
+def poll(pidfd: int) -> Inside:
     """What there is in the namespaces of a process. Blocks. Raises OSError when it is gone."""
-    return inside(pidfd, IDS["uts"] | IDS["ipc"], _look)
+    return inside(pidfd, IDS["uts"] | IDS["ipc"], _poll)
 
 
-def _look() -> Inside:
+def _poll() -> Inside:
     names = (_sysctl("kernel/hostname"), _sysctl("kernel/domainname"))
     kinds = ("uts", "time") if os.path.exists("/proc/self/ns/time") else ("uts",)
-    found = Inside(kinds, *names, None, [])
+    result = Inside(kinds, *names, None, [])
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
-        undo.callback(found.close)  # also in a kernel without these: whatever else there is, CRIU knows
+        undo.callback(result.close)  # also in a kernel without these: whatever else there is, CRIU knows
         for kind in ("shm", "msg", "sem"):
-            found.objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
-        found.limits = _limits()
+            result.objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+        result.limits = _limits()
         undo.pop_all()
-    if found.objects and not found.has_objects():
-        found.joined = (*kinds, "ipc")
-    return found
+    if result.objects and not result.has_objects():
+        result.joined = (*kinds, "ipc")
+    return result
 
 
 def _limits() -> Record:

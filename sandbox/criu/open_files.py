@@ -33,7 +33,7 @@ import msgspec
 from sandbox.criu import bound
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, SandboxDead
-from sandbox.names import native, told
+from sandbox.names import native, reported
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
 def held_files(container: Container) -> OpenFiles:
     """The fingerprint now, but for what is watched, which only images tell. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
-        return OpenFiles(_held(container.kept_tasks(), root))
+        return OpenFiles(_held(container.retained_tasks(), root))
     return OpenFiles()
 
 
@@ -103,13 +103,13 @@ def changed(container: Container, held: OpenFiles | None) -> list[str]:
     """Why images of processes that hold this cannot be restored over the files as they are. Blocks, below 1 ms."""
     if held is None:
         return ["what the processes hold is not known"]
-    found = held.changes(held_files(container)) + [f"{path}: has another name" for path in held.half_named()]
+    result = held.changes(held_files(container)) + [f"{path}: has another name" for path in held.half_named()]
     if held.watched:
         with container.inside.opened() as root:
             for path, inode in sorted(held.watched.items()):
                 if (at := _at(root, native(path))) is None or at[0] != inode:
-                    found.append(f"{path}: changed while watched")
-    return found
+                    result.append(f"{path}: changed while watched")
+    return result
 
 
 def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | None]]:
@@ -124,8 +124,8 @@ def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | N
                     _add(files, root, target, link)
                 elif sockets and target.startswith("socket:[") and int(target[8:-1]) in sockets:
                     with _process(pid) as pidfd, bound.file_of(pidfd, int(link.rpartition("/")[2])) as file:
-                        found = f"/proc/self/fd/{file}"
-                        _add(files, root, os.readlink(found), found, _remark(root, sockets[int(target[8:-1])], file))
+                        result = f"/proc/self/fd/{file}"
+                        _add(files, root, os.readlink(result), result, _remark(root, sockets[int(target[8:-1])], file))
     return files
 
 
@@ -133,28 +133,28 @@ def _add(
     files: dict[str, tuple[Identity, Identity | None]], root: int, target: str, link: str, remark: str = ""
 ) -> None:
     """Note what `link` leads to, whose path is `target`."""
-    if told(target) in files:
+    if reported(target) in files:
         return
-    found = os.stat(link)
-    if target.endswith(GONE) or not found.st_nlink:
+    result = os.stat(link)
+    if target.endswith(GONE) or not result.st_nlink:
         path = target.removesuffix(GONE)
-        files[f"{told(path)}{GONE} {found.st_ino}{remark}"] = (_identity(found), _nearest(root, path))
+        files[f"{reported(path)}{GONE} {result.st_ino}{remark}"] = (_identity(result), _nearest(root, path))
     else:
-        files[told(target + remark)] = (_identity(found), _at(root, target))
+        files[reported(target + remark)] = (_identity(result), _at(root, target))
 
 
 def _remark(root: int, name: str, file: int) -> str:
     """What keeps the socket that was bound as `name` to `file` from coming back as it is; "" where nothing does."""
-    found = os.fstat(file)
-    if not found.st_nlink:
+    result = os.fstat(file)
+    if not result.st_nlink:
         path = name if name.startswith("/") else os.readlink(f"/proc/self/fd/{file}")
         try:
             os.close(openat2(root, os.path.dirname(path), os.O_PATH | os.O_DIRECTORY, resolve=ACROSS_MOUNTS))
         except (OSError, Invalid):
             return NO_DIRECTORY
-    elif name.startswith("/") and not _leads(root, name, found):
+    elif name.startswith("/") and not _leads(root, name, result):
         return f"{BOUND_AS}{name})"
-    return OTHER_NAMES if found.st_nlink > 1 else ""
+    return OTHER_NAMES if result.st_nlink > 1 else ""
 
 
 @contextlib.contextmanager
@@ -184,37 +184,37 @@ def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
 
 def _nearest(root: int, path: str) -> Identity | None:
     """What lies at a path, or above it when there is nothing."""
-    while (found := _at(root, path)) is None and path != "/":
+    while (result := _at(root, path)) is None and path != "/":
         path = os.path.dirname(path)
-    return found
+    return result
 
 
 def _leads(root: int, name: str, file: os.stat_result) -> bool:
     """Whether a name leads to this file, by links too."""
     try:
-        found = openat2(root, name, os.O_PATH, resolve=ACROSS_MOUNTS)
+        result = openat2(root, name, os.O_PATH, resolve=ACROSS_MOUNTS)
     except (OSError, Invalid):
         return False
     try:
-        return os.fstat(found).st_ino == file.st_ino
+        return os.fstat(result).st_ino == file.st_ino
     finally:
-        os.close(found)
+        os.close(result)
 
 
 def _at(root: int, path: str) -> Identity | None:
     try:
-        found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+        result = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
     except (OSError, Invalid):
         return None
     try:
-        return _identity(os.fstat(found))
+        return _identity(os.fstat(result))
     finally:
-        os.close(found)
+        os.close(result)
 
 
-def _identity(found: os.stat_result) -> Identity:
-    if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode):
-        return (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_nlink)
-    if stat.S_ISDIR(found.st_mode):  # what happens in a directory does not change that it is held
-        return (found.st_ino, found.st_mode, 0, 0, 0)
-    return (found.st_ino, found.st_mode, found.st_rdev, 0, found.st_nlink)
+def _identity(result: os.stat_result) -> Identity:
+    if stat.S_ISREG(result.st_mode) or stat.S_ISFIFO(result.st_mode):
+        return (result.st_ino, result.st_mode, result.st_size, result.st_mtime_ns, result.st_nlink)
+    if stat.S_ISDIR(result.st_mode):  # what happens in a directory does not change that it is held
+        return (result.st_ino, result.st_mode, 0, 0, 0)
+    return (result.st_ino, result.st_mode, result.st_rdev, 0, result.st_nlink)

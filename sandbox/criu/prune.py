@@ -49,24 +49,24 @@ def prune(directory: Path, numbers: Iterable[int]) -> None:
     """Remove the processes with these numbers (of the sandbox) from the images in `directory`. Blocks."""
     kinds = image_files.messages()
     tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
-    wanted = frozenset(numbers) - {INIT}
-    if tree is None or not wanted & {entry.pid for entry in tree.entries}:
+    target = frozenset(numbers) - {INIT}
+    if tree is None or not target & {entry.pid for entry in tree.entries}:
         return
-    gone = wanted | {
-        entry.pid for entry in tree.entries if entry.ppid in wanted and not (directory / f"mm-{entry.pid}.img").exists()
+    gone = target | {
+        entry.pid for entry in tree.entries if entry.ppid in target and not (directory / f"mm-{entry.pid}.img").exists()
     }
     removed = [_process(directory, entry) for entry in tree.entries if entry.pid in gone]
-    kept = [_process(directory, entry) for entry in tree.entries if entry.pid not in gone]
+    retained = [_process(directory, entry) for entry in tree.entries if entry.pid not in gone]
     tree.entries = [entry for entry in tree.entries if entry.pid not in gone]
     for entry in tree.entries:
         if entry.ppid in gone:
             entry.ppid = INIT
     tree.write(directory / "pstree.img")
-    held = set().union(*(process.files for process in kept), _in_flight(directory))
+    held = set().union(*(process.files for process in retained), _in_flight(directory))
     closed = set().union(*(process.files for process in removed)) - held
     _files(directory, closed, gone)
-    _locks(directory, gone, removed, kept)
-    tables = set().union(*(process.tables for process in kept))
+    _locks(directory, gone, removed, retained)
+    tables = set().union(*(process.tables for process in retained))
     for process in removed:
         _remove_images(directory, process, tables)
 
@@ -74,18 +74,18 @@ def prune(directory: Path, numbers: Iterable[int]) -> None:
 def _process(directory: Path, entry: Record) -> PrunedProcess:
     kinds = image_files.messages()
     pid = entry.pid
-    found = PrunedProcess(pid, sorted({pid, *entry.threads}) if (directory / f"mm-{pid}.img").exists() else [pid])
+    result = PrunedProcess(pid, sorted({pid, *entry.threads}) if (directory / f"mm-{pid}.img").exists() else [pid])
     for ids in _entries(directory / f"ids-{pid}.img", kinds.task_kobj_ids_entry):
-        found.tables.add(ids.files_id)
+        result.tables.add(ids.files_id)
         for one in _entries(directory / f"fdinfo-{ids.files_id}.img", kinds.fdinfo_entry):
-            found.fds[one.fd] = one.id
+            result.fds[one.fd] = one.id
     for place in _entries(directory / f"fs-{pid}.img", kinds.fs_entry):
-        found.files |= {place.cwd_id, place.root_id}
+        result.files |= {place.cwd_id, place.root_id}
     for memory in _entries(directory / f"mm-{pid}.img", kinds.mm_entry):
-        found.files.add(memory.exe_file_id)
-        found.files |= {vma.shmid for vma in memory.vmas if vma.status & VMA_FILE}
-    found.files |= set(found.fds.values())
-    return found
+        result.files.add(memory.exe_file_id)
+        result.files |= {vma.shmid for vma in memory.vmas if vma.status & VMA_FILE}
+    result.files |= set(result.fds.values())
+    return result
 
 
 def _entries(path: Path, kind: type[Record]) -> list[Record]:
@@ -167,13 +167,13 @@ def _forget(entry: Record, lost: set[int], gone: frozenset[int]) -> None:
         )
 
 
-def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+def _keep(path: Path, target: Callable[[dict[str, Any]], bool]) -> None:
     """Of an image whose records have content behind them, keep those that are wanted."""
     if not path.exists():
         return
     with open(path, "rb") as file:
         image = rpc.images().load(file)
-    left = [record for record in image["entries"] if wanted(record)]
+    left = [record for record in image["entries"] if target(record)]
     if len(left) == len(image["entries"]):
         return
     path.unlink()
@@ -197,7 +197,7 @@ def _process_of(path: str) -> int:
     return int(parts[1]) if len(parts) > 1 and parts[0] == "proc" and parts[1].isdigit() else 0
 
 
-def _locks(directory: Path, gone: frozenset[int], removed: list[PrunedProcess], kept: list[PrunedProcess]) -> None:
+def _locks(directory: Path, gone: frozenset[int], removed: list[PrunedProcess], retained: list[PrunedProcess]) -> None:
     kinds = image_files.messages()
     locks = image_files.read(directory / "filelocks.img", kinds.file_lock_entry)
     if locks is None or not any(lock.pid in gone for lock in locks.entries):
@@ -207,7 +207,7 @@ def _locks(directory: Path, gone: frozenset[int], removed: list[PrunedProcess], 
     for lock in locks.entries:
         if lock.pid not in gone:
             left.append(lock)
-        elif (other := next(_holders(kept, files[lock.pid].get(lock.fd)), None)) and not lock.flag & POSIX:
+        elif (other := next(_holders(retained, files[lock.pid].get(lock.fd)), None)) and not lock.flag & POSIX:
             lock.pid, lock.fd = other
             left.append(lock)
     locks.entries = left

@@ -36,13 +36,13 @@ class RecentImages:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(mode=0o700)
         if self._limit is None:
-            found = os.statvfs(self._directory)
-            self._limit = min(LIMIT, found.f_blocks * found.f_frsize // SHARE)
+            result = os.statvfs(self._directory)
+            self._limit = min(LIMIT, result.f_blocks * result.f_frsize // SHARE)
 
     def keep(self, name: str, images: Path, *, busy: Callable[[str], bool]) -> list[Path]:
         """Take over the directory `images` under `name`, and let others go for it."""
         try:
-            size = sum(found.st_size // found.st_nlink for found in map(os.stat, images.rglob("*")))
+            size = sum(result.st_size // result.st_nlink for result in map(os.stat, images.rglob("*")))
             images.rename(self._directory / name)
         except FileNotFoundError:
             return []  # removed with its checkpoint

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0
 LOG = "restore.log"
-SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
+STANDBY_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
 IFF_UP = 1
 
 HINTS: tuple[tuple[str, str], ...] = (
@@ -93,7 +93,7 @@ async def wait(container: Container, cache: Path, images: Path, notes: int | Non
     It will find directories of images in `images`, which exists. `notes`: the map in which the inspector notes when
     waits end (:mod:`sandbox.criu.carried.waits`).
     """
-    return await _spawn(container, cache, images, SPARE_SINKS, notes, waits=True)
+    return await _spawn(container, cache, images, STANDBY_SINKS, notes, waits=True)
 
 
 @contextlib.asynccontextmanager
@@ -216,7 +216,7 @@ def _notify(
 
     def namespaces(pid: int) -> None:
         nonlocal init, times
-        init, times = pid, amend.times(container, images.made_anew)
+        init, times = pid, amend.times(container, images.recreated)
         other_names.link_again(container, images.directory)
         if images.own_network:
             _loopback(pid)

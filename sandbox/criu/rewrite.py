@@ -36,7 +36,7 @@ class AdaptedImages:
     ports: set[int] = field(default_factory=set)  # of TCP, that its sockets are bound to
     pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
-    made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
+    recreated: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
     removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
     locks: list[Lock] = field(default_factory=list)  # POSIX locks, which CRIU may lose
     stopped: dict[int, int] = field(default_factory=dict)  # pid in the sandbox -> signal; see `wake`
@@ -58,7 +58,7 @@ def copy(directory: Path, into: Path) -> None:
 
 def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> AdaptedImages:
     """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
-    adapted = AdaptedImages(directory, locks=locks.owed(directory))
+    adapted = AdaptedImages(directory, locks=locks.pending(directory))
     kinds = image_files.messages()
     for path in directory.glob("userns-*.img"):
         _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
@@ -66,8 +66,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
         _change(path, kinds.utsns_entry, lambda entry: _rename(entry, hostname, machine))
     for path in directory.glob("ipcns-shm-*.img"):
         segments = image_files.read(path, kinds.ipc_shm_entry)
-        found = [entry.desc for entry in (segments.entries if segments is not None else ())]
-        adapted.removed_segments += [one.id for one in found if one.mode & SHM_DEST]
+        result = [entry.desc for entry in (segments.entries if segments is not None else ())]
+        adapted.removed_segments += [one.id for one in result if one.mode & SHM_DEST]
     table = image_files.read(directory / "files.img", kinds.file_entry)
     if table is None:
         return adapted
@@ -75,13 +75,13 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     moved = _keep_apart(table, adapted.pipes)
     if tcp.readdress(table.entries, address) or moved:
         table.write(directory / "files.img")
-    kept, adapted.closed = _sever(directory, table, address is not None)
-    adapted.own_network = bool(kept)
+    retained, adapted.closed = _sever(directory, table, address is not None)
+    adapted.own_network = bool(retained)
     adapted.ports = tcp.ports(table.entries)
-    if kept:
+    if retained:
         # With another id than the external one CRIU creates the namespace itself, below the user namespace.
         _change(directory / "inventory.img", kinds.inventory_entry, _detach_network)
-    adapted.made_anew = _made_anew(directory, table)
+    adapted.recreated = _recreated(directory, table)
     return adapted
 
 
@@ -124,10 +124,10 @@ def _keep_apart(table: image_files.CriuImageFile, pipes: list[int]) -> bool:
     Returns whether there were some.
     """
     keys = {f"/pipe:[{pipe}]" for pipe in pipes}
-    found = [entry.reg for entry in table.entries if entry.HasField("reg") and entry.reg.name in keys]
-    for file in found:
+    result = [entry.reg for entry in table.entries if entry.HasField("reg") and entry.reg.name in keys]
+    for file in result:
         file.name = "/." + file.name
-    return bool(found)
+    return bool(result)
 
 
 def _change(path: Path, kind: type[Record], change: Callable[[Record], bool]) -> None:
@@ -165,31 +165,31 @@ def _sever(directory: Path, table: image_files.CriuImageFile, connected: bool) -
     `connected`: whether the sandbox has a network now.
     """
     sockets = {isk.ino: isk for isk in tcp.of(table.entries)}
-    found = connections(directory, table.entries)
-    closed = tcp.to_close(found)
+    result = connections(directory, table.entries)
+    closed = tcp.to_close(result)
     for one in closed:
         tcp.close(sockets[one.ino])
         (directory / f"tcp-stream-{one.ino:x}.img").unlink(missing_ok=True)
     gone = {one.ino for one in closed}
-    for one in found:
+    for one in result:
         if one.unsent and one.ino not in gone:
             _count_as_sent(directory / f"tcp-stream-{one.ino:x}.img")
-    kept = tcp.of(table.entries)
-    moved = [tcp.keep_inside(isk) for isk in kept] if not connected else []
+    retained = tcp.of(table.entries)
+    moved = [tcp.keep_inside(isk) for isk in retained] if not connected else []
     if closed or any(moved):
         table.write(directory / "files.img")
     severed = [tcp.readable(one.remote) for one in closed if one.state != tcp.CLOSE]  # the others were over before
-    return len(kept), severed
+    return len(retained), severed
 
 
 def connections(directory: Path, entries: Sequence[Record]) -> list[tcp.Connection]:
     """The TCP connections of an image directory, whose table of files has these entries."""
-    found = []
+    result = []
     for isk in tcp.of(entries):
         unread, unsent = _queued(directory, isk.ino)
         local, remote = tcp.address(isk.src_addr, isk.src_port), tcp.address(isk.dst_addr, isk.dst_port)
-        found.append(tcp.Connection(isk.ino, isk.state, local, remote, unread, unsent))
-    return found
+        result.append(tcp.Connection(isk.ino, isk.state, local, remote, unread, unsent))
+    return result
 
 
 def _queued(directory: Path, ino: int) -> tuple[int, int]:
@@ -217,7 +217,7 @@ def _count_as_sent(path: Path) -> None:
     path.write_bytes(content[:8] + len(changed).to_bytes(4, "little") + changed + content[end:])
 
 
-def _made_anew(directory: Path, table: image_files.CriuImageFile) -> list[str]:
+def _recreated(directory: Path, table: image_files.CriuImageFile) -> list[str]:
     """Bound sockets and their directories, and the directories above deleted-but-open files."""
     paths = set()
     for entry in table.entries:

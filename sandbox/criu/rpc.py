@@ -115,8 +115,8 @@ def _find_pycriu() -> None:
         import pycriu  # noqa: F401
 
         return
-    for found in sorted((paths.prefix() / "criu").glob("**/pycriu/rpc_pb2.py")):
-        sys.path.append(str(found.parent.parent))
+    for result in sorted((paths.prefix() / "criu").glob("**/pycriu/rpc_pb2.py")):
+        sys.path.append(str(result.parent.parent))
         return
     raise Unsupported("pycriu (CRIU's message classes) is not installed", hint="run `make setup`")
 
@@ -146,7 +146,7 @@ class Root:
     images: Path  # the directory in which it reads or writes
     sandbox: Path | None = None  # the root of the sandbox, in the shim's mount namespace
     mounts: Sequence[Path] = ()  # directories of the host that the sandbox gets, likewise
-    found: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
+    result: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
     preload: Path | None = None  # a library that is loaded before CRIU's own
 
     def program(self, *, cgroup_namespace: bool) -> list[str]:
@@ -222,9 +222,9 @@ class CriuWorker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as undo, theirs:
             undo.enter_context(ours)
-            found = [fd for fd in root.found if fd is not None]
+            result = [fd for fd in root.result if fd is not None]
             try:
-                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *found])
+                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *result])
             finally:
                 os.close(images)
             pidfd = os.pidfd_open(pid)
@@ -330,8 +330,8 @@ def _run(callback: Callable[[int], None], pid: int) -> BaseException | None:
 
 def first_error(log: Path) -> str:
     """The first error in a CRIU log: the cause; what follows are its consequences."""
-    found = _errors(log)
-    return found[0] if found else ""
+    result = _errors(log)
+    return result[0] if result else ""
 
 
 def tail(log: Path) -> str:

@@ -18,11 +18,11 @@ PAGE = 4096
 COMPARED = 1024  # pages at a time
 
 
-def found(before: Path, after: Path) -> dict[str, set[int]]:
+def result(before: Path, after: Path) -> dict[str, set[int]]:
     """Addresses of pages that are the same in both, by pagemap."""
     pages: dict[str, set[int]] = {}
     for path in before.glob("pagemap-*.img"):
-        (one, ones), (other, others) = (listed(each, path.name) for each in (before, after))
+        (one, ones), (other, others) = (listed(item, path.name) for item in (before, after))
         both, here, there = np.intersect1d(one, other, return_indices=True)
         same = np.zeros(len(both), dtype=bool)
         for first in range(0, len(both), COMPARED):

@@ -49,14 +49,14 @@ def of(entries: Sequence[Record]) -> list[Record]:
     The kernel allows that mode only below the user namespace that owns the network namespace. A socket keeps the port
     of the other end when its connection is over.
     """
-    found = (entry.isk for entry in entries if entry.HasField("isk"))
-    return [isk for isk in found if isk.proto == socket.IPPROTO_TCP and isk.dst_port]
+    result = (entry.isk for entry in entries if entry.HasField("isk"))
+    return [isk for isk in result if isk.proto == socket.IPPROTO_TCP and isk.dst_port]
 
 
 def ports(entries: Sequence[Record]) -> set[int]:
     """Local ports that TCP sockets among the records of files.img are bound to."""
-    found = (entry.isk for entry in entries if entry.HasField("isk"))
-    return {isk.src_port for isk in found if isk.proto == socket.IPPROTO_TCP and isk.src_port}
+    result = (entry.isk for entry in entries if entry.HasField("isk"))
+    return {isk.src_port for isk in result if isk.proto == socket.IPPROTO_TCP and isk.src_port}
 
 
 def address(words: Sequence[int], port: int) -> Address:
@@ -107,7 +107,7 @@ def readdress(entries: Sequence[Record], present: str | None) -> bool:
             continue
         isk = entry.isk
         for words in (isk.src_addr, isk.dst_addr):
-            if (found := _ipv4(words)) is not None and found in POOL and words[-1] != own:
+            if (result := _ipv4(words)) is not None and result in POOL and words[-1] != own:
                 words[-1] = own
                 changed = True
         outside = isk.dst_port != 0 and not _stays(isk.dst_addr)
@@ -132,8 +132,8 @@ def keep_inside(isk: Record) -> bool:
 
 def _stays(words: Sequence[int]) -> bool:
     """Whether an address is one of the sandbox's loopback."""
-    found = _ipv4(words)
-    return found in LOOPBACK if found is not None else tuple(words) == (0, 0, 0, 0x01000000)
+    result = _ipv4(words)
+    return result in LOOPBACK if result is not None else tuple(words) == (0, 0, 0, 0x01000000)
 
 
 def _ipv4(words: Sequence[int]) -> IPv4Address | None:

@@ -33,7 +33,7 @@ FLAGS: dict[str, dict[str, str]] = {
 }
 SINGLE = {"WORKDIR", "USER", "STOPSIGNAL", "MAINTAINER"}  # exactly one argument
 SEVERAL = {"ENV", "LABEL", "ARG", "EXPOSE", "VOLUME", "ONBUILD", "SHELL", "HEALTHCHECK"}  # at least one
-KNOWN = SINGLE | SEVERAL | {"FROM", "RUN", "CMD", "ENTRYPOINT", "COPY", "ADD"}
+EXISTING = SINGLE | SEVERAL | {"FROM", "RUN", "CMD", "ENTRYPOINT", "COPY", "ADD"}
 DIRECTIVES = {"escape", "syntax", "check"}
 NAME = re.compile(r"[a-z][a-z0-9-_.]*")  # of a stage
 MAX_SIZE = 16 << 20  # characters of a Dockerfile
@@ -116,19 +116,19 @@ class Dockerfile:
 def parse(text: str) -> Dockerfile:
     """The stages of a Dockerfile. Raises Invalid with the line."""
     text = text.removeprefix("\ufeff")
-    found = Dockerfile([], [], _directives(text).get("escape", "\\"))
+    result = Dockerfile([], [], _directives(text).get("escape", "\\"))
     for instruction in instructions(text):
         if instruction.kind == "FROM":
-            found.stages.append(_stage(instruction))
-        elif found.stages:
-            found.stages[-1].instructions.append(instruction)
+            result.stages.append(_stage(instruction))
+        elif result.stages:
+            result.stages[-1].instructions.append(instruction)
         elif instruction.kind == "ARG":
-            found.arguments.append(instruction)
+            result.arguments.append(instruction)
         else:
             raise Invalid(f"line {instruction.line}: {instruction.kind} before FROM")
-    if not found.stages:
+    if not result.stages:
         raise Invalid("the Dockerfile has no FROM")
-    return found
+    return result
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -166,19 +166,19 @@ def _culprit(buildkit: ModuleType, text: str) -> int:
 
 
 def _directives(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in text.splitlines():
         match = _DIRECTIVE.fullmatch(line.strip())
         if match is None or match[1].lower() not in DIRECTIVES:
             break
-        found.setdefault(match[1].lower(), match[2])
-    return found
+        result.setdefault(match[1].lower(), match[2])
+    return result
 
 
 def _instruction(command: _Command, lines: list[str]) -> Instruction:
     kind, line = command.cmd.upper(), command.start_line
     words = tuple(command.value)
-    if kind not in KNOWN:
+    if kind not in EXISTING:
         raise Invalid(f"line {line}: {kind} is no instruction of a Dockerfile")
     if kind == "ONBUILD":
         return _trigger(command, line, lines)
@@ -202,34 +202,34 @@ def _trigger(command: _Command, line: int, lines: list[str]) -> Instruction:
     kind = (command.sub_cmd or "").strip().upper()
     if kind in ("ONBUILD", "FROM", "MAINTAINER") or not kind:
         raise Invalid(f"line {line}: ONBUILD {kind} is not allowed")
-    whole = command.original
-    if "<<" in whole:  # of which the parser has the first line only
-        whole = "\n".join(lines[line - 1 : command.end_line])
-    text = re.sub(r"^\s*ONBUILD\s*", "", whole, count=1, flags=re.IGNORECASE).rstrip("\n")
-    if kind not in KNOWN:
+    complete = command.original
+    if "<<" in complete:  # of which the parser has the first line only
+        complete = "\n".join(lines[line - 1 : command.end_line])
+    text = re.sub(r"^\s*ONBUILD\s*", "", complete, count=1, flags=re.IGNORECASE).rstrip("\n")
+    if kind not in EXISTING:
         raise Invalid(f"line {line}: {kind} is no instruction of a Dockerfile")
     return Instruction("ONBUILD", line, (text,), text=command.original.strip())
 
 
 def _flags(kind: str, given: tuple[str, ...], line: int) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    known = FLAGS.get(kind, {})
+    existing = FLAGS.get(kind, {})
     flags: dict[str, str] = {}
     lists: dict[str, tuple[str, ...]] = {}
-    for each in given:
-        name, equals, value = each.removeprefix("--").partition("=")
-        if each == "--":
+    for item in given:
+        name, equals, value = item.removeprefix("--").partition("=")
+        if item == "--":
             break
-        if name not in known:
+        if name not in existing:
             raise Invalid(f"line {line}: {kind} --{name} is not supported")
         if name in flags:
             raise Invalid(f"line {line}: {kind} --{name} is there twice")
-        if known[name] == BOOLEAN:
+        if existing[name] == BOOLEAN:
             if value.lower() not in ("true", "false", "") or (equals and not value):
                 raise Invalid(f"line {line}: {kind} --{name} is true or false, not {value!r}")
             flags[name] = value.lower() or "true"
         elif not equals:
             raise Invalid(f"line {line}: {kind} --{name} needs a value")
-        elif known[name] == MANY:
+        elif existing[name] == MANY:
             lists[name] = (*lists.get(name, ()), value)
         else:
             flags[name] = value
@@ -255,12 +255,12 @@ def _documents(command: _Command) -> tuple[Document, ...]:
     announced: dict[str, tuple[str, bool, bool]] = {}
     paths = command.cmd.upper() in ("COPY", "ADD")
     for word in command.value if paths else re.findall(r"\d*<<-?\s*[^\s<;|&>)]+", " ".join(command.value)):
-        if (found := document_of(word)) is not None:
-            announced.setdefault(found[0], found)
+        if (result := document_of(word)) is not None:
+            announced.setdefault(result[0], result)
     documents = []
-    for each in command.heredocs:
-        _, literal, indented = announced.get(each.name, (each.name, False, False))
-        documents.append(Document(each.name, each.content, literal, indented))
+    for item in command.heredocs:
+        _, literal, indented = announced.get(item.name, (item.name, False, False))
+        documents.append(Document(item.name, item.content, literal, indented))
     return tuple(documents)
 
 

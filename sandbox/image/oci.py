@@ -40,8 +40,8 @@ _BLOB = re.compile(r"(sha256|sha512):([0-9a-f]{64,128})")
 def is_layout(source: Path) -> bool:
     """Whether a tar archive holds an image rather than a root file system: told by its first entries."""
     try:
-        with source.open("rb") as file, decompressed(file) as stream, tar.Reader(stream) as found:
-            for _, member in zip(range(4096), found, strict=False):
+        with source.open("rb") as file, decompressed(file) as stream, tar.Reader(stream) as result:
+            for _, member in zip(range(4096), result, strict=False):
                 name = member.name.removeprefix("./")
                 if name in ("oci-layout", "index.json", "manifest.json") and member.isreg():
                     return True
@@ -77,9 +77,9 @@ def unpack_root(source: Path, tree: Path) -> None:
         archive.unpack(stream, root, limit=MAX_IMAGE, rules=archive.ROOT)
 
 
-def extract_layout(source: Path, folder: Path) -> None:
+def extract_layout(source: Path, dir_path: Path) -> None:
     """Unpack the archive of a layout: files and directories, and links between them."""
-    with source.open("rb") as file, decompressed(file) as stream, directory(folder) as into:
+    with source.open("rb") as file, decompressed(file) as stream, directory(dir_path) as into:
         host_files.unpack(stream, into, limit=MAX_IMAGE)
 
 
@@ -100,14 +100,14 @@ def _from_index(blobs: _Blobs) -> tuple[dict[str, Any], list[_File]]:
 
 def chosen(manifests: object) -> dict[str, Any]:
     """The manifest for this machine."""
-    wanted = ARCHITECTURES.get(platform.machine(), platform.machine())
+    target = ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in _list(manifests) if isinstance(entry, dict)]
     for entry in offered:
         about = entry.get("platform")
-        if not isinstance(about, dict) or (about.get("os"), about.get("architecture")) == ("linux", wanted):
+        if not isinstance(about, dict) or (about.get("os"), about.get("architecture")) == ("linux", target):
             return entry
-    known = ", ".join(str(entry["platform"].get("architecture")) for entry in offered)
-    raise Unsupported(f"the image is for {known or 'nothing'}, not for {wanted}")
+    existing = ", ".join(str(entry["platform"].get("architecture")) for entry in offered)
+    raise Unsupported(f"the image is for {existing or 'nothing'}, not for {target}")
 
 
 def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
@@ -122,23 +122,23 @@ def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
 
 
 def _config(document: dict[str, Any]) -> ImageConfig:
-    found = document.get("config") or {}
+    result = document.get("config") or {}
     try:
-        check = found.get("Healthcheck")
+        check = result.get("Healthcheck")
         return msgspec.convert(
             {
-                "env": dict(str(pair).split("=", 1) for pair in found.get("Env") or [] if "=" in str(pair)),
-                "workdir": found.get("WorkingDir") or "/",
-                "user": found.get("User") or "",
-                "entrypoint": found.get("Entrypoint") or [],
-                "cmd": found.get("Cmd") or [],
-                "labels": found.get("Labels") or {},
-                "exposed_ports": sorted(found.get("ExposedPorts") or {}),
-                "volumes": sorted(found.get("Volumes") or {}),
-                "stop_signal": found.get("StopSignal") or "",
+                "env": dict(str(pair).split("=", 1) for pair in result.get("Env") or [] if "=" in str(pair)),
+                "workdir": result.get("WorkingDir") or "/",
+                "user": result.get("User") or "",
+                "entrypoint": result.get("Entrypoint") or [],
+                "cmd": result.get("Cmd") or [],
+                "labels": result.get("Labels") or {},
+                "exposed_ports": sorted(result.get("ExposedPorts") or {}),
+                "volumes": sorted(result.get("Volumes") or {}),
+                "stop_signal": result.get("StopSignal") or "",
                 "health_check": check and {_snake(key): value for key, value in check.items()},
-                "shell": found.get("Shell") or [],
-                "on_build": found.get("OnBuild") or [],
+                "shell": result.get("Shell") or [],
+                "on_build": result.get("OnBuild") or [],
                 "author": document.get("author") or "",
             },
             ImageConfig,
@@ -158,12 +158,12 @@ def _snake(name: str) -> str:
 class _File:
     """A file of a layout. No link leads out of its directory."""
 
-    folder: Path
+    directory: Path
     name: str
 
     def open(self) -> IO[bytes]:
         try:
-            return host_files.open_file(self.folder, self.name)
+            return host_files.open_file(self.directory, self.name)
         except NotFound:
             raise Invalid(f"{self.name[-160:]} is missing in the image") from None
 
@@ -181,25 +181,25 @@ class _Blobs:
         if match is None:
             raise Invalid(f"not a digest: {str(name)[:80]!r}")
         path = f"{match[1]}/{match[2]}"
-        found = _File(self.layout, f"blobs/{path}") if self.elsewhere is None else _File(self.elsewhere, path)
-        with found.open() as file:
+        result = _File(self.layout, f"blobs/{path}") if self.elsewhere is None else _File(self.elsewhere, path)
+        with result.open() as file:
             if hashlib.file_digest(file, match[1]).hexdigest() != match[2]:  # type: ignore[arg-type]
                 raise Invalid(f"the blob {name} is damaged", hint="fetch the image again")
-        return found
+        return result
 
 
-def _document(wanted: _File, kind: type = dict) -> Any:
-    with wanted.open() as file:
+def _document(target: _File, kind: type = dict) -> Any:
+    with target.open() as file:
         raw = file.read(MAX_DOCUMENT + 1)
     if len(raw) > MAX_DOCUMENT:
-        raise Invalid(f"{wanted.name} of the image is larger than {MAX_DOCUMENT} bytes")
+        raise Invalid(f"{target.name} of the image is larger than {MAX_DOCUMENT} bytes")
     try:
-        found = msgspec.json.decode(raw)
+        result = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Invalid(f"{wanted.name} of the image is no JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise Invalid(f"{wanted.name} of the image is not what it should be")
-    return found
+        raise Invalid(f"{target.name} of the image is no JSON: {error}") from None
+    if not isinstance(result, kind):
+        raise Invalid(f"{target.name} of the image is not what it should be")
+    return result
 
 
 def _list(value: object) -> list[Any]:

@@ -37,14 +37,14 @@ def main(images: str, reference: str, name: str = "") -> int:
     unpacking.bound_process()  # and skopeo ends with it
     said = 0.0
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal said
         if time.monotonic() - said >= EVERY or done == total:
             said = time.monotonic()
             say(ImagePullProgress(done=done, total=total))
 
     try:
-        say(ImagePullProgress(name=ImageStore(Path(images)).pull(reference, name or None, tell=tell)))
+        say(ImagePullProgress(name=ImageStore(Path(images)).pull(reference, name or None, report=report)))
     except PagurusError as error:
         say(ImagePullProgress(error=error.body()))
         return 1

@@ -76,14 +76,14 @@ def parse(text: str) -> Reference:
     path, colon, tag = path.partition(":")
     if registry == DOCKER and "/" not in path:
         path = LIBRARY + path
-    whole = (
+    complete = (
         len(text) <= MAX_LENGTH
         and _HOST.fullmatch(registry)
         and _PATH.fullmatch(path)
         and (not colon or _TAG.fullmatch(tag))
         and (not at or _DIGEST.fullmatch(digest))
     )
-    if not whole:
+    if not complete:
         raise Invalid(
             f"{text[:80]!r} is no name of an image",
             hint="registry/path:tag or registry/path@sha256:HEX, in small letters",

@@ -40,15 +40,15 @@ from sandbox.image.reference import Reference
 from sandbox.messages import ImageConfig
 
 MAX_FETCH = 64 << 30  # bytes of the layers of one image, compressed
-MAX_KEPT = 8 << 30  # bytes of layers that are kept between pulls
+MAX_RETAINED = 8 << 30  # bytes of layers that are kept between pulls
 MAX_SILENCE = 180.0  # seconds in which nothing comes; skopeo's own pauses after a 429 are shorter
 POLL_INTERVAL = 0.1  # seconds
-SLACK = 1 << 20  # bytes that a file may be larger than declared: skopeo's own documents
+HEADROOM = 1 << 20  # bytes that a file may be larger than declared: skopeo's own documents
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 #: Of the environment, what skopeo is to know: where it is, whose credentials, which proxy.
 PASSED_ON = re.compile(r"PATH|HOME|REGISTRY_AUTH_FILE|XDG_RUNTIME_DIR|SSL_CERT_(FILE|DIR)|(?i:https?_proxy|no_proxy)")
-Tell = Callable[[int, int], object]  # bytes that are here, and of how many
+Report = Callable[[int, int], object]  # bytes that are here, and of how many
 _FATAL = re.compile(r'level=(?:fatal|error) msg="((?:[^"\\]|\\.)*)"')
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 #: What skopeo says -> the error, and its hint. The first that fits.
@@ -75,108 +75,108 @@ class ImageManifest:
         return sum(self.blobs.values())
 
 
-def manifest(wanted: Reference) -> ImageManifest:
+def manifest(target: Reference) -> ImageManifest:
     """What the registry has under this name, for this machine. Raises ImageNotFound, Forbidden, Invalid, ..."""
-    digest, document = _document(wanted)
+    digest, document = _document(target)
     if document.get("mediaType") in INDEXES or "manifests" in document:
         chosen = oci.chosen(document.get("manifests"))
         named = chosen.get("digest") if isinstance(chosen, dict) else None
         if not isinstance(named, str) or _DIGEST.fullmatch(named) is None:
-            raise Invalid(f"{wanted.name}: not a digest: {str(named)[:80]!r}")
-        digest, document = _document(Reference(wanted.registry, wanted.path, wanted.tag, named))
+            raise Invalid(f"{target.name}: not a digest: {str(named)[:80]!r}")
+        digest, document = _document(Reference(target.registry, target.path, target.tag, named))
     if "layers" not in document or document.get("mediaType", MANIFESTS[0]) not in MANIFESTS:
         raise Unsupported(
-            f"{wanted.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
+            f"{target.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
             hint="push it again with a current docker or podman",
         )
-    return ImageManifest(Reference(wanted.registry, wanted.path, wanted.tag, digest), _blobs(wanted, document))
+    return ImageManifest(Reference(target.registry, target.path, target.tag, digest), _blobs(target, document))
 
 
-def fetch(found: ImageManifest, layers: Path, tree: Path, tell: Tell = lambda done, total: None) -> ImageConfig:
-    """Fill the empty directory `tree`; `layers` keeps what was fetched. `tell` is called while it is fetched."""
-    with _kept(layers, found) as blobs, tempfile.TemporaryDirectory(dir=tree.parent) as folder:
-        layout = Path(folder)
+def fetch(result: ImageManifest, layers: Path, tree: Path, report: Report = lambda done, total: None) -> ImageConfig:
+    """Fill the empty directory `tree`; `layers` keeps what was fetched. `report` is called while it is fetched."""
+    with _retained(layers, result) as blobs, tempfile.TemporaryDirectory(dir=tree.parent) as directory:
+        layout = Path(directory)
         (layout / "blobs").symlink_to(blobs.resolve())
-        copy(found, layout, blobs, tell)
+        copy(result, layout, blobs, report)
         return oci.unpack(layout, tree, blobs)
 
 
-def copy(found: ImageManifest, layout: Path, blobs: Path, tell: Tell) -> None:
+def copy(result: ImageManifest, layout: Path, blobs: Path, report: Report) -> None:
     """The image as an OCI layout, whose blobs lie in `blobs`. What is there already is not fetched."""
-    source, most = found.reference, max(found.blobs.values()) + SLACK
+    source, limit = result.reference, max(result.blobs.values()) + HEADROOM
     options = ["--quiet", "--src-tls-verify=false"] if source.local else ["--quiet"]
     target = f"oci:{layout}:image"
     uncompressed = "--dest-oci-accept-uncompressed-layers"
     _skopeo(
         source,
         ["copy", *options, uncompressed, f"docker://{source.address}", target],
-        most=most,
-        progress=lambda: _here(found, layout, blobs),
-        tell=lambda done: tell(min(done, found.size), found.size),
+        limit=limit,
+        progress=lambda: _here(result, layout, blobs),
+        report=lambda done: report(min(done, result.size), result.size),
     )
 
 
 # ---------------------------------------------------------------------------- manifests
 
 
-def _document(wanted: Reference) -> tuple[str, dict[str, Any]]:
+def _document(target: Reference) -> tuple[str, dict[str, Any]]:
     """A manifest or an index, as it was pushed, and its digest."""
-    options = ["--tls-verify=false"] if wanted.local else []
-    raw = _skopeo(wanted, ["inspect", "--raw", *options, f"docker://{wanted.address}"], most=oci.MAX_DOCUMENT)
+    options = ["--tls-verify=false"] if target.local else []
+    raw = _skopeo(target, ["inspect", "--raw", *options, f"docker://{target.address}"], limit=oci.MAX_DOCUMENT)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-    if wanted.digest and digest != wanted.digest:
-        raise Invalid(f"{wanted.name}: the registry sent {digest}", hint="the registry damages it")
+    if target.digest and digest != target.digest:
+        raise Invalid(f"{target.name}: the registry sent {digest}", hint="the registry damages it")
     try:
         document = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
-        raise Invalid(f"{wanted.name}: its manifest is no JSON: {error}") from None
+        raise Invalid(f"{target.name}: its manifest is no JSON: {error}") from None
     if not isinstance(document, dict):
-        raise Invalid(f"{wanted.name}: its manifest is no object")
+        raise Invalid(f"{target.name}: its manifest is no object")
     return digest, document
 
 
-def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
+def _blobs(target: Reference, document: dict[str, Any]) -> dict[str, int]:
     layers = document["layers"]
     if not isinstance(layers, list) or len(layers) > oci.MAX_LAYERS:
-        raise Invalid(f"{wanted.name}: more than {oci.MAX_LAYERS} layers, or none")
-    found: dict[str, int] = {}
-    for each in [document.get("config"), *layers]:
-        digest, size = (each.get("digest"), each.get("size")) if isinstance(each, dict) else (None, None)
+        raise Invalid(f"{target.name}: more than {oci.MAX_LAYERS} layers, or none")
+    result: dict[str, int] = {}
+    for item in [document.get("config"), *layers]:
+        digest, size = (item.get("digest"), item.get("size")) if isinstance(item, dict) else (None, None)
         if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None or not isinstance(size, int) or size < 0:
-            raise Invalid(f"{wanted.name}: its manifest names a layer without digest or size")
-        if each.get("urls"):
-            raise Unsupported(f"{wanted.name} has layers that lie elsewhere", hint="images of Windows do")
-        found[digest] = size
-    if sum(found.values()) > MAX_FETCH:
-        raise Invalid(f"{wanted.name} is larger than {MAX_FETCH >> 30} GiB")
-    return found
+            raise Invalid(f"{target.name}: its manifest names a layer without digest or size")
+        if item.get("urls"):
+            raise Unsupported(f"{target.name} has layers that lie elsewhere", hint="images of Windows do")
+        result[digest] = size
+    if sum(result.values()) > MAX_FETCH:
+        raise Invalid(f"{target.name} is larger than {MAX_FETCH >> 30} GiB")
+    return result
 
 
 # ---------------------------------------------------------------------------- layers on the disk
 
 
 @contextlib.contextmanager
-def _kept(layers: Path, found: ImageManifest) -> Iterator[Path]:
+def _retained(layers: Path, result: ImageManifest) -> Iterator[Path]:
     """The directory of blobs, from which nothing is removed meanwhile; afterwards what is too much, oldest first."""
     blobs = layers / "blobs"
     (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        for path in _paths(found, blobs):
+        for path in _paths(result, blobs):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path)
         yield blobs
         with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            prune(blobs, MAX_KEPT)
+            prune(blobs, MAX_RETAINED)
 
 
-def prune(blobs: Path, most: int) -> None:
-    """Remove the layers that were used longest ago, until the others are `most` bytes."""
+def prune(blobs: Path, limit: int) -> None:
+    """Remove the layers that were used longest ago, until the others are `limit` bytes."""
     total = 0
     for status, path in sorted(((path.stat(), path) for path in (blobs / "sha256").iterdir()), key=_newest):
         total += status.st_size
-        if total > most:
+        if total > limit:
             path.unlink()
 
 
@@ -184,14 +184,14 @@ def _newest(entry: tuple[os.stat_result, Path]) -> int:
     return -entry[0].st_mtime_ns
 
 
-def _paths(found: ImageManifest, blobs: Path) -> list[Path]:
-    return [blobs / digest.replace(":", "/") for digest in found.blobs]
+def _paths(result: ImageManifest, blobs: Path) -> list[Path]:
+    return [blobs / digest.replace(":", "/") for digest in result.blobs]
 
 
-def _here(found: ImageManifest, layout: Path, blobs: Path) -> int:
+def _here(result: ImageManifest, layout: Path, blobs: Path) -> int:
     """Bytes that are here: of whole blobs, and of those that come just now."""
     size = 0
-    for path in [*_paths(found, blobs), *layout.glob("oci-put-blob*")]:
+    for path in [*_paths(result, blobs), *layout.glob("oci-put-blob*")]:
         with contextlib.suppress(FileNotFoundError):
             size += path.stat().st_size
     return size
@@ -201,18 +201,18 @@ def _here(found: ImageManifest, layout: Path, blobs: Path) -> int:
 
 
 def _skopeo(
-    wanted: Reference,
+    target: Reference,
     arguments: list[str],
     *,
-    most: int,
+    limit: int,
     progress: Callable[[], int] | None = None,
-    tell: Callable[[int], object] = lambda done: None,
+    report: Callable[[int], object] = lambda done: None,
 ) -> bytes:
-    """What skopeo prints. It writes no file larger than `most`, and ends when nothing comes for long."""
+    """What skopeo prints. It writes no file larger than `limit`, and ends when nothing comes for long."""
     if shutil.which("skopeo") is None:
         raise Unsupported("skopeo is missing, which fetches images", hint="make setup, or apt-get install skopeo")
     architecture = oci.ARCHITECTURES.get(platform.machine(), platform.machine())
-    command = ["setpriv", "--pdeathsig=KILL", "--", "prlimit", f"--fsize={most}", "--"]  # it ends with who started it
+    command = ["setpriv", "--pdeathsig=KILL", "--", "prlimit", f"--fsize={limit}", "--"]  # it ends with who started it
     command += ["skopeo", f"--override-arch={architecture}", "--override-os=linux"]
     environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     environment.setdefault("HOME", os.path.expanduser("~"))
@@ -221,20 +221,20 @@ def _skopeo(
             [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment
         )
         try:
-            _watch(process, progress or (lambda: os.fstat(out.fileno()).st_size), tell, wanted)
+            _watch(process, progress or (lambda: os.fstat(out.fileno()).st_size), report, target)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
         if process.returncode:
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - 8192))
-            raise _failure(wanted, errors.read().decode("utf-8", "replace"), process.returncode)
+            raise _failure(target, errors.read().decode("utf-8", "replace"), process.returncode)
         out.seek(0)
-        return out.read(most)
+        return out.read(limit)
 
 
 def _watch(
-    process: subprocess.Popen[bytes], progress: Callable[[], int], tell: Callable[[int], object], wanted: Reference
+    process: subprocess.Popen[bytes], progress: Callable[[], int], report: Callable[[int], object], target: Reference
 ) -> None:
     done, since = -1, time.monotonic()
     while True:
@@ -243,16 +243,16 @@ def _watch(
         now = progress()
         if now != done:
             done, since = now, time.monotonic()
-            tell(done)
+            report(done)
         if process.returncode is not None:
             return
         if time.monotonic() - since > MAX_SILENCE:
             raise Protocol(
-                f"{wanted.name}: nothing came from {wanted.registry} for {MAX_SILENCE:g} s", hint="pull again"
+                f"{target.name}: nothing came from {target.registry} for {MAX_SILENCE:g} s", hint="pull again"
             )
 
 
-def _failure(wanted: Reference, said: str, status: int) -> PagurusError:
+def _failure(target: Reference, said: str, status: int) -> PagurusError:
     """What went wrong, in skopeo's last words."""
     words = _FATAL.findall(said)
     last = words[-1].replace('\\"', '"') if words else said.strip().rpartition("\n")[2] or f"skopeo ended with {status}"
@@ -260,5 +260,5 @@ def _failure(wanted: Reference, said: str, status: int) -> PagurusError:
         last = "file too large: larger than its manifest says"
     for sign, kind, hint in _SAYS:
         if re.search(sign, last, re.IGNORECASE):
-            return kind(f"{wanted.name}: {last[-600:]}", hint=hint)
-    return Invalid(f"{wanted.name}: {last[-600:]}")
+            return kind(f"{target.name}: {last[-600:]}", hint=hint)
+    return Invalid(f"{target.name}: {last[-600:]}")

@@ -42,7 +42,7 @@ class BuildMount:
 def mounts_of(instruction: Instruction, expand: Callable[[str], str], workdir: str) -> tuple[BuildMount, ...]:
     """The mounts of a RUN. Raises Invalid with its line."""
     given = instruction.lists.get("mount", ())
-    return tuple(_mount(each, expand, workdir, f"line {instruction.line}: RUN --mount") for each in given)
+    return tuple(_mount(item, expand, workdir, f"line {instruction.line}: RUN --mount") for item in given)
 
 
 def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) -> BuildMount:
@@ -89,7 +89,7 @@ def _secret(options: dict[str, str], target: str, source: str, owner: str, here:
 
 
 def _options(given: str, expand: Callable[[str], str], here: str) -> dict[str, str]:
-    found = {}
+    result = {}
     try:
         fields = next(csv.reader([given], strict=True), [])
     except csv.Error as error:
@@ -99,8 +99,8 @@ def _options(given: str, expand: Callable[[str], str], here: str) -> dict[str, s
         key = key.lower()
         if not equals and key not in ("ro", "readonly", "rw", "readwrite", "required"):
             raise Invalid(f"{here}: {word!r} is no KEY=VALUE")
-        found[key] = expand(value)
-    return found
+        result[key] = expand(value)
+    return result
 
 
 def _number(options: dict[str, str], key: str, here: str) -> int:

@@ -24,7 +24,7 @@ from sandbox.image.run_mounts import BuildMount, mounts_of
 from sandbox.messages.images import HealthCheck, ImageConfig
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where a base has none
-PROXIES = tuple(f"{each}_proxy" for each in ("http", "https", "ftp", "no", "all"))  # build arguments without an ARG
+PROXIES = tuple(f"{item}_proxy" for item in ("http", "https", "ftp", "no", "all"))  # build arguments without an ARG
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 _PORT = re.compile(r"(?:.*:)?(\d{1,5})(?:-(\d{1,5}))?(?:/(\w+))?")
@@ -117,10 +117,10 @@ class BuildArguments:
         name = _expand(stage.base, self.outside, self.escape, stage.line)
         if not name:
             raise Invalid(f"line {stage.line}: FROM names nothing: {stage.base} is empty", hint="--build-arg")
-        wanted = _expand(stage.platform, self.outside, self.escape, stage.line)
-        if wanted and not fits(wanted):
+        target = _expand(stage.platform, self.outside, self.escape, stage.line)
+        if target and not fits(target):
             raise Unsupported(
-                f"line {stage.line}: FROM --platform={wanted}: sandboxes of this host are {platform_name()}"
+                f"line {stage.line}: FROM --platform={target}: sandboxes of this host are {platform_name()}"
             )
         return name
 
@@ -135,9 +135,9 @@ def platform_name() -> str:
     return f"linux/{ARCHITECTURES.get(machine, machine)}"
 
 
-def fits(wanted: str) -> bool:
+def fits(target: str) -> bool:
     """Whether an image for this platform runs here."""
-    system, _, rest = wanted.lower().partition("/")
+    system, _, rest = target.lower().partition("/")
     machine, _, variant = rest.partition("/")
     machine = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}.get(machine or system, machine or system)
     if not rest and system == "linux":
@@ -150,11 +150,11 @@ def platform_arguments(target: str) -> dict[str, str]:
     """The variables that are there without being declared before the first FROM."""
     name = platform_name()
     system, _, machine = name.partition("/")
-    found: dict[str, str] = {}
-    for each in ("BUILD", "TARGET"):
-        found |= {f"{each}PLATFORM": name, f"{each}OS": system, f"{each}OSVERSION": "", f"{each}ARCH": machine}
-        found |= {f"{each}VARIANT": ""}
-    return {**found, "TARGETSTAGE": target or "default"}
+    result: dict[str, str] = {}
+    for item in ("BUILD", "TARGET"):
+        result |= {f"{item}PLATFORM": name, f"{item}OS": system, f"{item}OSVERSION": "", f"{item}ARCH": machine}
+        result |= {f"{item}VARIANT": ""}
+    return {**result, "TARGETSTAGE": target or "default"}
 
 
 def apply(instruction: Instruction, state: StageState, arguments: BuildArguments) -> tuple[StageState, Action | None]:
@@ -262,7 +262,7 @@ class _Meaning:
         return [*(self._before.config.shell or ("/bin/sh", "-c")), *self._is.words]
 
     def _ports(self) -> list[str]:
-        found = []
+        result = []
         for word in self._is.words:
             for port in _split(word, self._before.scope, self._arguments.escape, self._is.line):
                 match = _PORT.fullmatch(port)
@@ -274,8 +274,8 @@ class _Meaning:
                     or (match[3] or "tcp").lower() not in ("tcp", "udp", "sctp")
                 ):
                     raise self._refuse(f"EXPOSE: {port!r} is no port", "PORT[-PORT][/tcp|/udp|/sctp]")
-                found += [f"{number}/{(match[3] or 'tcp').lower()}" for number in range(low, high + 1)]
-        return found
+                result += [f"{number}/{(match[3] or 'tcp').lower()}" for number in range(low, high + 1)]
+        return result
 
     def _health_check(self) -> HealthCheck:
         here = self._is
@@ -314,7 +314,7 @@ class _Meaning:
                 script, name = (first.content, first.name) if first.content.startswith("#!") else ("", "")
                 command = [first.content]
             else:  # the shell reads them
-                command = ["\n".join([command[0], *(f"{each.text}{each.name}" for each in here.documents)])]
+                command = ["\n".join([command[0], *(f"{item.text}{item.name}" for item in here.documents)])]
         if not any(command):
             raise self._refuse("RUN needs a command")
         if not here.json:
@@ -334,11 +334,11 @@ class _Meaning:
             origin=here.flags.get("from", ""),
             addresses=tuple(path for path in paths[:-1] if _is_remote(path) and not _GIT.fullmatch(path)),
             repositories=tuple(path for path in paths[:-1] if _GIT.fullmatch(path)),
-            documents=tuple((each.name, self._filled(each)) for each in here.documents),
+            documents=tuple((item.name, self._filled(item)) for item in here.documents),
             owner=self._word(here.flags.get("chown", "")),
             mode=mode,
             parents=here.is_set("parents"),
-            exclude=tuple(self._word(each) for each in here.lists.get("exclude", ())),
+            exclude=tuple(self._word(item) for item in here.lists.get("exclude", ())),
             unpack=here.is_set("unpack") if "unpack" in here.flags else None,
             checksum=self._word(here.flags.get("checksum", "")),
             keep_git=here.is_set("keep-git-dir"),
@@ -372,15 +372,15 @@ def _is_remote(path: str) -> bool:
 
 
 def _joined(workdir: str, path: str) -> str:
-    found = posixpath.normpath(posixpath.join("/", workdir, path))
-    return found[1:] if found.startswith("//") else found
+    result = posixpath.normpath(posixpath.join("/", workdir, path))
+    return result[1:] if result.startswith("//") else result
 
 
 def _target(workdir: str, path: str) -> str:
     """Absolute, with a slash at the end where it is a directory."""
     slash = path.endswith("/") or posixpath.basename(path) in (".", "..", "")
-    found = _joined(workdir, path)
-    return found + "/" if slash and found != "/" else found
+    result = _joined(workdir, path)
+    return result + "/" if slash and result != "/" else result
 
 
 def _expand(text: str, scope: Mapping[str, str], escape: str, line: int) -> str:

@@ -70,16 +70,16 @@ class ImageStore:
     """The images of a host, below ``<state>/images``. Several processes may use it at once."""
 
     def __init__(self, images: Path):
-        self.folder = images
+        self.directory = images
         self.trees = images / ".trees"
         self.layers = images / ".layers"  # of registries, as they came
 
     # ---------------------------------------------------------------- finding
 
     def list(self) -> list[str]:
-        if not self.folder.is_dir():
+        if not self.directory.is_dir():
             return []
-        here = [(unquote(path.name), path) for path in self.folder.iterdir() if not path.name.startswith(".")]
+        here = [(unquote(path.name), path) for path in self.directory.iterdir() if not path.name.startswith(".")]
         return sorted(name for name, path in here if path.is_dir() and filed(name) == path.name)
 
     def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
@@ -104,8 +104,8 @@ class ImageStore:
         """
         path = self._path(name)
         if path is None:
-            known = ", ".join(self.list()) or "none"
-            raise ImageNotFound(f"no image {name!r}; there are: {known}", hint="pagurus image import, or make setup")
+            existing = ", ".join(self.list()) or "none"
+            raise ImageNotFound(f"no image {name!r}; there are: {existing}", hint="pagurus image import, or make setup")
         tree = path.resolve()
         if not _stored(tree):
             tree = self._take_in(path, tree)
@@ -113,7 +113,7 @@ class ImageStore:
 
     def _place(self, name: str) -> Path:
         """The directory with the image.json of this name."""
-        path = self._path(name) or self.folder
+        path = self._path(name) or self.directory
         while path.is_symlink():  # a name may point to one of another store
             path = path.parent / os.readlink(path)
             if (path.parent / "image.json").is_file():
@@ -122,9 +122,9 @@ class ImageStore:
 
     def _path(self, name: str) -> Path | None:
         """What points to the image that `name` means."""
-        for each in (name, f"{name}:{reference.LATEST}"):
-            if (file := filed(each)) is not None and (self.folder / file).is_dir():
-                return self.folder / file
+        for item in (name, f"{name}:{reference.LATEST}"):
+            if (file := filed(item)) is not None and (self.directory / file).is_dir():
+                return self.directory / file
         return None
 
     def path(self, name: str) -> Path:
@@ -145,8 +145,8 @@ class ImageStore:
             if tree.is_dir():
                 return tree.resolve()
             for name in self.list():  # a name may point into another store
-                if (found := self.resolve(name)).digest == content:
-                    return found.tree
+                if (result := self.resolve(name)).digest == content:
+                    return result.tree
         raise ImageNotFound(f"no image with the content {content[:16]}", hint="import the image that it came from")
 
     # ---------------------------------------------------------------- removing
@@ -158,7 +158,7 @@ class ImageStore:
         """
         with self._locked():
             image = self.resolve(name)
-            (self._path(name) or self.folder).unlink()
+            (self._path(name) or self.directory).unlink()
             if any(self.resolve(other).digest == image.digest for other in self.list()):
                 return False
             return self._drop(image.digest, used)
@@ -197,7 +197,7 @@ class ImageStore:
     def import_directory(self, name: str, source: Path, *, replace: bool = False) -> Path:
         """Copy a directory, owners and extended attributes included. Raises Invalid for one that holds this store."""
         if source.is_dir():
-            store = self.folder.resolve()
+            store = self.directory.resolve()
             if any(place.exists() and place.samefile(source) for place in (store, *store.parents)):
                 raise Invalid(
                     f"{source} holds the image store itself, {store}: the copy would have no end",
@@ -213,16 +213,16 @@ class ImageStore:
         """Take an image from the local Docker Engine, pulled if it is not there."""
         return self.build(name, lambda tree: sources.docker(reference, tree), f"docker {reference}", replace)
 
-    def pull(self, wanted: str, name: str | None = None, *, tell: registry.Tell = lambda done, total: None) -> str:
+    def pull(self, target: str, name: str | None = None, *, report: registry.Report = lambda done, total: None) -> str:
         """Take an image from a registry, and give it `name`, or its own; which that is. An equal one stays as it is."""
-        address = reference.parse(wanted)
+        address = reference.parse(target)
         name = name or address.name
         self.check_free(name, replace=True)
-        found = registry.manifest(address)
-        source = found.reference.address
-        if self._path(name) == self.folder / (filed(name) or "") and self.info(name).source == source:
+        result = registry.manifest(address)
+        source = result.reference.address
+        if self._path(name) == self.directory / (filed(name) or "") and self.info(name).source == source:
             return name
-        self.build(name, lambda tree: registry.fetch(found, self.layers, tree, tell), source, replace=True)
+        self.build(name, lambda tree: registry.fetch(result, self.layers, tree, report), source, replace=True)
         return name
 
     def debootstrap(
@@ -238,7 +238,7 @@ class ImageStore:
             raise Invalid(
                 f"not an image name: {name!r}", hint="use a-z, 0-9, dot, dash and underscore, or registry/path:tag"
             )
-        if not replace and (self.folder / file).exists():
+        if not replace and (self.directory / file).exists():
             raise Conflict(f"image {name} exists already", hint=f"replace it, or pagurus image rm {name}")
 
     def give_name(self, name: str, content: str, source: str, config: ImageConfig, *, replace: bool = False) -> bool:
@@ -256,12 +256,12 @@ class ImageStore:
 
     def _borrow(self, place: Path) -> None:
         """A tree of another store, to which a name of this one points, gets its place here as a link."""
-        for known in (self.resolve(name) for name in self.list()):
-            if known.digest == place.name:
+        for existing in (self.resolve(name) for name in self.list()):
+            if existing.digest == place.name:
                 self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
                 place.mkdir(mode=0o700)
-                (place / "tree").symlink_to(known.tree)
-                _write(place, _read(known.tree.parent))
+                (place / "tree").symlink_to(existing.tree)
+                _write(place, _read(existing.tree.parent))
                 return
 
     def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
@@ -316,7 +316,7 @@ class ImageStore:
             target = f".trees/{place.name}/{self._variant(place, record)}/tree"
         link = self.trees / f".link-{secrets.token_hex(6)}"
         link.symlink_to(target)
-        link.rename(self.folder / (filed(name) or name))  # replaces a former link in one step
+        link.rename(self.directory / (filed(name) or name))  # replaces a former link in one step
 
     def _variant(self, place: Path, record: _Record) -> str:
         """Keep another configuration of a tree that is there already; the name of its directory."""
@@ -349,8 +349,8 @@ class ImageStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Names and trees change together; one process at a time."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with closing(os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with closing(os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
@@ -390,19 +390,19 @@ def _write(place: Path, record: _Record) -> None:
         os.fsync(file.fileno())
 
 
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
 
 
 def fingerprint(tree: Path) -> tuple[str, int]:
     """Digest of a tree's content and the bytes of its files. Times of directories do not count. Reads every file."""
-    seen, size = blake3(), 0
+    observed, size = blake3(), 0
     for name, fact in sorted(facts.tree(tree).items()):
         if stat.S_ISDIR(int(fact["mode"], 8)):
             fact.pop("mtime", None)
         size += fact.get("size", 0)
-        seen.update(msgspec.json.encode([os.fsencode(name), fact]))
-    return seen.hexdigest(), size
+        observed.update(msgspec.json.encode([os.fsencode(name), fact]))
+    return observed.hexdigest(), size
 
 
 def normalise(tree: Path) -> None:
@@ -418,10 +418,10 @@ def normalise(tree: Path) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     walk.remove(root, name)
         for name, mode in MOUNT_POINTS.items():
-            found = _mode(root, name)
-            if found and not stat.S_ISDIR(found):
+            result = _mode(root, name)
+            if result and not stat.S_ISDIR(result):
                 raise Invalid(f"/{name} of the image is not a directory")
-            if not found:
+            if not result:
                 os.mkdir(name, mode, dir_fd=root)
                 os.chmod(name, mode, dir_fd=root)
         with closing(openat2(root, "etc", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)) as etc:
@@ -431,9 +431,9 @@ def normalise(tree: Path) -> None:
 def _name_itself(etc: int) -> None:
     """Give an /etc without a usable hosts file one. A symbolic link, and what a file already says, stays."""
     with contextlib.suppress(FileNotFoundError):
-        found = os.stat("hosts", dir_fd=etc, follow_symlinks=False)
-        kind = stat.S_IFMT(found.st_mode)
-        if kind in (stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFREG and found.st_size):
+        result = os.stat("hosts", dir_fd=etc, follow_symlinks=False)
+        kind = stat.S_IFMT(result.st_mode)
+        if kind in (stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFREG and result.st_size):
             return
         os.unlink("hosts", dir_fd=etc)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -454,6 +454,6 @@ def _mode(root: int, name: str) -> int:
 def _drop_special(root: int) -> None:
     """Remove block and character devices and sockets of a tree."""
     for step in walk.walk(root):
-        (found,) = step.found
-        if found is not None and stat.S_IFMT(found.st_mode) in (stat.S_IFBLK, stat.S_IFCHR, stat.S_IFSOCK):
+        (result,) = step.result
+        if result is not None and stat.S_IFMT(result.st_mode) in (stat.S_IFBLK, stat.S_IFCHR, stat.S_IFSOCK):
             os.unlink(step.name, dir_fd=step.parents[0])

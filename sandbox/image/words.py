@@ -73,60 +73,60 @@ class _Lexer:
     def until(self, stop: str, *, raw: bool = False) -> tuple[str, list[str]]:
         """Read up to the character `stop` ("": to the end): as one word, and as words."""
         before, self._raw = self._raw, raw
-        found: list[str] = []
+        result: list[str] = []
         words = _Words()
         size = 0
         while (char := self._peek()) and not (stop and char == stop):
             if char == "$":
-                found.append(self._dollar())
-                words.add(found[-1], quoted=False)
+                result.append(self._dollar())
+                words.add(result[-1], quoted=False)
             elif self._quotes and char in "'\"":
-                found.append(self._single() if char == "'" else self._double())
-                words.add(found[-1], quoted=True)
+                result.append(self._single() if char == "'" else self._double())
+                words.add(result[-1], quoted=True)
             else:
                 char = self._next()
                 escaped = char == self._escape
                 if escaped:
                     char = (char if self._raw else "") + self._next()
-                found.append(char)
+                result.append(char)
                 words.add(char, quoted=escaped)
-            size += len(found[-1])
+            size += len(result[-1])
             if size > MAX_LENGTH:
                 raise ValueError(f"the expansion is longer than {MAX_LENGTH} characters")
         if stop and not self._next():
             raise ValueError(f"unexpected end of statement while looking for matching {stop}")
         self._raw = before
-        return "".join(found), words.end()
+        return "".join(result), words.end()
 
     def _single(self) -> str:
         self._next()
         end = self._text.find("'", self._at)
         if end < 0:
             raise ValueError("unexpected end of statement while looking for matching single-quote")
-        found, self._at = self._text[self._at : end], end + 1
-        return found
+        result, self._at = self._text[self._at : end], end + 1
+        return result
 
     def _double(self) -> str:
         self._next()
-        found: list[str] = []
+        result: list[str] = []
         while (char := self._peek()) != '"':
             if not char:
                 raise ValueError("unexpected end of statement while looking for matching double-quote")
             if char == "$":
-                found.append(self._dollar())
+                result.append(self._dollar())
                 continue
             self._next()
             if char == self._escape:
                 following = self._peek()
                 if self._raw:
-                    found.append(char)
+                    result.append(char)
                 if not following:
                     continue
                 if following in ('"', "$", self._escape):
                     char = self._next()
-            found.append(char)
+            result.append(char)
         self._next()
-        return "".join(found)
+        return "".join(result)
 
     def _name(self) -> str:
         match = re.compile(r"\d+").match(self._text, self._at)
@@ -150,9 +150,9 @@ class _Lexer:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"substitutions nested more than {MAX_DEPTH} deep")
-        found = self._braces(self._name())
+        result = self._braces(self._name())
         self._depth -= 1
-        return found
+        return result
 
     def _braces(self, name: str) -> str:
         """What follows ``${NAME``."""
@@ -204,26 +204,26 @@ def _trimmed(value: str, word: str, operator: str) -> str:
         match = re.match(pattern, value)
         return value[match.end() :] if match is not None else value
     starts = range(len(value) + 1) if greedy else range(len(value), -1, -1)
-    whole = re.compile(pattern)
-    return next((value[:start] for start in starts if whole.fullmatch(value, start)), value)
+    complete = re.compile(pattern)
+    return next((value[:start] for start in starts if complete.fullmatch(value, start)), value)
 
 
 def _pattern(word: str, *, greedy: bool) -> str:
     """A shell pattern of ``*`` and ``?``, without brackets, as a regular expression."""
-    found, at = "", 0
+    result, at = "", 0
     while at < len(word):
         char = word[at]
         at += 1
         if char == "*":
-            if not found.endswith(("*", "*?")):  # many stars are one: no pattern takes for ever
-                found += ".*" if greedy else ".*?"
+            if not result.endswith(("*", "*?")):  # many stars are one: no pattern takes for ever
+                result += ".*" if greedy else ".*?"
         elif char == "?":
-            found += "."
+            result += "."
         elif char != "\\":
-            found += re.escape(char)
+            result += re.escape(char)
         elif word[at : at + 1] not in ("}", "/"):
             if word[at : at + 1] not in ("*", "?", "\\") or at >= len(word):
                 raise ValueError(f"invalid pattern ({word}) in substitution: invalid escape '\\{word[at : at + 1]}'")
-            found += re.escape(word[at])
+            result += re.escape(word[at])
             at += 1
-    return found
+    return result

@@ -42,7 +42,7 @@ from sandbox.messages.images import (
     PullProgress,
     StepInfo,
     StepsRemoved,
-    StepsWanted,
+    StepsTarget,
 )
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
 from sandbox.messages.processes import (

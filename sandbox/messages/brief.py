@@ -17,12 +17,12 @@ class Brief(msgspec.Struct):
     """A struct with a short ``repr``."""
 
     def __repr__(self) -> str:
-        told = (
+        reported = (
             f"{field.name}={shortened(getattr(self, field.name))}"
             for field in msgspec.structs.fields(self)
             if not _default(field, getattr(self, field.name))
         )
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(reported)})"
 
 
 def _default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
@@ -42,7 +42,7 @@ def shortened(value: Any) -> str:
     if isinstance(value, str):
         return repr(str(value))
     if isinstance(value, list | tuple):
-        parts = [shortened(each) for each in value[:ITEMS]]
+        parts = [shortened(item) for item in value[:ITEMS]]
         return f"[{', '.join([*parts, *_more(value)])}]"
     if isinstance(value, dict):
         parts = [f"{name!r}: {shortened(value[name])}" for name in [*value][:ITEMS]]

@@ -69,18 +69,18 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class ToldExchange(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ReportedExchange(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """daemon -> coordinator -> daemon: an exchange of an agent with its model, as the gateway's journal has it."""
 
     checkpoint: Annotated[str, msgspec.Meta(max_length=200)] | None
     turn: Count
     key: Annotated[bytes, msgspec.Meta(max_length=64)]
     path: Annotated[str, msgspec.Meta(max_length=4096)]
-    state: Literal["asked", "answered", "failed"]
+    state: Literal["requested", "answered", "failed"]
     started: Moment
     ended: Moment | None
     status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None
-    asked: Count
+    requested: Count
     answered: Count
     recorded: Count
     headers: bytes | None
@@ -97,7 +97,7 @@ class ConversationExport(msgspec.Struct, kw_only=True, omit_defaults=True, forbi
 
     gateway: Gateway | None = None  # None: the sandbox has none
     token: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # hash of that of an agent outside
-    exchanges: Annotated[list[ToldExchange], msgspec.Meta(max_length=10_000)] = []  # the newest first
+    exchanges: Annotated[list[ReportedExchange], msgspec.Meta(max_length=10_000)] = []  # the newest first
     texts: Annotated[dict[Hash, bytes], msgspec.Meta(max_length=100_000)] = {}  # compressed, by hash
 
 
@@ -192,7 +192,7 @@ class HostInfo(Brief, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     memory_free: int = 0
     disk_free: int = 0
-    heard_s: float | None = None  # seconds since its last report
+    since_seen_s: float | None = None  # seconds since its last report
     error: str = ""  # why there is no newer one
 
 
@@ -261,7 +261,7 @@ JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 PhaseKind = Literal["rollout", "train"]
 
 
-class PhaseAsk(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PhaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A run -> coordinator: POST /v1/phases. May this phase begin? It ends the job's phase before.
 
     Asked again while it goes on, this says that the job lives.
@@ -310,7 +310,7 @@ class PastPhase(Brief, kw_only=True, omit_defaults=True):
     number: int
     group: int
     machines: list[int]  # of the group, of this kind
-    asked: float
+    requested: float
     begun: float | None = None  # None: it waits
     ended: float | None = None
     silent: float = 0.0  # seconds before its end in which nothing was heard of its job, which was then passed over

@@ -38,7 +38,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     agent: Literal["inside", "outside"] = "inside"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7000  # of 127.0.0.1 in the sandbox
     side: Annotated[tuple[SideRule, ...], msgspec.Meta(max_length=32)] = ()
-    known_side: bool = True  # titles and the like, as well-known agents ask for them, make no turn either
+    existing_side: bool = True  # titles and the like, as well-known agents ask for them, make no turn either
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ class ExchangeInfo(Brief, kw_only=True, omit_defaults=True):
     sandbox: str
     path: str
     main: bool  # of the agent's main loop: it ended a turn
-    state: Literal["asked", "answered", "failed"]
+    state: Literal["requested", "answered", "failed"]
     started_at: float
     parent: int | None = None  # the main-loop exchange before it
     checkpoint: str | None = None  # holds the state in which the request was made
@@ -97,7 +97,7 @@ class ExchangeInfo(Brief, kw_only=True, omit_defaults=True):
     key: str = ""  # hash of what was asked
     status: int | None = None
     ended_at: float | None = None
-    asked: int = 0  # times that the upstream was asked
+    requested: int = 0  # times that the upstream was asked
     answered: int = 0  # times that the agent was given the whole answer
     from_record: int = 0  # of these, from the record
     request_bytes: int = 0

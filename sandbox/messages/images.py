@@ -127,7 +127,7 @@ class StepInfo(Brief, kw_only=True, omit_defaults=True):
     used_at: float = 0.0
 
 
-class StepsWanted(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class StepsTarget(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/steps/find"""
 
     keys: Annotated[list[StepKey], msgspec.Meta(max_length=10_000)] = []

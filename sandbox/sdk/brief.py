@@ -15,7 +15,7 @@ from sandbox.errors import Closed, Timeout
 from sandbox.sdk.client import Client
 from sandbox.sdk.transport import broken, decoded_error
 
-_KEPT = "/?&=%:@!$'()*+,;~"  # of a path that is quoted already; all else, line ends among it, is quoted here
+_RETAINED = "/?&=%:@!$'()*+,;~"  # of a path that is quoted already; all else, line ends among it, is quoted here
 
 
 class BriefClient(Client):
@@ -36,10 +36,10 @@ class BriefClient(Client):
             raise Closed("the client is closed")
         body = data or b""
         about = {"Content-Type": kind, "Content-Length": str(len(body))} if data is not None else {}
-        told = {"Host": "daemon", **self._headers, **(headers or {}), **about}
+        reported = {"Host": "daemon", **self._headers, **(headers or {}), **about}
         lines = [
-            f"{method} {quote(path, safe=_KEPT)} HTTP/1.0",
-            *(f"{name}: {value}" for name, value in told.items()),
+            f"{method} {quote(path, safe=_RETAINED)} HTTP/1.0",
+            *(f"{name}: {value}" for name, value in reported.items()),
             "",
             "",
         ]

@@ -100,7 +100,7 @@ class Builder:
         self._steps = StepRunner(host, self._output, output is not None, network, secrets or {}, self._sources)
         self._count = 0  # steps of all stages that are needed
         self._planned: dict[str, _Stage] = {}
-        self._kept: dict[str, str] = {}  # key of a step -> the checkpoint behind it
+        self._retained: dict[str, str] = {}  # key of a step -> the checkpoint behind it
         self._keeping: list[asyncio.Future[None]] = []
         self._carried_out = 0
         self._undo = contextlib.AsyncExitStack()
@@ -108,7 +108,7 @@ class Builder:
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""
         last = self._position(target)
-        await self._look_at_name(name, replace_name)
+        await self._poll_at_name(name, replace_name)
         stages = self._file.stages
         arguments = BuildArguments.of(self._file, self._given, target or stages[-1].name)
         bases = [arguments.base(stage) for stage in stages[: last + 1]]
@@ -120,8 +120,8 @@ class Builder:
                 await asyncio.to_thread(self._hashes.save)
                 keys = [step.key for stage in self._planned.values() for step in stage.steps if step.key is not None]
                 if self._cache and keys:
-                    found = await self._host.images.find_steps(list(dict.fromkeys(keys)))
-                    self._kept = {step.key: step.checkpoint for step in found}
+                    result = await self._host.images.find_steps(list(dict.fromkeys(keys)))
+                    self._retained = {step.key: step.checkpoint for step in result}
                 made = await self._commit(self._planned[str(last)], name, replace_name)
             finally:
                 await asyncio.gather(*self._keeping)
@@ -129,13 +129,13 @@ class Builder:
             self._output("nothing was run: every step is kept from an earlier build")
         return made
 
-    async def _look_at_name(self, name: str, replace_name: bool) -> None:
+    async def _poll_at_name(self, name: str, replace_name: bool) -> None:
         """A name that the image cannot have is refused before anything is built, as it would be at the end."""
         try:
             convert(name, ImageName)
         except ValidationError:
             raise Invalid(f"{name!r} is no name of an image", hint="write it like debian or team/tools:1.2") from None
-        if not replace_name and name in {each.name for each in await self._host.images.list()}:
+        if not replace_name and name in {item.name for item in await self._host.images.list()}:
             raise Conflict(f"image {name} exists already", hint=f"replace it, or pagurus image rm {name}")
 
     async def _commit(self, stage: _Stage, name: str, replace_name: bool) -> ImageInfo:
@@ -147,9 +147,9 @@ class Builder:
         try:
             return await images.commit(checkpoint, name, config=config, replace=replace_name)
         except NotFound:
-            if checkpoint not in self._kept.values():
+            if checkpoint not in self._retained.values():
                 raise
-        self._kept.clear()  # somebody removed what was kept, just now
+        self._retained.clear()  # somebody removed what was kept, just now
         stage.checkpoint = None
         return await images.commit(await self._checkpoint(stage), name, config=config, replace=replace_name)
 
@@ -174,7 +174,7 @@ class Builder:
             state, key, triggers = StageState.of(image.config), plan.image_key(image.digest), image.config.on_build
             planned = _Stage(title, image.name, state, key)
         planned.first = self._count + 1
-        instructions = [each for text in triggers for each in _triggered(text, stage.line)] + stage.instructions
+        instructions = [item for text in triggers for item in _triggered(text, stage.line)] + stage.instructions
         self._count += len(instructions)
         for instruction in instructions:
             await self._plan_step(planned, instruction, arguments)
@@ -206,12 +206,12 @@ class Builder:
         return " ".join([copied, *await self._sources.digests(action, line)])
 
     async def _copied(self, origin: str, sources: tuple[str, ...], line: int) -> str:
-        found = await self._origin(origin, line)
-        if isinstance(found, BuildContext):
-            selection = await asyncio.to_thread(found.select, sources, line)
-            hashes = self._hashes if found is self._context else Hashes(None)
+        result = await self._origin(origin, line)
+        if isinstance(result, BuildContext):
+            selection = await asyncio.to_thread(result.select, sources, line)
+            hashes = self._hashes if result is self._context else Hashes(None)
             return await asyncio.to_thread(selection.digest, hashes)
-        return found.key if isinstance(found, _Stage) else plan.image_key(found.digest)
+        return result.key if isinstance(result, _Stage) else plan.image_key(result.digest)
 
     async def _origin(self, name: str, line: int) -> BuildContext | _Stage | ImageInfo:
         """What ``--from`` names: the context, a former stage, a context with a name, an image."""
@@ -221,7 +221,7 @@ class Builder:
             return stage
         place = self._named.get(name.lower())
         if place is not None and "://" not in place:
-            return await asyncio.to_thread(BuildContext.of, _folder(place, name))
+            return await asyncio.to_thread(BuildContext.of, _directory(place, name))
         return await self._image(self._named_image(name), line)
 
     def _named_image(self, name: str) -> str:
@@ -267,8 +267,8 @@ class Builder:
                 last = next((step.key for step in reversed(stage.steps) if step.key is not None), None)
                 if last is None and isinstance(stage.base, _Stage):
                     stage.checkpoint = await self._checkpoint(stage.base)
-                elif last in self._kept:
-                    stage.checkpoint = self._kept[last]
+                elif last in self._retained:
+                    stage.checkpoint = self._retained[last]
                 if stage.checkpoint is not None:
                     self._show(stage, len(stage.steps))
             if stage.checkpoint is None:
@@ -294,20 +294,20 @@ class Builder:
     async def _build_origins(self, stage: _Stage, done: int) -> None:
         """Stages that the steps to come copy from, at the same time."""
         names = {name for step in stage.steps[done:] for name in _origins(step)}
-        stages = {id(found): found for name in names if (found := self._planned.get(name.lower())) is not None}
-        work = [asyncio.ensure_future(self._checkpoint(each)) for each in stages.values() if each.image is None]
+        stages = {id(result): result for name in names if (result := self._planned.get(name.lower())) is not None}
+        work = [asyncio.ensure_future(self._checkpoint(item)) for item in stages.values() if item.image is None]
         try:
             await asyncio.gather(*work)
         except BaseException:
-            for each in work:
-                each.cancel()
+            for item in work:
+                item.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             raise
 
     async def _begin(self, stage: _Stage) -> tuple[Sandbox, int]:
         """A sandbox that stands on the last kept step of a stage or on its base; how many steps are behind it."""
         for done in range(len(stage.steps), 0, -1):
-            checkpoint = self._kept.get(stage.steps[done - 1].key or "")
+            checkpoint = self._retained.get(stage.steps[done - 1].key or "")
             if checkpoint is not None:
                 with contextlib.suppress(PagurusError):  # removed just now: the step before it, then
                     return await self._fork(checkpoint), done
@@ -344,16 +344,16 @@ class Builder:
 
     async def _ready(self, name: str, line: int) -> CopyOrigin:
         """What a step copies from, built."""
-        found = await self._origin(name, line)
-        if isinstance(found, BuildContext):
-            return CopyOrigin(context=found)
-        if isinstance(found, _Stage):
+        result = await self._origin(name, line)
+        if isinstance(result, BuildContext):
+            return CopyOrigin(context=result)
+        if isinstance(result, _Stage):
             return (
-                CopyOrigin(image=found.image)
-                if found.image is not None
-                else CopyOrigin(checkpoint=await self._checkpoint(found))
+                CopyOrigin(image=result.image)
+                if result.image is not None
+                else CopyOrigin(checkpoint=await self._checkpoint(result))
             )
-        return CopyOrigin(image=found.name)
+        return CopyOrigin(image=result.name)
 
     async def _keep(self, key: str, checkpoint: str, title: str) -> None:
         try:
@@ -370,11 +370,11 @@ def _origins(step: BuildStep) -> list[str]:
 
 def _triggered(text: str, line: int) -> list[Instruction]:
     """The instruction that an ONBUILD of the base stands for, as if it stood at the FROM."""
-    return [replace(each, line=line) for each in dockerfile.instructions(text)]
+    return [replace(item, line=line) for item in dockerfile.instructions(text)]
 
 
-def _folder(place: str, name: str) -> Path:
-    folder = Path(place)
-    if not folder.is_dir():
+def _directory(place: str, name: str) -> Path:
+    directory = Path(place)
+    if not directory.is_dir():
         raise Invalid(f"--build-context {name}={place} is no directory", hint="or docker-image://NAME")
-    return folder
+    return directory

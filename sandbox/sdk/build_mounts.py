@@ -102,32 +102,32 @@ async def _set_aside(sandbox: Sandbox, target: str) -> AsyncIterator[None]:
         await _remove_empty(sandbox, posixpath.dirname(target), made)
 
 
-async def _remove_empty(sandbox: Sandbox, folder: str, top: str) -> None:
-    """Directories from `folder` up to `top`, as far as the command has put nothing into them."""
-    while folder.startswith(top):
+async def _remove_empty(sandbox: Sandbox, directory: str, top: str) -> None:
+    """Directories from `directory` up to `top`, as far as the command has put nothing into them."""
+    while directory.startswith(top):
         try:
-            if await sandbox.files.list(folder):
+            if await sandbox.files.list(directory):
                 return
-            await sandbox.files.remove(folder)
+            await sandbox.files.remove(directory)
         except NotFound:
             pass
-        folder = posixpath.dirname(folder)
+        directory = posixpath.dirname(directory)
 
 
 @contextlib.asynccontextmanager
 async def _cache(sandbox: Sandbox, mount: BuildMount, copy: CopyCall, bind: Bind) -> AsyncIterator[None]:
-    kept = archive_of(mount)
-    if kept.is_file():
-        await copy(sandbox, CopyRequest(sources=["/"], target=mount.target), lambda out: _send(kept, out))
+    retained = archive_of(mount)
+    if retained.is_file():
+        await copy(sandbox, CopyRequest(sources=["/"], target=mount.target), lambda out: _send(retained, out))
     elif mount.origin:
         await bind(mount, mount.target)
     yield
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with host_files.fresh_directory(kept.parent) as fresh:
-        with host_files.new_file(fresh, kept.name) as file:
+    retained.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with host_files.fresh_directory(retained.parent) as fresh:
+        with host_files.new_file(fresh, retained.name) as file:
             async for part in sandbox.files.archive(mount.target):
                 await asyncio.to_thread(file.write, part)
-        os.replace(fresh / kept.name, kept)
+        os.replace(fresh / retained.name, retained)
 
 
 def _send(file: Path, out: IO[bytes]) -> None:
@@ -143,10 +143,10 @@ async def _secret(sandbox: Sandbox, mount: BuildMount, content: bytes, copy: Cop
         yield
         return
     async with _set_aside(sandbox, mount.target):
-        with host_files.fresh_directory() as folder:
-            with host_files.new_file(folder, "secret") as file:
+        with host_files.fresh_directory() as directory:
+            with host_files.new_file(directory, "secret") as file:
                 await asyncio.to_thread(file.write, content)
-            selection = await asyncio.to_thread(BuildContext(folder, PatternList([])).select, ["secret"], 0)
+            selection = await asyncio.to_thread(BuildContext(directory, PatternList([])).select, ["secret"], 0)
             mode = f"{mount.mode:o}"
             above = CopyRequest(target=posixpath.dirname(mount.target), make_directory=True)
             await copy(sandbox, above, None)

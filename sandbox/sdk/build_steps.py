@@ -174,9 +174,9 @@ class StepRunner:
                 sandbox, CopyOrigin(context=fetched), (name,), target, instruction.line, copy, unpack=bool(copy.unpack)
             )
         if copy.documents:
-            with host_files.fresh_directory() as folder:
-                names = await asyncio.to_thread(_write_documents, folder, copy.documents)
-                documents = CopyOrigin(context=BuildContext(folder, PatternList([])))
+            with host_files.fresh_directory() as directory:
+                names = await asyncio.to_thread(_write_documents, directory, copy.documents)
+                documents = CopyOrigin(context=BuildContext(directory, PatternList([])))
                 await self.copy_from(sandbox, documents, names, target, instruction.line, copy)
 
     async def copy_from(
@@ -199,7 +199,7 @@ class StepRunner:
             request.parents, request.exclude = copy.parents, [*copy.exclude]
         if origin.context is None:
             return await self.copy(sandbox, request)
-        selected = [each.replace("/./", "/", 1) for each in sources] if request.parents else [*sources]
+        selected = [item.replace("/./", "/", 1) for item in sources] if request.parents else [*sources]
         selection = await asyncio.to_thread(origin.context.select, selected, line)
         return await self.copy(sandbox, request, selection.pack)
 
@@ -236,10 +236,10 @@ async def _body(head: bytes, reader: int) -> AsyncIterator[bytes]:
             yield part
 
 
-def _write_documents(folder: Path, documents: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _write_documents(directory: Path, documents: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     for name, content in documents:
         if "/" in name or name in (".", ".."):
             raise Invalid(f"a here-document cannot be called {name}")
-        (folder / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-        (folder / name).chmod(0o644)
+        (directory / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+        (directory / name).chmod(0o644)
     return tuple(name for name, _ in documents)

@@ -122,8 +122,8 @@ class Client(Transport):
 
     async def sandboxes(self, labels: dict[str, str | None] | None = None) -> list[SandboxInfo]:
         """All, or those with these labels (None: with any value)."""
-        wanted = ",".join(name if value is None else f"{name}={value}" for name, value in (labels or {}).items())
-        query = f"?{encoded(label=wanted)}" if wanted else ""
+        target = ",".join(name if value is None else f"{name}={value}" for name, value in (labels or {}).items())
+        query = f"?{encoded(label=target)}" if target else ""
         return await self.call("GET", f"/v1/sandboxes{query}", list[SandboxInfo])
 
     async def statistics(self) -> Statistics:

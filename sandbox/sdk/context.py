@@ -31,13 +31,13 @@ from sandbox.patterns import PatternList, glob, ignore_lines, split_wildcards
 from sandbox.tree import host_files
 from sandbox.tree.safe_path import NO_LINKS, named, open_kind, openat2
 
-Seen = tuple[int, int, int, int, int, bytes]  # device, inode, size, mtime and ctime in ns, hash of the content
+Observed = tuple[int, int, int, int, int, bytes]  # device, inode, size, mtime and ctime in ns, hash of the content
 _READ = 1 << 20
 _YOUNG = 2_000_000_000  # ns: a file changed so lately could change again without another time
 MAX_TEXT = 4 << 20  # bytes of a Dockerfile, and of a .dockerignore
 _MAX_LINKS = 255  # symbolic links on the way to one source
 _XATTRS = ("user.", "security.capability")
-_KEPT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO)
+_RETAINED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO)
 
 
 def read_dockerfile(context: Path, file: Path | None) -> str:
@@ -55,8 +55,8 @@ class Hashes:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._known = _load(file) if file is not None else {}
-        self._used: dict[str, Seen] = {}
+        self._existing = _load(file) if file is not None else {}
+        self._used: dict[str, Observed] = {}
 
     @classmethod
     def of_context(cls, root: Path) -> Hashes:
@@ -67,18 +67,18 @@ class Hashes:
     def of(self, root: int, path: str, status: os.stat_result) -> bytes:
         """Of a regular file below the open directory `root`."""
         mark = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        seen = self._known.get(path)
-        if seen is None or seen[:5] != mark:
+        observed = self._existing.get(path)
+        if observed is None or observed[:5] != mark:
             began = time.time_ns()
-            seen = (*mark, _hashed(root, path))
+            observed = (*mark, _hashed(root, path))
             if began - max(status.st_mtime_ns, status.st_ctime_ns) < _YOUNG:
-                return seen[5]
-        self._used[path] = seen
-        return seen[5]
+                return observed[5]
+        self._used[path] = observed
+        return observed[5]
 
     def save(self) -> None:
         """Remember what this build has seen. Nothing depends on it: a full disk is no failure of a build."""
-        if self._file is None or self._used == self._known:
+        if self._file is None or self._used == self._existing:
             return
         aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
@@ -89,9 +89,9 @@ class Hashes:
             aside.unlink(missing_ok=True)
 
 
-def _load(file: Path) -> dict[str, Seen]:
+def _load(file: Path) -> dict[str, Observed]:
     try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=dict[str, Seen])
+        return msgspec.msgpack.decode(file.read_bytes(), type=dict[str, Observed])
     except (OSError, msgspec.DecodeError):
         return {}
 
@@ -123,14 +123,14 @@ class BuildContext:
             walk = _Walk(root, self.ignored, line)
             for source in sources:
                 walk.source(source)
-        return Selection(self.root, dict(sorted(walk.found.items())))
+        return Selection(self.root, dict(sorted(walk.result.items())))
 
 
 class _Walk:
     """Names below the root, links on the way followed as if the root were that of the file system."""
 
     def __init__(self, root: int, ignored: PatternList, line: int) -> None:
-        self.found: dict[str, os.stat_result] = {}
+        self.result: dict[str, os.stat_result] = {}
         self._root, self._ignored, self._line = root, ignored, line
 
     def source(self, source: str) -> None:
@@ -144,18 +144,18 @@ class _Walk:
         except Invalid:
             return  # a pattern may match nothing
         try:
-            wanted = glob(pattern)
+            target = glob(pattern)
         except ValueError as error:
             raise Invalid(f"line {self._line}: {source}: {error}") from None
-        self._matching(above, above, wanted)
+        self._matching(above, above, target)
 
-    def _matching(self, above: str, folder: str, wanted: re.Pattern[str]) -> None:
-        for path, status in self._entries(folder):
+    def _matching(self, above: str, directory: str, target: re.Pattern[str]) -> None:
+        for path, status in self._entries(directory):
             relative = path[len(above) + 1 :] if above else path
-            if wanted.fullmatch(relative) is not None:
+            if target.fullmatch(relative) is not None:
                 self._add(path)
             elif stat.S_ISDIR(status.st_mode):
-                self._matching(above, path, wanted)
+                self._matching(above, path, target)
 
     def _reach(self, path: str, source: str) -> str:
         """Where a path leads, relative to the root; what is passed on the way is found."""
@@ -185,8 +185,8 @@ class _Walk:
 
     def _pass(self, path: str) -> None:
         """An entry and the directories above it."""
-        while path and path not in self.found:
-            self.found[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        while path and path not in self.result:
+            self.result[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
             path = path.rpartition("/")[0]
 
     def _status(self, path: str) -> os.stat_result | None:
@@ -200,27 +200,29 @@ class _Walk:
         inside = stat.S_ISDIR(status.st_mode) and self._ignored.has_exceptions and any(self._entries(path))
         return status if inside else None
 
-    def _entries(self, folder: str) -> list[tuple[str, os.stat_result]]:
-        with _opened(self._root, folder) as directory:
+    def _entries(self, dir_path: str) -> list[tuple[str, os.stat_result]]:
+        with _opened(self._root, dir_path) as directory:
             names = sorted(os.listdir(directory))
-        known = [(name, self._status(name)) for name in (f"{folder}/{each}" if folder else each for each in names)]
-        return [(name, status) for name, status in known if status and stat.S_IFMT(status.st_mode) in _KEPT]
+        existing = [
+            (name, self._status(name)) for name in (f"{dir_path}/{item}" if dir_path else item for item in names)
+        ]
+        return [(name, status) for name, status in existing if status and stat.S_IFMT(status.st_mode) in _RETAINED]
 
     def _add(self, path: str) -> None:
         """An entry with all that is in it."""
         self._pass(path)
-        pending = [path] if not path or stat.S_ISDIR(self.found[path].st_mode) else []
+        pending = [path] if not path or stat.S_ISDIR(self.result[path].st_mode) else []
         by = {path: self._decided(path)}
         while pending:
-            folder = pending.pop()
-            with _opened(self._root, folder) as directory:
+            dir_path = pending.pop()
+            with _opened(self._root, dir_path) as directory:
                 names = os.listdir(directory)
             for name in names:
-                here = f"{folder}/{name}" if folder else name
+                here = f"{dir_path}/{name}" if dir_path else name
                 status = os.stat(here, dir_fd=self._root, follow_symlinks=False)
-                if stat.S_IFMT(status.st_mode) not in _KEPT:
+                if stat.S_IFMT(status.st_mode) not in _RETAINED:
                     continue
-                left_out, matched = self._ignored.decide(here, by[folder])
+                left_out, matched = self._ignored.decide(here, by[dir_path])
                 if not left_out:
                     self._pass(here)
                 if stat.S_ISDIR(status.st_mode) and not (left_out and not self._ignored.has_exceptions):
@@ -244,7 +246,7 @@ class Selection:
 
     def digest(self, hashes: Hashes | None = None) -> str:
         """Of what would be copied, hexadecimal blake3."""
-        seen, hashes = blake3(), hashes or Hashes(None)
+        observed, hashes = blake3(), hashes or Hashes(None)
         with _directory(self.root) as root:
             for path, status in self.entries.items():
                 content = b""
@@ -253,8 +255,8 @@ class Selection:
                 elif stat.S_ISREG(status.st_mode):
                     content = hashes.of(root, path, status)
                 for part in (os.fsencode(path), f"{status.st_mode:o}".encode(), content):
-                    seen.update(len(part).to_bytes(8, "big") + part)
-        return seen.hexdigest()
+                    observed.update(len(part).to_bytes(8, "big") + part)
+        return observed.hexdigest()
 
     def pack(self, out: IO[bytes]) -> None:
         """Write them as a tar archive. They belong to root, as with Docker."""
@@ -289,13 +291,13 @@ def _add_file(tar: tarfile.TarFile, header: tarfile.TarInfo, root: int, path: st
 
 
 def _xattrs(path: str) -> dict[str, str]:
-    found = {}
+    result = {}
     with contextlib.suppress(OSError):  # a file system without any
         for name in os.listxattr(path, follow_symlinks=False):
             if name.startswith(_XATTRS):
                 value = os.getxattr(path, name, follow_symlinks=False)
-                found[f"SCHILY.xattr.{name}"] = value.decode("utf-8", "surrogateescape")
-    return found
+                result[f"SCHILY.xattr.{name}"] = value.decode("utf-8", "surrogateescape")
+    return result
 
 
 def _directory(root: Path) -> closing:
@@ -305,8 +307,8 @@ def _directory(root: Path) -> closing:
         raise Invalid(f"the context {root}: {error.strerror}") from None
 
 
-def _opened(root: int, folder: str) -> closing:
-    return closing(openat2(root, folder or ".", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS))
+def _opened(root: int, directory: str) -> closing:
+    return closing(openat2(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS))
 
 
 def _regular(root: int, path: str) -> closing:
@@ -315,8 +317,8 @@ def _regular(root: int, path: str) -> closing:
 
 
 def _hashed(root: int, path: str) -> bytes:
-    found = blake3()
+    result = blake3()
     with _regular(root, path) as file:
         while part := os.read(file, _READ):
-            found.update(part)
-    return found.digest()
+            result.update(part)
+    return result.digest()

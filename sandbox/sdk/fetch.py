@@ -25,11 +25,11 @@ MAX_SILENCE = 60.0  # seconds without a byte
 _CHUNK = 1 << 20
 
 
-async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> tuple[Path, str]:
-    """The file that an address names, below `folder`, and the SHA-256 of its content. Raises Invalid."""
+async def fetch(address: str, directory: Path, *, checksum: str | None = None) -> tuple[Path, str]:
+    """The file that an address names, below `directory`, and the SHA-256 of its content. Raises Invalid."""
     name = PurePosixPath(unquote(urlsplit(address).path)).name or "index.html"
-    seen, size = hashlib.sha256(), 0
-    kind, _, wanted = (checksum or "").partition(":")
+    observed, size = hashlib.sha256(), 0
+    kind, _, target = (checksum or "").partition(":")
     checked = hashlib.new(kind) if kind else None
     limits = aiohttp.ClientTimeout(total=None, sock_connect=MAX_SILENCE, sock_read=MAX_SILENCE)
     try:
@@ -39,12 +39,12 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
         ):
             if answer.status != 200:
                 raise Invalid(f"{address} answers {answer.status} {answer.reason or ''}".rstrip())
-            with host_files.new_file(folder, name) as file:
+            with host_files.new_file(directory, name) as file:
                 async for part in answer.content.iter_chunked(_CHUNK):
                     size += len(part)
                     if size > MAX_SIZE:
                         raise Invalid(f"{address} is larger than {MAX_SIZE >> 30} GiB")
-                    seen.update(part)
+                    observed.update(part)
                     if checked is not None:
                         checked.update(part)
                     await asyncio.to_thread(file.write, part)
@@ -52,9 +52,9 @@ async def fetch(address: str, folder: Path, *, checksum: str | None = None) -> t
         raise Invalid(
             f"{address} cannot be fetched: {error or type(error).__name__}", hint="is it reachable from here?"
         ) from error
-    if checked is not None and checked.hexdigest() != wanted:
+    if checked is not None and checked.hexdigest() != target:
         raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
-    return folder / name, seen.hexdigest()
+    return directory / name, observed.hexdigest()
 
 
 class RemoteSources:
@@ -84,16 +84,16 @@ class RemoteSources:
     async def _of(self, copy: CopyInstruction, address: str, line: int) -> tuple[str, Path, str]:
         key = address, copy.checksum
         if key not in self._fetched:
-            folder = self._undo.enter_context(host_files.fresh_directory())
+            directory = self._undo.enter_context(host_files.fresh_directory())
             try:
                 if address in copy.repositories:
-                    cloned = asyncio.to_thread(repository.clone, address, folder, copy.checksum, copy.keep_git)
+                    cloned = asyncio.to_thread(repository.clone, address, directory, copy.checksum, copy.keep_git)
                     commit, top = await cloned
                     self._fetched[key] = ".", top, commit
                 else:
-                    file, seen = await fetch(address, folder, checksum=copy.checksum or None)
+                    file, observed = await fetch(address, directory, checksum=copy.checksum or None)
                     await asyncio.to_thread(file.chmod, 0o600)
-                    self._fetched[key] = file.name, folder, f"sha256:{seen}"
+                    self._fetched[key] = file.name, directory, f"sha256:{observed}"
             except Invalid as error:
                 raise Invalid(f"line {line}: {error.message}", hint=error.hint) from error
         return self._fetched[key]

@@ -213,9 +213,9 @@ async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIt
 def _pack(source: Path, writer: int) -> None:
     from sandbox.tree import archive
 
-    folder = source if source.is_dir() else source.absolute().parent
+    directory = source if source.is_dir() else source.absolute().parent
     with (
-        closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
+        closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
         contextlib.suppress(BrokenPipeError),
         os.fdopen(writer, "wb", buffering=CHUNK) as out,
     ):

@@ -230,8 +230,8 @@ class Sandbox:
 
     async def diff(self, since: CheckpointInfo | str, *, why: bool = False) -> list[Change]:
         """How the file tree differs from a checkpoint. `why`: with the call that changed each, where it is known."""
-        asked = encoded(checkpoint=checkpoint_id(since), why=str(why).lower())
-        return await self._client.call("GET", f"{self._path}/diff?{asked}", list[Change])
+        requested = encoded(checkpoint=checkpoint_id(since), why=str(why).lower())
+        return await self._client.call("GET", f"{self._path}/diff?{requested}", list[Change])
 
     # ----------------------------------------------------------------- ending
 

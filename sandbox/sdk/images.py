@@ -26,7 +26,7 @@ from sandbox.messages import (
     PullProgress,
     StepInfo,
     StepsRemoved,
-    StepsWanted,
+    StepsTarget,
 )
 from sandbox.sdk.transport import Facet, encoded
 
@@ -160,7 +160,7 @@ class Images(Facet):
 
     async def find_steps(self, keys: Sequence[str]) -> Sequence[StepInfo]:
         """The kept steps with one of these keys (see :mod:`sandbox.sdk.plan`)."""
-        return await self._client.call("POST", "/v1/steps/find", list[StepInfo], StepsWanted(keys=[*keys]))
+        return await self._client.call("POST", "/v1/steps/find", list[StepInfo], StepsTarget(keys=[*keys]))
 
     async def keep_step(self, key: str, checkpoint: str, title: str) -> StepInfo:
         """Keep a checkpoint as the outcome of a step of a build, once it is durable."""

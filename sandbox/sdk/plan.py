@@ -53,30 +53,30 @@ def step_key(parent: str, action: Action, *, content: str = "", network: Network
 
 def references(stage: BuildStage) -> list[str]:
     """The names from which a stage copies or mounts, as they stand there."""
-    found = []
-    for each in stage.instructions:
-        found.append(each.flags.get("from", ""))
-        for mount in each.lists.get("mount", ()):
-            found += [part.partition("=")[2] for part in mount.split(",") if part.lower().startswith("from=")]
-    return [name for name in found if name]
+    result = []
+    for item in stage.instructions:
+        result.append(item.flags.get("from", ""))
+        for mount in item.lists.get("mount", ()):
+            result += [part.partition("=")[2] for part in mount.split(",") if part.lower().startswith("from=")]
+    return [name for name in result if name]
 
 
 def needed(stages: list[BuildStage], bases: list[str], last: int) -> set[int]:
     """The stages that `last` is made of; `bases`: what each begins with."""
-    wanted: set[int] = set()
+    target: set[int] = set()
     pending = [last]
     while pending:
         number = pending.pop()
-        if number in wanted:
+        if number in target:
             continue
-        wanted.add(number)
+        target.add(number)
         names = {stage.name: index for index, stage in enumerate(stages[:number]) if stage.name}
         numbers = {str(index): index for index in range(number)}
         pending += [names[bases[number].lower()]] if bases[number].lower() in names else []
         pending += [
-            (numbers | names)[each.lower()] for each in references(stages[number]) if each.lower() in numbers | names
+            (numbers | names)[item.lower()] for item in references(stages[number]) if item.lower() in numbers | names
         ]
-    return wanted
+    return target
 
 
 def _hashed(*parts: Any) -> str:

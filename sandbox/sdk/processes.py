@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 POLL = 60.0  # seconds of one long poll
 PART = 1 << 20  # bytes of stdin in one call
-TYPED_KEPT = 1 << 16  # bytes of input that are sent again when the connection to the daemon broke
+TYPED_RETAINED = 1 << 16  # bytes of input that are sent again when the connection to the daemon broke
 RETRIES = 40
 PAUSE = 0.25  # seconds
 
@@ -234,7 +234,7 @@ class Terminal:
         self._path = path
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._stack = contextlib.AsyncExitStack()
-        self._seen: int | None = None  # output up to here has been told
+        self._observed: int | None = None  # output up to here has been told
         self._typed = bytearray()  # the latest input, up to byte `_end` of all
         self._end = 0
         self._size: tuple[int, int] | None = None
@@ -258,7 +258,7 @@ class Terminal:
     async def _attach(self) -> None:
         from aiohttp import WSMsgType
 
-        since = {} if self._seen is None else {"since": str(self._seen)}
+        since = {} if self._observed is None else {"since": str(self._observed)}
         size = {} if self._size is None else {"rows": str(self._size[0]), "columns": str(self._size[1])}
         query = encoded(**since, **size)
         self._socket = await self._stack.enter_async_context(
@@ -268,7 +268,7 @@ class Terminal:
         if said.type is not WSMsgType.TEXT:
             raise ConnectionResetError("the daemon closed the terminal at once")
         begin = msgspec.json.decode(said.data, type=dict[str, int])
-        first, self._seen = self._seen is None, begin["start"]
+        first, self._observed = self._observed is None, begin["start"]
         if first:
             self._end = begin["written"]
         elif 0 < (missing := self._end - begin["written"]) <= len(self._typed):
@@ -304,7 +304,7 @@ class Terminal:
                 raise Closed("not at the terminal", hint="use it as a context manager")
             message = await self._socket.receive()
             if message.type is WSMsgType.BINARY:
-                self._seen = (self._seen or 0) + len(message.data)
+                self._observed = (self._observed or 0) + len(message.data)
                 return bytes(message.data)
             if message.type is WSMsgType.TEXT:
                 self.exit_code = msgspec.json.decode(message.data, type=dict[str, int]).get("exit")
@@ -319,7 +319,7 @@ class Terminal:
         content = data.encode() if isinstance(data, str) else bytes(data)
         self._typed += content
         self._end += len(content)
-        del self._typed[:-TYPED_KEPT]
+        del self._typed[:-TYPED_RETAINED]
         if self._socket is None:
             raise Closed("not at the terminal", hint="use it as a context manager")
         with contextlib.suppress(ConnectionError, ClientError):  # whoever reads attaches again, and sends it then

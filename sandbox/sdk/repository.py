@@ -16,8 +16,8 @@ from sandbox.tree import walk
 CLONE_TIMEOUT = 1800.0  # seconds
 
 
-def clone(address: str, folder: Path, commit: str, keep: bool) -> tuple[str, Path]:
-    """Fill the empty directory `folder` with a repository: its commit, and the directory that is meant.
+def clone(address: str, directory: Path, commit: str, keep: bool) -> tuple[str, Path]:
+    """Fill the empty directory `directory` with a repository: its commit, and the directory that is meant.
 
     `commit`: what it must be, or the beginning of it. `keep`: with its ``.git``.
     """
@@ -25,19 +25,19 @@ def clone(address: str, folder: Path, commit: str, keep: bool) -> tuple[str, Pat
         raise Unsupported("git is missing", hint="apt-get install git")
     where, _, fragment = address.partition("#")
     name, _, below = fragment.partition(":")
-    work = str(folder)
+    work = str(directory)
     _git("init", "-q", work)
     _git("-C", work, "fetch", "-q", "--depth=1", "--no-tags", "--", where, name or "HEAD")
     _git("-C", work, "-c", "core.hooksPath=/dev/null", "checkout", "-q", "--detach", "FETCH_HEAD")
-    found = _git("-C", work, "rev-parse", "HEAD").strip()
-    if commit and not found.startswith(commit):
-        raise Invalid(f"{address} is the commit {found}, not {commit}")
+    result = _git("-C", work, "rev-parse", "HEAD").strip()
+    if commit and not result.startswith(commit):
+        raise Invalid(f"{address} is the commit {result}, not {commit}")
     if not keep:
-        walk.remove_path(folder / ".git")
-    top = folder / below.lstrip("/")
-    if not top.is_dir() or not top.resolve().is_relative_to(folder.resolve()):
+        walk.remove_path(directory / ".git")
+    top = directory / below.lstrip("/")
+    if not top.is_dir() or not top.resolve().is_relative_to(directory.resolve()):
         raise Invalid(f"{address}: there is no directory {below}")
-    return found, top
+    return result, top
 
 
 def _git(*arguments: str) -> str:

@@ -41,7 +41,7 @@ class Store(Facet):
 
     async def verify(self, *checkpoints: str | CheckpointInfo) -> list[CheckpointReport]:
         """Hash checkpoints again; without any: all of the host, and its catalogue. Reads all of them."""
-        request = VerifyRequest(checkpoints=[checkpoint_id(each) for each in checkpoints])
+        request = VerifyRequest(checkpoints=[checkpoint_id(item) for item in checkpoints])
         return await self._client.call("POST", "/v1/checkpoints/verify", list[CheckpointReport], request)
 
     async def have(self) -> bytes:

@@ -53,7 +53,7 @@ class Transport:
     """A daemon, reached by its socket or by a URL. Opens on first use.
 
     `ca` (with https): a file with the authority's certificate, or ``"sha256:..."``, the fingerprint of the daemon's
-    own, or a context with a certificate of ours; None: the authorities of this system. `patience`: seconds for which a
+    own, or a context with a certificate of ours; None: the authorities of this system. `timeout`: seconds for which a
     call is sent again when the connection breaks, as it does while a daemon is replaced.
     """
 
@@ -64,7 +64,7 @@ class Transport:
         token: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
         connections: int = 256,
-        patience: float = 20.0,
+        timeout: float = 20.0,
     ):
         text = str(address) if address is not None else str(paths.api_socket())
         self._url = text.rstrip("/") if text.startswith(("http://", "https://")) else None
@@ -75,7 +75,7 @@ class Transport:
         if self._url is not None and token is not None and not _private(self._url):
             raise Invalid(f"a token would travel in the clear to {self._url}", hint="use https://")
         self._trust = _trust(ca)
-        self._patience = patience
+        self._timeout = timeout
         self._met = False  # it answered once: when it does not any more, it is being replaced
         self._headers = {"Accept": MSGPACK, **({"Authorization": f"Bearer {token}"} if token else {})}
         self._connections = connections
@@ -148,7 +148,7 @@ class Transport:
                 self._met = True
                 return answer
             except (NoDaemon, ConnectionBroken):
-                if not (repeatable and self._met) or broken > self._patience or self._closed:
+                if not (repeatable and self._met) or broken > self._timeout or self._closed:
                     raise
             took = time.monotonic() - began
             if took > REACHED:
@@ -189,7 +189,7 @@ class Transport:
                 method, self._where() + path, data=data, headers=headers, timeout=limit
             ) as response:
                 if response.status >= 400:
-                    raise decoded_error(response.status, await whole(response, MAX_REFUSAL), f"{method} {path}")
+                    raise decoded_error(response.status, await complete(response, MAX_REFUSAL), f"{method} {path}")
                 yield response
         except TimeoutError as error:
             raise Timeout(f"{method} {path} took longer than {timeout} s") from error
@@ -244,28 +244,30 @@ class Transport:
                 if self._socket
                 else aiohttp.TCPConnector(limit=self._connections, ssl=self._trust)
             )
-            told = aiohttp.TraceConfig()
-            told.on_request_redirect.append(_stay)
+            reported = aiohttp.TraceConfig()
+            reported.on_request_redirect.append(_stay)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, auto_decompress=False, trace_configs=[told]
+                connector=connector, headers=self._headers, auto_decompress=False, trace_configs=[reported]
             )
         return self._session
 
 
-async def _stay(_: object, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
+async def _stay(_: object, __: object, reported: aiohttp.TraceRequestRedirectParams) -> None:
     """No daemon sends a call elsewhere; one that lies would have us ask what only we can reach."""
-    told.response.close()
-    raise Protocol(f"{told.method} {told.url.path}: the answer sends the call elsewhere", hint="is it a daemon?")
+    reported.response.close()
+    raise Protocol(
+        f"{reported.method} {reported.url.path}: the answer sends the call elsewhere", hint="is it a daemon?"
+    )
 
 
-async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def complete(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """All of an answer. Raises Protocol where it is longer."""
-    found = bytearray()
+    result = bytearray()
     async for part in response.content.iter_any():
-        found += part
-        if len(found) > most:
-            raise Protocol(f"{response.method} {response.url.path}: an answer of more than {most} bytes")
-    return bytes(found)
+        result += part
+        if len(result) > limit:
+            raise Protocol(f"{response.method} {response.url.path}: an answer of more than {limit} bytes")
+    return bytes(result)
 
 
 def _private(url: str) -> bool:

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from sandbox.errors import Invalid
 from sandbox.messages import FileInfo
-from sandbox.names import native, told
+from sandbox.names import native, reported
 
 KINDS: dict[int, Literal["file", "directory", "symlink"]] = {
     stat.S_IFREG: "file",
@@ -29,10 +29,10 @@ class FakeFiles:
         """Where `name` lies on this machine. ``..`` and links do not lead out."""
         if "\0" in name:
             raise Invalid(f"a path holds no NUL byte: {name!r}")
-        found = self.root / PurePosixPath("/", native(name)).relative_to("/")
-        if not found.parent.resolve().is_relative_to(self.root.resolve()):
+        result = self.root / PurePosixPath("/", native(name)).relative_to("/")
+        if not result.parent.resolve().is_relative_to(self.root.resolve()):
             raise Invalid(f"{name} is not part of the sandbox's file tree")
-        return found
+        return result
 
     def read(self, name: str) -> bytes:
         return self.path(name).read_bytes()
@@ -56,7 +56,7 @@ class FakeFiles:
 
     def print(self) -> dict[str, str]:
         """A digest of each entry, by path."""
-        found = {}
+        result = {}
         for path in sorted(self.root.rglob("*")):
             status = path.lstat()
             content = b""
@@ -64,18 +64,18 @@ class FakeFiles:
                 content = path.read_bytes()
             elif stat.S_ISLNK(status.st_mode):
                 content = str(path.readlink()).encode()
-            found[f"/{path.relative_to(self.root)}"] = f"{status.st_mode:o} {blake3(content).hexdigest()}"
-        return found
+            result[f"/{path.relative_to(self.root)}"] = f"{status.st_mode:o} {blake3(content).hexdigest()}"
+        return result
 
 
 def described(path: Path) -> FileInfo:
     status = path.lstat()
     kind: Literal["file", "directory", "symlink", "other"] = KINDS.get(stat.S_IFMT(status.st_mode), "other")
     return FileInfo(
-        name=told(path.name),
+        name=reported(path.name),
         kind=kind,
         size=status.st_size,
         mode=stat.S_IMODE(status.st_mode),
         modified_at=status.st_mtime,
-        target=told(str(path.readlink())) if kind == "symlink" else None,
+        target=reported(str(path.readlink())) if kind == "symlink" else None,
     )

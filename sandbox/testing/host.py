@@ -76,11 +76,11 @@ class FakeHost(FileRoutes):
         self._checkpoints: dict[str, CheckpointInfo] = {}
         self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
         self._tally = Statistics()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> FakeHost:
-        self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="pagurus-fake-")
+        self._directory = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="pagurus-fake-")
         app = web.Application(middlewares=[errors], client_max_size=1 << 30)
         routes = {
             ("GET", "/v1/health"): self._health,
@@ -116,8 +116,8 @@ class FakeHost(FileRoutes):
     async def __aexit__(self, *_: object) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._folder is not None:
-            await asyncio.to_thread(self._folder.cleanup)
+        if self._directory is not None:
+            await asyncio.to_thread(self._directory.cleanup)
 
     @property
     def address(self) -> str:
@@ -151,24 +151,24 @@ class FakeHost(FileRoutes):
 
     @property
     def _place(self) -> Path:
-        if self._folder is None:
+        if self._directory is None:
             raise Invalid("the fake host is not open", hint="async with FakeHost() as fake")
-        return Path(self._folder.name)
+        return Path(self._directory.name)
 
     # ----------------------------------------------------------------- finding
 
     def _find(self, name: str) -> _Sandbox:
-        found = self._sandboxes.get(name)
-        found = found or next((s for s in self._sandboxes.values() if s.info.name == name), None)
-        if found is None:
+        result = self._sandboxes.get(name)
+        result = result or next((s for s in self._sandboxes.values() if s.info.name == name), None)
+        if result is None:
             raise NotFound(f"no such sandbox: {name}", hint="list those there are with `pagurus ls`")
-        return found
+        return result
 
     def _alive(self, request: web.Request) -> _Sandbox:
-        found = self._find(request.match_info["id"])
-        if found.info.state is not SandboxState.RUNNING:
-            raise SandboxDead("it has no living pid 1", hint="restore it", sandbox=found.info.id)
-        return found
+        result = self._find(request.match_info["id"])
+        if result.info.state is not SandboxState.RUNNING:
+            raise SandboxDead("it has no living pid 1", hint="restore it", sandbox=result.info.id)
+        return result
 
     def _saved(self, checkpoint: str) -> CheckpointInfo:
         if checkpoint not in self._checkpoints:
@@ -191,21 +191,21 @@ class FakeHost(FileRoutes):
         return reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = [part.partition("=") for part in request.query.get("label", "").split(",") if part]
-        found = [sandbox.info for sandbox in self._sandboxes.values()]
-        return reply([info for info in found if _labelled(info.labels, wanted)])
+        target = [part.partition("=") for part in request.query.get("label", "").split(",") if part]
+        result = [sandbox.info for sandbox in self._sandboxes.values()]
+        return reply([info for info in result if _labelled(info.labels, target)])
 
     async def _create(self, request: web.Request) -> web.Response:
-        wanted = await body(request, CreateRequest)
-        if wanted.image not in self._images:
-            raise ImageNotFound(f"no image {wanted.image!r}; there are: {', '.join(self._images) or 'none'}")
-        if wanted.name and any(s.info.name == wanted.name for s in self._sandboxes.values()):
-            raise Conflict(f"there is a sandbox named {wanted.name} already", hint="choose another name")
-        sandbox = self._new(wanted, None)
+        target = await body(request, CreateRequest)
+        if target.image not in self._images:
+            raise ImageNotFound(f"no image {target.image!r}; there are: {', '.join(self._images) or 'none'}")
+        if target.name and any(s.info.name == target.name for s in self._sandboxes.values()):
+            raise Conflict(f"there is a sandbox named {target.name} already", hint="choose another name")
+        sandbox = self._new(target, None)
         self._save(sandbox, Verdict.NONE, "created")
         return reply(sandbox.info, 201)
 
-    def _new(self, wanted: CreateRequest, origin: str | None) -> _Sandbox:
+    def _new(self, target: CreateRequest, origin: str | None) -> _Sandbox:
         number = f"s-{secrets.token_hex(5)}"
         root = self._place / "sandboxes" / number
         if origin is None:
@@ -214,16 +214,16 @@ class FakeHost(FileRoutes):
             copy(self._copy_of(origin), root)
         info = SandboxInfo(
             id=number,
-            image=wanted.image,
+            image=target.image,
             state=SandboxState.RUNNING,
             created_at=time.time(),
-            name=wanted.name,
+            name=target.name,
             head=origin,
-            labels=wanted.labels,
-            limits=wanted.limits,
+            labels=target.labels,
+            limits=target.limits,
         )
         files = FakeFiles(root)
-        self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
+        self._sandboxes[number] = _Sandbox(info, target, files, files.print())
         return self._sandboxes[number]
 
     async def _info(self, request: web.Request) -> web.Response:
@@ -264,24 +264,24 @@ class FakeHost(FileRoutes):
         self._alive(request)
         raise NotFound("no command of this key runs", hint="those of this host end at once")
 
-    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
+    async def _run(self, sandbox: _Sandbox, target: ExecRequest) -> ExecResult:
         """Carry out a command; one that is late ends with SIGTERM, as a real one."""
-        command = wanted.command if isinstance(wanted.command, str) else " ".join(wanted.command)
+        command = target.command if isinstance(target.command, str) else " ".join(target.command)
         began = time.time()
         result = ExecResult(exit_code=127, stdout=b"", stderr=b"", duration=0.0)
-        found = self._scripted(command)
-        delay = found[0].delay if found is not None else 0.0
+        collected = self._scripted(command)
+        delay = collected[0].delay if collected is not None else 0.0
         self.commands.append(command)
-        if wanted.timeout is not None and delay > wanted.timeout:
-            await asyncio.sleep(wanted.timeout)
+        if target.timeout is not None and delay > target.timeout:
+            await asyncio.sleep(target.timeout)
             result.exit_code, result.timed_out = 143, True
         else:
             await asyncio.sleep(delay)
-            self._act(sandbox, command, found, result)
-        result.stdout, result.stdout_dropped = cut(result.stdout, wanted)
-        result.stderr, result.stderr_dropped = cut(result.stderr, wanted)
+            self._act(sandbox, command, collected, result)
+        result.stdout, result.stdout_dropped = cut(result.stdout, target)
+        result.stderr, result.stderr_dropped = cut(result.stderr, target)
         result.duration = time.time() - began
-        if wanted.ends_turn:
+        if target.ends_turn:
             self._end_turn(sandbox, command, result, began)
         return result
 
@@ -292,12 +292,14 @@ class FakeHost(FileRoutes):
         return None
 
     @staticmethod
-    def _act(sandbox: _Sandbox, command: str, found: tuple[_Script, re.Match[str]] | None, result: ExecResult) -> None:
+    def _act(
+        sandbox: _Sandbox, command: str, collected: tuple[_Script, re.Match[str]] | None, result: ExecResult
+    ) -> None:
         """What a command does and says."""
-        if found is None:
+        if collected is None:
             result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
             return
-        script, match = found
+        script, match = collected
         said = script.effect(sandbox.files, match) if script.effect is not None else None
         result.exit_code, result.stderr = script.exit_code, script.stderr
         result.stdout = encoded(said) if isinstance(said, str | bytes) else script.stdout
@@ -357,67 +359,67 @@ class FakeHost(FileRoutes):
         return saved
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._alive(request), await body(request, CheckpointRequest)
-        return reply(self._save(sandbox, self._changes(sandbox), wanted.label), 201)
+        sandbox, target = self._alive(request), await body(request, CheckpointRequest)
+        return reply(self._save(sandbox, self._changes(sandbox), target.label), 201)
 
     async def _tree(self, request: web.Request) -> web.Response:
-        wanted = self._find(request.match_info["id"]).info
-        found = {saved.id for saved in self._checkpoints.values() if saved.sandbox == wanted.id}
-        pending = [*found, wanted.head]
+        target = self._find(request.match_info["id"]).info
+        result = {saved.id for saved in self._checkpoints.values() if saved.sandbox == target.id}
+        pending = [*result, target.head]
         while pending:
             saved = self._checkpoints.get(pending.pop() or "")
             if saved is not None:
-                found.add(saved.id)
-                pending += [saved.parent] if saved.parent not in found else []
-        return reply([saved for saved in self._checkpoints.values() if saved.id in found])
+                result.add(saved.id)
+                pending += [saved.parent] if saved.parent not in result else []
+        return reply([saved for saved in self._checkpoints.values() if saved.id in result])
 
     async def _checkpoint_list(self, request: web.Request) -> web.Response:
         return reply(list(self._checkpoints.values()))
 
     async def _restore(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._find(request.match_info["id"]), await body(request, RestoreRequest)
-        saved = self._saved(wanted.checkpoint or sandbox.info.head or "")
+        sandbox, target = self._find(request.match_info["id"]), await body(request, RestoreRequest)
+        saved = self._saved(target.checkpoint or sandbox.info.head or "")
         delete(sandbox.files.root)
         copy(self._copy_of(saved.id), sandbox.files.root)
         sandbox.info.state, sandbox.info.head = SandboxState.RUNNING, saved.id
         sandbox.print = sandbox.files.print()
         self._tally.restores += 1
-        return reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
+        return reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=target.verify))
 
     async def _fork_sandbox(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._alive(request), await body(request, ForkRequest)
+        sandbox, target = self._alive(request), await body(request, ForkRequest)
         saved = self._save(sandbox, self._changes(sandbox))
-        return reply(self._forks(saved, wanted), 201)
+        return reply(self._forks(saved, target), 201)
 
     async def _fork(self, request: web.Request) -> web.Response:
-        wanted = await body(request, ForkRequest)
-        return reply(self._forks(self._saved(request.match_info["id"]), wanted), 201)
+        target = await body(request, ForkRequest)
+        return reply(self._forks(self._saved(request.match_info["id"]), target), 201)
 
-    def _forks(self, saved: CheckpointInfo, wanted: ForkRequest) -> list[ForkEntry]:
-        if not 1 <= wanted.count <= 1024:
-            raise Invalid(f"count must lie between 1 and 1024, not {wanted.count}")
+    def _forks(self, saved: CheckpointInfo, target: ForkRequest) -> list[ForkEntry]:
+        if not 1 <= target.count <= 1024:
+            raise Invalid(f"count must lie between 1 and 1024, not {target.count}")
         owner = self._find(saved.sandbox).request
-        labels = owner.labels if wanted.labels is None else wanted.labels
+        labels = owner.labels if target.labels is None else target.labels
         request = msgspec.structs.replace(owner, name=None, labels=labels)
-        return [ForkEntry(sandbox=self._new(request, saved.id).info) for _ in range(wanted.count)]
+        return [ForkEntry(sandbox=self._new(request, saved.id).info) for _ in range(target.count)]
 
     async def _diff(self, request: web.Request) -> web.Response:
         now = self._find(request.match_info["id"]).files.print()
         before = FakeFiles(self._copy_of(self._saved(request.query["checkpoint"]).id)).print()
-        found: list[Change] = []
+        result: list[Change] = []
         for path in sorted(before.keys() | now.keys()):
             if path not in now:
-                if not any(c.kind == "removed" and path.startswith(f"{c.path}/") for c in found):
-                    found.append(Change(path=path, kind="removed"))
+                if not any(c.kind == "removed" and path.startswith(f"{c.path}/") for c in result):
+                    result.append(Change(path=path, kind="removed"))
             elif path not in before:
-                found.append(Change(path=path, kind="added"))
+                result.append(Change(path=path, kind="added"))
             elif before[path] != now[path]:
-                found.append(Change(path=path, kind="modified"))
-        return reply(found)
+                result.append(Change(path=path, kind="modified"))
+        return reply(result)
 
     async def _wait(self, request: web.Request) -> web.Response:
         return reply(self._saved(request.match_info["id"]))
 
 
-def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> bool:
-    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in wanted)
+def _labelled(labels: dict[str, str], target: list[tuple[str, str, str]]) -> bool:
+    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in target)

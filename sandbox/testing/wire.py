@@ -53,9 +53,9 @@ async def body(request: web.Request, kind: type[T]) -> T:
         raise Invalid(f"bad {kind.__name__}: {error}") from None
 
 
-def cut(data: bytes, wanted: ExecRequest) -> tuple[bytes, int]:
-    most = wanted.output_limit or len(data)  # 0: streamed
-    return data[:most], max(0, len(data) - most)
+def cut(data: bytes, target: ExecRequest) -> tuple[bytes, int]:
+    limit = target.output_limit or len(data)  # 0: streamed
+    return data[:limit], max(0, len(data) - limit)
 
 
 def copy(source: Path, target: Path) -> None:

@@ -47,10 +47,10 @@ def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0) -> None:
     """
     with (
         tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as packed,
-        opened(root, path, os.O_PATH) as found,
+        opened(root, path, os.O_PATH) as result,
     ):
         packer = _Packer(packed, uid_base)
-        if stat.S_ISDIR(os.fstat(found).st_mode):
+        if stat.S_ISDIR(os.fstat(result).st_mode):
             with opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
                 packer.directory(directory, "", 0)
         else:
@@ -78,16 +78,16 @@ class _Packer:
                     raise refused(error, f"{prefix}{name}") from error
 
     def entry(self, parent: int, name: str, shown: str, depth: int) -> None:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if stat.S_ISDIR(found.st_mode):
+        result = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(result.st_mode):
             with closing(openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as directory:
                 self.out.addfile(self._header(shown, os.fstat(directory), tarfile.DIRTYPE))
                 self.directory(directory, f"{shown}/", depth + 1)
-        elif stat.S_ISLNK(found.st_mode):
-            header = self._header(shown, found, tarfile.SYMTYPE)
+        elif stat.S_ISLNK(result.st_mode):
+            header = self._header(shown, result, tarfile.SYMTYPE)
             header.linkname = os.readlink(name, dir_fd=parent)
             self.out.addfile(header)
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(result.st_mode):
             try:
                 file = open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW, (stat.S_IFREG,))
             except Invalid:  # something else by now
@@ -98,26 +98,26 @@ class _Packer:
                 os.close(file)
 
     def _file(self, file: int, shown: str) -> None:
-        found = os.fstat(file)
-        before = self.linked.setdefault((found.st_dev, found.st_ino), shown) if found.st_nlink > 1 else shown
+        result = os.fstat(file)
+        before = self.linked.setdefault((result.st_dev, result.st_ino), shown) if result.st_nlink > 1 else shown
         if before != shown:
-            header = self._header(shown, found, tarfile.LNKTYPE)
+            header = self._header(shown, result, tarfile.LNKTYPE)
             header.linkname = before
             self.out.addfile(header)
             return
-        header = self._header(shown, found, tarfile.REGTYPE)
-        header.size = found.st_size
-        data = tar.data_of(file, found.st_size)
+        header = self._header(shown, result, tarfile.REGTYPE)
+        header.size = result.st_size
+        data = tar.data_of(file, result.st_size)
         before_data = b"" if data is None else tar.sparse_header(header, data)
-        content = _Exactly(file, [(0, found.st_size)] if data is None else data, before_data)
+        content = _Exactly(file, [(0, result.st_size)] if data is None else data, before_data)
         self.out.addfile(header, content)  # type: ignore[arg-type]
 
-    def _header(self, shown: str, found: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+    def _header(self, shown: str, result: os.stat_result, kind: bytes) -> tarfile.TarInfo:
         header = tarfile.TarInfo(shown)
         header.type = kind
-        header.mode = stat.S_IMODE(found.st_mode)
-        header.mtime = found.st_mtime
-        header.uid, header.gid = max(0, found.st_uid - self.uid_base), max(0, found.st_gid - self.uid_base)
+        header.mode = stat.S_IMODE(result.st_mode)
+        header.mtime = result.st_mtime
+        header.uid, header.gid = max(0, result.st_uid - self.uid_base), max(0, result.st_gid - self.uid_base)
         return header
 
 
@@ -129,18 +129,18 @@ class _Exactly:
         self._pieces = pieces[::-1]
         self._ready = before
 
-    def read(self, wanted: int) -> bytes:
+    def read(self, target: int) -> bytes:
         ready = bytearray(self._ready)
-        while len(ready) < wanted and self._pieces:
+        while len(ready) < target and self._pieces:
             offset, size = self._pieces.pop()
-            now = min(size, wanted - len(ready))
+            now = min(size, target - len(ready))
             part = os.pread(self._file, now, offset)
             part = part or bytes(now)  # behind its end by now
             ready += part
             if len(part) < size:
                 self._pieces.append((offset + len(part), size - len(part)))
-        self._ready = bytes(ready[wanted:])
-        return bytes(ready[:wanted])
+        self._ready = bytes(ready[target:])
+        return bytes(ready[:target])
 
 
 # --------------------------------------------------------------------------- unpacking

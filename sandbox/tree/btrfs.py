@@ -138,23 +138,23 @@ def _delete_below(fd: int, tree: int) -> None:
     """Delete the subvolumes in the one with this number, the inner ones first, by number: no path of theirs is used."""
     inside = _related(fd, _ROOT_TREE, _ROOT_REF)
     order = [tree]
-    for each in order:
-        order += inside.get(each, [])
+    for item in order:
+        order += inside.get(item, [])
     groups = _related(fd, _QUOTA_TREE, _GROUP_RELATION)
-    for group in {*order, *(above for each in order for above in groups.get(each, []))} if groups else ():
+    for group in {*order, *(above for item in order for above in groups.get(item, []))} if groups else ():
         _limit(fd, None, group)  # a removal out of a subvolume that is full would be refused
     for number in reversed(order[1:]):
         args = struct.pack("=qQQ32xQ", 0, 0, _BY_NUMBER, number).ljust(_ARGS_V2, b"\0")
         ioctl(fd, _SNAP_DESTROY_V2, bytearray(args))
 
 
-def _related(fd: int, tree: int, wanted: int) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def _related(fd: int, tree: int, target: int) -> dict[int, list[int]]:
+    result: dict[int, list[int]] = {}
     with contextlib.suppress(FileNotFoundError):  # the file system has no quotas
         for number, kind, offset, _ in items(fd, tree=tree):
-            if kind == wanted:
-                found.setdefault(number, []).append(offset)
-    return found
+            if kind == target:
+                result.setdefault(number, []).append(offset)
+    return result
 
 
 def generation(path: Path) -> int:

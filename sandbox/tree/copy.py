@@ -30,28 +30,28 @@ def copy(source: Path, target: Path) -> None:
     with directory(source) as before, directory(target) as after:
         reserve = Reserve(after)
         for step in walk(before, after, naming=TARGET, leave=_finish):
-            found = step.found[SOURCE]
-            assert found is not None  # nobody changes it
-            if stat.S_ISDIR(found.st_mode):
+            result = step.result[SOURCE]
+            assert result is not None  # nobody changes it
+            if stat.S_ISDIR(result.st_mode):
                 os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
-                step.found[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
+                step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
                 step.enter[TARGET] = True
-            elif found.st_nlink > 1 and linked.setdefault(found.st_ino, step.path) != step.path:
-                _link(after, linked[found.st_ino], step)
-            elif _make(step, found, reserve):
+            elif result.st_nlink > 1 and linked.setdefault(result.st_ino, step.path) != step.path:
+                _link(after, linked[result.st_ino], step)
+            elif _make(step, result, reserve):
                 _finish(step)
         _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
 
 
-def _make(step: WalkEntry, found: os.stat_result, reserve: Reserve) -> bool:
+def _make(step: WalkEntry, result: os.stat_result, reserve: Reserve) -> bool:
     """Anything but a directory; False: it is left out."""
     name, holder, into = step.name, *step.parents
     reserve.take(0)
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(result.st_mode):
         with regular(holder, name) as one:
             other = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=into)
             try:
-                os.ftruncate(other, found.st_size)
+                os.ftruncate(other, result.st_size)
                 for offset, size in pieces(one):
                     reserve.take(size)
                     _copy_piece(one, other, offset, size)
@@ -60,13 +60,13 @@ def _make(step: WalkEntry, found: os.stat_result, reserve: Reserve) -> bool:
                     raise
                 raise OSError(
                     errno.EFBIG,
-                    f"/{step.path} of {found.st_size} bytes is larger than a file of the host's disk can be",
+                    f"/{step.path} of {result.st_size} bytes is larger than a file of the host's disk can be",
                 ) from error
             finally:
                 os.close(other)
-    elif stat.S_ISLNK(found.st_mode):
+    elif stat.S_ISLNK(result.st_mode):
         os.symlink(os.readlink(name, dir_fd=holder), name, dir_fd=into)
-    elif stat.S_ISFIFO(found.st_mode):
+    elif stat.S_ISFIFO(result.st_mode):
         os.mkfifo(name, 0o600, dir_fd=into)
     else:
         return False
@@ -94,29 +94,29 @@ def _copy_piece(one: int, other: int, offset: int, size: int) -> None:
 
 
 def _link(root: int, first: str, step: WalkEntry) -> None:
-    folder, _, name = first.rpartition("/")
-    with closing(open_deep(root, os.fsencode(folder), os.O_PATH | os.O_DIRECTORY)) as holder:
+    directory, _, name = first.rpartition("/")
+    with closing(open_deep(root, os.fsencode(directory), os.O_PATH | os.O_DIRECTORY)) as holder:
         os.link(name, step.name, src_dir_fd=holder, dst_dir_fd=step.parents[TARGET], follow_symlinks=False)
 
 
 def _finish(step: WalkEntry) -> None:
-    found = step.found[SOURCE]
-    assert found is not None
-    _attributes(named(step.parents[SOURCE], step.name), named(step.parents[TARGET], step.name), found)
+    result = step.result[SOURCE]
+    assert result is not None
+    _attributes(named(step.parents[SOURCE], step.name), named(step.parents[TARGET], step.name), result)
 
 
-def _attributes(one: str, other: str, found: os.stat_result) -> None:
+def _attributes(one: str, other: str, result: os.stat_result) -> None:
     """Owner, then mode (a change of owner drops set-id bits), then extended attributes, then times."""
-    os.chown(other, found.st_uid, found.st_gid, follow_symlinks=False)
-    if not stat.S_ISLNK(found.st_mode):
-        os.chmod(other, stat.S_IMODE(found.st_mode))
+    os.chown(other, result.st_uid, result.st_gid, follow_symlinks=False)
+    if not stat.S_ISLNK(result.st_mode):
+        os.chmod(other, stat.S_IMODE(result.st_mode))
     for name in os.listxattr(one, follow_symlinks=False):
         try:
             os.setxattr(other, name, os.getxattr(one, name, follow_symlinks=False), follow_symlinks=False)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:  # the other file system has no such attributes
                 raise
-    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+    os.utime(other, ns=(result.st_atime_ns, result.st_mtime_ns), follow_symlinks=False)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ SOURCE, TARGET = 0, 1
 MAX_LINKS = 255  # symbolic links on the way to one path
 MAX_FILE = 4 << 20  # bytes of /etc/passwd and /etc/group
 IDS = 65_536  # owners that a sandbox has
-_LOOK = os.O_PATH | os.O_NOFOLLOW
+_POLL = os.O_PATH | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def copy_into(source: int | None, place: TargetTree, request: CopyRequest, *, li
     try:
         if request.make_directory:
             copier.directories(request.target)
-        for each in request.sources:
-            copier.source(each)
+        for item in request.sources:
+            copier.source(item)
     except OSError as error:
         raise refused(error, str(error.filename or request.target)) from error
     except ValueError as error:
@@ -68,10 +68,10 @@ def canonical(root: int, path: str, *, missing: bool = False) -> str:
             continue
         here = posixpath.join(here, part)
         try:
-            with closing(openat2(root, here, _LOOK, resolve=NO_LINKS)) as found:
-                if not stat.S_ISLNK(os.fstat(found).st_mode):
+            with closing(openat2(root, here, _POLL, resolve=NO_LINKS)) as result:
+                if not stat.S_ISLNK(os.fstat(result).st_mode):
                     continue
-                target = os.readlink("", dir_fd=found)
+                target = os.readlink("", dir_fd=result)
         except (FileNotFoundError, NotADirectoryError) as error:
             if missing and isinstance(error, FileNotFoundError):
                 continue
@@ -119,13 +119,13 @@ class _Copier:
             self._copy(posixpath.join("/", above, name))
 
     def _matching(self, above: str, matches: Callable[[str], object]) -> list[str]:
-        found = []
-        with self._opened(self._source, above) as folder:
-            for step in walk(folder):
+        result = []
+        with self._opened(self._source, above) as directory:
+            for step in walk(directory):
                 if matches(step.path):
-                    found.append(step.path)
+                    result.append(step.path)
                     step.enter = [False]
-        return found
+        return result
 
     def _parents(self, path: str) -> None:
         """``COPY --parents``: the directories behind the pivot ``/./``, or all of them."""
@@ -134,8 +134,8 @@ class _Copier:
         pivot, pattern = (pivot, pattern) if dot else ("/", path)
         pattern = posixpath.normpath(posixpath.join("/", pattern)).lstrip("/")
         above = canonical(self._source, pivot)
-        wanted = PatternList([pattern])
-        included = self._included(above, wanted)
+        target = PatternList([pattern])
+        included = self._included(above, target)
         if not included and not split_wildcards(pattern)[1]:
             raise NotFound(f"no such file or directory: {path}")
         into = self.directories(self._request.target)
@@ -145,8 +145,8 @@ class _Copier:
         """One file or directory of the source to the target."""
         assert self._source is not None
         real = canonical(self._source, path)
-        with closing(openat2(self._source, real or ".", os.O_PATH, resolve=NO_LINKS)) as found:
-            status = os.fstat(found)
+        with closing(openat2(self._source, real or ".", os.O_PATH, resolve=NO_LINKS)) as result:
+            status = os.fstat(result)
         target = self._request.target
         if stat.S_ISREG(status.st_mode) and self._request.unpack and self._unpacked(real, target):
             return
@@ -181,22 +181,22 @@ class _Copier:
         while here and self._status(here) is None:
             missing.append(here)
             here = posixpath.dirname(here)
-        for each in reversed(missing):
-            with self._opened(self._root, posixpath.dirname(each)) as parent:
-                name = posixpath.basename(each)
+        for item in reversed(missing):
+            with self._opened(self._root, posixpath.dirname(item)) as parent:
+                name = posixpath.basename(item)
                 os.mkdir(name, 0o700, dir_fd=parent)
                 self._chown(parent, name, *self._directory_owner)
                 os.chmod(named(parent, name), self._directory_mode)
             self.copied.entries += 1
-        found = self._status(into) if into else os.fstat(self._root)
-        if found is None or not stat.S_ISDIR(found.st_mode):
+        result = self._status(into) if into else os.fstat(self._root)
+        if result is None or not stat.S_ISDIR(result.st_mode):
             raise Invalid(f"{path} is not a directory")
         return into
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
-            with closing(openat2(self._root, path or ".", _LOOK, resolve=NO_LINKS)) as found:
-                return os.fstat(found)
+            with closing(openat2(self._root, path or ".", _POLL, resolve=NO_LINKS)) as result:
+                return os.fstat(result)
         except FileNotFoundError:
             return None
 
@@ -206,22 +206,22 @@ class _Copier:
 
     # ----------------------------------------------------------------- whole directories
 
-    def _included(self, above: str, wanted: PatternList | None) -> set[str]:
+    def _included(self, above: str, target: PatternList | None) -> set[str]:
         """The names below a directory that are copied, with the directories above them."""
-        found: set[str] = set()
+        result: set[str] = set()
         by: dict[str, tuple[tuple[bool, ...], tuple[bool, ...]]] = {"": ((), ())}
-        with self._opened(self._source, above) as folder:
-            for step in walk(folder):
+        with self._opened(self._source, above) as directory:
+            for step in walk(directory):
                 path, parent = step.path, posixpath.dirname(step.path)
-                take, with_wanted = wanted.decide(path, by[parent][0]) if wanted is not None else (True, ())
+                take, with_target = target.decide(path, by[parent][0]) if target is not None else (True, ())
                 left_out, with_exclude = self._exclude.decide(path, by[parent][1])
-                by[path] = with_wanted, with_exclude
+                by[path] = with_target, with_exclude
                 if not take or left_out:
                     continue
-                while path and path not in found:
-                    found.add(path)
+                while path and path not in result:
+                    result.add(path)
                     path = posixpath.dirname(path)
-        return found
+        return result
 
     def _tree(self, above: str, into: str, included: set[str] | None) -> None:
         """What is in a directory. The target keeps its owner and mode, as with BuildKit, and gets the time."""
@@ -236,13 +236,13 @@ class _Copier:
                 os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def _step(self, step: WalkEntry, into: str) -> None:
-        found, there = step.found
-        assert found is not None
+        result, there = step.result
+        assert result is not None
         parent, holder = step.parents
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(result.st_mode):
             if there is None:
                 os.mkdir(step.name, 0o700, dir_fd=holder)
-                step.found[TARGET] = os.stat(step.name, dir_fd=holder, follow_symlinks=False)
+                step.result[TARGET] = os.stat(step.name, dir_fd=holder, follow_symlinks=False)
                 step.enter[TARGET] = True
                 self.copied.entries += 1
             elif not stat.S_ISDIR(there.st_mode):
@@ -250,8 +250,8 @@ class _Copier:
             return
         step.enter = [False, False]
         self._clear(holder, step.name)
-        if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
-            key = found.st_dev, found.st_ino
+        if result.st_nlink > 1 and stat.S_ISREG(result.st_mode):
+            key = result.st_dev, result.st_ino
             here = posixpath.join(into, step.path)
             first = self._linked.setdefault(key, here)
             if first != here:
@@ -260,13 +260,13 @@ class _Copier:
                         posixpath.basename(first), step.name, src_dir_fd=where, dst_dir_fd=holder, follow_symlinks=False
                     )
                 return
-        if self._make(parent, step.name, found, holder, step.name):
-            self._finish(parent, step.name, found, holder, step.name)
+        if self._make(parent, step.name, result, holder, step.name):
+            self._finish(parent, step.name, result, holder, step.name)
 
     def _leave(self, step: WalkEntry) -> None:
-        found = step.found[SOURCE]
-        if found is not None and step.parents[TARGET] >= 0:
-            self._finish(step.parents[SOURCE], step.name, found, step.parents[TARGET], step.name)
+        result = step.result[SOURCE]
+        if result is not None and step.parents[TARGET] >= 0:
+            self._finish(step.parents[SOURCE], step.name, result, step.parents[TARGET], step.name)
 
     # ----------------------------------------------------------------- single entries
 
@@ -274,25 +274,25 @@ class _Copier:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode):
                 raise Invalid(f"{name} is a directory in the target and none in the source")
-            os.close(openat2(holder, name, _LOOK))  # a mount point is refused
+            os.close(openat2(holder, name, _POLL))  # a mount point is refused
             os.unlink(name, dir_fd=holder)
 
-    def _make(self, parent: int, name: str, found: os.stat_result, holder: int, target: str) -> bool:
+    def _make(self, parent: int, name: str, result: os.stat_result, holder: int, target: str) -> bool:
         """Anything but a directory; False: sockets are left out."""
-        kind = stat.S_IFMT(found.st_mode)
+        kind = stat.S_IFMT(result.st_mode)
         if kind == stat.S_IFREG:
-            self._take(min(found.st_size, found.st_blocks * 512))
+            self._take(min(result.st_size, result.st_blocks * 512))
             with regular(parent, name) as one:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 with closing(os.open(target, flags, 0o600, dir_fd=holder)) as other:
-                    os.ftruncate(other, found.st_size)
+                    os.ftruncate(other, result.st_size)
                     copy_data(one, other)
         elif kind == stat.S_IFLNK:
             os.symlink(os.readlink(name, dir_fd=parent), target, dir_fd=holder)
         elif kind == stat.S_IFIFO:
             os.mkfifo(target, 0o600, dir_fd=holder)
         elif kind in (stat.S_IFCHR, stat.S_IFBLK):
-            os.mknod(target, kind | 0o600, found.st_rdev, dir_fd=holder)
+            os.mknod(target, kind | 0o600, result.st_rdev, dir_fd=holder)
         else:
             return False
         self.copied.entries += 1
@@ -303,22 +303,22 @@ class _Copier:
         if self.copied.bytes > self._limit:
             raise Invalid(f"more than {self._limit} bytes would be copied", hint="raise the limit disk of the sandbox")
 
-    def _finish(self, parent: int, name: str, found: os.stat_result, holder: int, target: str) -> None:
-        self._attributes(named(parent, name), found, holder, target)
+    def _finish(self, parent: int, name: str, result: os.stat_result, holder: int, target: str) -> None:
+        self._attributes(named(parent, name), result, holder, target)
 
-    def _attributes(self, one: str, found: os.stat_result, holder: int, name: str) -> None:
+    def _attributes(self, one: str, result: os.stat_result, holder: int, name: str) -> None:
         """Owner, then mode (a change of owner drops set-id bits), then extended attributes, then times."""
         other = named(holder, name)
-        self._chown(holder, name, *(self._owner or (found.st_uid, found.st_gid)))
-        if not stat.S_ISLNK(found.st_mode):
-            mode = stat.S_IMODE(found.st_mode)
+        self._chown(holder, name, *(self._owner or (result.st_uid, result.st_gid)))
+        if not stat.S_ISLNK(result.st_mode):
+            mode = stat.S_IMODE(result.st_mode)
             if self._mode is not None:
-                mode = self._mode(mode, stat.S_ISDIR(found.st_mode))
+                mode = self._mode(mode, stat.S_ISDIR(result.st_mode))
             os.chmod(other, mode)
         for key in os.listxattr(one, follow_symlinks=False):
             if key.startswith(("user.", "security.capability")):
                 self._set(other, key, os.getxattr(one, key, follow_symlinks=False))
-        os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+        os.utime(other, ns=(result.st_atime_ns, result.st_mtime_ns), follow_symlinks=False)
 
     def _set(self, other: str, key: str, value: bytes) -> None:
         with contextlib.suppress(OSError):  # a kind of file that has none; as with Docker
@@ -342,8 +342,8 @@ class _Copier:
                 return False
             into, left = self.directories(target), self._limit - self.copied.bytes
             rules = archive.Rules(owners=True, uid_base=self._base, owner=self._owner)
-            with self._opened(self._root, into) as folder:
-                self.copied.bytes += archive.unpack(stream, folder, limit=left, rules=rules)
+            with self._opened(self._root, into) as directory:
+                self.copied.bytes += archive.unpack(stream, directory, limit=left, rules=rules)
         return True
 
 
@@ -362,7 +362,7 @@ def owner_of(root: int, text: str) -> tuple[int, int]:
         gid = int(group)
     elif group:
         gid = next(
-            (int(each[2]) for each in _lines(root, "/etc/group", 4) if each[0] == group and each[2].isdecimal()), gid
+            (int(item[2]) for item in _lines(root, "/etc/group", 4) if item[0] == group and item[2].isdecimal()), gid
         )
     return uid, gid
 

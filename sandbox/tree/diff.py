@@ -17,13 +17,13 @@ import msgspec
 
 from sandbox.errors import Invalid
 from sandbox.messages import Change
-from sandbox.names import told
+from sandbox.names import reported
 from sandbox.tree import sparse
 from sandbox.tree.safe_path import directory, named, regular
 from sandbox.tree.walk import WalkEntry, walk
 
 RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
-MAX_TOLD = 64 << 20  # bytes of all paths that are told
+MAX_REPORTED = 64 << 20  # bytes of all paths that are told
 OLD, NEW, LOWER = range(3)
 Form = Literal["json", "msgpack"]
 Shown = tuple[int, os.stat_result]  # the directory that holds it, and what it is
@@ -35,8 +35,8 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     A removed directory is named once, without its content. Metadata (type, mode, owner) counts;
     times alone do not.
     """
-    found: list[Change] = []
-    left = MAX_TOLD
+    result: list[Change] = []
+    left = MAX_REPORTED
     hiding = [[False, False]]  # by depth: whether the lower layer does not show in the old one, in the new one
     with directory(old) as before, directory(new) as after, directory(lower) as below:
         for step in walk(before, after, below):
@@ -52,22 +52,22 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
                 step.enter = [False] * 3  # a removed directory is named once
             if (kind := _kind(was, now, step.name)) is not None:
                 path = f"/{step.path}"
-                found.append(Change(path=told(path), kind=kind))
+                result.append(Change(path=reported(path), kind=kind))
                 left -= len(path)
                 if left < 0:
                     raise Invalid(
-                        f"more differs than can be told: paths of {MAX_TOLD >> 20} MiB",
+                        f"more differs than can be told: paths of {MAX_REPORTED >> 20} MiB",
                         hint="compare by a command in the sandbox and in a fork of the checkpoint",
                     )
-    return found
+    return result
 
 
 def packed(old: Path, new: Path, lower: Path, why: Callable[[str], str] | None, form: Form) -> bytes:
     """The same as an answer of the API: made in one process, sent by another. `why`: explains a path."""
-    found = changes(old, new, lower)
+    result = changes(old, new, lower)
     if why is not None:
-        found = [msgspec.structs.replace(change, why=why(change.path)) for change in found]
-    return msgspec.json.encode(found) if form == "json" else msgspec.msgpack.encode(found)
+        result = [msgspec.structs.replace(change, why=why(change.path)) for change in result]
+    return msgspec.json.encode(result) if form == "json" else msgspec.msgpack.encode(result)
 
 
 def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "modified", "removed"] | None:
@@ -78,16 +78,16 @@ def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "
 
 def _shown(step: WalkEntry, index: int, hidden: bool) -> Shown | None:
     """What an upper and the lower layer together show by this name."""
-    if (status := step.found[index]) is not None:
+    if (status := step.result[index]) is not None:
         whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
         return None if whiteout else (step.parents[index], status)
-    status = step.found[LOWER]
+    status = step.result[LOWER]
     return None if hidden or status is None else (step.parents[LOWER], status)
 
 
 def _hides(step: WalkEntry, index: int) -> bool:
     """Whether below this name nothing of the lower layer shows in an upper."""
-    status = step.found[index]
+    status = step.result[index]
     if status is None:
         return False
     return not stat.S_ISDIR(status.st_mode) or _opaque(named(step.parents[index], step.name))

@@ -58,9 +58,9 @@ class RangeSet:
         """
         first, last = bisect.bisect_left(self._ends, start), bisect.bisect_right(self._starts, end)
         missing, at = [], start
-        for known, behind in zip(self._starts[first:last], self._ends[first:last], strict=True):
-            if at < known:
-                missing.append((at, known))
+        for existing, behind in zip(self._starts[first:last], self._ends[first:last], strict=True):
+            if at < existing:
+                missing.append((at, existing))
             at = max(at, behind)
         if at < end:
             missing.append((at, end))
@@ -74,13 +74,13 @@ def shared_once(subvolume: int, inodes: Collection[int]) -> dict[int, list[tuple
 
     Data that lie in the tree itself (small files) are always told.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
+    result: dict[int, list[tuple[int, int]]] = {}
     covered = RangeSet()
     for inode, kind, offset, data in btrfs.items(subvolume):
         if kind != _EXTENT_DATA or inode not in inodes or len(data) <= _FORM:
             continue
         if data[_FORM] == _INLINE:
-            found.setdefault(inode, []).append((offset, struct.unpack_from("<Q", data, 8)[0]))
+            result.setdefault(inode, []).append((offset, struct.unpack_from("<Q", data, 8)[0]))
             continue
         _, _, packed, _, _, form, address, size = _EXTENT.unpack_from(data)
         if form == _PREALLOCATED or not address:
@@ -91,5 +91,5 @@ def shared_once(subvolume: int, inodes: Collection[int]) -> dict[int, list[tuple
         else:
             begin = address + inside
             missing = [(start - begin, end - begin) for start, end in covered.take(begin, begin + length)]
-        found.setdefault(inode, []).extend((offset + start, end - start) for start, end in missing)
-    return found
+        result.setdefault(inode, []).extend((offset + start, end - start) for start, end in missing)
+    return result

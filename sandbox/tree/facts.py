@@ -33,8 +33,8 @@ def tree(upper: Path) -> Facts:
             left -= len(path)
             if left < 0:
                 raise Invalid(f"the paths of its files are longer than {MAX_PATHS >> 20} MiB together")
-            (holder,), (found,) = step.parents, step.found
-            facts[f"file {path}"] = _entry(holder, step.name, found, linked, path)
+            (holder,), (result,) = step.parents, step.result
+            facts[f"file {path}"] = _entry(holder, step.name, result, linked, path)
     return facts
 
 
@@ -45,11 +45,11 @@ def tree_differences(before: Path, after: Path) -> list[str]:
     with safe_path.directory(before) as one, safe_path.directory(after) as other:
         lines += differences({"file /": _root(one)}, {"file /": _root(other)})
         for number, step in enumerate(walk(one, other)):
-            if _untouched(*step.found):
+            if _untouched(*step.result):
                 continue
             sides: list[Facts] = []
-            for holder, found, links in zip(step.parents, step.found, linked, strict=True):
-                sides.append(_entry(holder, step.name, found, links, f"number {number}") if found is not None else {})
+            for holder, result, links in zip(step.parents, step.result, linked, strict=True):
+                sides.append(_entry(holder, step.name, result, links, f"number {number}") if result is not None else {})
             if sides[0] == sides[1]:
                 continue
             if not all(sides):
@@ -75,35 +75,35 @@ _SAME = ("st_ino", "st_ctime_ns", "st_mtime_ns", "st_size", "st_blocks", "st_mod
 
 
 def _root(root: int) -> Facts:
-    found = os.fstat(root)
-    owner = (found.st_uid, found.st_gid)
-    return {"mode": oct(found.st_mode), "owner": owner, "xattrs": _xattrs(root), "mtime": found.st_mtime_ns}
+    result = os.fstat(root)
+    owner = (result.st_uid, result.st_gid)
+    return {"mode": oct(result.st_mode), "owner": owner, "xattrs": _xattrs(root), "mtime": result.st_mtime_ns}
 
 
-def _entry(holder: int, name: str, found: os.stat_result | None, linked: dict[int, str], label: str) -> Facts:
-    assert found is not None  # nobody changes the tree
-    fact: Facts = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
+def _entry(holder: int, name: str, result: os.stat_result | None, linked: dict[int, str], label: str) -> Facts:
+    assert result is not None  # nobody changes the tree
+    fact: Facts = {"mode": oct(result.st_mode), "owner": (result.st_uid, result.st_gid)}
     fact["xattrs"] = _xattrs(safe_path.named(holder, name))
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(result.st_mode):
         with safe_path.regular(holder, name) as file:
             data = list(data_ranges(file))
-            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=sparse.of_file(file).hex(), data=data)
-        if found.st_nlink > 1:
-            fact["same file as"] = linked.setdefault(found.st_ino, label)
-    elif stat.S_ISLNK(found.st_mode):
-        fact.update(target=os.readlink(name, dir_fd=holder), mtime=found.st_mtime_ns)
-    elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-        fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
+            fact.update(size=result.st_size, mtime=result.st_mtime_ns, content=sparse.of_file(file).hex(), data=data)
+        if result.st_nlink > 1:
+            fact["same file as"] = linked.setdefault(result.st_ino, label)
+    elif stat.S_ISLNK(result.st_mode):
+        fact.update(target=os.readlink(name, dir_fd=holder), mtime=result.st_mtime_ns)
+    elif stat.S_ISCHR(result.st_mode) or stat.S_ISBLK(result.st_mode):
+        fact.update(device=result.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
     else:
-        fact.update(mtime=found.st_mtime_ns)
+        fact.update(mtime=result.st_mtime_ns)
     return fact
 
 
 def _xattrs(of: int | str) -> dict[str, str]:
-    kept = {}
+    retained = {}
     follow = isinstance(of, int)
     for name in os.listxattr(of, follow_symlinks=follow):
         if name.startswith("trusted.overlay.") and name.rpartition(".")[2] in ("origin", "impure", "uuid", "nlink"):
             continue
-        kept[name] = os.getxattr(of, name, follow_symlinks=follow).hex()
-    return kept
+        retained[name] = os.getxattr(of, name, follow_symlinks=follow).hex()
+    return retained

@@ -20,7 +20,7 @@ from typing import IO, Literal, Self
 
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import FileInfo
-from sandbox.names import native, told
+from sandbox.names import native, reported
 from sandbox.tree import walk
 from sandbox.tree.safe_path import (
     SandboxRoot,
@@ -125,18 +125,18 @@ def status(inside: SandboxRoot, uid_base: int, path: str) -> FileInfo:
 
 def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
     """The entries of the directory `path`, by name. Raises Invalid for one that has more than MAX_ENTRIES."""
-    found: list[FileInfo] = []
+    result: list[FileInfo] = []
     with (
         inside.opened() as root,
         opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory,
         os.scandir(directory) as listing,
     ):
         for entry in listing:
-            if len(found) >= MAX_ENTRIES:
+            if len(result) >= MAX_ENTRIES:
                 raise Invalid(f"{path} has more than {MAX_ENTRIES} entries", hint="list it by a command")
             with contextlib.suppress(FileNotFoundError):  # removed while we look
-                found.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
-    return sorted(found, key=lambda info: info.name)
+                result.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
+    return sorted(result, key=lambda info: info.name)
 
 
 def make_directory(
@@ -185,24 +185,24 @@ def _located(root: int, path: str) -> Iterator[tuple[int, str]]:
         yield parent, pure.name
 
 
-def _info(name: str, found: os.stat_result, uid_base: int, directory: int) -> FileInfo:
+def _info(name: str, result: os.stat_result, uid_base: int, directory: int) -> FileInfo:
     kinds: dict[int, Literal["file", "directory", "symlink"]] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",
         stat.S_IFLNK: "symlink",
     }
-    kind: Literal["file", "directory", "symlink", "other"] = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    kind: Literal["file", "directory", "symlink", "other"] = kinds.get(stat.S_IFMT(result.st_mode), "other")
     target = None
     if kind == "symlink":
         with contextlib.suppress(OSError):  # replaced while we look
-            target = told(os.readlink(name, dir_fd=directory))
+            target = reported(os.readlink(name, dir_fd=directory))
     return FileInfo(
-        name=told(name),
+        name=reported(name),
         kind=kind,
-        size=found.st_size,
-        mode=stat.S_IMODE(found.st_mode),
-        modified_at=found.st_mtime,
-        uid=found.st_uid - uid_base,
-        gid=found.st_gid - uid_base,
+        size=result.st_size,
+        mode=stat.S_IMODE(result.st_mode),
+        modified_at=result.st_mtime,
+        uid=result.st_uid - uid_base,
+        gid=result.st_gid - uid_base,
         target=target,
     )

@@ -35,7 +35,7 @@ from blake3 import blake3
 from sandbox import durable
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, Invalid
-from sandbox.names import told
+from sandbox.names import reported
 from sandbox.tree import btrfs, safe_path, sparse
 from sandbox.tree.extents import shared_once
 from sandbox.tree.walk import WalkEntry, walk
@@ -45,7 +45,7 @@ FORMAT = 2
 ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
 UNHASHED = b"\xff" * CONTENT
 MAX_HASHED = 512 << 20  # bytes of file content hashed for one checkpoint
-WHOLE = (1 << 64) - 1  # or all of it
+COMPLETE = (1 << 64) - 1  # or all of it
 ROOT_INODE = 256
 MAX_PATH = 4000  # bytes of a path by which an inode is reached; the kernel tells and takes no longer ones
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
@@ -103,17 +103,17 @@ class Digest:
         return {row.tobytes() for row in self.contents}
 
 
-def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = MAX_HASHED) -> Digest:
+def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, limit: int = MAX_HASHED) -> Digest:
     """Hash `snapshot`; `before` is an older snapshot of the same line and its digest. Blocks.
 
-    Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
+    Of content at most `limit` bytes are hashed; the rest is recorded as UNHASHED.
     """
     since = btrfs.created_in(before[0]) + 1 if before is not None else 0
     with btrfs.opened(snapshot) as root:
         present = np.fromiter((number for number, _ in _inodes(root, 0)), dtype=np.uint64)
         changed = {number for number, touched in _inodes(root, since) if touched >= since} if since else None
         records: dict[int, tuple[bytes, bytes]] = {}
-        budget = most
+        budget = limit
         old = before[1] if before is not None else _EMPTY
         if changed is not None:
             changed |= set(np.setdiff1d(present, old.inodes).tolist())
@@ -121,10 +121,10 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = MA
             facts, content, size = _record(place, budget)
             budget -= size
             records[place.number] = facts, content
-    kept = np.isin(old.inodes, present) & ~np.isin(old.inodes, np.fromiter(records, dtype=np.uint64))
-    inodes = np.concatenate([old.inodes[kept], np.fromiter(records, dtype=np.uint64)])
-    attributes = np.concatenate([old.attributes[kept], _rows((each[0] for each in records.values()), ATTRIBUTES)])
-    contents = np.concatenate([old.contents[kept], _rows((each[1] for each in records.values()), CONTENT)])
+    retained = np.isin(old.inodes, present) & ~np.isin(old.inodes, np.fromiter(records, dtype=np.uint64))
+    inodes = np.concatenate([old.inodes[retained], np.fromiter(records, dtype=np.uint64)])
+    attributes = np.concatenate([old.attributes[retained], _rows((item[0] for item in records.values()), ATTRIBUTES)])
+    contents = np.concatenate([old.contents[retained], _rows((item[1] for item in records.values()), CONTENT)])
     order = np.argsort(inodes)
     return Digest(inodes[order], attributes[order], contents[order])
 
@@ -137,14 +137,14 @@ def damage(snapshot: Path, expected: Digest) -> list[str]:
         present = [number for number, _ in _inodes(root, 0)]
         missing = np.setdiff1d(expected.inodes, np.array(present, dtype=np.uint64))
         wrong += [f"inode {number} is missing" for number in missing.tolist()]
-        found = set()
+        result = set()
         unhashed = expected.inodes[(expected.contents == np.frombuffer(UNHASHED, np.uint8)).all(axis=1)]
         once = shared_once(root, set(unhashed.tolist())) if len(unhashed) else {}
         for place in _places(root, present):
-            found.add(place.number)
+            result.add(place.number)
             if trouble := _trouble(place, expected, once.get(place.number, [])):
-                wrong.append(f"{place.told} {trouble}")
-        wrong += [f"inode {number} has no name" for number in set(present) - found]
+                wrong.append(f"{place.reported} {trouble}")
+        wrong += [f"inode {number} has no name" for number in set(present) - result]
     except OSError as error:
         wrong.append(f"its tree cannot be read: {os.strerror(error.errno or 0)}")
     finally:
@@ -157,15 +157,15 @@ def _trouble(place: _Place, expected: Digest, once: list[tuple[int, int]]) -> st
     at = int(np.searchsorted(expected.inodes, np.uint64(place.number)))
     if at == len(expected.inodes) or int(expected.inodes[at]) != place.number:
         return "was not there"
-    known = expected.contents[at].tobytes()
+    existing = expected.contents[at].tobytes()
     try:
-        attributes, content, _ = _record(place, 0 if known == UNHASHED else WHOLE, fresh=True)
+        attributes, content, _ = _record(place, 0 if existing == UNHASHED else COMPLETE, fresh=True)
         if expected.attributes[at].tobytes() != attributes:
             return "has other attributes"
-        if known == UNHASHED:
+        if existing == UNHASHED:
             with safe_path.regular(place.holder, place.name) as file:
                 sparse.read_once(file, once)
-        if known in (UNHASHED, content):
+        if existing in (UNHASHED, content):
             return ""
     except (OSError, Invalid) as error:
         return f"cannot be read: {os.strerror(error.errno or 0) if isinstance(error, OSError) else error.message}"
@@ -192,37 +192,37 @@ class _Place:
     step: WalkEntry | None = None  # of a walk
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         """Its path, to be told."""
-        return told(self.step.path if self.step else "/" if self.name == "." else self.name)
+        return reported(self.step.path if self.step else "/" if self.name == "." else self.name)
 
 
 def _record(place: _Place, budget: int, *, fresh: bool = False) -> tuple[bytes, bytes, int]:
     """Hashes of the attributes and the content of an inode, and how many bytes of content were read for that."""
-    found = os.stat(place.name, dir_fd=place.holder, follow_symlinks=False)
-    regular = stat.S_ISREG(found.st_mode)
+    result = os.stat(place.name, dir_fd=place.holder, follow_symlinks=False)
+    regular = stat.S_ISREG(result.st_mode)
     full = safe_path.named(place.holder, place.name)
     names = sorted(os.listxattr(full, follow_symlinks=False))
     facts = (
-        found.st_mode,
-        found.st_uid,
-        found.st_gid,
-        found.st_size if regular else 0,
-        found.st_mtime_ns,
-        found.st_nlink if not stat.S_ISDIR(found.st_mode) else 0,
-        found.st_rdev,
+        result.st_mode,
+        result.st_uid,
+        result.st_gid,
+        result.st_size if regular else 0,
+        result.st_mtime_ns,
+        result.st_nlink if not stat.S_ISDIR(result.st_mode) else 0,
+        result.st_rdev,
         [(name, os.getxattr(full, name, follow_symlinks=False)) for name in names],
     )
     attributes = blake3(repr(facts).encode()).digest(ATTRIBUTES)
     if regular:
-        size = sparse.data_size(found)
+        size = sparse.data_size(result)
         if size > budget:
             return attributes, UNHASHED, 0
         with safe_path.regular(place.holder, place.name) as file:
             return attributes, sparse.of_file(file, fresh=fresh), size
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(result.st_mode):
         return attributes, blake3(os.fsencode(os.readlink(place.name, dir_fd=place.holder))).digest(), 0
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(result.st_mode):
         return attributes, _hash_directory(place), 0
     return attributes, bytes(CONTENT), 0
 
@@ -248,22 +248,22 @@ def _inodes(root: int, since: int) -> Iterator[tuple[int, int]]:
 
 def _places(root: int, inodes: Iterable[int]) -> Iterator[_Place]:
     """Where to find each of these inodes that has a name; "." is the root itself."""
-    wanted = set(inodes)
-    if len(wanted) < WALK_FROM:
-        for number in sorted(wanted):
+    target = set(inodes)
+    if len(target) < WALK_FROM:
+        for number in sorted(target):
             path = path_of(root, number)
             if path is not None:
                 yield _Place(number, root, os.fsdecode(path) or ".")
-                wanted.discard(number)
-    if not wanted:
+                target.discard(number)
+    if not target:
         return
-    if ROOT_INODE in wanted:
+    if ROOT_INODE in target:
         yield _Place(ROOT_INODE, root, ".")
     for step in walk(root):
-        (holder,), (found,) = step.parents, step.found
-        if found is not None and found.st_ino in wanted:
-            wanted.discard(found.st_ino)
-            yield _Place(found.st_ino, holder, step.name, step)
+        (holder,), (result,) = step.parents, step.result
+        if result is not None and result.st_ino in target:
+            target.discard(result.st_ino)
+            yield _Place(result.st_ino, holder, step.name, step)
 
 
 def path_of(root: int, inode: int) -> bytes | None:

@@ -57,8 +57,8 @@ def target(local: str | Path, below: str = "") -> Iterator[int]:
             yield top
             return
         make_parents(top, _name(below), resolve=ON_HOST)
-        with opened(top, below, _DIRECTORY, resolve=ON_HOST) as found:
-            yield found
+        with opened(top, below, _DIRECTORY, resolve=ON_HOST) as result:
+            yield result
 
 
 def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
@@ -105,9 +105,9 @@ def new_file(directory: Path, name: str) -> Iterator[IO[bytes]]:
 
 def move_up(directory: int, fresh: str, name: str, as_name: str) -> None:
     """Give the file `name` of the fresh directory in an open one the name `as_name` in that, whatever had it before."""
-    for each in (name, as_name):
-        if len(_name(each).parts) != 1:
-            raise Invalid(f"not the name of a file: {each[:80]!r}")
+    for item in (name, as_name):
+        if len(_name(item).parts) != 1:
+            raise Invalid(f"not the name of a file: {item[:80]!r}")
     try:
         with closing(openat2(directory, fresh, os.O_PATH | os.O_DIRECTORY, resolve=ON_HOST)) as source:
             os.replace(name, as_name, src_dir_fd=source, dst_dir_fd=directory)

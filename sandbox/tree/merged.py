@@ -39,8 +39,8 @@ def merged(upper: Path | None, lower: Path) -> Iterator[int]:
 
 
 def _called(number: int, *arguments: object) -> int:
-    found: int = _libc.syscall(number, *arguments)
-    if found < 0:
+    result: int = _libc.syscall(number, *arguments)
+    if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return found
+    return result

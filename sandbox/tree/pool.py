@@ -45,8 +45,8 @@ TREE_PARTS = ("upper", "work")
 OURS = ("pool", "pool.btrfs", "pool.lock", "images", "catalogue.sqlite", "tls", "runtime")  # in a state directory
 
 
-KEPT = 64 << 20  # bytes of the pool that new checkpoints and sandboxes leave free
-KEPT_METADATA = 6 << 20  # bytes of tree blocks that they leave free: a snapshot takes some 50 KiB
+RETAINED = 64 << 20  # bytes of the pool that new checkpoints and sandboxes leave free
+RETAINED_METADATA = 6 << 20  # bytes of tree blocks that they leave free: a snapshot takes some 50 KiB
 TIGHT = 4 << 20  # bytes of either below which a restore gets the reserve at once
 RESERVE = 192 << 20  # bytes by which the pool's file grows when a restore or a removal needs room
 _DATA, _METADATA, _GLOBAL_RESERVE = 1, 4, 1 << 49
@@ -101,8 +101,8 @@ class BtrfsPool:
                 btrfs.enable_quota(self.path)
             except Unsupported as error:  # an older kernel: it costs these limits only
                 log.info("%s", error.message)
-            for folder in (self.sandboxes, self.checkpoints):
-                folder.mkdir(mode=0o700, exist_ok=True)
+            for directory in (self.sandboxes, self.checkpoints):
+                directory.mkdir(mode=0o700, exist_ok=True)
             private.directory(self.path, ours=(self.sandboxes.name, self.checkpoints.name))
         return self
 
@@ -145,9 +145,9 @@ class BtrfsPool:
     def mounted(self) -> bool:
         return self.path.is_dir() and btrfs.is_btrfs(self.path)
 
-    def close(self, *, patience: float = 10.0) -> None:
+    def close(self, *, timeout: float = 10.0) -> None:
         """Unmount. Overlays of sandboxes that ended a moment ago keep it busy briefly: waits for them."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while os.path.ismount(self.path):
             done = subprocess.run(["umount", str(self.path)], capture_output=True, text=True, check=False)
             if done.returncode and time.monotonic() > deadline:
@@ -177,10 +177,10 @@ class BtrfsPool:
         tree -= sum(size for flags, size, _ in spaces if flags & _GLOBAL_RESERVE)
         return PoolUsage(total=total, free=unallocated + max(0, data), metadata=unallocated + max(0, tree))
 
-    def need(self, wanted: int = 0) -> None:
-        """Raise NoSpace, saying how much is missing, unless `wanted` bytes and what must stay free are there."""
+    def need(self, target: int = 0) -> None:
+        """Raise NoSpace, saying how much is missing, unless `target` bytes and what must stay free are there."""
         usage = self.usage()
-        missing = max(wanted + KEPT - usage.free, KEPT_METADATA - usage.metadata)
+        missing = max(target + RETAINED - usage.free, RETAINED_METADATA - usage.metadata)
         if missing > 0:
             raise NoSpace(
                 f"{self.path} has {usage.free >> 20} MiB free for files and {usage.metadata >> 20} MiB for tree "
@@ -217,7 +217,7 @@ class BtrfsPool:
         if not mark.exists():
             return False
         size, usage = int(mark.read_text()), self.usage()
-        if usage.free < RESERVE + 2 * KEPT or not self._resize(str(size)):
+        if usage.free < RESERVE + 2 * RETAINED or not self._resize(str(size)):
             return False
         os.truncate(self.file, size)
         self._update_loop()
@@ -253,8 +253,8 @@ def _spaces(fd: int) -> list[tuple[int, int, int]]:
     (count,) = struct.unpack_from("=8xQ", head)
     args = bytearray(struct.pack("=QQ", count, 0) + bytes(24 * count))
     fcntl.ioctl(fd, _SPACE_INFO, args)
-    (found,) = struct.unpack_from("=8xQ", args)
-    return [struct.unpack_from("=QQQ", args, 16 + 24 * n) for n in range(min(count, found))]
+    (result,) = struct.unpack_from("=8xQ", args)
+    return [struct.unpack_from("=QQQ", args, 16 + 24 * n) for n in range(min(count, result))]
 
 
 def _device(fd: int) -> tuple[int, int]:

@@ -184,11 +184,11 @@ def open_kind(
 
     What lies there is looked at first: to open a FIFO or a device is an act already.
     """
-    with closing(openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY), resolve=resolve)) as found:
-        if stat.S_IFMT(os.fstat(found).st_mode) not in kinds:
+    with closing(openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY), resolve=resolve)) as result:
+        if stat.S_IFMT(os.fstat(result).st_mode) not in kinds:
             raise not_regular(path)
         again = flags & ~os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        return os.open(f"/proc/self/fd/{found}", again)
+        return os.open(f"/proc/self/fd/{result}", again)
 
 
 def regular(parent: int, name: str) -> closing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-KEPT = 256 << 20  # bytes of the disk that a copy leaves free, and as many files as this would be of 16 KiB
+RETAINED = 256 << 20  # bytes of the disk that a copy leaves free, and as many files as this would be of 16 KiB
 CHECK_INTERVAL = 64 << 20  # bytes after which it looks again how much is free
 
 
@@ -21,9 +21,9 @@ class Reserve:
 
     def take(self, size: int) -> None:
         """Before so many bytes, or a file (0), are made. Raises OSError (ENOSPC)."""
-        self._left -= max(size, KEPT >> 14)
+        self._left -= max(size, RETAINED >> 14)
         if self._left < 0:
-            found = os.fstatvfs(self._target)
-            if found.f_bavail * found.f_frsize < KEPT + CHECK_INTERVAL or 0 < found.f_favail < KEPT >> 14:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {KEPT >> 20} MiB of the disk stay free")
+            result = os.fstatvfs(self._target)
+            if result.f_bavail * result.f_frsize < RETAINED + CHECK_INTERVAL or 0 < result.f_favail < RETAINED >> 14:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {RETAINED >> 20} MiB of the disk stay free")
             self._left = CHECK_INTERVAL

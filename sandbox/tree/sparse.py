@@ -31,8 +31,8 @@ def of_file(file: int, *, fresh: bool = False) -> bytes:
     if fresh:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        found = None if _has_wide_hole(file, size) else _dense(file, size)
-        return found or _sparse(file, size)
+        result = None if _has_wide_hole(file, size) else _dense(file, size)
+        return result or _sparse(file, size)
     finally:
         if fresh:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -59,9 +59,9 @@ def same(one: int, other: int) -> bool:
     return True
 
 
-def data_size(found: os.stat_result) -> int:
+def data_size(result: os.stat_result) -> int:
     """How many bytes must be read at most to know the content of a file."""
-    return min(found.st_size, found.st_blocks * 512 + BLOCK)
+    return min(result.st_size, result.st_blocks * 512 + BLOCK)
 
 
 def _has_wide_hole(file: int, size: int) -> bool:
@@ -95,8 +95,8 @@ def _sparse(file: int, size: int) -> bytes:
             last = start + end
             data.update(piece[begin:end])
     places.update(_RUN.pack(first, last))
-    whole = blake3(derive_key_context=_SPARSE)
-    return whole.update(_RUN.pack(size, last) + data.digest() + places.digest()).digest()
+    complete = blake3(derive_key_context=_SPARSE)
+    return complete.update(_RUN.pack(size, last) + data.digest() + places.digest()).digest()
 
 
 def _pieces(file: int, size: int) -> Iterator[tuple[int, bytes]]:
@@ -111,9 +111,9 @@ def _pieces(file: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 def _runs(piece: bytes) -> Iterator[tuple[int, int]]:
     """The runs of blocks in which there is anything but zeros."""
-    whole = len(piece) // BLOCK
-    used = np.frombuffer(piece, np.uint64, whole * BLOCK // 8).reshape(whole, BLOCK // 8).any(axis=1)
-    used = np.concatenate([[False], used, [any(piece[whole * BLOCK :])], [False]])
+    complete = len(piece) // BLOCK
+    used = np.frombuffer(piece, np.uint64, complete * BLOCK // 8).reshape(complete, BLOCK // 8).any(axis=1)
+    used = np.concatenate([[False], used, [any(piece[complete * BLOCK :])], [False]])
     edges = np.flatnonzero(used[1:] != used[:-1]).tolist()
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         yield begin * BLOCK, min(end * BLOCK, len(piece))

@@ -118,15 +118,15 @@ def pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
     holes = cast("list[tuple[int, int]] | None", member.sparse)
     if holes is None:
         return [(0, member.size)]
-    found = [(offset, size) for offset, size in holes if size]  # the last one may only say where the end is
+    result = [(offset, size) for offset, size in holes if size]  # the last one may only say where the end is
     behind = 0
-    for offset, size in found:
+    for offset, size in result:
         if offset < behind or size < 0:
             raise tarfile.ReadError("the map of a file with holes is out of order")
         behind = offset + size
     if behind > member.size:
         raise tarfile.ReadError("a file with holes has data behind its end")
-    return found
+    return result
 
 
 # --------------------------------------------------------------------------- files with holes
@@ -137,28 +137,28 @@ def data_of(file: int, size: int) -> list[tuple[int, int]] | None:
     if os.fstat(file).st_blocks * 512 + _MIN_HOLE > size:
         return None
     smallest = _MIN_HOLE
-    while len(found := _ranges(file, size, smallest)) > MAX_PIECES:
+    while len(result := _ranges(file, size, smallest)) > MAX_PIECES:
         smallest *= 16
-    return found if sum(length for _, length in found) + smallest <= size else None
+    return result if sum(length for _, length in result) + smallest <= size else None
 
 
 def _ranges(file: int, size: int, smallest: int) -> list[tuple[int, int]]:
     """Ranges of data between which lie holes of at least so many bytes; one more than MAX_PIECES at most."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for start, end in data_ranges(file):
         start, end = min(start, size), min(end, size)
-        if found and start - sum(found[-1]) < smallest:
-            found[-1] = (found[-1][0], end - found[-1][0])
+        if result and start - sum(result[-1]) < smallest:
+            result[-1] = (result[-1][0], end - result[-1][0])
         elif start < end:
-            found.append((start, end - start))
-        if len(found) > MAX_PIECES:
+            result.append((start, end - start))
+        if len(result) > MAX_PIECES:
             break
-    return found
+    return result
 
 
-def sparse_header(header: tarfile.TarInfo, found: list[tuple[int, int]]) -> bytes:
+def sparse_header(header: tarfile.TarInfo, result: list[tuple[int, int]]) -> bytes:
     """Make `header` that of a file with holes, in the format that GNU tar calls 1.0; what comes before its data."""
-    numbers = [len(found), *(number for piece in found for number in piece)]
+    numbers = [len(result), *(number for piece in result for number in piece)]
     described = b"".join(b"%d\n" % number for number in numbers)
     described += bytes(-len(described) % _BLOCK)
     header.pax_headers = {
@@ -167,7 +167,7 @@ def sparse_header(header: tarfile.TarInfo, found: list[tuple[int, int]]) -> byte
         "GNU.sparse.name": header.name,
         "GNU.sparse.realsize": str(header.size),
     }
-    folder, _, name = header.name.rpartition("/")
-    header.name = f"{folder}/GNUSparseFile.0/{name}" if folder else f"GNUSparseFile.0/{name}"
-    header.size = len(described) + sum(length for _, length in found)
+    directory, _, name = header.name.rpartition("/")
+    header.name = f"{directory}/GNUSparseFile.0/{name}" if directory else f"GNUSparseFile.0/{name}"
+    header.size = len(described) + sum(length for _, length in result)
     return described

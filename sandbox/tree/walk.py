@@ -38,17 +38,17 @@ class _Level:
 
     def let_go(self, following: _Level) -> None:
         """Close what can be found again from the next level."""
-        for index, found in enumerate(following.ids):
-            if found is not None and self.fds[index] >= 0:
+        for index, result in enumerate(following.ids):
+            if result is not None and self.fds[index] >= 0:
                 os.close(self.fds[index])
                 self.fds[index] = -1
 
     def come_back(self, following: _Level) -> None:
-        for index, known in enumerate(self.ids):
-            if known is not None and self.fds[index] < 0:
+        for index, existing in enumerate(self.ids):
+            if existing is not None and self.fds[index] < 0:
                 above = openat2(following.fds[index], "..", _DIRECTORY, resolve=UPWARDS)
                 self.fds[index] = above
-                if _identity(os.fstat(above)) != known:
+                if _identity(os.fstat(above)) != existing:
                     raise OSError(errno.ESTALE, "a directory was moved meanwhile", self.name)
 
     def close(self) -> None:
@@ -60,13 +60,13 @@ class _Level:
 class WalkEntry:
     """One name, in each of the trees. Valid until the next step."""
 
-    def __init__(self, above: list[_Level], name: str, found: list[os.stat_result | None]) -> None:
+    def __init__(self, above: list[_Level], name: str, result: list[os.stat_result | None]) -> None:
         self._above = above
         self.name = name
         self.depth = len(above)  # 1: in the root
         self.parents = above[-1].fds  # descriptors of the directories that hold it; -1 where there is none
-        self.found = found
-        self.enter = [each is not None and stat.S_ISDIR(each.st_mode) for each in found]  # may be changed
+        self.result = result
+        self.enter = [item is not None and stat.S_ISDIR(item.st_mode) for item in result]  # may be changed
 
     @property
     def path(self) -> str:
@@ -114,11 +114,11 @@ def walk(
 def _entered(step: WalkEntry) -> list[int]:
     fds: list[int] = []
     with contextlib.ExitStack() as undo:
-        for parent, enter, found in zip(step.parents, step.enter, step.found, strict=True):
+        for parent, enter, result in zip(step.parents, step.enter, step.result, strict=True):
             fds.append(openat2(parent, step.name, _DIRECTORY, resolve=NO_LINKS) if enter else -1)
             if enter:
                 undo.callback(os.close, fds[-1])
-            if enter and found is not None and _identity(os.fstat(fds[-1])) != _identity(found):
+            if enter and result is not None and _identity(os.fstat(fds[-1])) != _identity(result):
                 raise OSError(errno.ESTALE, "a directory was replaced meanwhile", step.name)
         undo.pop_all()
     return fds
@@ -131,8 +131,8 @@ def _status(name: str, parent: int) -> os.stat_result | None:
     return None
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(result: os.stat_result) -> tuple[int, int]:
+    return result.st_dev, result.st_ino
 
 
 def remove(parent: int, name: str) -> None:

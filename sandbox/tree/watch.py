@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 
 from sandbox.errors import Invalid, PagurusError, Unsupported
 from sandbox.messages import FileEvent
-from sandbox.names import native, told
+from sandbox.names import native, reported
 from sandbox.tree.safe_path import openat2, refused
 
 MAX_DIRECTORIES = 8192  # of one watch
@@ -59,7 +59,7 @@ class TreeWatch:
             self.descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if self.descriptor < 0:
                 raise _failure("cannot watch")
-            for _ in self._cover("", tell=False):
+            for _ in self._cover("", report=False):
                 pass
 
     def stop(self) -> None:
@@ -74,27 +74,27 @@ class TreeWatch:
 
     def read(self) -> list[FileEvent]:
         """What happened since; paths are relative to the watched directory. Does not wait for anything to happen."""
-        found: list[FileEvent] = []
+        result: list[FileEvent] = []
         with self._busy:
             if self._ended:
-                return found
+                return result
             try:
                 data = os.read(self.descriptor, 1 << 18)
             except BlockingIOError:
-                return found
+                return result
             offset = 0
             while offset < len(data) and not self._ended:
                 number, mask, _, size = _EVENT.unpack_from(data, offset)
-                name = told(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
+                name = reported(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
                 offset += _EVENT.size + size
-                for event in self._told(number, mask, name):
-                    if len(found) < MAX_EVENTS or event.kind == "end":
-                        found.append(event)
-                    elif len(found) == MAX_EVENTS:
-                        found.append(FileEvent(kind="overflow"))
-        return found
+                for event in self._reported(number, mask, name):
+                    if len(result) < MAX_EVENTS or event.kind == "end":
+                        result.append(event)
+                    elif len(result) == MAX_EVENTS:
+                        result.append(FileEvent(kind="overflow"))
+        return result
 
-    def _told(self, number: int, mask: int, name: str) -> Iterator[FileEvent]:
+    def _reported(self, number: int, mask: int, name: str) -> Iterator[FileEvent]:
         if mask & _Q_OVERFLOW:
             yield FileEvent(kind="overflow")
             return
@@ -112,7 +112,7 @@ class TreeWatch:
         if mask & (_CREATE | _MOVED_TO):
             yield FileEvent(kind="created", path=path)
             if mask & _ISDIR and self.recursive:
-                yield from self._cover(path, tell=True)
+                yield from self._cover(path, report=True)
         elif mask & (_DELETE | _MOVED_FROM):
             if mask & _ISDIR:
                 self._forget(path)
@@ -120,13 +120,13 @@ class TreeWatch:
         elif name:
             yield FileEvent(kind="modified", path=path)
 
-    def _cover(self, path: str, *, tell: bool) -> Iterator[FileEvent]:
-        """Watch a directory, and those below it when recursive; `tell` what is in them already."""
+    def _cover(self, path: str, *, report: bool) -> Iterator[FileEvent]:
+        """Watch a directory, and those below it when recursive; `report` what is in them already."""
         pending = [path]
         with self._root() as root:
             while pending and not self._ended:
                 for name, is_directory in self._add(root, pending.pop()):
-                    if tell:
+                    if report:
                         yield FileEvent(kind="created", path=name)
                     if is_directory:
                         if len(self._names) + len(pending) >= MAX_DIRECTORIES:
@@ -135,13 +135,13 @@ class TreeWatch:
 
     def _add(self, root: int, path: str) -> Iterator[tuple[str, bool]]:
         """Watch one directory; when recursive, what is in it, and which of that are directories."""
-        whole = f"{self._path}/{path}" if path else self._path
+        complete = f"{self._path}/{path}" if path else self._path
         try:
-            directory = openat2(root, native(whole), os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
+            directory = openat2(root, native(complete), os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
         except OSError as error:
             if path and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
                 return  # gone or replaced meanwhile, or a mount
-            raise refused(error, whole) from error
+            raise refused(error, complete) from error
         try:
             number = _libc.inotify_add_watch(self.descriptor, f"/proc/self/fd/{directory}".encode(), _MASK)
             if number < 0:
@@ -153,7 +153,7 @@ class TreeWatch:
                 for entry in listing:
                     if self._ended:
                         return
-                    name = told(entry.name)
+                    name = reported(entry.name)
                     yield f"{path}/{name}" if path else name, entry.is_dir(follow_symlinks=False)
         finally:
             os.close(directory)

@@ -48,7 +48,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("end", ["ends", "group killed", "asked"])
+@pytest.mark.parametrize("end", ["ends", "group killed", "requested"])
 def test_nothing_is_left(end: str) -> None:
     started = Program(
         [sys.executable, "-c", BENCH, image("debian"), end],
@@ -65,12 +65,12 @@ def test_nothing_is_left(end: str) -> None:
     match end:
         case "group killed":
             os.killpg(started.pid, signal.SIGKILL)
-        case "asked":
+        case "requested":
             started.terminate()
     said, complained = started.communicate(timeout=END_TIMEOUT)  # ends when all three processes have
-    assert started.returncode == {"ends": 3, "group killed": -9, "asked": 4}[end], complained
-    assert ("cleaned" in said) == (end == "asked")
-    assert ("which are ended now" in complained) == (end in ("ends", "asked")), complained
+    assert started.returncode == {"ends": 3, "group killed": -9, "requested": 4}[end], complained
+    assert ("cleaned" in said) == (end == "requested")
+    assert ("which are ended now" in complained) == (end in ("ends", "requested")), complained
     assert procfs.task_of(int(away)) is None
     assert not shims(Path(run))
     assert not Path(directory).exists() and not Path(run).exists()

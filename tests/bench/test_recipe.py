@@ -21,9 +21,9 @@ RUNS = [run(0, 0, 0.8, 10.0), run(1, 0, 0.9, 12.0), run(0, 1, 0.8, 6.0), run(1, 
 
 
 def test_runs_are_compared_with_the_synchronous_ones_of_their_seeds() -> None:
-    found = compared(RUNS)
-    assert found["0"] == {"after": 0.85, "minus_synchronous": 0.0, "wall_share": 1.0}
-    assert found["1"] == {"after": 0.5867, "minus_synchronous": -0.02, "wall_share": 0.5}
+    result = compared(RUNS)
+    assert result["0"] == {"after": 0.85, "minus_synchronous": 0.0, "wall_share": 1.0}
+    assert result["1"] == {"after": 0.5867, "minus_synchronous": -0.02, "wall_share": 0.5}
 
 
 def test_figures_that_were_printed_are_read_again_and_drawn(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_figures_that_were_printed_are_read_again_and_drawn(tmp_path: Path) -> N
 
 
 def test_runs_in_sandboxes_are_drawn_by_the_rewards_of_their_batches(tmp_path: Path) -> None:
-    real = [each | {"batch": {1: 0.4, 2: 0.6}} for each in RUNS[:4]]
+    real = [item | {"batch": {1: 0.4, 2: 0.6}} for item in RUNS[:4]]
     printed = tmp_path / "runs.json"
     printed.write_text(json.dumps({"runs": real}))
     assert read(printed) == real
@@ -54,7 +54,7 @@ def test_a_round_is_made_of_the_first_that_end_and_each_prompt_is_used_once() ->
 
     batches: list[list[Any]] = [[*rounds.batch(play)] for _ in range(10)]
     assert all(len(batch) == 16 for batch in batches)
-    used = Counter(each.seed for batch in batches for each in batch)
+    used = Counter(item.seed for batch in batches for item in batch)
     assert set(used.values()) == {4} and sorted(used) == [*range(40)]
     assert [len(seeds) for seeds in played] == [25, 25, 25, 25, 16] * 2  # four short rounds, then those put off
     assert {seed for seed in played[4]} == {0, 5, 10, 15} and rounds.steps == 2 * (4 * 10 + 100)

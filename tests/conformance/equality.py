@@ -45,12 +45,12 @@ CHECK_TIMEOUT = 30.0  # seconds for a program to answer
 
 def programs() -> dict[str, tuple[str, str]]:
     """(start, check) by name; a check prints "good"."""
-    found = {name: (script, "echo good") for name, script in WORKLOADS.items()}
+    result = {name: (script, "echo good") for name, script in WORKLOADS.items()}
     if (paths.CHECKOUT / "tests" / "support").is_dir():
         from tests.support import checkpoint_programs, checkpoint_programs_held
 
-        found.update(checkpoint_programs.ALL | checkpoint_programs_held.ALL)
-    return found
+        result.update(checkpoint_programs.ALL | checkpoint_programs_held.ALL)
+    return result
 
 
 class Soak:
@@ -62,7 +62,7 @@ class Soak:
         self.differences: dict[str, str] = {}
         self.failures: dict[str, str] = {}
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         return {
             "restores": self.restores,
             "equal": self.equal,
@@ -118,34 +118,34 @@ async def run(ours: Ours, soak: Soak, name: str, program: tuple[str, str], round
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
-    known = programs()
+    directory = aftermath.directory("pagurus-bench-", "/var/tmp")
+    existing = programs()
     soak = Soak()
     try:
         async with Ours(directory, options.image) as ours:
-            for name in options.programs.split(",") if options.programs else known:
+            for name in options.programs.split(",") if options.programs else existing:
                 try:
-                    await run(ours, soak, name, known[name], options.rounds, directory / "stored")
+                    await run(ours, soak, name, existing[name], options.rounds, directory / "stored")
                 except (OSError, PagurusError, RuntimeError) as error:  # a program that cannot be had or dumped
                     soak.failures[name] = str(error)
-                print(name, json.dumps(soak.figures()), file=sys.stderr, flush=True)
+                print(name, json.dumps(soak.metrics()), file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return soak.figures()
+    return soak.metrics()
 
 
 async def states(options: argparse.Namespace) -> dict[str, Any]:
     """The classes of all states, or of those named."""
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    wanted, found = await classify.look(options.image, options.states.split(",") if options.states else [], tell)
-    verdicts = {row.name: found.seen[row.name].verdict(row.promise) for row in wanted}
+    target, result = await classify.poll(options.image, options.states.split(",") if options.states else [], report)
+    verdicts = {row.name: result.observed[row.name].verdict(row.promise) for row in target}
     counts = Counter(verdicts.values())
-    silent = {row.name: str(found.seen[row.name]) for row in wanted if verdicts[row.name] == "silent"}
+    silent = {row.name: str(result.observed[row.name]) for row in target if verdicts[row.name] == "silent"}
     kinds = ("restored", "refused", "named", "impossible", "silent")
-    return {"states": len(wanted), **{kind: counts[kind] for kind in kinds}, "silent_states": silent}
+    return {"states": len(target), **{kind: counts[kind] for kind in kinds}, "silent_states": silent}
 
 
 def main(arguments: list[str]) -> int:
@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--states", default="", help="names or groups; all without, none with `-`")
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(arguments)
-    result = asyncio.run(everything(options)) if options.programs != "-" else Soak().figures()
+    result = asyncio.run(everything(options)) if options.programs != "-" else Soak().metrics()
     result |= asyncio.run(states(options)) if options.states != "-" else {}
     command.show(result, options)
     good = result["equal"] == result["restores"] and not result["failures"] and not result.get("silent")

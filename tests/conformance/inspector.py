@@ -98,22 +98,22 @@ async def count(arena: Arena) -> dict[str, int]:
                 await arena.do(container, *setup)
             arena.mark(container)
             await arena.do(container, word)
-            await arena.settle(container)
+            await arena.finalize(container)
             return number(arena.inspector.read(container.cgroup.id))
 
     for word, setup, number in COUNTS:
-        if (found := await counted(setup, word, number)) != 23:
-            wrong[word] = found
+        if (result := await counted(setup, word, number)) != 23:
+            wrong[word] = result
     for word, number in RELATIVE_COUNTS:
-        found = await counted((), word, number) - await counted((), "nothing", number)
-        if found != 23:
-            wrong[word] = found
+        result = await counted((), word, number) - await counted((), "nothing", number)
+        if result != 23:
+            wrong[word] = result
     for word, place, number in ENTERED_COUNTS:
         async with arena.sandbox(place) as container:
             arena.mark(container)
             await arena.do(container, word, way="setns", place=place)
-            if (found := number(arena.inspector.read(container.cgroup.id))) != 23:
-                wrong[word] = found
+            if (result := number(arena.inspector.read(container.cgroup.id))) != 23:
+                wrong[word] = result
     return wrong
 
 
@@ -176,7 +176,7 @@ class Bench:
     minimal: list[str] = field(default_factory=list)  # commands that repeat the smallest programs that were missed
 
     def __post_init__(self) -> None:
-        self.image = build(self.place.folder)
+        self.image = build(self.place.directory)
         self.calls = calls(self.image)
         self.vocabulary = Vocabulary.of(self.calls)
         self.every = 10 if self.options.quick else 1
@@ -225,11 +225,11 @@ class Bench:
             series = everything[group]
             self.say(f"shrink {series.text}")
             with self.arena(inspector) as arena:
-                found = await smallest(arena, self.vocabulary, series, self.programs[series])
-            if found is None:
+                result = await smallest(arena, self.vocabulary, series, self.programs[series])
+            if result is None:
                 self.say("  it was not missed again")
                 continue
-            self.minimal.append(f"pagurus bench inspector --only {shlex.quote(found.text)}{how}")
+            self.minimal.append(f"pagurus bench inspector --only {shlex.quote(result.text)}{how}")
             self.say(f"  smallest: {self.minimal[-1]}")
 
 
@@ -238,8 +238,8 @@ async def measure(bench: Bench) -> dict[str, Any]:
     operations, everything = list(cases()), list(matrix(bench.calls))
     began = time.monotonic()
     bench.programs = drawn(bench.vocabulary, options.seed, options.programs)
-    serieses = sorted((series.cases(n) for n, series in enumerate(bench.programs)), key=lambda each: each[0].place.name)
-    random_programs = [case for each in serieses for case in each]
+    serieses = sorted((series.cases(n) for n, series in enumerate(bench.programs)), key=lambda item: item[0].place.name)
+    random_programs = [case for item in serieses for case in item]
     bench.say(f"{len(random_programs)} random programs drawn in {time.monotonic() - began:.1f} s")
     tally, tiny = Tally(), Tally()
     with Inspector.load() as inspector:
@@ -252,11 +252,11 @@ async def measure(bench: Bench) -> dict[str, Any]:
             bench.say(f"23 events of each kind: {KINDS - len(wrong)} kinds exact")
             taken = await latency(arena, 99 if options.quick else 999)
     part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every]]
-    part += [case for each in serieses[::20] for case in each]
+    part += [case for item in serieses[::20] for case in item]
     with Inspector.load(sizes=TINY) as inspector:
         await bench.tortured(inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes, how=" --tiny")
-    with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as folder:
-        cost = await asyncio.to_thread(inspector_cost.measure, Path(folder), options.rounds, Inspector.load)
+    with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as directory:
+        cost = await asyncio.to_thread(inspector_cost.measure, Path(directory), options.rounds, Inspector.load)
     return {
         "missing": missing,
         **results(tally, tiny),
@@ -297,7 +297,7 @@ def results(tally: Tally, tiny: Tally) -> dict[str, Any]:
         "unexpected_truths": tally.unexpected[:100],
         "tiny_cases": tiny.cases,
         "tiny_false_negatives": len(tiny.false_negatives),
-        "missed": [line for each in (tally, tiny) for line in each.false_negatives][:100],
+        "missed": [line for item in (tally, tiny) for line in item.false_negatives][:100],
         "mistaken": tally.false_positives[:100],
     }
 
@@ -318,14 +318,14 @@ def overhead(cost: inspector_cost.Measured) -> dict[str, Any]:
 
 async def only(bench: Bench) -> dict[str, Any]:
     """The chosen cases alone, each with what was seen and what differed."""
-    wanted: str = bench.options.only
-    if wanted.startswith(PREFIX):
-        chosen = Series.parse(wanted, bench.vocabulary).cases()
+    target: str = bench.options.only
+    if target.startswith(PREFIX):
+        chosen = Series.parse(target, bench.vocabulary).cases()
     else:
         everything = [*cases(), *matrix(bench.calls)]
-        exact = [case for case in everything if case.name == wanted]
-        chosen = exact or [case for case in everything if wanted in case.name]
-    tally = Tally(tell=bench.say)
+        exact = [case for case in everything if case.name == target]
+        chosen = exact or [case for case in everything if target in case.name]
+    tally = Tally(report=bench.say)
     with Inspector.load(sizes=TINY if bench.options.tiny else None) as inspector:
         await bench.tortured(inspector, chosen, "cases", tally, lanes=1)
         return results(tally, Tally())
@@ -336,7 +336,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     await leftovers.remove()
     with leftovers.run(pool) as place:
         if "hypothesis" not in sys.modules:  # it keeps notes, else in the working directory
-            os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(place.folder / "hypothesis"))
+            os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(place.directory / "hypothesis"))
         bench = Bench(options, place, pool)
         short_slice()
         return await (only(bench) if options.only else measure(bench))

@@ -71,9 +71,9 @@ class Measured:
 class Workload:
     """The steps, each a shell script that is run in a directory of its own twice a round."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.inputs = folder / "inputs"
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.inputs = directory / "inputs"
         self.inputs.mkdir(parents=True)
         source = Path(sysconfig.get_paths()["stdlib"])
         present = [source / name for name in _PACKAGES if (source / name).is_dir()]
@@ -93,7 +93,7 @@ class Workload:
 
     def run(self, name: str, side: int, cgroup: Path) -> tuple[float, float]:
         """Seconds of wall time and of CPU time."""
-        where = self.folder / str(side)
+        where = self.directory / str(side)
         where.mkdir(exist_ok=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
@@ -109,7 +109,7 @@ class Workload:
 
     def clean(self) -> None:
         for side in "01":
-            shutil.rmtree(self.folder / side, ignore_errors=True)
+            shutil.rmtree(self.directory / side, ignore_errors=True)
 
 
 def _source_only(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -147,12 +147,13 @@ def _group(name: str) -> Iterator[Path]:
         cgroup.rmdir()
 
 
-def measure(folder: Path, rounds: int, load: Callable[[], Inspector], seed: int = 1) -> Measured:
-    """Run the workload `rounds` times with and without the inspector that `load` makes, below `folder` (on btrfs)."""
+def measure(directory: Path, rounds: int, load: Callable[[], Inspector], seed: int = 1) -> Measured:
+    """Run the workload `rounds` times with and without the inspector that `load` makes, below `directory` (on
+    btrfs)."""
     rng = random.Random(seed)
     measured = Measured(steps={})
-    workload = Workload(folder)
-    with _group(folder.name) as cgroup:
+    workload = Workload(directory)
+    with _group(directory.name) as cgroup:
         for number in range(-1, rounds):  # the first one warms the caches
             wall, cpu = [0.0, 0.0], [0.0, 0.0]
             os.sync()

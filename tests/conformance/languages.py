@@ -46,17 +46,17 @@ COMMANDS = {
 
 def image(base: Path) -> tuple[Path, dict[str, str]]:
     """A copy of the image tree `base` with everything in it, and what is missing. Kept below the state. Blocks."""
-    kept = paths.state() / "bench" / "languages" / _version(base) / "tree"
+    retained = paths.state() / "bench" / "languages" / _version(base) / "tree"
     missing = {name: "not in the image" for name, program in PROGRAMS.items() if not _has(base, program)}
-    if (kept / PLACE / "missing").exists() and (kept / PLACE / "missing").read_text():
-        shutil.rmtree(kept.parent)  # what could not be fetched then may be there now
-    if not kept.is_dir():
-        kept.parent.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent.parent) as name:
+    if (retained / PLACE / "missing").exists() and (retained / PLACE / "missing").read_text():
+        shutil.rmtree(retained.parent)  # what could not be fetched then may be there now
+    if not retained.is_dir():
+        retained.parent.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=retained.parent.parent) as name:
             _make(base, Path(name) / "new" / "tree")
-            (Path(name) / "new").rename(kept.parent)
-    lines = (kept / PLACE / "missing").read_text().splitlines()
-    return kept, missing | dict(line.split("\t", 1) for line in lines)
+            (Path(name) / "new").rename(retained.parent)
+    lines = (retained / PLACE / "missing").read_text().splitlines()
+    return retained, missing | dict(line.split("\t", 1) for line in lines)
 
 
 def _make(base: Path, tree: Path) -> None:

@@ -64,10 +64,10 @@ async def arena(pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Pa
         made.close()
 
 
-def each_call_once(found: list[Call], outcomes: set[str]) -> list[Case]:
+def item_call_once(result: list[Call], outcomes: set[str]) -> list[Case]:
     """One case for each call and outcome of these, and one more of those on processes; places and actors take turns."""
     by_word: dict[str, list[Case]] = {}
-    for case in matrix(found):
+    for case in matrix(result):
         word = case.program[-1].rpartition(":")[2]
         if word.rpartition(".")[2] in outcomes and case.name.startswith(f"{word} by ") and case.way != "moved":
             by_word.setdefault(word, []).append(case)
@@ -77,7 +77,7 @@ def each_call_once(found: list[Call], outcomes: set[str]) -> list[Case]:
         turn = [several[7 * number % len(several)]]
         turn += [case for case in several if case.name == f"{word} by setns"]
         chosen |= {case.name: case for case in turn}
-    return [case for case in matrix(found) if case.name in chosen]
+    return [case for case in matrix(result) if case.name in chosen]
 
 
 class Blind:
@@ -90,8 +90,8 @@ class Blind:
         return getattr(self._inspector, name)
 
     def read(self, identity: int) -> Effects:
-        seen = self._inspector.read(identity)
-        return msgspec.structs.replace(seen, **{self._field: type(getattr(seen, self._field))()})
+        observed = self._inspector.read(identity)
+        return msgspec.structs.replace(observed, **{self._field: type(getattr(observed, self._field))()})
 
 
 class Recorder(Tally):
@@ -99,7 +99,7 @@ class Recorder(Tally):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[Case, oracle.Changes, Effects]] = []
+        self.reported: list[tuple[Case, oracle.Changes, Effects]] = []
 
     def add(
         self,
@@ -109,7 +109,7 @@ class Recorder(Tally):
         judgement: Judgement | None = None,
         output: str = "",
     ) -> None:
-        self.told.append((case, changes, effects))
+        self.reported.append((case, changes, effects))
         super().add(case, changes, effects, judgement, output)
 
 
@@ -120,10 +120,10 @@ class Recorder(Tally):
     "outcomes", [{"changed", "created"}, {"zero", "failed"}], ids=["changed+created", "failed+zero"]
 )
 async def test_no_call_is_missed(arena: Arena, image: Path, outcomes: set[str]) -> None:
-    found = calls(image)
-    chosen = each_call_once(found, outcomes)
+    result = calls(image)
+    chosen = item_call_once(result, outcomes)
     assert {case.program[0].partition(":")[2] for case in chosen} == {
-        call.word for call in found if call.outcome in outcomes
+        call.word for call in result if call.outcome in outcomes
     }
     tally = Tally()
     await arena.run_cases(chosen, tally)
@@ -157,12 +157,12 @@ async def test_what_changes_in_scratch_is_seen_and_makes_no_checkpoint(arena: Ar
         case for case in matrix(calls(image))
         if case.place.kind == "scratch" and case.program[0].partition(":")[2] in words and case.way == "exec"
     ]  # fmt: skip
-    seen = Recorder()
-    await arena.run_cases(chosen, seen)
-    assert seen.false_negatives == seen.false_positives == []
-    assert (seen.cases, seen.scratch) == (3 * len(words), 3 * len(words))
+    observed = Recorder()
+    await arena.run_cases(chosen, observed)
+    assert observed.false_negatives == observed.false_positives == []
+    assert (observed.cases, observed.scratch) == (3 * len(words), 3 * len(words))
     blind = Tally()
-    for case, changes, _ in seen.told:
+    for case, changes, _ in observed.reported:
         blind.add(case, changes, Effects())
     assert len(blind.false_negatives) == len(chosen)
     assert "not seen in scratch: ['scratch /bind/" in blind.false_negatives[0]
@@ -210,10 +210,10 @@ def test_random_programs_over_all_places_and_actors(
     ],
 )
 async def test_what_a_survivor_holds_is_part_of_the_truth(arena: Arena, image: Path, text: str, differs: str) -> None:
-    seen = Recorder()
-    await arena.run_cases(Series.parse(text, Vocabulary.of(calls(image))).cases(), seen)
-    assert seen.false_negatives == []
-    *_, (_, changes, _) = seen.told
+    observed = Recorder()
+    await arena.run_cases(Series.parse(text, Vocabulary.of(calls(image))).cases(), observed)
+    assert observed.false_negatives == []
+    *_, (_, changes, _) = observed.reported
     assert any(fact.startswith("process ") and fact.endswith(differs) for fact in changes.processes)
 
 
@@ -236,7 +236,7 @@ async def test_what_is_no_difference_is_not_missed(arena: Arena, image: Path, te
 
 # Words that an inspector without this field of Effects must miss. (Older tasks that ran or ended are seen twice: by
 # what woke or killed them as well.)
-SEEN_BY = {
+OBSERVED_BY = {
     "data_writes": "write.changed",
     "name_changes": "mkdir.created",
     "metadata_changes": "chmod.changed",
@@ -251,22 +251,24 @@ SEEN_BY = {
 
 
 async def test_an_inspector_that_sees_nothing_is_found_out(arena: Arena, image: Path) -> None:
-    words = {f"main:{word}" for word in SEEN_BY.values()} | {f"main:{name}.zero" for name in ("write", "fork", "open")}
+    words = {f"main:{word}" for word in OBSERVED_BY.values()} | {
+        f"main:{name}.zero" for name in ("write", "fork", "open")
+    }
     chosen = [
         case for case in matrix(calls(image))
         if set(case.program) <= words and case.way == "setns" and case.place is WORK
     ]  # fmt: skip
-    seen = Recorder()
-    await arena.run_cases(chosen, seen)
-    assert seen.false_negatives == []
+    observed = Recorder()
+    await arena.run_cases(chosen, observed)
+    assert observed.false_negatives == []
     blind = Tally()
-    for case, changes, _ in seen.told:
+    for case, changes, _ in observed.reported:
         blind.add(case, changes, Effects())
-    assert len(blind.false_negatives) == len(SEEN_BY)
-    assert blind.no_effect_cases == len(chosen) - len(SEEN_BY)
-    for field, word in SEEN_BY.items():
+    assert len(blind.false_negatives) == len(OBSERVED_BY)
+    assert blind.no_effect_cases == len(chosen) - len(OBSERVED_BY)
+    for field, word in OBSERVED_BY.items():
         partly = Tally()
-        for case, changes, effects in seen.told:
+        for case, changes, effects in observed.reported:
             blanked = msgspec.structs.replace(effects, **{field: type(getattr(effects, field))()})
             partly.add(case, changes, blanked)
         assert any(word in line for line in partly.false_negatives), f"nobody misses {field}"
@@ -334,14 +336,14 @@ def test_a_text_that_is_no_series_is_refused(text: str, wrong: str) -> None:
 
 
 def test_a_seed_draws_as_many_different_programs_as_asked_for_and_always_the_same() -> None:
-    found = drawn(VOCABULARY, 5, 400)
-    programs = [(series.place, program) for series in found for program in series.programs]
+    result = drawn(VOCABULARY, 5, 400)
+    programs = [(series.place, program) for series in result for program in series.programs]
     assert 400 <= len(set(programs)) < 405
     assert len(programs) < 1.1 * len(set(programs))
-    assert list(drawn(VOCABULARY, 5, 400).items()) == list(found.items())
-    assert {series.place for series in found} == set(PLACES.values())
+    assert list(drawn(VOCABULARY, 5, 400).items()) == list(result.items())
+    assert {series.place for series in result} == set(PLACES.values())
     assert {program.way for _, program in programs} == {"exec", "setns", "nested"}
-    assert not found.keys() >= set(list(drawn(VOCABULARY, 6, 100)))
+    assert not result.keys() >= set(list(drawn(VOCABULARY, 6, 100)))
     assert drawn(VOCABULARY, 5, 0) == {}
 
 
@@ -355,31 +357,31 @@ def test_without_hypothesis_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 # --------------------------------------------------------------------------- a missed program is made small
 
 
-def holds(series: Series, *wanted: str) -> bool:
+def holds(series: Series, *target: str) -> bool:
     """Whether these calls are made in this order, each in a program of its own."""
     rest = iter(series.programs)
-    return all(any(word in {each.partition(":")[2] for each in one.words} for one in rest) for word in wanted)
+    return all(any(word in {item.partition(":")[2] for item in one.words} for one in rest) for word in target)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "smallest"),
+    ("target", "smallest"),
     [
         (("chmod.changed",), "program in overlay upper: exec main:chmod.changed"),
         (("write", "chmod.changed"), "program in overlay upper: exec main:write; exec main:chmod.changed"),
     ],
 )
-def test_what_is_missed_is_shrunk_to_nothing_but_its_cause(wanted: tuple[str, ...], smallest: str) -> None:
-    found = drawn(VOCABULARY, 2, 1200)
-    missed = [series for series in found if holds(series, *wanted) and len(series.programs) > 3]
+def test_what_is_missed_is_shrunk_to_nothing_but_its_cause(target: tuple[str, ...], smallest: str) -> None:
+    result = drawn(VOCABULARY, 2, 1200)
+    missed = [series for series in result if holds(series, *target) and len(series.programs) > 3]
     assert missed
     for series in missed[:3]:
         tried: list[Series] = []
 
         def judged_wrongly(one: Series, tried: list[Series] = tried) -> bool:
             tried.append(one)
-            return holds(one, *wanted)
+            return holds(one, *target)
 
-        small = minimal(VOCABULARY, series, found[series], judged_wrongly)
+        small = minimal(VOCABULARY, series, result[series], judged_wrongly)
         assert small is not None
         assert small.text == smallest
         assert tried[0] == series
@@ -387,7 +389,7 @@ def test_what_is_missed_is_shrunk_to_nothing_but_its_cause(wanted: tuple[str, ..
 
 
 def test_what_matters_of_place_way_and_actor_is_kept() -> None:
-    found = drawn(VOCABULARY, 2, 1200)
+    result = drawn(VOCABULARY, 2, 1200)
 
     def judged_wrongly(one: Series) -> bool:
         return one.place.name == "tmpfs" and any(
@@ -396,18 +398,18 @@ def test_what_matters_of_place_way_and_actor_is_kept() -> None:
             for word in program.words
         )
 
-    series = next(one for one in found if judged_wrongly(one))
-    small = minimal(VOCABULARY, series, found[series], judged_wrongly)
+    series = next(one for one in result if judged_wrongly(one))
+    small = minimal(VOCABULARY, series, result[series], judged_wrongly)
     assert small is not None
     assert small == Series(PLACES["tmpfs"], (Program("nested", small.programs[0].words[:1]),))
 
 
 def test_a_miss_that_does_not_come_again_is_said_to_be_none() -> None:
-    found = drawn(VOCABULARY, 2, 100)
-    series = list(found)[20]
-    assert minimal(VOCABULARY, series, found[series], lambda _: False) is None
+    result = drawn(VOCABULARY, 2, 100)
+    series = list(result)[20]
+    assert minimal(VOCABULARY, series, result[series], lambda _: False) is None
     first = iter([True])
-    assert minimal(VOCABULARY, series, found[series], lambda _: next(first, False)) == series
+    assert minimal(VOCABULARY, series, result[series], lambda _: next(first, False)) == series
 
 
 def test_a_miss_of_a_batch_that_is_drawn_otherwise_now_stays_as_it_was() -> None:
@@ -437,9 +439,9 @@ async def test_a_blind_inspector_is_shown_by_a_smallest_program(
         (program,) = smallest.programs
         (word,) = program.words
         assert (smallest.place, word.partition(":")[0]) == (WORK, "main")
-        for seen, missed in ((blind, 1), (inspector, 0)):
+        for observed, missed in ((blind, 1), (inspector, 0)):
             again = Tally()
-            with made.arena(seen) as arena:
+            with made.arena(observed) as arena:
                 await arena.run_cases(smallest.cases(), again)
             assert len(again.false_negatives) == missed
 
@@ -506,16 +508,16 @@ async def test_what_a_killed_run_left_is_removed_by_the_next(
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PAGURUS_STATE": str(pool.state)}
     dead = await asyncio.create_subprocess_exec(sys.executable, "-c", DIES, env=environment)
     assert await dead.wait() == -signal.SIGKILL
-    (folder,) = named(tmp_path, "pagurus-inspector-*")
-    tag = folder.name.removeprefix("pagurus-inspector-")
+    (directory,) = named(tmp_path, "pagurus-inspector-*")
+    tag = directory.name.removeprefix("pagurus-inspector-")
     parents = (hierarchy().unified / PARENT, pool.sandboxes, pool.checkpoints)
     assert all(named(parent, f"{tag}-*") for parent in parents)
     (group,) = named(parents[0], f"{tag}-*")
     assert len(oracle.processes_below(group)) == 2
     with leftovers.run(pool) as alive:
-        (alive.folder / "kept").touch()
+        (alive.directory / "kept").touch()
         assert await leftovers.remove() == [tag]
-        assert (alive.folder / "kept").exists()
+        assert (alive.directory / "kept").exists()
     assert not any(named(parent, f"{tag}-*") for parent in parents)
     assert named(tmp_path, "pagurus-inspector-*") == []
     assert await leftovers.remove() == []
@@ -539,15 +541,15 @@ async def test_only_repeats_a_program_by_its_text(
 @settings(max_examples=10)
 @given(st.lists(st.floats(0.5, 2), min_size=3, max_size=40), st.floats(0.9, 1.2))
 def test_the_estimate_of_exact_pairs_is_their_ratio(without: list[float], ratio: float) -> None:
-    found = inspector_cost.estimate([ratio * value for value in without], without)
-    assert found.ratio == pytest.approx(ratio)
-    assert found.low == pytest.approx(ratio)
-    assert found.high == pytest.approx(ratio)
+    result = inspector_cost.estimate([ratio * value for value in without], without)
+    assert result.ratio == pytest.approx(ratio)
+    assert result.low == pytest.approx(ratio)
+    assert result.high == pytest.approx(ratio)
 
 
 def test_a_few_disturbed_pairs_do_not_move_the_estimate() -> None:
     without = [1.0] * 23
     attached = [1.01] * 20 + [3.0, 4.0, 5.0]
-    found = inspector_cost.estimate(attached, without)
-    assert found.ratio == pytest.approx(1.01)
-    assert found.high < 1.02
+    result = inspector_cost.estimate(attached, without)
+    assert result.ratio == pytest.approx(1.01)
+    assert result.high < 1.02

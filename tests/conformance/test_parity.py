@@ -81,9 +81,9 @@ async def test_runs_as_in_docker(docker: Docker, maker: Maker, name: str) -> Non
     line = PROGRAMS[name]
     sandbox = await maker.create(image=Path(TREE), limits=Limits(memory="2GiB"))
     done = await sandbox.exec(["/bin/sh", "-c", line], timeout=240)
-    wanted = docker.run("run", "--rm", "--network", "none", "--memory", "2g", NAME, "/bin/sh", "-c", line)
-    here, there = (done.exit_code, done.stdout), (wanted.returncode, wanted.stdout)
+    target = docker.run("run", "--rm", "--network", "none", "--memory", "2g", NAME, "/bin/sh", "-c", line)
+    here, there = (done.exit_code, done.stdout), (target.returncode, target.stdout)
     if name in DIFFERENCES:
         assert here != there, f"no difference any more: remove it from the list, and from docs/parity.md ({here})"
     else:
-        assert here == there, (done.stderr, wanted.stderr)
+        assert here == there, (done.stderr, target.stderr)

@@ -49,16 +49,16 @@ def test_promises_are_of_rows(rows: list[classify.Row]) -> None:
     ],
 )
 def test_what_should_come_back(kind: str, said: str, verdict: str) -> None:
-    assert classify.Seen(kind, said).verdict(classify.Promise("restored")) == verdict
+    assert classify.Observed(kind, said).verdict(classify.Promise("restored")) == verdict
 
 
 def test_a_refusal_says_the_hint() -> None:
     promise = classify.Promise("refused", "close it")
-    assert classify.Seen("refused", "no | hint: close it").verdict(promise) == "refused"
-    assert classify.Seen("refused", "no | hint: the sandbox keeps running").verdict(promise) == "silent"
-    assert classify.Seen("restored").verdict(promise) == "silent"
-    assert classify.Seen("differs").verdict(classify.Promise("named", "harmless")) == "named"
-    assert classify.Seen("restored").verdict(classify.Promise("named", "harmless")) == "silent"
+    assert classify.Observed("refused", "no | hint: close it").verdict(promise) == "refused"
+    assert classify.Observed("refused", "no | hint: the sandbox keeps running").verdict(promise) == "silent"
+    assert classify.Observed("restored").verdict(promise) == "silent"
+    assert classify.Observed("differs").verdict(classify.Promise("named", "harmless")) == "named"
+    assert classify.Observed("restored").verdict(classify.Promise("named", "harmless")) == "silent"
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
@@ -66,9 +66,11 @@ def test_a_refusal_says_the_hint() -> None:
 async def test_states_are_as_promised(
     tmp_path: Path, program: Path, rows: list[classify.Row], kind: str, every: int
 ) -> None:
-    found = classify.Found()
-    wanted = [row for row in rows if row.promise.kind == kind][::every]
+    result = classify.CrashResult()
+    target = [row for row in rows if row.promise.kind == kind][::every]
     async with Ours(tmp_path, base_image()) as ours:
-        await classify.States(ours, program, found).classify(wanted)
-    wrong = {row.name: found.seen[row.name] for row in wanted if found.seen[row.name].verdict(row.promise) != kind}
+        await classify.States(ours, program, result).classify(target)
+    wrong = {
+        row.name: result.observed[row.name] for row in target if result.observed[row.name].verdict(row.promise) != kind
+    }
     assert not wrong

@@ -53,10 +53,10 @@ TRIED = 3  # turns that tell how long one takes
 ROW_MARGIN = 10.0  # seconds by which such a wait is longer than the row
 EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the clock itself:
 EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
-BEYOND_MOST_MS = 5.0  # by which a call may be later than its sandbox stood still: `slow` names those that were
+BEYOND_LIMIT_MS = 5.0  # by which a call may be later than its sandbox stood still: `slow` names those that were
 TIMEOUT = 60.0
 #: Calls that may be done early after a restore: a restored socket takes less of the room for what is queued.
-ROOM_AGAIN = frozenset({"send", "send_timed"})
+CAPACITY_AGAIN = frozenset({"send", "send_timed"})
 #: Calls whose time is measured by the kernel's wheel of timers, in steps of up to an eighth of what is asked for.
 COARSE = frozenset({"recv_timed", "read_timed", "recvmsg_udp_timed", "send_timed", "accept_timed"})
 COARSE_STEP = 1 / 8
@@ -85,11 +85,11 @@ class Tally:
     slow: dict[str, float] = field(default_factory=dict)  # later than that, in milliseconds
 
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"calls": self.calls, "returned_early": len(self.early)}
+        result: dict[str, Any] = {"calls": self.calls, "returned_early": len(self.early)}
         for name in ("late_ms", "standstill_ms", "beyond_ms"):
             values = getattr(self, name)
-            found |= {f"{name}_p{n}": round(quantile(values, n / 100), 1) for n in (50, 99)} if values else {}
-        return found | {"slow": self.slow}
+            result |= {f"{name}_p{n}": round(quantile(values, n / 100), 1) for n in (50, 99)} if values else {}
+        return result | {"slow": self.slow}
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class Results:
 
     def control(self, text: str, seconds: float) -> dict[str, float]:
         """How late each call is where nothing is dumped, in milliseconds."""
-        found = [Outcome.read(line) for line in text.splitlines()]
+        result = [Outcome.read(line) for line in text.splitlines()]
         self.add("control", text, seconds, 0.0, {})
-        return {one.who: max(0.0, one.late_ms(seconds, 0.0)) for one in found}
+        return {one.who: max(0.0, one.late_ms(seconds, 0.0)) for one in result}
 
     def add(
         self, way: str, text: str, seconds: float, standstill: float, usual: dict[str, float], resumed: float = 0.0
@@ -145,7 +145,7 @@ class Results:
             tally.calls += 1
             late = one.late_ms(seconds, resumed)
             if one.expected != "1" or late < -EARLY_MS.get(one.name.partition("_")[0], EARLY_ELSE_MS):
-                if way in ("forked", "restored") and one.name in ROOM_AGAIN:
+                if way in ("forked", "restored") and one.name in CAPACITY_AGAIN:
                     tally.named.append(one.who)
                     continue
                 tally.early.append(one.who)
@@ -157,10 +157,10 @@ class Results:
             tally.standstill_ms.append(standstill)
             beyond = late - standstill - (1e3 * seconds * COARSE_STEP if one.name in COARSE else 0.0)
             tally.beyond_ms.append(max(0.0, beyond))
-            if beyond > BEYOND_MOST_MS:
+            if beyond > BEYOND_LIMIT_MS:
                 tally.slow[one.who] = round(beyond, 1)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         return {
             "calls": sum(tally.calls for tally in self.ways.values()),
             "returned_early": sum(len(tally.early) for tally in self.ways.values()),
@@ -186,7 +186,7 @@ async def until(sandbox: Sandbox, test: str, seconds: float = 0.0) -> None:
         await asyncio.sleep(0.1)
 
 
-async def told(sandbox: Sandbox, seconds: float = 0.0) -> str:
+async def reported(sandbox: Sandbox, seconds: float = 0.0) -> str:
     """The outcomes, when all are there: soon, or when this time is over."""
     await until(sandbox, f"test -e {RESULTS}.done", seconds)
     return (await sandbox.exec(f"cat {RESULTS}", ends_turn=False)).stdout.decode()
@@ -216,7 +216,7 @@ async def waiting(
         started = await sandbox.exec(command, timeout=TIMEOUT)
 
         async def usual() -> dict[str, float]:
-            return results.control(await told(control, seconds), seconds)
+            return results.control(await reported(control, seconds), seconds)
 
         yield sandbox, started, usual
 
@@ -232,11 +232,11 @@ async def one_group(client: Client, results: Results, seconds: float, names: lis
         frozen = middle.frozen_ms + (after_turn.frozen_ms if after_turn is not None else 0.0)
         async with forked.sandbox as child:
             late = await usual()
-            results.add("live", await told(sandbox), seconds, frozen, late)
-            results.add("forked", await told(child), seconds, frozen + took, late, resumed)
+            results.add("live", await reported(sandbox), seconds, frozen, late)
+            results.add("forked", await reported(child), seconds, frozen + took, late, resumed)
         restored = await sandbox.restore(middle)
         resumed = time.time()
-        results.add("restored", await told(sandbox), seconds, frozen + restored.total_ms, late, resumed)
+        results.add("restored", await reported(sandbox), seconds, frozen + restored.total_ms, late, resumed)
 
 
 async def pace_of(client: Client, results: Results, pace: float, names: list[str]) -> float:
@@ -261,7 +261,7 @@ async def in_a_row(client: Client, results: Results, row: int, pace: float, name
                 frozen.append((await sandbox.captured(turn)).frozen_ms)
             await asyncio.sleep(began + pace * len(frozen) - time.monotonic())
         late = await usual()
-        results.add("in a row", await told(sandbox, seconds), seconds, sum(frozen), late)
+        results.add("in a row", await reported(sandbox, seconds), seconds, sum(frozen), late)
     return {
         "waits": 2 * len(names),
         "checkpoints": len(frozen),
@@ -275,12 +275,12 @@ async def in_a_row(client: Client, results: Results, row: int, pace: float, name
 async def adds(tree: Path, rounds: int) -> dict[str, Any]:
     """Frozen milliseconds with the plugin and with an empty one, interleaved."""
     with (
-        aftermath.TemporaryFolder("pagurus-empty-") as name,
-        aftermath.TemporaryFolder("pagurus-transparency-", "/var/tmp") as directory,
+        aftermath.TemporaryDirectory("pagurus-empty-") as name,
+        aftermath.TemporaryDirectory("pagurus-transparency-", "/var/tmp") as directory,
     ):
         await asyncio.to_thread(_compile_empty, Path(name) / "waits.so")
         plugins = {"with": paths.criu_plugins(), "without": Path(name)}
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         async with Ours(Path(directory), tree) as ours:
             for program, start in PROGRAMS.items():
                 times = {which: Times() for which in plugins}
@@ -291,9 +291,9 @@ async def adds(tree: Path, rounds: int) -> dict[str, Any]:
                         await ours.checkpointer.forget(container)
                         await ours.checkpointer.warm(container)
                         await ours.checkpoint(container, Times() if number < 4 else times[which])
-                figures = {which: times[which].figures()["frozen_ms"]["p50"] for which in plugins}
-                found[program] = {**figures, "adds": round(figures["with"] - figures["without"], 2)}
-        return found
+                metrics = {which: times[which].metrics()["frozen_ms"]["p50"] for which in plugins}
+                result[program] = {**metrics, "adds": round(metrics["with"] - metrics["without"], 2)}
+        return result
 
 
 def _compile_empty(into: Path) -> None:
@@ -311,7 +311,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     programs = [name for name in options.languages.split(",") if name in languages.COMMANDS and name not in missing]
     results.ran |= set(programs) | {"c"}
     load = os.getloadavg()[0]
-    host = BenchHost(aftermath.folder("pagurus-transparency-", "/var/tmp"), tree)
+    host = BenchHost(aftermath.directory("pagurus-transparency-", "/var/tmp"), tree)
     try:
         await asyncio.to_thread(host.start)
         async with host.client() as client:
@@ -328,7 +328,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         await asyncio.to_thread(host.clean)
     return {
-        **results.figures(),
+        **results.metrics(),
         "row": row,
         "adds_ms": await adds(tree, options.rounds),
         "cores": os.cpu_count(),

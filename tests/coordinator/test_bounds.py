@@ -50,28 +50,28 @@ def full(monkeypatch: pytest.MonkeyPatch, members: Members) -> Full:
     """``full(True)``: the file takes nothing more."""
     monkeypatch.setattr("sandbox.database._FULL", (sqlite3.SQLITE_READONLY,))
 
-    return lambda wanted: members.state._writer.connection.execute(f"PRAGMA query_only = {wanted}")
+    return lambda target: members.state._writer.connection.execute(f"PRAGMA query_only = {target}")
 
 
 # --------------------------------------------------------------------------- a full disk
 
 
 async def test_what_a_full_disk_did_not_take_is_not_known(members: Members, full: Full) -> None:
-    books = members.state
-    await books.put_home(ID, "one")
-    await books.put_move(ID, MoveRow(source="one", target="two", sandbox=ROW))
+    ledgers = members.state
+    await ledgers.put_home(ID, "one")
+    await ledgers.put_move(ID, MoveRow(source="one", target="two", sandbox=ROW))
     full(True)
     with pytest.raises(NoSpace):
-        await books.put_copy(ID, CopyRow(checkpoint="c-1", host="two", source="one", sandbox=ROW))
+        await ledgers.put_copy(ID, CopyRow(checkpoint="c-1", host="two", source="one", sandbox=ROW))
     with pytest.raises(NoSpace):
-        await books.put_home("s-9876543210", "two")
+        await ledgers.put_home("s-9876543210", "two")
     with pytest.raises(NoSpace):
-        await books.put_move(ID, MoveRow(source="two", target="one", sandbox=ROW))
-    assert (books.copies[ID], books.homes, books.moves[ID].source) == ({}, {ID: "one"}, "one")
-    await books.decided("place", "v", "a")  # the log of decisions keeps nothing from taking place
+        await ledgers.put_move(ID, MoveRow(source="two", target="one", sandbox=ROW))
+    assert (ledgers.copies[ID], ledgers.homes, ledgers.moves[ID].source) == ({}, {ID: "one"}, "one")
+    await ledgers.decided("place", "v", "a")  # the log of decisions keeps nothing from taking place
     full(False)
-    await books.put_home(ID, "two")
-    assert books.homes[ID] == "two"
+    await ledgers.put_home(ID, "two")
+    assert ledgers.homes[ID] == "two"
 
 
 async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_back_when_there_is_room(
@@ -93,18 +93,18 @@ async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_ba
     members.places[ID] = SandboxPlace("one", ROW, time.monotonic())
     one, two = members.hosts["one"], members.hosts["two"]
     one.lease = state_of(one, ends_at=0.0, refused=True)
-    two.lease = state_of(two, heard_at=time.monotonic() + 600)
+    two.lease = state_of(two, last_seen_at=time.monotonic() + 600)
     two.report = HostReport(clock=1, boot="b", cpus=1, memory_bytes=2, memory_free=1, disk_bytes=2, disk_free=1, load=0)
     full(True)
     parts = [
-        asyncio.create_task(app.lasting(each)) for each in (failover, PhaseScheduler(members.state, SharedCapacity()))
+        asyncio.create_task(app.lasting(item)) for item in (failover, PhaseScheduler(members.state, SharedCapacity()))
     ]
     await asyncio.sleep(1.0)
-    assert not any(each.done() for each in parts) and not came
+    assert not any(item.done() for item in parts) and not came
     full(False)
     await until(lambda: came == [ID], "it comes back", 60)
-    for each in parts:
-        each.cancel()
+    for item in parts:
+        item.cancel()
     await asyncio.gather(*parts, return_exceptions=True)
 
 
@@ -120,18 +120,18 @@ async def test_of_one_callers_answers_the_newest_are_kept_and_of_anothers_all(
 ) -> None:
     monkeypatch.setattr(state, "ANSWERS", 1 << 20)
     monkeypatch.setattr(state, "CALLS", 100)
-    books = members.state
-    await books.put_answer("quiet key", ID, b"mine")
-    await books.put_call("quiet key", "one")
+    ledgers = members.state
+    await ledgers.put_answer("quiet key", ID, b"mine")
+    await ledgers.put_call("quiet key", "one")
     for number in range(200):
-        await books.put_answer(f"loud {number}", ID, bytes(64 << 10))
-        await books.put_call(f"loud {number}", "one")
-    kept = [number for number in range(200) if await books.answer(f"loud {number}") is not None]
-    assert 0 < len(kept) <= 19 and kept == list(range(200 - len(kept), 200))
-    assert await books.answer("quiet key") == b"mine"
-    calls = sorted(int(call.split()[1]) for call in books.calls if call.startswith("loud"))
+        await ledgers.put_answer(f"loud {number}", ID, bytes(64 << 10))
+        await ledgers.put_call(f"loud {number}", "one")
+    retained = [number for number in range(200) if await ledgers.answer(f"loud {number}") is not None]
+    assert 0 < len(retained) <= 19 and retained == list(range(200 - len(retained), 200))
+    assert await ledgers.answer("quiet key") == b"mine"
+    calls = sorted(int(call.split()[1]) for call in ledgers.calls if call.startswith("loud"))
     assert 0 < len(calls) <= 110 and calls == list(range(200 - len(calls), 200))
-    assert books.calls["quiet key"] == "one"
+    assert ledgers.calls["quiet key"] == "one"
 
 
 async def test_the_calls_of_one_owner_hold_no_more_than_a_part_of_the_memory(members: Members, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ async def where(client: Client, sandbox: Sandbox) -> str:
 async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> None:
     async with contextlib.AsyncExitStack() as stack:
         few = [await stack.enter_async_context(client.create("debian")) for _ in range(6)]
-        assert {await where(client, each) for each in few} == {"one", "two"}
+        assert {await where(client, item) for item in few} == {"one", "two"}
         await change(client, "one", labels={"zone": "a"})
         await change(client, "two", draining=True)
         assert await where(client, await stack.enter_async_context(client.create("debian"))) == "one"
@@ -52,7 +52,7 @@ async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> No
             await client.create("debian", labels={"on.zone": "b"})
         await change(client, "one", labels={"zone": None})
         listed = [info.id for info in await client.sandboxes()]
-        assert set(listed) >= {each.id for each in few} and len(listed) == len(set(listed))
+        assert set(listed) >= {item.id for item in few} and len(listed) == len(set(listed))
         assert (await client.statistics()).sandboxes == len(listed)
     assert await client.sandboxes() == []
 
@@ -135,18 +135,18 @@ async def test_forks_are_counted_and_calls_are_paced_over_all_hosts(
     cluster: Cluster, client: Client, own_cluster_port: int
 ) -> None:
     async def own(**quota: Any) -> Client:
-        wanted = TokenRequest(name="t", scope="exec", quota=TokenQuota(**quota))
-        made = await client.call("POST", "/v1/tokens", NewToken, wanted)
+        target = TokenRequest(name="t", scope="exec", quota=TokenQuota(**quota))
+        made = await client.call("POST", "/v1/tokens", NewToken, target)
         return Client(f"http://127.0.0.1:{own_cluster_port}", token=made.text)
 
     async with await own(sandboxes=3, memory=3 << 30) as caller, caller.create("debian") as mine:
-        kept = await mine.checkpoint()
+        retained = await mine.checkpoint()
         with pytest.raises(Invalid, match="count must lie between"):  # it would place them until it is ended
-            await caller.fork(kept, 10**15)
+            await caller.fork(retained, 10**15)
         with pytest.raises(TooMany, match="quota"):
             await mine.fork(3)
         with pytest.raises(TooMany, match="quota"):
-            await caller.fork(kept, 3)
+            await caller.fork(retained, 3)
         with pytest.raises(NotFound):  # a way to write the route by which it would not be counted
             await caller.call("POST", f"/v1/sandboxes/{mine.id}/fork%3F", list[ForkEntry], ForkRequest(count=2))
         request = ForkRequest()
@@ -155,11 +155,11 @@ async def test_forks_are_counted_and_calls_are_paced_over_all_hosts(
             for _ in range(2)  # sent again, it is not counted again
         ]
         assert made[0] == made[1]
-        (child,) = await caller.fork(kept, 1)
+        (child,) = await caller.fork(retained, 1)
         assert len(await caller.sandboxes()) == 3
         with pytest.raises(TooMany, match="quota"):
             await child.sandbox.fork(1)
-        for info in [each for each in await caller.sandboxes() if each.id != mine.id]:
+        for info in [item for item in await caller.sandboxes() if item.id != mine.id]:
             await (await caller.get(info.id)).remove()
     async with await own(requests_per_s=0.001) as caller:
         assert await caller.sandboxes() == []
@@ -187,17 +187,17 @@ async def test_a_host_that_falls_silent_gets_nothing_new_and_comes_back(cluster:
     await until(lambda: _is(states(), ["alive", "alive"]), "the host is back")
 
 
-async def _is(found, wanted) -> bool:  # type: ignore[no-untyped-def]
-    return (await found) == wanted
+async def _is(result, target) -> bool:  # type: ignore[no-untyped-def]
+    return (await result) == target
 
 
 async def test_a_placement_can_be_made_again_from_the_log(cluster: Cluster, client: Client) -> None:
     async with client.create("debian") as first, client.create("debian") as second:
-        made = [await where(client, each) for each in (first, second)]
+        made = [await where(client, item) for item in (first, second)]
     with contextlib.closing(sqlite3.connect(cluster.root / "state/cluster.sqlite")) as database:
         query = "SELECT row FROM decisions WHERE kind = 'place' ORDER BY number DESC LIMIT 2"
         rows = [msgspec.json.decode(row) for (row,) in database.execute(query)]
     assert [row["action"] for row in reversed(rows)] == made
     for row in rows:
         views = msgspec.convert(row["view"]["hosts"], list[HostView])
-        assert place.ranked(views, msgspec.convert(row["view"]["wanted"], PlacementRequest))[0] == row["action"]
+        assert place.ranked(views, msgspec.convert(row["view"]["target"], PlacementRequest))[0] == row["action"]

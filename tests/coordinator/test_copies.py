@@ -31,8 +31,8 @@ SIZES = {
 }
 
 
-def row(**told: object) -> HostedSandbox:
-    return HostedSandbox(id=ID, replicated_answers=True, **told)  # type: ignore[arg-type]
+def row(**reported: object) -> HostedSandbox:
+    return HostedSandbox(id=ID, replicated_answers=True, **reported)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -92,25 +92,25 @@ async def test_a_command_took_place_if_its_host_was_lost_and_a_later_state_went_
 
 
 async def test_a_state_after_the_same_turn_that_is_copied_stays_the_newest(copies: Copies) -> None:
-    known = row(head="c-later", turn=5, durable="c-later", durable_turn=5)
-    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
+    existing = row(head="c-later", turn=5, durable="c-later", durable_turn=5)
+    copies.members.places[ID] = SandboxPlace("one", existing, time.monotonic())
     await copied(copies, "c-later", "two", 6)
     assert await copies.wait(ID, "c-5", "one", 5) is True
-    assert known.durable == "c-later"
+    assert existing.durable == "c-later"
 
 
 async def test_a_copy_of_a_later_turn_tells_of_an_earlier_one_and_stays_the_newest(copies: Copies) -> None:
     """Of two commands at a time: the earlier state is not copied after the later one, which would undo that."""
-    known = row(head="c-6", turn=6, durable="c-6", durable_turn=6)
-    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
+    existing = row(head="c-6", turn=6, durable="c-6", durable_turn=6)
+    copies.members.places[ID] = SandboxPlace("one", existing, time.monotonic())
     await copied(copies, "c-6", "two", 6)
     assert await copies.wait(ID, "c-5", "one", 5) is True
-    assert known.durable == "c-6"
+    assert existing.durable == "c-6"
 
 
 async def test_a_former_state_that_was_restored_is_waited_for_itself(copies: Copies) -> None:
-    known = row(head="c-3", turn=3, durable="c-6", durable_turn=6)  # as the last report told
-    copies.members.places[ID] = SandboxPlace("one", known, time.monotonic())
+    existing = row(head="c-3", turn=3, durable="c-6", durable_turn=6)  # as the last report told
+    copies.members.places[ID] = SandboxPlace("one", existing, time.monotonic())
     await copied(copies, "c-6", "two", 6)
     waiting = asyncio.create_task(copies.wait(ID, "c-3", "one"))
     await asyncio.sleep(0.6)
@@ -123,8 +123,8 @@ async def test_what_a_host_kept_from_before_is_no_copy_until_it_counts_again(cop
     copies.members.places[ID] = SandboxPlace(
         "one", row(head="c-1", turn=1, durable="c-1", durable_turn=1), time.monotonic()
     )
-    kept = CopyRow(checkpoint="c-1", host="two", source="one", sandbox=row(), number=1, old=True)
-    await copies.state.put_copy(ID, kept)
+    retained = CopyRow(checkpoint="c-1", host="two", source="one", sandbox=row(), number=1, old=True)
+    await copies.state.put_copy(ID, retained)
     waiting = asyncio.create_task(copies.wait(ID, "c-1", "one", 2))  # nothing changed in turn 2
     await asyncio.sleep(0.4)
     assert not waiting.done()
@@ -159,7 +159,7 @@ async def test_a_stream_that_is_held_back_by_the_rate_of_copies_does_not_stall(m
             yield bytes(1000)
 
     passed = MeteredStream(quickly(), CopyRateLimit(10_000.0))
-    assert sum([len(each) async for each in passed.parts()]) == 10_000
+    assert sum([len(item) async for item in passed.parts()]) == 10_000
 
 
 class Answering:
@@ -197,12 +197,12 @@ async def test_a_host_that_has_removed_what_left_it_keeps_its_lease(copies: Copi
     """Its last report, which was asked for before, does not tell of that. A later one that names it again does."""
     members = copies.members
     left = members.hosts["one"]
-    left.report, left.asked_at = HostReport(sandboxes=[row()], **SIZES), time.monotonic()  # type: ignore[arg-type]
+    left.report, left.requested_at = HostReport(sandboxes=[row()], **SIZES), time.monotonic()  # type: ignore[arg-type]
     await members.state.put_home(ID, "two")
     assert members._strays(left) == [ID]
     members.has_left(ID, "two")
     assert members._strays(left) == [ID]
     members.has_left(ID, "one")
     assert members._strays(left) == []
-    left.asked_at = time.monotonic()
+    left.requested_at = time.monotonic()
     assert members._strays(left) == [ID]

@@ -89,17 +89,17 @@ async def test_a_sandbox_outlives_its_host_as_it_was_last_told(pair: Cluster, cl
     sandbox = await client.create("debian", name="mine", labels={"task": "7"}, replicated_answers=True)
     host = await where(client, sandbox)
     await sandbox.exec(f"echo 1 > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
-    told = await sandbox.exec("echo 2 >> /log; hostname; cat /proc/sys/kernel/domainname")
-    assert await copied(client, sandbox, told.checkpoint)  # it was, before the answer came
+    reported = await sandbox.exec("echo 2 >> /log; hostname; cat /proc/sys/kernel/domainname")
+    assert await copied(client, sandbox, reported.checkpoint)  # it was, before the answer came
     lose(pair.daemons[host])
-    asked = asyncio.create_task(sandbox.exec("cat /log; pgrep -c sleep; hostname; cat /proc/sys/kernel/domainname"))
+    requested = asyncio.create_task(sandbox.exec("cat /log; pgrep -c sleep; hostname; cat /proc/sys/kernel/domainname"))
     await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
     await asyncio.to_thread(pair.daemons[host].start)  # an answer needs another host that holds the state
-    after = await asked
-    assert after.text.split() == ["1", "2", "1", *told.text.split()]
+    after = await requested
+    assert after.text.split() == ["1", "2", "1", *reported.text.split()]
     assert await where(client, sandbox) != host
-    found = await client.get("mine")
-    assert (found.id, found.info.labels, found.info.state) == (sandbox.id, {"task": "7"}, SandboxState.RUNNING)
+    result = await client.get("mine")
+    assert (result.id, result.info.labels, result.info.state) == (sandbox.id, {"task": "7"}, SandboxState.RUNNING)
     assert [info.id for info in await client.sandboxes()] == [sandbox.id]
     await sandbox.remove()
 
@@ -114,9 +114,9 @@ async def test_a_sandbox_that_no_other_host_holds_comes_back_from_the_store(pair
     other = next(name for name in pair.daemons if name != host)
     await client.call("PATCH", f"/v1/cluster/hosts/{other}", HostInfo, HostChange(draining=True))
     await sandbox.exec(f"echo 1 > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
-    told = await sandbox.exec("echo 2 >> /log")
+    reported = await sandbox.exec("echo 2 >> /log")
     copies = await client.call("GET", "/v1/cluster/copies", list[CopyInfo])
-    assert CopyInfo(sandbox=sandbox.id, checkpoint=told.checkpoint or "", host="(store)") in copies
+    assert CopyInfo(sandbox=sandbox.id, checkpoint=reported.checkpoint or "", host="(store)") in copies
     lose(pair.daemons[host])
     await client.call("PATCH", f"/v1/cluster/hosts/{other}", HostInfo, HostChange(draining=False))
     await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
@@ -129,19 +129,19 @@ async def test_what_is_told_was_carried_out_once_whenever_the_host_dies(pair: Cl
     await leased(client, pair)
     sandbox = await client.create("debian", replicated_answers=True)
     host = await where(client, sandbox)
-    told: list[str] = []
+    reported: list[str] = []
 
     async def work() -> None:
         for number in range(8):
-            told.append((await sandbox.exec(f"echo {number} >> /log; cat /log")).text)
+            reported.append((await sandbox.exec(f"echo {number} >> /log; cat /log")).text)
 
     working = asyncio.create_task(work())
-    await until(lambda: len(told) >= 2, "two turns are told")
+    await until(lambda: len(reported) >= 2, "two turns are told")
     lose(pair.daemons[host])
     await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
     await asyncio.to_thread(pair.daemons[host].start)
     await working
-    assert [text.split() for text in told] == [[str(n) for n in range(count + 1)] for count in range(8)]
+    assert [text.split() for text in reported] == [[str(n) for n in range(count + 1)] for count in range(8)]
     await sandbox.remove()
 
 
@@ -212,9 +212,9 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     await sandbox.exec("dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null")
     number = (await sandbox.exec("touch /a /b; rm /a; stat -c %i /b /data")).text
     target = next(name for name in pair.daemons if name != host)
-    wanted = MoveRequest(sandbox="mine", host=target)
+    required = MoveRequest(sandbox="mine", host=target)
     turns = await sandbox.turns()
-    moved = await client.call("POST", "/v1/cluster/moves", MoveResult, wanted)
+    moved = await client.call("POST", "/v1/cluster/moves", MoveResult, required)
     assert await sandbox.turns() == turns and len(turns) == 3
     assert (await sandbox.exec("stat -c %i /b /data")).text == number  # programs know open files again by it
     assert (moved.sandbox, moved.host) == (sandbox.id, target) and moved.pause_ms > 0
@@ -222,7 +222,7 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     assert (await session.exec("echo $((count + 1))")).text == "42\n"
     assert (await sandbox.files.stat("/data")).size == 8 << 20
     assert not group(pair.daemons[host], sandbox.id).exists()
-    assert (await client.call("POST", "/v1/cluster/moves", MoveResult, wanted)).pause_ms == 0
+    assert (await client.call("POST", "/v1/cluster/moves", MoveResult, required)).pause_ms == 0
     await sandbox.remove()
 
 
@@ -232,30 +232,30 @@ async def test_sandboxes_move_to_a_host_that_is_emptier_and_away_from_one_to_be_
     await leased(client, pair)
     await client.call("PATCH", "/v1/cluster/hosts/two", HostInfo, HostChange(draining=True))
     made = [await client.create("debian") for _ in range(4)]
-    for number, each in enumerate(made):
-        await each.exec(f"echo {number} > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    for number, item in enumerate(made):
+        await item.exec(f"echo {number} > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
     busy = asyncio.create_task(made[0].exec("while [ ! -e /enough ]; do sleep 0.1; done; cat /log"))
-    assert {await where(client, each) for each in made} == {"one"}
+    assert {await where(client, item) for item in made} == {"one"}
     await client.call("PATCH", "/v1/cluster/hosts/two", HostInfo, HostChange(draining=False))
     await until(lambda: _hosts_have(client, {"one": 3, "two": 1}), "one has moved")
-    for number, each in enumerate(made[1:], 1):
-        assert (await each.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
+    for number, item in enumerate(made[1:], 1):
+        assert (await item.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
     await client.call("PATCH", "/v1/cluster/hosts/one", HostInfo, HostChange(draining=True))
     await until(lambda: _hosts_have(client, {"one": 1, "two": 3}), "all have moved that are not in use")
     assert await where(client, made[0]) == "one" and not busy.done()
     await made[0].files.write("/enough", b"")
     assert (await busy).text == "0\n"
     await until(lambda: _hosts_have(client, {"two": 4}), "it moved when nothing was asked of it")
-    for number, each in enumerate(made):
-        assert (await each.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
+    for number, item in enumerate(made):
+        assert (await item.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
     with sqlite3.connect(pair.root / "state" / "cluster.sqlite") as database:
         rows = database.execute("SELECT row FROM decisions WHERE kind = 'balance'").fetchall()
     decided = [msgspec.json.decode(row, type=Decided) for (row,) in rows]
-    assert sum(len(each.action) for each in decided) >= 4
-    for each in decided:
-        assert balance.decide(*msgspec.structs.astuple(each.view)) == each.action
-    for each in made:
-        await each.remove()
+    assert sum(len(item.action) for item in decided) >= 4
+    for item in decided:
+        assert balance.decide(*msgspec.structs.astuple(item.view)) == item.action
+    for item in made:
+        await item.remove()
 
 
 HOLDER = """cat > /holder.py <<'E'
@@ -288,8 +288,10 @@ async def test_a_copy_tells_less_than_all_pages_and_a_sandbox_goes_on_from_it(pa
     lose(pair.daemons[host])
     await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
     await asyncio.to_thread(pair.daemons[host].start)  # an answer needs another host that holds the state
-    told = await sandbox.exec("touch /check; while [ ! -s /checked ]; do sleep 0.05; done; cat /checked /wrong /log")
-    assert told.text == "True2\n"
+    reported = await sandbox.exec(
+        "touch /check; while [ ! -s /checked ]; do sleep 0.05; done; cat /checked /wrong /log"
+    )
+    assert reported.text == "True2\n"
     await sandbox.remove()
 
 
@@ -306,11 +308,11 @@ async def test_a_host_that_comes_back_keeps_what_copies_build_upon(pair: Cluster
         await until(lambda: _without_sandboxes(own), "it is removed where it was")
         assert {row.sandbox for row in await own.call("GET", "/v1/checkpoints", list[CheckpointInfo])} == {sandbox.id}
     await until(lambda: _more_copies(client, before), "what it has is the newest state, and counts as a copy")
-    kept = await counted(client)
-    assert kept["copied_bytes"] - before["copied_bytes"] < 4 << 10
+    retained = await counted(client)
+    assert retained["copied_bytes"] - before["copied_bytes"] < 4 << 10
     await sandbox.exec("echo 1 > /log")  # answered when that host holds it
     after = await counted(client)
-    assert after["copies"] > kept["copies"]
+    assert after["copies"] > retained["copies"]
     assert after["copied_bytes"] - before["copied_bytes"] < 4 << 20  # whole, it would be the 8 MiB of the file
     await sandbox.remove()
     async with pair.daemons[host].client() as own:
@@ -334,7 +336,7 @@ async def test_a_sandbox_that_is_removed_while_a_host_is_lost_does_not_come_back
     assert await client.sandboxes() == []
 
 
-class Seen(msgspec.Struct):
+class Observed(msgspec.Struct):
     """What a decision about balance was made from."""
 
     hosts: list[HostView]
@@ -346,7 +348,7 @@ class Seen(msgspec.Struct):
 class Decided(msgspec.Struct):
     """One as it is logged."""
 
-    view: Seen
+    view: Observed
     action: list[Move]
 
 
@@ -359,17 +361,17 @@ async def test_a_conversation_goes_on_after_a_move_and_after_the_loss_of_a_host(
         host = await where(client, sandbox)
         other = next(name for name in pair.daemons if name != host)
         await start(sandbox, 5)
-        await until(lambda: len(upstream.asked) == 3, "the third request")
+        await until(lambda: len(upstream.requested) == 3, "the third request")
         await client.call("POST", "/v1/cluster/moves", MoveResult, MoveRequest(sandbox=sandbox.id, host=other))
         exchanges = await sandbox.gateway.exchanges()
-        assert [(each.state, each.main) for each in exchanges[:2]] == [("answered", True)] * 2
-        told = json.loads((await sandbox.gateway.exchange(exchanges[1])).request)
-        assert [each["content"] for each in told["messages"]] == ["begin", "answer 1", "go on 0"]
+        assert [(item.state, item.main) for item in exchanges[:2]] == [("answered", True)] * 2
+        reported = json.loads((await sandbox.gateway.exchange(exchanges[1])).request)
+        assert [item["content"] for item in reported["messages"]] == ["begin", "answer 1", "go on 0"]
 
-        await until(lambda: len(upstream.asked) == 4, "the third request comes again")
+        await until(lambda: len(upstream.requested) == 4, "the third request comes again")
         upstream.holds = 5
         upstream.gate.set()
-        await until(lambda: len(upstream.asked) == upstream.holds, "the next request")
+        await until(lambda: len(upstream.requested) == upstream.holds, "the next request")
         turn = (await sandbox.turns())[-1]
         await until(lambda: copied(client, sandbox, turn.checkpoint), "the state is copied")
         lose(pair.daemons[other])
@@ -379,11 +381,11 @@ async def test_a_conversation_goes_on_after_a_move_and_after_the_loss_of_a_host(
         entries = await done(sandbox)
         assert [entry["turn"] for entry in entries] == ["1", "2", "3", "4", "5"]
         exchanges = await sandbox.gateway.exchanges()
-        assert [each.state for each in exchanges] == ["answered"] * 5
-        assert [each.parent for each in exchanges] == [None, *(each.id for each in exchanges[:-1])]
-        heard = [entry["text"] for entry in entries]
+        assert [item.state for item in exchanges] == ["answered"] * 5
+        assert [item.parent for item in exchanges] == [None, *(item.id for item in exchanges[:-1])]
+        last_seen = [entry["text"] for entry in entries]
         last = json.loads((await sandbox.gateway.exchange(exchanges[4])).request)
-        assert [each["content"] for each in last["messages"][1::2]] == heard[:4]
+        assert [item["content"] for item in last["messages"][1::2]] == last_seen[:4]
         await sandbox.remove()
 
 
@@ -422,8 +424,8 @@ async def counted(client: Client) -> dict[str, float]:
     return {line[0].removeprefix("pagurus_cluster_").removesuffix("_total"): float(line[1]) for line in lines}
 
 
-async def _hosts_have(client: Client, wanted: dict[str, int]) -> bool:
-    return Counter(place.host for place in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])) == wanted
+async def _hosts_have(client: Client, target: dict[str, int]) -> bool:
+    return Counter(place.host for place in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])) == target
 
 
 async def _more_copies(client: Client, before: dict[str, float]) -> bool:

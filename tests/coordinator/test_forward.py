@@ -81,12 +81,12 @@ async def test_a_copy_ends_when_either_host_is_lost(lost: str) -> None:
 
 async def test_an_answer_of_which_a_part_came_ends_when_the_host_is_lost() -> None:
     async with Host(gives=1).reached() as upstream:
-        asked = asyncio.create_task(upstream.raw("GET", "/v1/host", None, ""))
+        requested = asyncio.create_task(upstream.raw("GET", "/v1/host", None, ""))
         await asyncio.sleep(0.2)
         await upstream.drop()
         with pytest.raises(ConnectionBroken):
             async with asyncio.timeout(10):
-                await asked
+                await requested
 
 
 async def test_a_host_that_comes_back_is_asked_anew_and_an_own_time_limit_stays_one() -> None:
@@ -94,8 +94,8 @@ async def test_a_host_that_comes_back_is_asked_anew_and_an_own_time_limit_stays_
     async with host.reached() as upstream:
         for _ in range(2):
             await upstream.drop()
-            async with upstream.answered("GET", "/again", {}, None, None) as found:
-                assert len(await found.content.readexactly(1 << 16)) == 1 << 16
+            async with upstream.answered("GET", "/again", {}, None, None) as result:
+                assert len(await result.content.readexactly(1 << 16)) == 1 << 16
         with pytest.raises(TimeoutError):
             async with upstream.breakable("GET", "/"), asyncio.timeout(0.01):
                 await host.gone.wait()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator import phases as module
-from coordinator.gantt import KEPT, NOBODY, OTHER, SILENT, GroupMoment, chart, doing
+from coordinator.gantt import NOBODY, OTHER, RETAINED, SILENT, GroupMoment, chart, doing
 from coordinator.phases import SharedCapacity, parse_share
 from coordinator.state import CoordinatorState
 from rollout.plan import SharePlan
@@ -22,16 +22,16 @@ from rollout.service.phases import PhaseClient as Clients
 from rollout.store import stages
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import JobShape, PastPhase, PhaseKind
-from tests.coordinator.test_phases import ask, served, there
+from tests.coordinator.test_phases import request, served, there
 from tests.support.cluster import Cluster
 
 
 def phase(
-    job: str, asked: float, begun: float | None = None, ended: float | None = None, *machines: int,
+    job: str, requested: float, begun: float | None = None, ended: float | None = None, *machines: int,
     kind: PhaseKind = "rollout", silent: float = 0.0, group: int = 0,
 ) -> PastPhase:  # fmt: skip
     return PastPhase(
-        job=job, kind=kind, number=0, group=group, machines=list(machines or (0,)), asked=asked, begun=begun,
+        job=job, kind=kind, number=0, group=group, machines=list(machines or (0,)), requested=requested, begun=begun,
         ended=ended, silent=silent,
     )  # fmt: skip
 
@@ -40,41 +40,41 @@ A, B = phase("a", 0, 0, 5), phase("b", 0, None, None, 0, 1)
 
 
 @pytest.mark.parametrize(
-    ("moment", "told"),
+    ("moment", "reported"),
     [
         (GroupMoment(works=[A], waits=[B]), "a"),
         (GroupMoment(), NOBODY),
         (GroupMoment(there=False), ""),
-        (GroupMoment(waits=[B]), KEPT),
+        (GroupMoment(waits=[B]), RETAINED),
         (GroupMoment(works=[phase("c", 0, 0, 5, 1)], waits=[B]), OTHER),
-        (GroupMoment(works=[phase("c", 0, 0, 5, 2)], waits=[B]), KEPT),
+        (GroupMoment(works=[phase("c", 0, 0, 5, 2)], waits=[B]), RETAINED),
         (GroupMoment(silent=[A], waits=[B]), SILENT),
         (GroupMoment(waits=[phase("b", 0, None, None, 1)]), NOBODY),
     ],
 )
-def test_why_a_machine_stands_still(moment: GroupMoment, told: str) -> None:
-    assert doing(0, moment) == told
+def test_why_a_machine_stands_still(moment: GroupMoment, reported: str) -> None:
+    assert doing(0, moment) == reported
 
 
 def test_lanes_are_of_machines_coloured_by_job() -> None:
-    known = [
+    existing = [
         phase("a", 0, 0, 10), phase("b", 4, 10, 16, silent=2), phase("a", 10, 10, 13, kind="train"),
         phase("a", 14, 18, None), phase("c", 3, 3, 9, group=4),
     ]  # fmt: skip
-    said = chart(known, 20, 3600)
+    said = chart(existing, 20, 3600)
     tables = {
         title: re.findall(r"</i> ([^<]*)<td>([\d.]+) s", rows)
         for title, rows in re.findall(r"<h2>(.*?)</h2>.*?<table>(.*?)</table>", said, re.DOTALL)
     }
     assert tables == {
         "Group 0: rollout machines": [
-            ("a", "12.0"), ("b", "4.0"), (SILENT, "2.0"), (KEPT, "2.0"), ("no job was there", "0.0")
+            ("a", "12.0"), ("b", "4.0"), (SILENT, "2.0"), (RETAINED, "2.0"), ("no job was there", "0.0")
         ],
         "Group 0: training machines": [(NOBODY, "17.0"), ("a", "3.0"), ("no job was there", "0.0")],
         "Group 4: rollout machines": [("c", "6.0"), ("no job was there", "14.0")],
     }  # fmt: skip
     assert "rollout machine 0: b, 4.00 s" in said
-    late = chart(known, 20, 1)
+    late = chart(existing, 20, 1)
     assert "1 s, from left to right" in late and "rollout machine 0: b" not in late
 
 
@@ -90,54 +90,58 @@ async def test_a_job_is_told_what_it_used(tmp_path: Path, monkeypatch: pytest.Mo
     shared = SharedCapacity(rollout=3, train=2, rollout_price=1.5, train_price=4)
     wide = JobShape(rollout=10, train=10, slowdown=3.0, rollout_nodes=2, train_nodes=2)
     async with served(tmp_path, shared, clock=lambda: clock, ttl=30.0) as phases:
-        assert (await ask(phases, "a", "rollout", 0, wide)).state == "begun"
+        assert (await request(phases, "a", "rollout", 0, wide)).state == "begun"
         now += 1800
-        assert (await ask(phases, "a", "train", 0, wide)).state == "begun"
+        assert (await request(phases, "a", "train", 0, wide)).state == "begun"
         now += 900
-        (told,) = await phases.all()
-        assert (told.rollout_hours, told.train_hours, told.cost) == (1.0, 0.5, 3.5)  # the second one still goes on
-        await ask(phases, "a", "rollout", 1, wide)
-        await ask(phases, "b", "rollout", 0, wide)
+        (reported,) = await phases.all()
+        assert (reported.rollout_hours, reported.train_hours, reported.cost) == (
+            1.0,
+            0.5,
+            3.5,
+        )  # the second one still goes on
+        await request(phases, "a", "rollout", 1, wide)
+        await request(phases, "b", "rollout", 0, wide)
         now, clock = now + 60, 40.0
-        await phases.look()  # both are silent; only a had begun
-        past = {(each.job, each.kind, each.number): each for each in await phases.past()}
+        await phases.poll()  # both are silent; only a had begun
+        past = {(item.job, item.kind, item.number): item for item in await phases.past()}
         first, last = past["a", "rollout", 0], past["a", "rollout", 1]
         assert (first.machines, first.ended, first.silent) == ([0, 1], begun + 1800, 0.0)
         assert (past["a", "train", 0].machines, last.ended, last.silent) == ([0, 1], now, 40.0)
         now += 3600
         await phases.leave("a")
-        assert [each.job for each in await there(phases)] == ["b"]
-        (left,) = [each for each in await phases.all() if each.job == "a"]
+        assert [item.job for item in await there(phases)] == ["b"]
+        (left,) = [item for item in await phases.all() if item.job == "a"]
         assert (left.state, left.number, left.since) == ("left", 1, now - 3600)
         assert left.rollout_hours == pytest.approx(1 + 2 * 60 / 3600)  # not the hour in which others had its machines
     async with served(tmp_path) as phases:  # without prices
-        assert [each.cost for each in await phases.all()] == [None, None]
+        assert [item.cost for item in await phases.all()] == [None, None]
 
 
 async def test_who_waits_is_told_and_old_phases_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PAST", 3)
     async with served(tmp_path) as phases:
         for number in range(3):
-            await ask(phases, "a", "rollout", number)
-            await ask(phases, "a", "train", number)
-        await ask(phases, "b", "train", 0)
-        found = [(each.job, each.kind, each.number, each.begun is None) for each in await phases.past()]
-    assert found == [("b", "train", 0, True)] + [
+            await request(phases, "a", "rollout", number)
+            await request(phases, "a", "train", number)
+        await request(phases, "b", "train", 0)
+        result = [(item.job, item.kind, item.number, item.begun is None) for item in await phases.past()]
+    assert result == [("b", "train", 0, True)] + [
         ("a", kind, number, False) for kind, number in (("train", 2), ("rollout", 2), ("train", 1))
     ]
 
 
 async def test_a_state_of_before_gets_what_it_lacks(tmp_path: Path) -> None:
     async with served(tmp_path) as phases:
-        await ask(phases, "a", "rollout", 0)
+        await request(phases, "a", "rollout", 0)
     state = CoordinatorState(tmp_path / "cluster.sqlite")
     for column in ("party", "machines", "silent"):
         await state.all_or_none([(f"ALTER TABLE phases DROP COLUMN {column}", ())])
     await state.close()
     async with served(tmp_path) as phases:
-        assert await phases.past() == [] and [each.rollout_hours for each in await phases.all()] == [0.0]
-        await ask(phases, "a", "train", 0)
-        assert [each.kind for each in await phases.past()] == ["train"]
+        assert await phases.past() == [] and [item.rollout_hours for item in await phases.all()] == [0.0]
+        await request(phases, "a", "train", 0)
+        assert [item.kind for item in await phases.past()] == ["train"]
 
 
 @pytest.mark.parametrize("given", ["rollout=1,rollout_price=-1", "train=1,train_price=nan", "price=1"])
@@ -170,14 +174,14 @@ async def test_a_real_coordinator_s_machines_are_drawn(tmp_path: Path) -> None:
         said = (tmp_path / "page.html").read_text()
         for shown in ("rollout machine 0: ", "training machine 0: ", "Group 0: rollout machines", "a, ", "&lt;b&gt;, "):
             assert shown in said
-        noted = [(each.role, each.stage) for each in stages.read(runs[0] / "roles")]
-        assert noted == [(role, stage) for role in ("rollout", "trainer") for stage in (stages.ASKS, stages.TURN)]
+        noted = [(item.role, item.stage) for item in stages.read(runs[0] / "roles")]
+        assert noted == [(role, stage) for role in ("rollout", "trainer") for stage in (stages.REQUESTS, stages.TURN)]
         for arguments, jobs in (("--json",), runs[1:]), (("--json", "--all"), runs[::-1]):
-            told = json.loads((await asyncio.to_thread(pagurus, *arguments)).stdout)
-            assert [each["job"] for each in told] == list(map(str, jobs))
-            for each in told:
-                hours = each["rollout_hours"], each.get("train_hours", 0.0)
-                assert each["cost"] == pytest.approx(3600 * hours[0] + hours[1]) and hours[0] > 0
+            reported = json.loads((await asyncio.to_thread(pagurus, *arguments)).stdout)
+            assert [item["job"] for item in reported] == list(map(str, jobs))
+            for item in reported:
+                hours = item["rollout_hours"], item.get("train_hours", 0.0)
+                assert item["cost"] == pytest.approx(3600 * hours[0] + hours[1]) and hours[0] > 0
         ran = await asyncio.to_thread(pagurus)
         assert "rollout machine-h" in ran.stdout and str(runs[1]) in ran.stdout
     finally:

@@ -39,7 +39,7 @@ from tests.support.small_run import rows, small
 from trainer.config import open_run
 
 LONG = 400.0  # seconds; other tests run beside this one
-EACH = {"slot": 1}  # what a machine has: room for a run
+ITEM = {"slot": 1}  # what a machine has: room for a run
 APART = {"trainer_needs": {"train": 1}, "engine_needs": {"pool": 1}, "engines": 2}
 PARTS: dict[str, tuple[str, ...]] = {  # of a job, and their processes
     "run": ("supervisor", "rollout", "trainer", "engine"),
@@ -67,7 +67,7 @@ class Jobs:
         return self._call("POST", "", JobInfo, JobRequest(run=str(run), needs=needs, **apart or {}))
 
     def all(self) -> dict[str, JobInfo]:
-        return {each.id: each for each in self._call("GET", "", list[JobInfo])}
+        return {item.id: item for item in self._call("GET", "", list[JobInfo])}
 
     def cancel(self, job: str) -> JobInfo:
         return self._call("DELETE", f"/{job}", JobInfo)
@@ -92,7 +92,7 @@ def machines() -> Iterator[Machines]:
     """A cluster of Ray: one node that has nothing, two with room for a run each."""
     made = Machines()
     try:
-        for has in ({}, EACH, EACH):
+        for has in ({}, ITEM, ITEM):
             add_machine(made, has)
         yield made
     finally:
@@ -112,65 +112,65 @@ def add_machine(machines: Machines, has: Mapping[str, float]) -> None:
 
 def lineage(pid: int) -> list[int]:
     """A process, its parent, and so on."""
-    found = []
+    result = []
     while pid > 1:
-        found.append(pid)
+        result.append(pid)
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
+    return result
 
 
 @pytest.mark.alone  # Ray gives up where it has to wait
 def test_a_job_goes_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
     """kill -9 of the head, then of the coordinator, then of all that runs on the machine of the job."""
-    folder, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.2, held_out=1, faults=0))
+    directory, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.2, held_out=1, faults=0))
     other, _ = open_run(small(tmp_path / "runs"))
     cluster = Cluster(tmp_path, "--ray", machines.address, "--quota", "slot=1").start()
     try:
         jobs = Jobs(cluster)
-        job = jobs.submit(folder, own.socket, slot=1).id
+        job = jobs.submit(directory, own.socket, slot=1).id
         waits = jobs.submit(other, own.socket, slot=1).id
-        until(lambda: handed(folder) > 0, "no batch")
+        until(lambda: handed(directory) > 0, "no batch")
         assert jobs.all()[job].state == "running"
         until(lambda: "may use slot=1" in jobs.all()[waits].reason, "the quota is not told")
-        supervisor = local.written(folder)["supervisor"]
+        supervisor = local.written(directory)["supervisor"]
 
         os.kill(int((tmp_path / "state" / "head.lock").read_text()), signal.SIGKILL)
         cluster.kill()
         cluster.start()
         assert jobs.cancel(waits).state == "cancelled"
         with pytest.raises(Conflict, match=job):
-            jobs.submit(folder, own.socket, slot=1)
-        assert local.written(folder)["supervisor"] == supervisor  # nobody has ended it
+            jobs.submit(directory, own.socket, slot=1)
+        assert local.written(directory)["supervisor"] == supervisor  # nobody has ended it
 
-        lose_machine(machines, folder)
+        lose_machine(machines, directory)
         until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
         assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
-        assert local.written(folder)["supervisor"].generation > supervisor.generation
+        assert local.written(directory)["supervisor"].generation > supervisor.generation
         assert b"held-out reward after GRPO" in jobs.said(job)
     finally:
         cluster.clean()
-    whole(folder)
+    complete(directory)
 
 
-def whole(folder: Path, steps: int = 3) -> None:
+def complete(directory: Path, steps: int = 3) -> None:
     """A run of so many steps of two groups counted each prompt once."""
-    store = SampleStore(folder / "rollout")
+    store = SampleStore(directory / "rollout")
     account, batches = store.account(), [store.batch(step) for step in range(steps)]
     store.close()
     prompts = [group.prompt for batch in batches if batch is not None for group in batch.groups]
     assert account.consumed == len(prompts) == len(set(prompts)) == 2 * steps and account.given_up == 0
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
     assert (summary["steps"], summary["trajectories_lost"]) == (steps, 0)
 
 
-def handed(folder: Path) -> int:
+def handed(directory: Path) -> int:
     """Prompts of a batch that the trainer has."""
-    return rows(folder, "samples.sqlite", "select count(*) from prompts where state='handed'")
+    return rows(directory, "samples.sqlite", "select count(*) from prompts where state='handed'")
 
 
-def apart(folder: Path, steps: int = 3, **more: Any) -> Path:
+def apart(directory: Path, steps: int = 3, **more: Any) -> Path:
     """A run for which two engines are to be placed."""
-    return open_run(small(folder, steps=steps, pace=0.2, held_out=1, faults=0, pool=PoolPlan(engines=2), **more))[0]
+    return open_run(small(directory, steps=steps, pace=0.2, held_out=1, faults=0, pool=PoolPlan(engines=2), **more))[0]
 
 
 @pytest.mark.alone
@@ -178,24 +178,24 @@ def test_a_job_has_parts_on_machines_of_their_own(machines: Machines, own: Daemo
     """kill -9 of all on the machine of an engine, for which there is no other one, then on that of the trainer."""
     for has in ({"train": 1}, {"train": 1}, {"pool": 1}, {"pool": 1}):
         add_machine(machines, has)
-    folder = apart(tmp_path / "runs")
+    directory = apart(tmp_path / "runs")
     cluster = Cluster(tmp_path, "--ray", machines.address).start()
     try:
         jobs = Jobs(cluster)
-        job = jobs.submit(folder, own.socket, APART, slot=1).id
-        until(lambda: handed(folder) > 0, "no batch")
-        assert set(local.written(folder)) >= {name for names in PARTS.values() for name in names} - {"engine"}
-        assert local.written(folder)["engine-0"].url.startswith("https://")
-        before = local.written(folder)["trainer"].generation
+        job = jobs.submit(directory, own.socket, APART, slot=1).id
+        until(lambda: handed(directory) > 0, "no batch")
+        assert set(local.written(directory)) >= {name for names in PARTS.values() for name in names} - {"engine"}
+        assert local.written(directory)["engine-0"].url.startswith("https://")
+        before = local.written(directory)["trainer"].generation
         for part in ("engine-1", "trainer"):
-            lose_machine(machines, folder, part)
+            lose_machine(machines, directory, part)
         until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
         assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
-        assert local.written(folder)["trainer"].generation > before
+        assert local.written(directory)["trainer"].generation > before
     finally:
         cluster.clean()
-    whole(folder)
-    until(lambda: not any(each.alive for each in local.states(folder)), "something of it lives on")
+    complete(directory)
+    until(lambda: not any(item.alive for item in local.states(directory)), "something of it lives on")
 
 
 @pytest.mark.alone
@@ -205,21 +205,21 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
     Ray, of the coordinator, and of all that runs on a machine of each kind, in turn; another machine comes for it.
     Each of these deaths comes while jobs hand out batches."""
     steps = 12  # fewer are over before all have died
-    kinds: dict[str, dict[str, float]] = {"run": EACH, "trainer": {"train": 1}, "engine-0": {"pool": 2}}
+    kinds: dict[str, dict[str, float]] = {"run": ITEM, "trainer": {"train": 1}, "engine-0": {"pool": 2}}
     for kind in ("trainer", "trainer", "engine-0", "engine-0"):
         add_machine(machines, kinds[kind])
-    folders = [apart(tmp_path / "runs", steps, seed=seed) for seed in range(3)]
+    directories = [apart(tmp_path / "runs", steps, seed=seed) for seed in range(3)]
     cluster = Cluster(tmp_path, "--ray", machines.address).start()
     try:
         jobs = Jobs(cluster)
-        runs = {jobs.submit(folder, own.socket, APART, slot=1).id: folder for folder in folders}
+        runs = {jobs.submit(directory, own.socket, APART, slot=1).id: directory for directory in directories}
 
         def working() -> list[Path]:
             """Jobs that have handed out a batch and have not handed out the last."""
-            going = [folder for job, folder in runs.items() if jobs.all()[job].state == "running"]
-            return [folder for folder in going if 0 < handed(folder) < 2 * steps]
+            going = [directory for job, directory in runs.items() if jobs.all()[job].state == "running"]
+            return [directory for directory in going if 0 < handed(directory) < 2 * steps]
 
-        def settled() -> bool:
+        def finalized() -> bool:
             """As many work as there is room for."""
             left = sum(info.ended_at is None for info in jobs.all().values())
             assert left, "all jobs ended before the last death"
@@ -227,18 +227,18 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
 
         def lose_one(part: str) -> bool:
             """A machine of one that works."""
-            for folder in reversed(working()):
+            for directory in reversed(working()):
                 with contextlib.suppress(FileNotFoundError, ValueError):  # its supervisor has just ended
-                    lose_machine(machines, folder, part)
+                    lose_machine(machines, directory, part)
                     return True
             return False
 
         for act in ("roles", "head", "coordinator", "engine-0", "trainer", "run"):
-            until(settled, f"not all go on before the death of: {act}")
+            until(finalized, f"not all go on before the death of: {act}")
             if act == "roles":
-                for folder in working():
+                for directory in working():
                     for role in {name for names in PARTS.values() for name in names}:
-                        local.restart(folder, role)
+                        local.restart(directory, role)
             elif act == "head":
                 os.kill(int((tmp_path / "state" / "head.lock").read_text()), signal.SIGKILL)
             elif act == "coordinator":
@@ -251,21 +251,21 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
         assert {info.state for info in jobs.all().values()} == {"done"}
     finally:
         cluster.clean()
-    for folder in folders:
-        whole(folder, steps)
+    for directory in directories:
+        complete(directory, steps)
 
 
-def lose_machine(machines: Machines, folder: Path, part: str = "run") -> None:
+def lose_machine(machines: Machines, directory: Path, part: str = "run") -> None:
     """kill -9 of all that runs on the machine of a part of a job."""
     living = [node for node in machines.list_all_nodes() if "raylet" in node.all_processes]
     raylets = {node.all_processes["raylet"][0].process.pid: node for node in living}
-    above = lineage(local.written(folder)[PARTS[part][0]].pid)
+    above = lineage(local.written(directory)[PARTS[part][0]].pid)
     (where,) = raylets.keys() & set(above)
     raylets[where].kill_raylet()
     with contextlib.suppress(ProcessLookupError):
         os.kill(above[1], signal.SIGKILL)  # the actor
     for role in PARTS[part]:
-        local.restart(folder, role)
+        local.restart(directory, role)
 
 
 @pytest.mark.alone
@@ -282,9 +282,9 @@ def test_a_cluster_of_this_machine_lives_while_there_are_jobs(tmp_path: Path) ->
         ended = jobs.all()[job]
         assert ended.state == "failed" and ended.reason
         assert ended.reason.encode() in jobs.said(job)
-        known = adopted.read(tmp_path / "state", own_ray.NAME)
-        assert known is not None
-        until(lambda: adopted.hold(known) is None, "Ray is still there")
+        existing = adopted.read(tmp_path / "state", own_ray.NAME)
+        assert existing is not None
+        until(lambda: adopted.hold(existing) is None, "Ray is still there")
     finally:
         cluster.clean()
 
@@ -294,26 +294,26 @@ async def test_a_log_that_was_replaced_by_a_link_or_a_pipe_is_not_read(tmp_path:
     run.mkdir()
     (run / "plan.json").write_text("{}")
     (tmp_path / "secret").write_text("secret")
-    kept = Keeper(tmp_path)
-    job = (await kept.submit(JobRequest(run=str(run), needs={"CPU": 1.0}), "")).id
-    assert await kept.said(job, 0) == b""
+    retained = Keeper(tmp_path)
+    job = (await retained.submit(JobRequest(run=str(run), needs={"CPU": 1.0}), "")).id
+    assert await retained.said(job, 0) == b""
     log.write_bytes(b"one line")
-    assert await kept.said(job, 4) == b"line"
+    assert await retained.said(job, 4) == b"line"
     for put in (lambda: log.symlink_to(tmp_path / "secret"), lambda: os.mkfifo(log)):
         log.unlink()
         put()
         with pytest.raises(Invalid, match=r"cannot be read|no file"):
-            await kept.said(job, 0)
-    await kept.close()
+            await retained.said(job, 0)
+    await retained.close()
 
 
 class OneMachine:
-    """Ray's part, by hand: has room for `room` jobs, which end when they are told."""
+    """Ray's part, by hand: has room for `capacity` jobs, which end when they are told."""
 
     def __init__(self) -> None:
         self.placed: list[str] = []
         self.removed: list[str] = []
-        self.room = 1
+        self.capacity = 1
         self.ends: list[End] = []
 
     def machines(self) -> Sequence[Mapping[str, float]]:
@@ -322,11 +322,11 @@ class OneMachine:
     def place(self, job: str, run: str, parts: Mapping[str, Mapping[str, float]]) -> bool:
         if job not in self.placed:
             self.placed.append(job)
-        return self.placed.index(job) < self.room
+        return self.placed.index(job) < self.capacity
 
-    def ended(self, patience: float) -> Sequence[End]:
-        found, self.ends = [each for each in self.ends if each.job in self.placed], []
-        return found
+    def ended(self, timeout: float) -> Sequence[End]:
+        result, self.ends = [item for item in self.ends if item.job in self.placed], []
+        return result
 
     def remove(self, job: str) -> None:
         self.removed.append(job)
@@ -352,16 +352,16 @@ def test_a_head_adopts_what_began_before_it(tmp_path: Path, monkeypatch: pytest.
     sight: list[dict[str, str]] = []
 
     def place(job: str, run: str, parts: Mapping[str, Mapping[str, float]]) -> bool:
-        sight.append({each.id: each.state for each in store.all()})
+        sight.append({item.id: item.state for item in store.all()})
         machine.ends = machine.ends or [End(third, local.SAID, "no disk")]
         return OneMachine.place(machine, job, run, parts)
 
     monkeypatch.setattr(machine, "place", place)
-    machine.room = 2
+    machine.capacity = 2
     JobHead(store, machine, {}).run()
-    told = {each.id: each for each in store.all()}
-    assert [told[each].state for each in (first, second, third)] == ["done", "cancelled", "failed"]
-    assert (told[first].started_at, told[third].reason) == (5.0, "no disk")
+    reported = {item.id: item for item in store.all()}
+    assert [reported[item].state for item in (first, second, third)] == ["done", "cancelled", "failed"]
+    assert (reported[first].started_at, reported[third].reason) == (5.0, "no disk")
     assert machine.placed == [first, third] and machine.removed == [second, first, third]
     assert store.change(first, state="failed").state == "done"  # a job that has ended stays as it is
     with pytest.raises(NotFound):
@@ -406,4 +406,4 @@ def test_a_run_ends_with_its_actor_though_ray_kills_the_actors_children(tmp_path
     os.kill(child, signal.SIGKILL)
     actor.destroy()
     actor.end()
-    until(lambda: not any(each.alive for each in local.states(tmp_path)), "its roles live on")
+    until(lambda: not any(item.alive for item in local.states(tmp_path)), "its roles live on")

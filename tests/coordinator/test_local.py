@@ -130,7 +130,7 @@ def test_who_was_ready_is_started_again_at_once_and_for_ever_only_if_it_works(
     dies += "starts.write_text(starts.read_text() + 'x' if starts.exists() else 'x'); os.kill(os.getpid(), 9)"
     assert local.supervise(run, {"trainer": [sys.executable, "-c", dies, str(run)]}) == local.SAID
     assert starts(run) == 4
-    noted = [each.stage for each in stages.read(local.roles_of(run), role="trainer")]
+    noted = [item.stage for item in stages.read(local.roles_of(run), role="trainer")]
     assert noted == [stages.BEGUN, stages.READY, stages.NOTICED] * 4
 
 
@@ -144,10 +144,10 @@ def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path)
         return {path.name.partition("-")[2] for path in run.glob(f"{kind}-*")}
 
     until(lambda: len(pids("began")) == 1 and len(pids("spare")) == 1)
-    (spare,) = pids("spare")
+    (standby,) = pids("spare")
     until(lambda: local.restart(run, "trainer"))
-    until(lambda: spare in pids("began") and len(pids("spare")) == 2)
-    (new,) = pids("spare") - {spare}
+    until(lambda: standby in pids("began") and len(pids("spare")) == 2)
+    (new,) = pids("spare") - {standby}
     held = os.pidfd_open(int(new))
     try:
         watching.destroy()  # nobody is left who could need the spare

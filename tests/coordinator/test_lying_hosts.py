@@ -37,7 +37,7 @@ REPORT = {
 
 
 @contextlib.asynccontextmanager
-async def told(answer: Any) -> AsyncIterator[str]:
+async def reported(answer: Any) -> AsyncIterator[str]:
     """The address of a host that answers everything as `answer(request)` says."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -88,37 +88,37 @@ async def test_a_report_that_cannot_be_true_is_none_and_decisions_go_on(members:
     async def answer(_: web.Request) -> web.Response:
         return packed(said)
 
-    async with told(answer) as address:
+    async with reported(answer) as address:
         await members.add("liar", HostRow(address=address))
         said |= lie
-        await members._ask(members.hosts["liar"])
+        await members._request(members.hosts["liar"])
         assert "cannot be read" in members.hosts["liar"].error
         assert place.ranked(members.views(), PlacementRequest()) == ["liar"]  # by what it said before
         assert replicate.decide(members.views(), [], {}, 2) == []
 
 
 async def test_a_call_is_not_sent_elsewhere(members: Members) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def elsewhere(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         return packed({})
 
-    async with told(elsewhere) as secret:
+    async with reported(elsewhere) as secret:
 
         async def answer(_: web.Request) -> web.Response:
             return web.Response(status=307, headers={"Location": f"{secret}/latest/meta-data"})
 
-        async with told(answer) as address:
+        async with reported(answer) as address:
             lying = member(address)
             with pytest.raises(Protocol, match="elsewhere"):
-                await lying.ask()
+                await lying.request()
             with pytest.raises(Protocol, match="elsewhere"):
-                await lying.upstream.whole("GET", "/v1/sandboxes", {}, None, "token")
+                await lying.upstream.complete("GET", "/v1/sandboxes", {}, None, "token")
             with pytest.raises(Protocol, match="elsewhere"):
                 await lying.upstream.joined("/v1/sandboxes/s-1/terminal", "token")
             await lying.upstream.close()
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -135,16 +135,16 @@ async def test_an_answer_without_an_end_is_not_held(monkeypatch: pytest.MonkeyPa
             await response.write(bytes(1 << 16))
             sent += 1 << 16
 
-    async with told(answer) as address:
+    async with reported(answer) as address:
         lying = member(address)
-        for ask in (
-            lambda: lying.ask(),
-            lambda: lying.upstream.whole("GET", "/v1/sandboxes", {}, None, None),
+        for query in (
+            lambda: lying.request(),
+            lambda: lying.upstream.complete("GET", "/v1/sandboxes", {}, None, None),
             lambda: OnHost(lying).has(nothing()),
         ):
             async with asyncio.timeout(60):
                 with pytest.raises(Protocol, match="an answer of more than"):
-                    await ask()
+                    await query()
         await lying.upstream.close()
 
 
@@ -167,7 +167,7 @@ async def test_a_state_of_another_sandbox_is_no_copy_and_is_not_removed(already:
         await request.read()
         return packed(ImportResult(checkpoint=info, already=already))
 
-    async with told(answer) as address:
+    async with reported(answer) as address:
         honest = member(address)
         for sandbox, checkpoint in (("s-0000000001", info.id), (info.sandbox, "c-0000000001")):
             with pytest.raises(Protocol, match="instead of"):
@@ -180,7 +180,7 @@ async def test_a_state_of_another_sandbox_is_no_copy_and_is_not_removed(already:
 INFO = CheckpointInfo(id="c-0123456789", sandbox="s-0123456789", state=CheckpointState.DURABLE, verdict=Verdict.BOTH)
 
 
-async def found(members: Members, *answers: Any) -> list[str]:
+async def result(members: Members, *answers: Any) -> list[str]:
     """Which of hosts that answer so are said to have the checkpoint."""
 
     async def token(_: HostMember) -> None:
@@ -188,8 +188,8 @@ async def found(members: Members, *answers: Any) -> list[str]:
 
     async with contextlib.AsyncExitStack() as stack:
         for number, answer in enumerate(answers):
-            made = member(await stack.enter_async_context(told(answer)), str(number))
-            made.lease = dataclasses.replace(made.lease, heard_at=time.monotonic() + 60)
+            made = member(await stack.enter_async_context(reported(answer)), str(number))
+            made.lease = dataclasses.replace(made.lease, last_seen_at=time.monotonic() + 60)
             members.hosts[made.name] = made
             stack.push_async_callback(made.upstream.close)
         async with asyncio.timeout(60):
@@ -218,7 +218,7 @@ async def test_a_checkpoint_is_found_whatever_another_host_says(
     members: Members, monkeypatch: pytest.MonkeyPatch, other: Any
 ) -> None:
     monkeypatch.setattr("coordinator.members.ANSWER", 1.0)
-    assert await found(members, honest, other) == ["0"]
+    assert await result(members, honest, other) == ["0"]
 
 
 async def test_that_nobody_has_it_is_not_said_while_one_host_does_not_say(
@@ -226,11 +226,11 @@ async def test_that_nobody_has_it_is_not_said_while_one_host_does_not_say(
 ) -> None:
     monkeypatch.setattr("coordinator.members.ANSWER", 1.0)
     with pytest.raises(PagurusError, match="status 500"):
-        await found(members, broken)
+        await result(members, broken)
     with pytest.raises(Timeout, match="has not answered"):
-        await found(members, hanging)
+        await result(members, hanging)
     with pytest.raises(NotFound):
-        await found(members, another_one)
+        await result(members, another_one)
 
 
 async def test_a_host_that_makes_no_token_keeps_no_call_to_another_waiting(
@@ -238,21 +238,21 @@ async def test_a_host_that_makes_no_token_keeps_no_call_to_another_waiting(
 ) -> None:
     monkeypatch.setattr("coordinator.members.ANSWER", 2.0)
     callers = Callers(TokenStore(tmp_path / "tokens.json", clock=time.time), members)
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def makes(_: web.Request) -> web.Response:
         token = ApiToken(id="0123456789ab", name="t", scope="exec", owner="o", created_at=0.0)
         return packed(NewToken(token=token, text="shown"))
 
     async def hangs(request: web.Request) -> web.Response:
-        asked.set()
+        requested.set()
         return await hanging(request)
 
     CALLER.set(Caller(token="0123456789ab", owner="o", scope="exec", everything=False))
-    async with told(makes) as one, told(hangs) as two:
+    async with reported(makes) as one, reported(hangs) as two:
         good, bad = member(one, "good"), member(two, "bad")
         waiting = asyncio.create_task(callers.token(bad))
-        await asked.wait()
+        await requested.wait()
         assert await callers.token(good) == "shown" and not waiting.done()
         with pytest.raises(Timeout, match="host bad"):
             await waiting

@@ -55,7 +55,7 @@ async def keep(store: ObjectStore, number: int, since: int | None = None) -> Non
     await store.take("s-000001", f"c-{number:06}", sent(stream(number, since)), base)
 
 
-async def found(store: ObjectStore, number: int) -> bytes:
+async def result(store: ObjectStore, number: int) -> bytes:
     async with store.given("s-000001", f"c-{number:06}", "") as parts:
         return b"".join([part async for part in parts])
 
@@ -67,10 +67,10 @@ async def test_a_state_is_made_of_what_was_sent_of_it_and_of_those_before(url: s
     await keep(store, 2, since=1)
     for reader in (store, ObjectStore(url)):  # the next coordinator finds the same
         for number in (1, 2):
-            assert content(await found(reader, number)) == content(stream(number))
+            assert content(await result(reader, number)) == content(stream(number))
     await ObjectStore(url).discard("s-000001", "c-000002")
     with pytest.raises(NotFound):
-        await found(ObjectStore(url), 0)
+        await result(ObjectStore(url), 0)
 
 
 async def test_an_upload_that_breaks_off_was_never_there(url: str) -> None:
@@ -87,11 +87,11 @@ async def test_an_upload_that_breaks_off_was_never_there(url: str) -> None:
     with pytest.raises(ConnectionError):
         await store.take("s-000001", "c-000001", broken(), "c-000000")
     with pytest.raises(NotFound):
-        await found(ObjectStore(url), 1)
+        await result(ObjectStore(url), 1)
     with pytest.raises(NotFound):  # so nothing builds upon it
         await keep(store, 2, since=1)
     await keep(store, 1, since=0)
-    assert content(await found(store, 1)) == content(stream(1))
+    assert content(await result(store, 1)) == content(stream(1))
 
 
 async def test_a_state_that_nobody_came_to_name_is_overwritten(url: str) -> None:
@@ -99,9 +99,9 @@ async def test_a_state_that_nobody_came_to_name_is_overwritten(url: str) -> None
     await keep(store, 0)
     await keep(store, 1, since=0)
     await keep(store, 2, since=0)
-    assert content(await found(store, 2)) == content(stream(2))
+    assert content(await result(store, 2)) == content(stream(2))
     with pytest.raises(NotFound):
-        await found(store, 1)
+        await result(store, 1)
 
 
 async def test_many_streams_become_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ async def test_many_streams_become_one(url: str, monkeypatch: pytest.MonkeyPatch
     for number in range(1, 8):
         await keep(store, number, since=number - 1)
         await store.discard("s-000001", f"c-{number - 1:06}")
-        assert content(await found(store, number)) == content(stream(number))
+        assert content(await result(store, number)) == content(stream(number))
     assert len(await store._listed("s-000001")) <= 4
     assert await store._listed("s-000001") == await ObjectStore(url)._listed("s-000001")
 
@@ -128,7 +128,7 @@ async def test_what_is_damaged_is_not_built_upon(tmp_path: Path, monkeypatch: py
     with pytest.raises(NotFound):
         await keep(store, 2, since=1)
     await keep(store, 2)
-    assert content(await found(store, 2)) == content(stream(2))
+    assert content(await result(store, 2)) == content(stream(2))
 
 
 async def test_ids_lead_nowhere_else(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from coordinator.decide.turns import TurnsView, due
-from coordinator.phases import GONE, NO_ROOM, SEATS, PhaseScheduler, SharedCapacity, parse_share
+from coordinator.phases import GONE, NO_CAPACITY, SLOTS, PhaseScheduler, SharedCapacity, parse_share
 from coordinator.state import CoordinatorState
 from rollout.plan import SharePlan
 from rollout.service.phases import PhaseClient as Clients
 from sandbox.errors import Invalid, TooMany, Unsupported
-from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
+from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseInfo, PhaseKind, PhaseRequest
 from tests.support.cluster import Cluster
 
 SHAPE = JobShape(rollout=10, train=10, slowdown=3.0)
@@ -48,116 +48,116 @@ class Mortal(CoordinatorState):
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, shared: SharedCapacity = ONE, **options: object) -> AsyncIterator[PhaseScheduler]:
-    state = CoordinatorState(folder / "cluster.sqlite")
+async def served(directory: Path, shared: SharedCapacity = ONE, **options: object) -> AsyncIterator[PhaseScheduler]:
+    state = CoordinatorState(directory / "cluster.sqlite")
     try:
         yield PhaseScheduler(state, shared, **options)  # type: ignore[arg-type]
     finally:
         await state.close()
 
 
-async def ask(
+async def request(
     phases: PhaseScheduler, job: str, kind: PhaseKind, number: int, shape: JobShape = SHAPE, wait: float = 0.0
 ) -> PhaseAnswer:
-    return await phases.ask(PhaseAsk(job=job, kind=kind, number=number, shape=shape, wait=wait))
+    return await phases.request(PhaseRequest(job=job, kind=kind, number=number, shape=shape, wait=wait))
 
 
 async def there(phases: PhaseScheduler) -> list[PhaseInfo]:
-    return [each for each in await phases.all() if each.state != "left"]
+    return [item for item in await phases.all() if item.state != "left"]
 
 
 async def test_one_rolls_out_while_the_other_trains(tmp_path: Path) -> None:
     async with served(tmp_path) as phases:
-        assert (await ask(phases, "a", "rollout", 0)).state == "begun"
-        answer = await ask(phases, "b", "rollout", 0)
+        assert (await request(phases, "a", "rollout", 0)).state == "begun"
+        answer = await request(phases, "b", "rollout", 0)
         assert (answer.state, answer.reason) == ("waiting", "a works there")
-        waiting = asyncio.create_task(ask(phases, "b", "rollout", 0, wait=30))
-        assert (await ask(phases, "a", "train", 0)).state == "begun"
+        waiting = asyncio.create_task(request(phases, "b", "rollout", 0, wait=30))
+        assert (await request(phases, "a", "train", 0)).state == "begun"
         assert (await waiting).state == "begun"  # as soon as a had ended
-        assert (await ask(phases, "a", "rollout", 1)).state == "waiting"
-        assert (await ask(phases, "a", "train", 0)).state == "past"  # of a process that was replaced
+        assert (await request(phases, "a", "rollout", 1)).state == "waiting"
+        assert (await request(phases, "a", "train", 0)).state == "past"  # of a process that was replaced
         await phases.leave("b")
-        assert (await ask(phases, "b", "rollout", 0)).state == "past"  # a word of before takes no machine
-        assert (await ask(phases, "a", "rollout", 1)).state == "begun"
-        assert [(each.job, each.kind, each.number, each.state) for each in await there(phases)] == [
+        assert (await request(phases, "b", "rollout", 0)).state == "past"  # a word of before takes no machine
+        assert (await request(phases, "a", "rollout", 1)).state == "begun"
+        assert [(item.job, item.kind, item.number, item.state) for item in await there(phases)] == [
             ("a", "rollout", 1, "begun")
         ]
 
 
 async def test_who_comes_later_gets_a_turn_in_the_round_that_goes_on(tmp_path: Path) -> None:
     async with served(tmp_path) as phases:
-        await ask(phases, "old", "rollout", 500)
-        await ask(phases, "new", "rollout", 0)
-        assert (await ask(phases, "old", "train", 500)).state == "begun"
-        await ask(phases, "old", "rollout", 501)
-        assert (await ask(phases, "new", "train", 0)).state == "begun"
-        assert (await ask(phases, "old", "rollout", 501)).state == "begun"
-        assert (await ask(phases, "new", "rollout", 1)).state == "waiting"
+        await request(phases, "old", "rollout", 500)
+        await request(phases, "new", "rollout", 0)
+        assert (await request(phases, "old", "train", 500)).state == "begun"
+        await request(phases, "old", "rollout", 501)
+        assert (await request(phases, "new", "train", 0)).state == "begun"
+        assert (await request(phases, "old", "rollout", 501)).state == "begun"
+        assert (await request(phases, "new", "rollout", 1)).state == "waiting"
 
 
 async def test_a_job_that_was_killed_for_good_holds_no_room(tmp_path: Path) -> None:
     now, tight = 0.0, JobShape(rollout=10, train=5, slowdown=1.0)
     async with served(tmp_path, clock=lambda: now) as phases:
-        assert (await ask(phases, "dead", "rollout", 3, tight)).state == "begun"
+        assert (await request(phases, "dead", "rollout", 3, tight)).state == "begun"
         now = 100.0
-        await phases.look()
-        assert (await ask(phases, "next", "rollout", 0, tight)).reason == NO_ROOM  # the other may come back
+        await phases.poll()
+        assert (await request(phases, "next", "rollout", 0, tight)).reason == NO_CAPACITY  # the other may come back
         now = 1 + GONE
-        await ask(phases, "next", "rollout", 0, tight)
-        await phases.look()
-        assert (await ask(phases, "next", "rollout", 0, tight)).state == "begun"
-        assert [each.job for each in await there(phases)] == ["next"]
-        assert (await ask(phases, "dead", "rollout", 3, tight)).reason == NO_ROOM  # as whoever comes now
+        await request(phases, "next", "rollout", 0, tight)
+        await phases.poll()
+        assert (await request(phases, "next", "rollout", 0, tight)).state == "begun"
+        assert [item.job for item in await there(phases)] == ["next"]
+        assert (await request(phases, "dead", "rollout", 3, tight)).reason == NO_CAPACITY  # as whoever comes now
     async with served(tmp_path) as phases:
-        assert [each.job for each in await there(phases)] == ["next", "dead"]
+        assert [item.job for item in await there(phases)] == ["next", "dead"]
 
 
 async def test_a_silent_job_is_passed_over_and_comes_back_in_its_turn(tmp_path: Path) -> None:
     now = 0.0
     async with served(tmp_path, clock=lambda: now, ttl=30.0) as phases:
-        await ask(phases, "a", "rollout", 0)
-        await ask(phases, "b", "rollout", 0)
+        await request(phases, "a", "rollout", 0)
+        await request(phases, "b", "rollout", 0)
         now = 20.0
-        await ask(phases, "b", "rollout", 0)
+        await request(phases, "b", "rollout", 0)
         now = 31.0
-        await phases.look()
-        assert {each.job: each.state for each in await there(phases)} == {"a": "silent", "b": "begun"}
-        assert (await ask(phases, "a", "rollout", 0)).state == "waiting"  # it lives, and b rolls out
-        await ask(phases, "b", "train", 0)
-        assert (await ask(phases, "a", "rollout", 0)).state == "begun"
+        await phases.poll()
+        assert {item.job: item.state for item in await there(phases)} == {"a": "silent", "b": "begun"}
+        assert (await request(phases, "a", "rollout", 0)).state == "waiting"  # it lives, and b rolls out
+        await request(phases, "b", "train", 0)
+        assert (await request(phases, "a", "rollout", 0)).state == "begun"
         now = 70.0
-        await ask(phases, "b", "train", 0)
+        await request(phases, "b", "train", 0)
         for number in range(1, 5):  # while a is silent
-            await ask(phases, "b", "rollout", number)
-            await phases.look()
-            assert (await ask(phases, "b", "rollout", number)).state == "begun"
-            assert (await ask(phases, "b", "train", number)).state == "begun"
-        assert (await ask(phases, "a", "train", 0)).state == "waiting"
-        assert (await ask(phases, "b", "rollout", 5)).state == "waiting"  # a came first into the round
-        assert (await ask(phases, "a", "train", 0)).state == "begun"
-        assert (await ask(phases, "a", "rollout", 1)).state == "begun"  # once, then it is b's turn again
-        await ask(phases, "a", "train", 1)
-        await ask(phases, "a", "rollout", 2)
-        assert (await ask(phases, "b", "rollout", 5)).state == "begun"
+            await request(phases, "b", "rollout", number)
+            await phases.poll()
+            assert (await request(phases, "b", "rollout", number)).state == "begun"
+            assert (await request(phases, "b", "train", number)).state == "begun"
+        assert (await request(phases, "a", "train", 0)).state == "waiting"
+        assert (await request(phases, "b", "rollout", 5)).state == "waiting"  # a came first into the round
+        assert (await request(phases, "a", "train", 0)).state == "begun"
+        assert (await request(phases, "a", "rollout", 1)).state == "begun"  # once, then it is b's turn again
+        await request(phases, "a", "train", 1)
+        await request(phases, "a", "rollout", 2)
+        assert (await request(phases, "b", "rollout", 5)).state == "begun"
 
 
 async def test_who_finds_no_room_waits_for_it(tmp_path: Path) -> None:
     big = JobShape(rollout=10, train=10, train_gb=600, rollout_gb=600, slowdown=9.0)
     async with served(tmp_path) as phases:
-        assert (await ask(phases, "a", "rollout", 0, big)).state == "begun"
-        answer = await ask(phases, "b", "rollout", 0, big)
+        assert (await request(phases, "a", "rollout", 0, big)).state == "begun"
+        answer = await request(phases, "b", "rollout", 0, big)
         assert answer.state == "waiting" and "no room" in answer.reason
         impatient = JobShape(rollout=99, train=1, slowdown=1.0)
-        assert "no room" in (await ask(phases, "c", "rollout", 0, impatient)).reason
+        assert "no room" in (await request(phases, "c", "rollout", 0, impatient)).reason
         await phases.leave("a")
-        assert (await ask(phases, "b", "rollout", 0, big)).state == "begun"
-        assert (await ask(phases, "c", "rollout", 0, impatient)).state == "waiting"
+        assert (await request(phases, "b", "rollout", 0, big)).state == "begun"
+        assert (await request(phases, "c", "rollout", 0, impatient)).state == "waiting"
 
 
 async def test_nothing_is_shared_unless_somebody_said_so(tmp_path: Path) -> None:
     async with served(tmp_path, parse_share(None)) as phases:
         with pytest.raises(Unsupported, match="no machines are shared"):
-            await ask(phases, "a", "rollout", 0)
+            await request(phases, "a", "rollout", 0)
     assert parse_share("rollout=2,train=1") == SharedCapacity(rollout=2, train=1)
     with pytest.raises(Invalid, match="rolout"):
         parse_share("rolout=2")
@@ -177,7 +177,7 @@ async def test_a_hundred_deaths_cost_no_phase_and_repeat_none(tmp_path: Path) ->
         while True:
             phases = now[0]
             try:
-                if (await ask(phases, job, kind, number, wait=0.5)).state == "begun":
+                if (await request(phases, job, kind, number, wait=0.5)).state == "begun":
                     return
             except Killed:
                 if phases is now[0]:  # another one begins, with what is on disk
@@ -240,13 +240,13 @@ class Logged(msgspec.Struct):
 
 async def test_an_owner_has_so_many_seats_and_is_told_no_name_of_anothers_job(tmp_path: Path) -> None:
     async with served(tmp_path) as phases:
-        await ask(phases, "alice:first", "rollout", 0)
-        for number in range(SEATS):
-            answer = await ask(phases, f"bob:run:{number}", "rollout", 0)
+        await request(phases, "alice:first", "rollout", 0)
+        for number in range(SLOTS):
+            answer = await request(phases, f"bob:run:{number}", "rollout", 0)
         assert "alice" not in answer.reason
-        assert (await ask(phases, "bob:run:0", "rollout", 0)).state == "waiting"  # who has a seat is not refused
+        assert (await request(phases, "bob:run:0", "rollout", 0)).state == "waiting"  # who has a seat is not refused
         with pytest.raises(TooMany):
-            await ask(phases, "bob:more", "rollout", 0)
-        assert (await ask(phases, "alice:second", "rollout", 0)).state == "waiting"
-        reasons = {each.job: each.reason for each in await phases.all()}
+            await request(phases, "bob:more", "rollout", 0)
+        assert (await request(phases, "alice:second", "rollout", 0)).state == "waiting"
+        reasons = {item.job: item.reason for item in await phases.all()}
         assert not any("alice" in reason for job, reason in reasons.items() if job.startswith("bob"))

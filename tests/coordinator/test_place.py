@@ -44,42 +44,42 @@ wishes = st.builds(
 
 @given(hosts, wishes)
 def test_only_hosts_that_can_take_it_are_named_and_each_of_them_once(
-    found: list[HostView], wanted: PlacementRequest
+    result: list[HostView], target: PlacementRequest
 ) -> None:
-    order = place.ranked(found, wanted)
-    assert set(order) == {host.name for host in found if not place.refusal(host, wanted)} and len(order) == len(
+    order = place.ranked(result, target)
+    assert set(order) == {host.name for host in result if not place.refusal(host, target)} and len(order) == len(
         set(order)
     )
-    for host in found:
+    for host in result:
         if host.name in order:
             assert host.alive and not host.draining
-            assert all(host.labels.get(name) == value for name, value in place.required(wanted.labels).items())
-            assert not wanted.images or wanted.images & set(host.images)
-            assert wanted.movable or not wanted.holders or host.name in wanted.holders
-    told = place.refusals(found, wanted)
-    assert order or told
+            assert all(host.labels.get(name) == value for name, value in place.required(target.labels).items())
+            assert not target.images or target.images & set(host.images)
+            assert target.movable or not target.holders or host.name in target.holders
+    reported = place.refusals(result, target)
+    assert order or reported
 
 
 @given(hosts, wishes, st.randoms(use_true_random=False))
-def test_the_order_of_the_view_changes_nothing(found: list[HostView], wanted: PlacementRequest, chance) -> None:
-    shuffled = list(found)
+def test_the_order_of_the_view_changes_nothing(result: list[HostView], target: PlacementRequest, chance) -> None:
+    shuffled = list(result)
     chance.shuffle(shuffled)
-    assert place.ranked(shuffled, wanted) == place.ranked(found, wanted)
+    assert place.ranked(shuffled, target) == place.ranked(result, target)
 
 
 @given(hosts, wishes, st.integers(1, 40))
 def test_a_spread_gives_each_child_a_host_that_can_take_it(
-    found: list[HostView], wanted: PlacementRequest, count: int
+    result: list[HostView], target: PlacementRequest, count: int
 ) -> None:
-    shares = place.spread(found, wanted, count)
-    able = place.ranked(found, wanted)
+    shares = place.spread(result, target, count)
+    able = place.ranked(result, target)
     assert set(shares) <= set(able)
     assert sum(shares.values()) == (count if able else 0)
 
 
 def _host(name: str, **fields: object) -> HostView:
-    known: dict = {"cpus": 2.0, "memory_bytes": 100.0, "memory_free": 90.0}
-    return HostView(name, **{**known, **fields})
+    existing: dict = {"cpus": 2.0, "memory_bytes": 100.0, "memory_free": 90.0}
+    return HostView(name, **{**existing, **fields})
 
 
 def test_equal_hosts_get_equal_shares() -> None:
@@ -87,15 +87,15 @@ def test_equal_hosts_get_equal_shares() -> None:
 
 
 def test_a_host_with_the_content_is_left_only_when_it_is_much_busier() -> None:
-    wanted = PlacementRequest(holders=frozenset({"a"}), movable=True)
-    assert place.ranked([_host("a", load=0.5), _host("b")], wanted) == ["a", "b"]
-    assert place.ranked([_host("a", load=1.9), _host("b")], wanted) == ["b", "a"]
-    assert place.ranked([_host("a", load=1.9), _host("b")], replace(wanted, movable=False)) == ["a"]
+    target = PlacementRequest(holders=frozenset({"a"}), movable=True)
+    assert place.ranked([_host("a", load=0.5), _host("b")], target) == ["a", "b"]
+    assert place.ranked([_host("a", load=1.9), _host("b")], target) == ["b", "a"]
+    assert place.ranked([_host("a", load=1.9), _host("b")], replace(target, movable=False)) == ["a"]
 
 
 def test_why_no_host_can_is_said_for_each() -> None:
-    told = place.refusals([_host("a", alive=False), _host("b", draining=True)], PlacementRequest())
-    assert told == "a does not answer; b is being drained"
+    reported = place.refusals([_host("a", alive=False), _host("b", draining=True)], PlacementRequest())
+    assert reported == "a does not answer; b is being drained"
 
 
 @given(
@@ -108,7 +108,7 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
 ) -> None:
     """However long requests and answers travel, and whether answers come at all, with clocks that differ."""
     ttl, now = 5.0, 0.0
-    known, clock, until = HostLease(ttl), None, None
+    existing, clock, until = HostLease(ttl), None, None
 
     def hosts_clock(moment: float) -> float:
         return offset + moment * (1 + drift)
@@ -117,27 +117,27 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
         now += pause
         grant = None
         if clock is not None:
-            known, grant = lease.asked(known, clock=clock)
-        asked_at, now = now, now + there
+            existing, grant = lease.requested(existing, clock=clock)
+        requested_at, now = now, now + there
         read = hosts_clock(now)
         if grant is not None:
             until = max(until or grant, grant)  # it never takes a grant back
         now += back
         if answered:
-            known, clock = lease.heard(known, now, asked_at=asked_at, clock=read), read
-        if until is not None and lease.over(known, now):
+            existing, clock = lease.last_seen(existing, now, requested_at=requested_at, clock=read), read
+        if until is not None and lease.over(existing, now):
             assert hosts_clock(now) >= until - 1e-6
-    end = max(known.ends_at or 0, (known.heard_at or 0) + ttl)
-    if until is not None and lease.over(known, end):
+    end = max(existing.ends_at or 0, (existing.last_seen_at or 0) + ttl)
+    if until is not None and lease.over(existing, end):
         assert hosts_clock(end) >= until - 1e-3
 
 
 def test_sandboxes_over_a_hundred_equal_hosts_are_spread_evenly() -> None:
-    found = {f"h{number:03}": _host(f"h{number:03}", cpus=16.0) for number in range(100)}
+    result = {f"h{number:03}": _host(f"h{number:03}", cpus=16.0) for number in range(100)}
     for _ in range(2_000):
-        (name, *_) = place.ranked(found.values(), PlacementRequest())
-        found[name] = replace(found[name], sandboxes=found[name].sandboxes + 1)
-    assert {host.sandboxes for host in found.values()} == {20}
+        (name, *_) = place.ranked(result.values(), PlacementRequest())
+        result[name] = replace(result[name], sandboxes=result[name].sandboxes + 1)
+    assert {host.sandboxes for host in result.values()} == {20}
 
 
 subjects = st.lists(
@@ -147,12 +147,12 @@ subjects = st.lists(
         host=st.text("abcdef", min_size=1, max_size=1),
         durable=st.sampled_from(["", "c-1", "c-2"]),
         images=st.frozensets(st.sampled_from(["debian", "python"]), min_size=1, max_size=1),
-        kept=st.lists(
+        retained=st.lists(
             st.builds(
                 ReplicaCopy, st.sampled_from(["c-1", "c-2"]), st.text("abcdef", min_size=1, max_size=1), st.booleans()
             ),
             max_size=2,
-            unique_by=lambda kept: kept.holder,
+            unique_by=lambda retained: retained.holder,
         ).map(tuple),
         waited=st.booleans(),
         since=st.floats(0, 100),
@@ -166,26 +166,26 @@ subjects = st.lists(
     hosts, subjects, st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers(0, 3)), st.integers(1, 3)
 )
 def test_copies_go_to_other_hosts_within_bounds_and_those_first_that_are_waited_for(
-    found: list[HostView], wanted: list[Subject], busy: dict[str, int], most: int
+    result: list[HostView], target: list[Subject], busy: dict[str, int], limit: int
 ) -> None:
-    begun = replicate.decide(found, wanted, busy, most)
-    named = {subject.sandbox: subject for subject in wanted}
-    views = {host.name: host for host in found}
+    begun = replicate.decide(result, target, busy, limit)
+    named = {subject.sandbox: subject for subject in target}
+    views = {host.name: host for host in result}
     for host in views:
         under_way = sum(host in (copy.source, copy.target) for copy in begun)
-        assert under_way == 0 or under_way + busy.get(host, 0) <= most
+        assert under_way == 0 or under_way + busy.get(host, 0) <= limit
     for copy in begun:
         subject = named[copy.sandbox]
         assert copy.source == subject.host != copy.target
         assert copy.checkpoint == subject.durable
-        holders = [each.holder for each in subject.kept if _able(views, each.holder, subject)]
+        holders = [item.holder for item in subject.retained if _able(views, item.holder, subject)]
         if subject.copied:  # one more host
             assert copy.target not in holders and len(holders) < 2 and not copy.base
         assert copy.target in holders or subject.copied or not holders
         assert views[copy.source].alive and not place.refusal(
             views[copy.target], PlacementRequest(images=subject.images)
         )
-        assert copy.base == "" or ReplicaCopy(copy.base, copy.target) in subject.kept
+        assert copy.base == "" or ReplicaCopy(copy.base, copy.target) in subject.retained
     order = [(named[copy.sandbox].copied, not named[copy.sandbox].waited) for copy in begun]
     assert order == sorted(order)
 
@@ -199,32 +199,32 @@ def _able(views: dict[str, HostView], name: str, subject: Subject) -> bool:
 
 
 def test_a_grant_that_nobody_listened_for_does_not_prolong_a_lease() -> None:
-    known, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
-    known = lease.heard(known, 11.0, asked_at=11.0, clock=111.0)
-    before = known
-    known, until = lease.asked(known, clock=111.0)
-    assert until == 116.0 and known.ends_at == pytest.approx(16.025)
-    found = lease.refused(known, before)
-    assert found.ends_at == pytest.approx(15.025)
-    assert not lease.over(found, 15.0) and lease.over(found, 15.2)
-    again, _ = lease.asked(found, clock=111.0)  # this one may arrive
+    existing, _ = lease.requested(lease.last_seen(HostLease(5.0), 10.0, requested_at=10.0, clock=110.0), clock=110.0)
+    existing = lease.last_seen(existing, 11.0, requested_at=11.0, clock=111.0)
+    before = existing
+    existing, until = lease.requested(existing, clock=111.0)
+    assert until == 116.0 and existing.ends_at == pytest.approx(16.025)
+    result = lease.refused(existing, before)
+    assert result.ends_at == pytest.approx(15.025)
+    assert not lease.over(result, 15.0) and lease.over(result, 15.2)
+    again, _ = lease.requested(result, clock=111.0)  # this one may arrive
     assert not lease.over(again, 15.2) and lease.over(again, 16.2)
-    assert not lease.over(lease.heard(again, 15.2, asked_at=15.1, clock=115.1), 16.01)
+    assert not lease.over(lease.last_seen(again, 15.2, requested_at=15.1, clock=115.1), 16.01)
 
 
 def test_an_answer_that_travels_slowly_does_not_prolong_a_lease() -> None:
-    fast = lease.heard(HostLease(5.0), 10.0, asked_at=9.99, clock=110.0)
-    slow = lease.heard(fast, 12.0, asked_at=11.0, clock=111.0)  # read at 11, came at 12
-    assert lease.asked(slow, clock=111.0)[0].ends_at == pytest.approx(16.0, abs=0.05)
-    alone = lease.heard(HostLease(5.0), 12.0, asked_at=11.0, clock=111.0)
-    assert lease.asked(alone, clock=111.0)[0].ends_at == pytest.approx(17.0, abs=0.05)
+    fast = lease.last_seen(HostLease(5.0), 10.0, requested_at=9.99, clock=110.0)
+    slow = lease.last_seen(fast, 12.0, requested_at=11.0, clock=111.0)  # read at 11, came at 12
+    assert lease.requested(slow, clock=111.0)[0].ends_at == pytest.approx(16.0, abs=0.05)
+    alone = lease.last_seen(HostLease(5.0), 12.0, requested_at=11.0, clock=111.0)
+    assert lease.requested(alone, clock=111.0)[0].ends_at == pytest.approx(17.0, abs=0.05)
 
 
 def test_a_host_that_stood_still_or_was_started_anew_is_counted_from_its_next_report() -> None:
-    before = lease.heard(HostLease(5.0), 10.0, asked_at=9.99, clock=110.0)
+    before = lease.last_seen(HostLease(5.0), 10.0, requested_at=9.99, clock=110.0)
     for clock in (113.0, 0.5):  # it slept for 17 seconds that its clock does not count; it has another clock
-        after = lease.heard(before, 30.2, asked_at=30.0, clock=clock)
-        assert lease.asked(after, clock=clock)[0].ends_at == pytest.approx(35.2, abs=0.05)
+        after = lease.last_seen(before, 30.2, requested_at=30.0, clock=clock)
+        assert lease.requested(after, clock=clock)[0].ends_at == pytest.approx(35.2, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -236,16 +236,16 @@ def test_what_is_about_to_move_is_copied_while_that_makes_the_rest_smaller(took:
 
 
 def test_a_host_is_doubted_before_its_lease_is_over_and_until_it_is_heard_again() -> None:
-    known, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
-    assert not lease.doubted(known, 12.4) and lease.doubted(known, 12.6) and not lease.over(known, 12.6)
-    refused = lease.refused(known, known)
+    existing, _ = lease.requested(lease.last_seen(HostLease(5.0), 10.0, requested_at=10.0, clock=110.0), clock=110.0)
+    assert not lease.doubted(existing, 12.4) and lease.doubted(existing, 12.6) and not lease.over(existing, 12.6)
+    refused = lease.refused(existing, existing)
     assert lease.doubted(refused, 10.1) and lease.alive(refused, 10.1)
-    assert not lease.doubted(lease.heard(refused, 11.0, asked_at=11.0, clock=111.0), 11.1)
-    assert not lease.doubted(HostLease(5.0, heard_at=10.0), 20.0)  # it never had a lease: nobody acts for it
+    assert not lease.doubted(lease.last_seen(refused, 11.0, requested_at=11.0, clock=111.0), 11.1)
+    assert not lease.doubted(HostLease(5.0, last_seen_at=10.0), 20.0)  # it never had a lease: nobody acts for it
 
 
 def test_a_host_that_died_is_given_no_work_once_its_lease_is_over() -> None:
-    granted, _ = lease.asked(lease.heard(HostLease(5.0), 10.0, asked_at=10.0, clock=110.0), clock=110.0)
-    dead = lease.refused(lease.heard(granted, 11.0, asked_at=11.0, clock=111.0), granted)
+    granted, _ = lease.requested(lease.last_seen(HostLease(5.0), 10.0, requested_at=10.0, clock=110.0), clock=110.0)
+    dead = lease.refused(lease.last_seen(granted, 11.0, requested_at=11.0, clock=111.0), granted)
     assert lease.alive(dead, 15.0) and not lease.over(dead, 15.0)
     assert not lease.alive(dead, 15.2) and lease.over(dead, 15.2)  # though it was heard less than 5 s ago

@@ -44,7 +44,7 @@ class Player:
     think: float = THINK
     turns: int = 0
     wrong: list[str] = field(default_factory=list)
-    asked_at: float = 0.0
+    requested_at: float = 0.0
     answered_at: float = 0.0
     durations: list[float] = field(default_factory=list)
     lost: str = ""
@@ -52,14 +52,14 @@ class Player:
     @property
     def waits(self) -> bool:
         """Whether it was asked and has not answered."""
-        return self.asked_at > self.answered_at
+        return self.requested_at > self.answered_at
 
     async def start(self, megabytes: int) -> None:
         await self.sandbox.exec(KEEPER.format(bytes=megabytes << 20), timeout=120)
 
     async def play(self, stop: asyncio.Event, chance: random.Random) -> None:
         while not stop.is_set():
-            self.asked_at = time.monotonic()
+            self.requested_at = time.monotonic()
             try:
                 result = await self.sandbox.exec(TURN.format(n=self.turns))
             except PagurusError as error:
@@ -71,5 +71,5 @@ class Player:
                 self.wrong.append(f"turn {self.turns}: {result.text[:200]!r} {result.stderr[:200]!r}")
             self.turns += 1
             self.answered_at = time.monotonic()
-            self.durations.append(self.answered_at - self.asked_at)
+            self.durations.append(self.answered_at - self.requested_at)
             await asyncio.sleep(chance.lognormvariate(math.log(self.think), THINK_SPREAD) if self.think else 0)

@@ -4,13 +4,13 @@
 
     pagurus bench failover [--json] [--hosts N] [--sandboxes N] [--think S] [--memory MB] [--kills N] [--cuts N]
                            [--moves N] [--move memory|http] [--lease S] [--rate 1gbit] [--image NAME] [--seed N]
-                           [--overhead TURNS] [--rounds N] [--at-most S] [--logs DIR]
+                           [--overhead TURNS] [--rounds N] [--last-loss S] [--logs DIR]
 
 Hosts are daemons in network namespaces, each with a pool and control groups of its own, behind a link of `--rate`; a
 coordinator copies the state of their sandboxes. Every sandbox is made with `replicated_answers` and works without end,
 as :mod:`tests.crash.at_work` says: a model that thinks for `--think` seconds in the median, a process with `--memory`
 MB that do not compress. At random instants a host is killed as a whole (`--kills`) or its link goes down (`--cuts`); it
-comes back later. After `--at-most` seconds no further host is lost. What happens is told on stderr as it does.
+comes back later. After `--last-loss` seconds no further host is lost. What happens is told on stderr as it does.
 
 `trajectories_lost`: sandboxes that did not go on. `recovered_equal`: whether every answer told exactly the numbers that
 were told before, and its own, once. `recovery_s_*`: of each sandbox of a host that was lost, from the end of the lease,
@@ -66,24 +66,24 @@ class Watch:
     def __init__(self, hosts: list[NetHost], players: list[Player]) -> None:
         self._hosts, self._players = hosts, players
         self.doubles: list[str] = []
-        self.looks = 0
+        self.polls = 0
 
     async def run(self) -> None:
         while True:
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._poll)
             await asyncio.sleep(POLL_INTERVAL)
 
-    def _look(self) -> None:
-        self.looks += 1
-        seen = Counter(name for host in self._hosts for name in host.groups())
+    def _poll(self) -> None:
+        self.polls += 1
+        observed = Counter(name for host in self._hosts for name in host.groups())
         for player in self._players:
-            if seen[player.sandbox.id] < 2 or sum(host.moves(player.sandbox.id) for host in self._hosts) < 2:
+            if observed[player.sandbox.id] < 2 or sum(host.moves(player.sandbox.id) for host in self._hosts) < 2:
                 continue
             acting = [host for host in self._hosts if host.acts(player.sandbox.id)]
             # Looks take time: who is seen before and after another one was seen did act at the same time.
             if len(acting) > 1 and sum(host.acts(player.sandbox.id) for host in acting) > 1:
-                told = [f"{host.name} ({host.switch(player.sandbox.id)})" for host in acting]
-                self.doubles.append(f"{player.sandbox.id} at {time.monotonic() - BEGAN:.2f} s on {', '.join(told)}")
+                reported = [f"{host.name} ({host.switch(player.sandbox.id)})" for host in acting]
+                self.doubles.append(f"{player.sandbox.id} at {time.monotonic() - BEGAN:.2f} s on {', '.join(reported)}")
 
 
 @dataclass
@@ -94,15 +94,15 @@ class Recovery:
     answers: float | None  # None: nobody waited for an answer
 
     @property
-    def whole(self) -> float:
+    def complete(self) -> float:
         return self.runs if self.answers is None else max(self.runs, self.answers)
 
 
 async def places(client: Client) -> dict[str, str]:
-    return {each.sandbox: each.host for each in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])}
+    return {item.sandbox: item.host for item in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])}
 
 
-async def strike(client: Client, players: list[Player], host: NetHost, kind: str) -> list[Recovery]:
+async def inject(client: Client, players: list[Player], host: NetHost, kind: str) -> list[Recovery]:
     """Lose a host; what became of each of its sandboxes. It comes back."""
     there = await places(client)
     hit = [player for player in players if there.get(player.sandbox.id) == host.name and not player.lost]
@@ -128,18 +128,18 @@ async def strike(client: Client, players: list[Player], host: NetHost, kind: str
 async def _recoveries(client: Client, hit: list[Player], lost: str, over: float) -> list[Recovery]:
     """Of those that came back in time. `over`: when the lease ends."""
     runs: dict[str, tuple[float, bool]] = {}  # since when it does, and whether an answer is waited for
-    found: dict[str, Recovery] = {}
-    while time.monotonic() < over + TIMEOUT and any(p.sandbox.id not in found and not p.lost for p in hit):
+    result: dict[str, Recovery] = {}
+    while time.monotonic() < over + TIMEOUT and any(p.sandbox.id not in result and not p.lost for p in hit):
         there, now = await places(client), time.monotonic()
         for player in hit:
             id = player.sandbox.id
             if there.get(id, lost) != lost:
-                since, asked = runs.setdefault(id, (now, player.waits))
-                if not asked or player.answered_at >= since:
-                    answers = max(0.0, player.answered_at - over) if asked else None
-                    found.setdefault(id, Recovery(max(0.0, since - over), answers))
+                since, requested = runs.setdefault(id, (now, player.waits))
+                if not requested or player.answered_at >= since:
+                    answers = max(0.0, player.answered_at - over) if requested else None
+                    result.setdefault(id, Recovery(max(0.0, since - over), answers))
         await asyncio.sleep(0.05)
-    return list(found.values())
+    return list(result.values())
 
 
 async def counters(client: Client) -> dict[str, float]:
@@ -151,20 +151,20 @@ async def counters(client: Client) -> dict[str, float]:
 
 async def _turns(options: argparse.Namespace, tree: Path, words: list[str]) -> list[float]:
     """Seconds of turns at a cluster of its own, but for the first ones of each sandbox, whose first copy is whole."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as folder:
-        made = Hosts(Path(folder), tree, 2, rate=options.rate, options=words)
+    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as directory:
+        made = Hosts(Path(directory), tree, 2, rate=options.rate, options=words)
         async with made as hosts, hosts.client() as client:
 
             async def play(number: int) -> list[float]:
                 player = Player(await client.create(IMAGE), options.think)
                 await player.start(options.memory)
-                stop, most = asyncio.Event(), options.overhead + WARM_UP
+                stop, limit = asyncio.Event(), options.overhead + WARM_UP
                 playing = asyncio.create_task(player.play(stop, random.Random(number)))
-                while player.turns < most and not playing.done():  # noqa: ASYNC110 - counts what another task does
+                while player.turns < limit and not playing.done():  # noqa: ASYNC110 - counts what another task does
                     await asyncio.sleep(0.05)
                 stop.set()
                 await playing
-                return player.durations[WARM_UP:most]
+                return player.durations[WARM_UP:limit]
 
             played = await asyncio.gather(*(play(number) for number in range(max(1, options.sandboxes))))
             return [duration for durations in played for duration in durations]
@@ -181,17 +181,17 @@ async def overhead(options: argparse.Namespace, tree: Path) -> float:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     chance = random.Random(options.seed)
     words = ["--replicate", "--lease", str(options.lease)]
-    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as directory:
         tree = image(options.image)
-        made = Hosts(Path(folder), tree, options.hosts, rate=options.rate, options=words)
+        made = Hosts(Path(directory), tree, options.hosts, rate=options.rate, options=words)
         async with made as hosts, hosts.client() as client:
             try:
-                found = await _measured(options, hosts, client, chance)
+                result = await _measured(options, hosts, client, chance)
             finally:
                 keep_logs(hosts, options.logs)
     if options.overhead:
-        found["replication_overhead"] = round(await overhead(options, tree), 4)
-    return found
+        result["replication_overhead"] = round(await overhead(options, tree), 4)
+    return result
 
 
 async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, chance: random.Random) -> dict[str, Any]:
@@ -209,21 +209,23 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
     first = await counters(client)
     calm = [duration for player in players for duration in player.durations]
     recovered: list[Recovery] = []
-    struck: list[str] = []
-    strikes = ["kill"] * options.kills + ["cut"] * options.cuts
-    chance.shuffle(strikes)
-    for kind in strikes:
-        if options.at_most and time.monotonic() - BEGAN > options.at_most:
+    injected: list[str] = []
+    injections = ["kill"] * options.kills + ["cut"] * options.cuts
+    chance.shuffle(injections)
+    for kind in injections:
+        if options.last_loss and time.monotonic() - BEGAN > options.last_loss:
             break
         await asyncio.sleep(chance.uniform(1, 4))
         host = chance.choice(hosts.hosts)
-        struck.append(f"{kind} of {host.name} at {time.monotonic() - BEGAN:.2f} s")
-        came = await strike(client, players, host, kind)
+        injected.append(f"{kind} of {host.name} at {time.monotonic() - BEGAN:.2f} s")
+        came = await inject(client, players, host, kind)
         recovered += came
-        slowest = max((each.whole for each in came), default=0.0)
+        slowest = max((item.complete for item in came), default=0.0)
         lost = sum(bool(player.lost or player.wrong) for player in players)
-        told = f"{len(struck)}: {struck[-1]}: {len(came)} back, the last after {slowest:.2f} s; {lost} lost or wrong"
-        print(told, file=sys.stderr, flush=True)
+        reported = (
+            f"{len(injected)}: {injected[-1]}: {len(came)} back, the last after {slowest:.2f} s; {lost} lost or wrong"
+        )
+        print(reported, file=sys.stderr, flush=True)
     stop.set()
     await asyncio.gather(*playing)
     watching.cancel()
@@ -234,31 +236,31 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "sandboxes": options.sandboxes,
         "think_s": options.think,
         "memory_mb": options.memory,
-        "kills": sum(each.startswith("kill") for each in struck),
-        "cuts": sum(each.startswith("cut") for each in struck),
+        "kills": sum(item.startswith("kill") for item in injected),
+        "cuts": sum(item.startswith("cut") for item in injected),
         "turns": sum(player.turns for player in players),
         "trajectories_lost": sum(bool(player.lost) for player in players),
         "recovered_equal": not any(player.wrong for player in players),
-        "wrong": [f"{p.sandbox.id}: {each}" for p in players for each in [*p.wrong[:3], *filter(None, [p.lost])]][:20],
+        "wrong": [f"{p.sandbox.id}: {item}" for p in players for item in [*p.wrong[:3], *filter(None, [p.lost])]][:20],
         "recoveries": len(recovered),
-        "waited": sum(each.answers is not None for each in recovered),
-        **_quantiles("recovery_s", [each.whole for each in recovered]),
-        **_quantiles("runs_s", [each.runs for each in recovered]),
+        "waited": sum(item.answers is not None for item in recovered),
+        **_quantiles("recovery_s", [item.complete for item in recovered]),
+        **_quantiles("runs_s", [item.runs for item in recovered]),
         "double_actors": len(watch.doubles),
         "doubles": watch.doubles[:20],
-        "strikes": struck,
-        "looks": watch.looks,
-        **_quantiles("answer_ms", [1000 * each for each in calm]),
+        "strikes": injected,
+        "looks": watch.polls,
+        **_quantiles("answer_ms", [1000 * item for item in calm]),
         "copies": int(counted["copies"]),
         "replicated_bytes": _part({name: counted[name] - first[name] for name in counted}),
         "replicated_bytes_all": _part(counted),
         "move": options.move,
         "move_mb": options.move_mb,
         "moves_wrong": wrong,
-        "moves_pause_ms": [round(each.pause_ms, 1) for each in moves],
-        "moves_pause_ms_p50": round(statistics.median([each.pause_ms for each in moves] or [0.0]), 1),
-        "moves_parts_ms": [{name: round(ms, 1) for name, ms in each.parts_ms.items()} for each in moves],
-        "moves_copied_bytes": [each.copied_bytes for each in moves],
+        "moves_pause_ms": [round(item.pause_ms, 1) for item in moves],
+        "moves_pause_ms_p50": round(statistics.median([item.pause_ms for item in moves] or [0.0]), 1),
+        "moves_parts_ms": [{name: round(ms, 1) for name, ms in item.parts_ms.items()} for item in moves],
+        "moves_copied_bytes": [item.copied_bytes for item in moves],
         "lease_s": options.lease,
         "rate": options.rate,
         "processor": processor(),
@@ -268,7 +270,7 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
 
 def _part(counted: dict[str, float]) -> float:
     """What travelled, of what had travelled if each copy were whole."""
-    return round(counted["copied_bytes"] / max(1.0, counted["whole_bytes"]), 4)
+    return round(counted["copied_bytes"] / max(1.0, counted["total_bytes"]), 4)
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:
@@ -301,12 +303,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--overhead", type=int, default=0, metavar="TURNS", help="also measure what copies cost turns")
     parser.add_argument("--rounds", type=int, default=1, help="of that, each with four clusters")
-    parser.add_argument("--at-most", type=float, default=0.0, metavar="S", help="after that no further host is lost")
+    parser.add_argument("--last-loss", type=float, default=0.0, metavar="S", help="after that no further host is lost")
     parser.add_argument("--logs", type=Path, help="keep the logs of coordinator and hosts there")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--image", default="debian")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    found = asyncio.run(run(options))
-    command.show(found, options)
+    result = asyncio.run(run(options))
+    command.show(result, options)
     return 0

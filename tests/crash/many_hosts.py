@@ -101,8 +101,8 @@ class NetHost(BenchHost):
         """How a coordinator reaches it, with a token made for that."""
         async with self.client() as client:
             token = await client.call("POST", "/v1/tokens", NewToken, TokenRequest(name="cluster", scope="admin"))
-        found = re.findall(r"fingerprint (sha256:\w+)", self.log.read_text())
-        return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=found[-1])
+        result = re.findall(r"fingerprint (sha256:\w+)", self.log.read_text())
+        return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=result[-1])
 
     def groups(self) -> list[str]:
         """Names of the control groups of its sandboxes."""
@@ -134,18 +134,18 @@ class NetHost(BenchHost):
         tasks = self.tasks(sandbox)
         if any(named(task).partition(":")[2].startswith(CRIU) for task in tasks) or all(map(traced, tasks)):
             return True
-        wanted = (group(self, sandbox) / "cgroup.freeze").read_text().strip() == "1"
-        return wanted and (self.run / "sandboxes" / sandbox / HELD).exists()
+        target = (group(self, sandbox) / "cgroup.freeze").read_text().strip() == "1"
+        return target and (self.run / "sandboxes" / sandbox / HELD).exists()
 
     def tasks(self, sandbox: str) -> list[str]:
-        return [task for each in group(self, sandbox).rglob("cgroup.threads") for task in each.read_text().split()]
+        return [task for item in group(self, sandbox).rglob("cgroup.threads") for task in item.read_text().split()]
 
     def switch(self, sandbox: str) -> str:
         """Whether its control group is to be frozen, and is, and what is in it."""
         with contextlib.suppress(OSError):
-            wanted = (group(self, sandbox) / "cgroup.freeze").read_text().strip()
+            target = (group(self, sandbox) / "cgroup.freeze").read_text().strip()
             events = " ".join((group(self, sandbox) / "cgroup.events").read_text().split())
-            return f"to freeze {wanted}, {events}, {' '.join(map(named, (self.tasks(sandbox))))}"
+            return f"to freeze {target}, {events}, {' '.join(map(named, (self.tasks(sandbox))))}"
         return "gone"
 
     def cut(self, off: bool) -> None:
@@ -186,8 +186,8 @@ class Hosts:
         self._process = await asyncio.to_thread(launch, nowhere, nowhere, log, *words, module="coordinator")
         async with self.client() as client:
             for host in self.hosts:
-                wanted = await host.registration()
-                await client.call("PUT", f"/v1/cluster/hosts/{host.name}", HostInfo, wanted)
+                target = await host.registration()
+                await client.call("PUT", f"/v1/cluster/hosts/{host.name}", HostInfo, target)
 
     async def __aexit__(self, *_: object) -> None:
         if self._process is not None:
@@ -200,4 +200,4 @@ class Hosts:
         shutil.rmtree(self.run, ignore_errors=True)
 
     def client(self) -> Client:
-        return Client(self.run / "cluster.sock", patience=120.0)
+        return Client(self.run / "cluster.sock", timeout=120.0)

@@ -76,8 +76,8 @@ async def move(client: Client, what: str, count: int, megabytes: int) -> tuple[l
         infos = await client.call("GET", "/v1/cluster/hosts", list[HostInfo])
         target = next(info.name for info in infos if info.name != here and info.state == "alive")
         before = await _count(sandbox)
-        wanted = MoveRequest(sandbox=sandbox.id, host=target)
-        moves.append(await client.call("POST", "/v1/cluster/moves", MoveResult, wanted))
+        required = MoveRequest(sandbox=sandbox.id, host=target)
+        moves.append(await client.call("POST", "/v1/cluster/moves", MoveResult, required))
         if trouble := await _stopped(sandbox, before):
             wrong.append(f"move {number}: {trouble}")
         await asyncio.sleep(RETRY_DELAY)

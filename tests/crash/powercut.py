@@ -19,7 +19,8 @@ verify everything. Cuts that leave the same bytes are examined once and judged e
 `old_or_new`: cuts after which the catalogue is one that there was, not older than the last transaction confirmed as
 durable and not younger than the last one begun, and one that the answers allow (:mod:`tests.crash.power.story`). `old`:
 those
-of them on which a transaction that had begun is not there, `new`: the others. `whole`: cuts after which everything that
+of them on which a transaction that had begun is not there, `new`: the others. `complete`: cuts after which everything
+that
 the catalogue calls durable is on the disk as it was stored. `broken`: the others, with what was wrong.
 """
 
@@ -52,7 +53,7 @@ from sandbox.tree.pool import BtrfsPool
 from tests.crash.power import traced
 from tests.crash.power.blockdev import CRASH_STATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
 from tests.crash.power.examine import CLONES, Examiner, finish, host_on, mounted
-from tests.crash.power.story import NEVER, Found, Ledger, Story
+from tests.crash.power.story import NEVER, CrashResult, Ledger, Story
 
 DISK_SIZE = 900 << 20
 POOL_SIZE = 320 << 20
@@ -63,16 +64,16 @@ _NEW_MOUNTS, _PRIVATE = 0x20000, 1 << 18 | 1 << 14
 # ---------------------------------------------------------------------------- recording
 
 
-async def work(client: Client, recorder: Recorder, turns: int, kept: Path) -> Story:
-    """Everything that a daemon writes, some of it at once. `kept`: where its file snapshots lie."""
+async def work(client: Client, recorder: Recorder, turns: int, retained: Path) -> Story:
+    """Everything that a daemon writes, some of it at once. `retained`: where its file snapshots lie."""
     story = Story()
 
     async def durable(sandbox: Sandbox, command: str) -> str:
         done = await sandbox.exec(command)
         info = await sandbox.durable(done)
         story.life(info.id).durable = min(story.life(info.id).durable, recorder.position())
-        if (kept / info.id).is_dir():
-            story.files[info.id] = await asyncio.to_thread(hashing.digest, kept / info.id, None)
+        if (retained / info.id).is_dir():
+            story.files[info.id] = await asyncio.to_thread(hashing.digest, retained / info.id, None)
         return info.id
 
     sandbox = await client.create(IMAGE)
@@ -107,9 +108,9 @@ async def work(client: Client, recorder: Recorder, turns: int, kept: Path) -> St
 
 
 async def _label(client: Client, recorder: Recorder, story: Story, name: str, text: str) -> None:
-    asked = recorder.position()
+    requested = recorder.position()
     await client.store.label(name, text)
-    story.labels.setdefault(name, []).append((asked, recorder.position(), text))
+    story.labels.setdefault(name, []).append((requested, recorder.position(), text))
 
 
 async def _remove(client: Client, recorder: Recorder, story: Story, name: str) -> None:
@@ -176,23 +177,23 @@ class Result:
     story: Story
     old: int = 0
     new: int = 0
-    whole: int = 0
+    complete: int = 0
     crash_states: collections.Counter[str] = field(default_factory=collections.Counter)
     broken: list[str] = field(default_factory=list)
 
-    def judge(self, cut: Cut, found: Found) -> None:
+    def judge(self, cut: Cut, result: CrashResult) -> None:
         """What this disk means behind this cut."""
         self.crash_states[cut.name] += 1
-        wrong = [found.unreadable] if found.unreadable else self.ledger.wrong(found.mark, cut.position)
-        if not found.unreadable:
-            wrong += self.story.wrong(found.rows, cut.position)
+        wrong = [result.unreadable] if result.unreadable else self.ledger.wrong(result.mark, cut.position)
+        if not result.unreadable:
+            wrong += self.story.wrong(result.rows, cut.position)
         if not wrong:
-            newest = self.ledger.newest(cut.position) == found.mark
+            newest = self.ledger.newest(cut.position) == result.mark
             self.new += newest
             self.old += not newest
-        self.whole += not (found.damage or found.unreadable)
-        if wrong or found.damage:
-            said = "; ".join([*wrong, *found.damage][:4])
+        self.complete += not (result.damage or result.unreadable)
+        if wrong or result.damage:
+            said = "; ".join([*wrong, *result.damage][:4])
             self.broken.append(f"cut at {cut.position} ({cut.name}): {said}")
             print(self.broken[-1], file=sys.stderr)
 
@@ -206,29 +207,29 @@ class Examination:
         self._pool = ThreadPoolExecutor(self.workers)
         self._places = threading.Semaphore(self.workers + 1)
         self._mine = threading.local()
-        self._known: dict[int, Future[Found]] = {}
+        self._existing: dict[int, Future[CrashResult]] = {}
         self.examined = 0
 
-    def begin(self, cut: Cut, *, daemon: bool) -> Future[Found]:
+    def begin(self, cut: Cut, *, daemon: bool) -> Future[CrashResult]:
         """Examine the disk as `cut` left it. Cuts come in the order of the log."""
         state = self._disk.state(cut)
-        if state in self._known and not daemon:
-            return self._known[state]
+        if state in self._existing and not daemon:
+            return self._existing[state]
         self._places.acquire()
         # A file of its own each time: a loop device that is just being let go still has the last one in its cache.
         made = self._directory / f"cut-{self.examined}"
         self.examined += 1
         self._disk.make(cut, made)
-        self._known[state] = future = self._pool.submit(self._examine, made, daemon)
+        self._existing[state] = future = self._pool.submit(self._examine, made, daemon)
         return future
 
-    def _examine(self, made: Path, daemon: bool) -> Found:
+    def _examine(self, made: Path, daemon: bool) -> CrashResult:
         try:
             if not hasattr(self._mine, "examiner"):
                 name = str(threading.get_ident())
                 self._mine.examiner = Examiner(self._directory, self._tree, name, self._files)
-            found: Found = self._mine.examiner.examine(made, daemon=daemon)
-            return found
+            result: CrashResult = self._mine.examiner.examine(made, daemon=daemon)
+            return result
         finally:
             made.unlink()
             self._places.release()
@@ -249,17 +250,17 @@ def replay(
     daemons = set(chance.sample(range(count), min(options.daemons, count)))
     result = Result(ledger, story)
     examination = Examination(directory, tree, Disk(directory / "first", log), story.files)
-    waiting: collections.deque[tuple[Cut, Future[Found]]] = collections.deque()
+    waiting: collections.deque[tuple[Cut, Future[CrashResult]]] = collections.deque()
     try:
         for number, cut in enumerate(chosen, 1):
             waiting.append((cut, examination.begin(cut, daemon=number - 1 in daemons)))
             while waiting and waiting[0][1].done():
-                cut, found = waiting.popleft()
-                result.judge(cut, found.result())
+                cut, collected = waiting.popleft()
+                result.judge(cut, collected.result())
             if number % 200 == 0:
                 print(f"{number} of {count} cuts, {len(result.broken)} broken", file=sys.stderr)
-        for cut, found in waiting:
-            result.judge(cut, found.result())
+        for cut, collected in waiting:
+            result.judge(cut, collected.result())
     finally:
         examination.close()
     recorded = [event for event in events(log) if event.end <= story.end]
@@ -267,7 +268,7 @@ def replay(
     return {
         "writes": len(recorded) - flushes,
         "flushes": flushes,
-        "transactions": sum(each.begun <= story.end for each in ledger.transactions[1:]),
+        "transactions": sum(item.begun <= story.end for item in ledger.transactions[1:]),
         "answers": len(story.checkpoints),
         "cuts": count,
         "disks": examination.examined,
@@ -276,7 +277,7 @@ def replay(
         "old_or_new": result.old + result.new,
         "old": result.old,
         "new": result.new,
-        "whole": result.whole,
+        "complete": result.complete,
         "broken": result.broken,
     }
 
@@ -293,7 +294,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     alone()
     tree = image(options.image)
-    directory = aftermath.folder("pagurus-powercut-", "/dev/shm")
+    directory = aftermath.directory("pagurus-powercut-", "/dev/shm")
     try:
         story, ledger, log = asyncio.run(record(directory, tree, options.turns))
         print(f"recorded {log.stat().st_size >> 20} MiB of writes", file=sys.stderr)

@@ -37,46 +37,46 @@ class Recorded:
         """A trainer has begun, and so many steps are done."""
         return self.opened and self.done >= step
 
-    async def open_trainer(self, ask: wire.OpenTrainer) -> Fence:
+    async def open_trainer(self, request: wire.OpenTrainer) -> Fence:
         fence = self.store.acquire(TRAINER)
-        self.store.recover(ask.step, fence)
+        self.store.recover(request.step, fence)
         self.opened = True
         return fence
 
-    async def publish(self, ask: wire.Publish) -> wire.Done:
-        self.store.need(ask.fence)
-        self.published.append(ask.ref)
+    async def publish(self, request: wire.Publish) -> wire.Done:
+        self.store.need(request.fence)
+        self.published.append(request.ref)
         return wire.Done()
 
-    async def take(self, ask: wire.Take) -> wire.BatchReference:
-        self.store.need(ask.fence)
-        if ask.step >= self.steps:
+    async def take(self, request: wire.Take) -> wire.BatchReference:
+        self.store.need(request.fence)
+        if request.step >= self.steps:
             await asyncio.Event().wait()  # the trainer is ended while it waits
-        batch = self.store.batch(ask.step)
+        batch = self.store.batch(request.step)
         if batch is None:
-            raise NotFound(f"step {ask.step} was not recorded", hint="this is where the record ends")
+            raise NotFound(f"step {request.step} was not recorded", hint="this is where the record ends")
         return by_reference(batch)
 
-    async def whole(self, ask: wire.Whole) -> wire.BatchReference:
+    async def complete(self, request: wire.Complete) -> wire.BatchReference:
         return wire.BatchReference(step=0, version=0, oldest=0, groups=[])
 
-    async def group_reference(self, ask: wire.GroupReference) -> wire.Payloads:
-        return wire.Payloads([self.store.payload(ask.prompt, member) for member in ask.members])
+    async def group_reference(self, request: wire.GroupReference) -> wire.Payloads:
+        return wire.Payloads([self.store.payload(request.prompt, member) for member in request.members])
 
-    async def ack(self, ask: wire.Ack) -> wire.Done:
-        self.store.ack(ask.step, ask.fence)
-        self.done = max(self.done, ask.step + 1)
+    async def ack(self, request: wire.Ack) -> wire.Done:
+        self.store.ack(request.step, request.fence)
+        self.done = max(self.done, request.step + 1)
         return wire.Done()
 
-    async def evaluate(self, ask: wire.Evaluate) -> wire.EvaluationResult:
+    async def evaluate(self, request: wire.Evaluate) -> wire.EvaluationResult:
         """No episode is played: one that was recorded stands for all, its reward is nobody's figure."""
         prompt, member, *_ = next(self.store.samples())
         return wire.EvaluationResult([self.store.sample(prompt, member)])
 
-    async def finish_run(self, ask: wire.FinishRun) -> wire.RolloutCounters:
+    async def finish_run(self, request: wire.FinishRun) -> wire.RolloutCounters:
         return await self.count(wire.Count())
 
-    async def count(self, ask: wire.Count) -> wire.RolloutCounters:
+    async def count(self, request: wire.Count) -> wire.RolloutCounters:
         return wire.RolloutCounters(born=1.0)
 
 
@@ -85,9 +85,9 @@ async def served(run: Path, steps: int) -> AsyncIterator[Recorded]:
     """The first `steps` batches of the store of `run`, served to a trainer of `run`."""
     store = SampleStore(run / "rollout")
     try:
-        desk = Recorded(store, steps)
-        async with RolloutServer(desk, run / "roles"):
-            yield desk
+        handler = Recorded(store, steps)
+        async with RolloutServer(handler, run / "roles"):
+            yield handler
     finally:
         store.close()
 
@@ -96,16 +96,16 @@ async def train(run: Path, steps: int, *, kills: int, seed: int = 0, longest: fl
     """Train on the record of `run` until version `steps` is published. The trainer is killed at random steps, each time
     at most `longest` seconds after that step was acknowledged; how often that was."""
     chance, killed = random.Random(seed), 0
-    async with served(run, steps) as desk:
+    async with served(run, steps) as handler:
         for target in sorted(chance.randrange(steps) for _ in range(kills)):
-            desk.opened = False
+            handler.opened = False
             process = await _begin(run)
-            await _until(run, process, partial(desk.reached, target))
+            await _until(run, process, partial(handler.reached, target))
             await asyncio.sleep(chance.uniform(0.0, longest))
             killed += process.returncode is None
             await _kill(process)
         process = await _begin(run)
-        await _until(run, process, lambda: any(ref.version >= steps for ref in desk.published))
+        await _until(run, process, lambda: any(ref.version >= steps for ref in handler.published))
         await _kill(process)
     return killed
 

@@ -48,7 +48,7 @@ LONGEST = 0.15  # seconds from the begin of a turn to the strike, at most
 SETTLE = 30.0  # seconds that a trial has to come to an agreement
 ENDING = 50  # tenths of a second in which what was killed must be gone
 KINDS = {"sandbox": 3, "shim": 1, "daemon": 1, "lot": 1}  # and how often each
-BESIDE = {"": 6, "collection": 2, "restore": 1, "fork": 1}  # what goes on at the same time
+ALONGSIDE = {"": 6, "collection": 2, "restore": 1, "fork": 1}  # what goes on at the same time
 GONE = (PagurusError, aiohttp.ClientError, OSError)  # what a call gets whose daemon or sandbox is killed
 SERVER = """
 import os
@@ -88,29 +88,29 @@ class Trials:
         began = time.monotonic()
         for number in range(1, count + 1):
             kind = self.chance.choices(list(KINDS), list(KINDS.values()))[0]
-            beside = self.chance.choices(list(BESIDE), list(BESIDE.values()))[0]
+            alongside = self.chance.choices(list(ALONGSIDE), list(ALONGSIDE.values()))[0]
             delay = self.chance.random() * LONGEST
-            trouble = await self.trial(number, kind, beside, delay)
+            trouble = await self.trial(number, kind, alongside, delay)
             self.counts["trials"] += 1
             self.counts["equal"] += not trouble
-            self.by_kind[f"{kind} in {beside or 'a turn'}"] += 1
+            self.by_kind[f"{kind} in {alongside or 'a turn'}"] += 1
             if trouble:
                 self.counts["lost"] += 1
-                self.troubles.append(f"{number}: {kind} in {beside or 'a turn'} after {delay:.3f} s: {trouble}")
+                self.troubles.append(f"{number}: {kind} in {alongside or 'a turn'} after {delay:.3f} s: {trouble}")
                 print(self.troubles[-1], *self.host.complaints()[-8:], sep="\n", file=sys.stderr)
                 await self.renew(number)
             if number % 50 == 0:
                 print(f"{number} trials, {time.monotonic() - began:.0f} s, {self.counts['lost']} lost", file=sys.stderr)
         await self.drop()
 
-    async def trial(self, number: int, kind: str, beside: str, delay: float) -> str:
+    async def trial(self, number: int, kind: str, alongside: str, delay: float) -> str:
         """One strike. Returns "" or what was wrong."""
         sandbox = await self.client.get(self.name)
         self.note_namespaces()
         before = self.state
-        acts = [asyncio.ensure_future(self.act(sandbox, number, beside))]
-        if beside in ("collection", "fork"):
-            acts.append(asyncio.ensure_future(self.aside(beside, sandbox)))
+        acts = [asyncio.ensure_future(self.act(sandbox, number, alongside))]
+        if alongside in ("collection", "fork"):
+            acts.append(asyncio.ensure_future(self.aside(alongside, sandbox)))
         await asyncio.sleep(delay)
         if kind in ("daemon", "lot"):
             await asyncio.to_thread(self.host.kill)
@@ -133,25 +133,25 @@ class Trials:
             await asyncio.to_thread(self.host.start)
             self.client = self.host.client()
         await self.remove_children()
-        return await self.settled(before, before if beside == "restore" else number)
+        return await self.finalized(before, before if alongside == "restore" else number)
 
-    async def act(self, sandbox: Sandbox, number: int, beside: str) -> None:
+    async def act(self, sandbox: Sandbox, number: int, alongside: str) -> None:
         """The turn of a trial, or a restore to where it stands."""
-        if beside == "restore":
+        if alongside == "restore":
             await sandbox.restore(verify=number % 2 == 0)
         else:
             await sandbox.exec(f"echo set {number} > /ask; head -n1 /answer; echo {number} > /number", timeout=SETTLE)
 
-    async def aside(self, beside: str, sandbox: Sandbox) -> None:
-        if beside == "collection":
+    async def aside(self, alongside: str, sandbox: Sandbox) -> None:
+        if alongside == "collection":
             while True:
                 await self.client.store.collect()
         await self.client.fork(sandbox.info.head or "", 2)
 
-    async def settled(self, before: int, number: int) -> str:
+    async def finalized(self, before: int, number: int) -> str:
         """Bring the sandbox back if it died; compare memory and file with what may be."""
         sandbox = await self.client.get(self.name)
-        began, died, found = time.monotonic(), False, "nothing"
+        began, died, result = time.monotonic(), False, "nothing"
         try:
             while time.monotonic() - began < SETTLE:
                 try:
@@ -159,25 +159,25 @@ class Trials:
                         died = True
                         await sandbox.restore(verify=True)
                     done = await sandbox.exec("echo get > /ask; head -n1 /answer; cat /number", timeout=10)
-                    found = done.text
+                    result = done.text
                     await sandbox.captured(done)  # the answer came at once; the next trial relies on what it shows
                 except PagurusError as error:
-                    found = str(error)
+                    result = str(error)
                     if error.code not in ("sandbox_dead", "conflict"):
-                        return found
+                        return result
                     await asyncio.sleep(0.05)
                     continue
                 for state in (before, number):
-                    if found.split() == [str(state)] * 2:
+                    if result.split() == [str(state)] * 2:
                         self.state = state
                         return ""
                 await asyncio.sleep(0.1)  # a daemon that was killed alone: the command goes on and has not ended yet
         finally:
             self.counts["killed"] += died
             self.note_namespaces()
-        whole = [info for info in await sandbox.tree() if info.error is None]
-        self.counts["without_checkpoint"] += died and not whole
-        return f"turn {number} after {before}: found {found.split()}"
+        complete = [info for info in await sandbox.tree() if info.error is None]
+        self.counts["without_checkpoint"] += died and not complete
+        return f"turn {number} after {before}: found {result.split()}"
 
     # ----------------------------------------------------------------- the sandbox
 
@@ -246,9 +246,9 @@ class Trials:
         while pid > 1:
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/cgroup").read_text()
-                found = set(re.findall(r"/pagurus/([\w-]+)", words)) - {"_shims"}
-                if found:
-                    return not found & self.names
+                result = set(re.findall(r"/pagurus/([\w-]+)", words)) - {"_shims"}
+                if result:
+                    return not result & self.names
             pid = _parent(pid)
         return False
 
@@ -261,11 +261,11 @@ def _parent(pid: int) -> int:
 
 
 def _namespaces(pid: int) -> set[str]:
-    found = set()
+    result = set()
     for kind in NAMESPACES:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
-    return found
+            result.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+    return result
 
 
 def _losetup(file: Path) -> list[str]:
@@ -274,7 +274,7 @@ def _losetup(file: Path) -> list[str]:
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
-    directory = aftermath.folder("pagurus-recovery-", "/var/tmp")
+    directory = aftermath.directory("pagurus-recovery-", "/var/tmp")
     host = BenchHost(directory, await asyncio.to_thread(image, options.image), module="tests.crash.staged_daemon")
     host.environment[staged_daemon.WHERE] = str(directory / "stages")
     before = Census(host)

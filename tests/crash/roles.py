@@ -71,19 +71,19 @@ STEPS = 100_000  # more than any bench makes
 class Bench:
     """One daemon, one run, and what was seen of both."""
 
-    def __init__(self, host: BenchHost, folder: Path, options: argparse.Namespace):
-        self.host, self.out, self.options = host, folder, options
+    def __init__(self, host: BenchHost, directory: Path, options: argparse.Namespace):
+        self.host, self.out, self.options = host, directory, options
         self.chance = random.Random(options.seed)
         self.process: subprocess.Popen[bytes] | None = None
         self.kills: Counter[str] = Counter()
         self.first: dict[str, list[float]] = defaultdict(list)
-        self.struck: list[tuple[str, float, TurnRecord]] = []  # role, when, and the first answer after that
-        self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
+        self.injected: list[tuple[str, float, TurnRecord]] = []  # role, when, and the first answer after that
+        self.complete: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
         self.groups_lost = self.hangs = 0
         self.journal: TurnJournal | None = None
 
     @property
-    def run_folder(self) -> Path:
+    def run_directory(self) -> Path:
         return (self.out / "latest").resolve()
 
     @property
@@ -99,11 +99,11 @@ class Bench:
             concurrency=16, held_out=2, faults=0, pace=0.2, image=IMAGE, seed=options.seed, out=self.out,
         )  # fmt: skip
         open_run(config)
-        shutil.copytree(self.run_folder, self.fresh)
+        shutil.copytree(self.run_directory, self.fresh)
 
     def start_run(self) -> None:
         """From the beginning, or where the last one was."""
-        argv = [sys.executable, "-m", "pagurus", "train", "--resume", str(self.run_folder)]
+        argv = [sys.executable, "-m", "pagurus", "train", "--resume", str(self.run_directory)]
         environment = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
         with (self.out / "run.log").open("ab") as log:
             self.process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)
@@ -121,15 +121,15 @@ class Bench:
             self.process.wait()
             self.start_run()
             return at
-        for _ in looks():
+        for _ in polls():
             at = time.time()
-            if local.restart(self.run_folder, role):
+            if local.restart(self.run_directory, role):
                 return at
         raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
 
     def turns_go_on(self, since: float) -> TurnRecord | None:
         """The first answer that was asked for and finished after `since`, by the journal; None: nothing comes."""
-        for _ in looks():
+        for _ in polls():
             if self.process is not None and self.process.poll() is not None:
                 raise RuntimeError(f"the run ended by itself:\n{tail(self.out / 'run.log')}")
             if ended := self.answers(since):
@@ -139,24 +139,24 @@ class Bench:
     def answers(self, since: float) -> list[TurnRecord]:
         """Answers after `since` in the journal."""
         if self.journal is None:
-            if not (self.run_folder / "rollout" / "journal.sqlite").exists():
+            if not (self.run_directory / "rollout" / "journal.sqlite").exists():
                 return []
-            self.journal = TurnJournal(self.run_folder / "rollout")
+            self.journal = TurnJournal(self.run_directory / "rollout")
         entries = [self.journal.entries(key)[-1:] for key in self.journal.open()]
-        records = [record for found in entries for entry in found for record in entry.records]
+        records = [record for result in entries for entry in result for record in entry.records]
         return [record for record in records if record.gen_start > since]
 
     def recovery_phases(self) -> dict[str, dict[str, list[float]]]:
         """What each way back consisted of: stages of the next process, each in seconds since the one before it. Of a
         process that was killed on its way, those that it reached."""
         phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for number, (role, at, answer) in enumerate(self.struck):
-            again = min((when for name, when, _ in self.struck[number + 1 :] if name == role), default=math.inf)
+        for number, (role, at, answer) in enumerate(self.injected):
+            again = min((when for name, when, _ in self.injected[number + 1 :] if name == role), default=math.inf)
             if role == "daemon":
                 reached = daemon_stages(self.host.log, at)
             else:
-                found = stages.read(local.roles_of(self.run_folder), role=role, since=at)
-                reached = [(each.stage, each.at) for each in found]
+                result = stages.read(local.roles_of(self.run_directory), role=role, since=at)
+                reached = [(item.stage, item.at) for item in result]
             last = at
             for stage, when in reached:
                 if when >= again:
@@ -171,19 +171,19 @@ class Bench:
 
     def note_groups(self) -> None:
         """What is whole now must be whole, handed out or consumed for ever."""
-        store = SampleStore(self.run_folder / "rollout")
+        store = SampleStore(self.run_directory / "rollout")
         try:
             states = dict(store._read("select id, state from prompts"))
         finally:
             store.close()
-        for prompt, allowed in self.whole.items():
+        for prompt, allowed in self.complete.items():
             if states.get(prompt) not in allowed:
                 self.groups_lost += 1
         later = {"buffered": ("buffered", "handed", "consumed"), "handed": ("handed", "consumed")}
         later["consumed"] = ("consumed", "handed")  # the trainer's save may be older
-        self.whole = {prompt: set(later[state]) for prompt, state in states.items() if state in later}
+        self.complete = {prompt: set(later[state]) for prompt, state in states.items() if state in later}
 
-    def strike(self, role: str) -> None:
+    def inject(self, role: str) -> None:
         time.sleep(self.chance.uniform(*APART))
         self.note_groups()
         at = self.kill(role)
@@ -194,10 +194,10 @@ class Bench:
             print(f"hang after kill of {role}:\n{self.explained()}", file=sys.stderr)
         else:
             self.first[role].append(answer.gen_end - at)
-            self.struck.append((role, at, answer))
+            self.injected.append((role, at, answer))
         self.note_groups()
 
-    def strikes(self) -> None:
+    def injections(self) -> None:
         """So many of each role, in any order, as long as there is time."""
         roles = (self.options.role or list(ROLES)) * self.options.kills
         self.chance.shuffle(roles)
@@ -205,20 +205,25 @@ class Bench:
         for role in roles:
             if time.monotonic() > until:
                 return
-            self.strike(role)
+            self.inject(role)
             last = self.first[role][-1] if self.first[role] else math.inf
             print(f"{dict(self.kills)}, {self.hangs} hangs; {role}: {last:.2f} s", file=sys.stderr)
 
     def explained(self) -> str:
         """What a person looks at when nothing goes on."""
-        living = [f"{each.name} {'lives' if each.alive else 'is dead'}" for each in local.states(self.run_folder)]
-        status = read_status(self.run_folder / "rollout")
+        living = [f"{item.name} {'lives' if item.alive else 'is dead'}" for item in local.states(self.run_directory)]
+        status = read_status(self.run_directory / "rollout")
         said = [f"{time.time() - status.at:.0f} s ago: {len(status.running)} trajectories run; {', '.join(living)}"]
         said += [f"{wait.who} waits: {wait.reason}" for wait in status.waits]
         said += [
-            f"{each.name} turn {each.turn}: {each.doing} for {status.at - each.since:.0f} s" for each in status.running
+            f"{item.name} turn {item.turn}: {item.doing} for {status.at - item.since:.0f} s" for item in status.running
         ]
-        logs = [self.out / "run.log", self.run_folder / "rollout.log", self.run_folder / "engine.log", self.host.log]
+        logs = [
+            self.out / "run.log",
+            self.run_directory / "rollout.log",
+            self.run_directory / "engine.log",
+            self.host.log,
+        ]
         return "\n".join([*said, *(f"{log.name}:\n{tail(log)}" for log in logs)])
 
     def away(self, seconds: float) -> None:
@@ -233,22 +238,22 @@ class Bench:
 
     def replays(self) -> dict[str, Any]:
         """The weights of this run, and of a trainer that is killed, against those of one that is not."""
-        newest = VersionStore(self.run_folder / "weights").newest()
+        newest = VersionStore(self.run_directory / "weights").newest()
         assert newest is not None, "a run publishes what it begins with"
         steps = min(newest.version, self.options.replay_steps)
-        found: dict[str, Any] = {"replay_steps": steps}
+        result: dict[str, Any] = {"replay_steps": steps}
         digests = {}
         for name, kills in (("undisturbed", 0), ("killed", self.options.replays)):
-            folder = self.out / name
-            shutil.copytree(self.fresh, folder)
-            shutil.copytree(self.run_folder / "rollout", folder / "rollout")
-            found[f"replay_{name}"] = asyncio.run(recorded.train(folder, steps, kills=kills, seed=1, longest=2.0))
-            digests[name] = VersionStore(folder / "weights").digests(steps)
-        found["weights_identical"] = digests["killed"] == digests["undisturbed"]
+            directory = self.out / name
+            shutil.copytree(self.fresh, directory)
+            shutil.copytree(self.run_directory / "rollout", directory / "rollout")
+            result[f"replay_{name}"] = asyncio.run(recorded.train(directory, steps, kills=kills, seed=1, longest=2.0))
+            digests[name] = VersionStore(directory / "weights").digests(steps)
+        result["weights_identical"] = digests["killed"] == digests["undisturbed"]
         with contextlib.suppress(NotFound):  # collected meanwhile
-            live = VersionStore(self.run_folder / "weights").digests(steps)
-            found["live_weights_identical"] = live == digests["undisturbed"]
-        return found
+            live = VersionStore(self.run_directory / "weights").digests(steps)
+            result["live_weights_identical"] = live == digests["undisturbed"]
+        return result
 
     def end(self) -> None:
         if self.process is not None:
@@ -261,7 +266,7 @@ class Bench:
 
 
 def everything(options: argparse.Namespace) -> dict[str, Any]:
-    with aftermath.TemporaryFolder("pagurus-roles-") as name:
+    with aftermath.TemporaryDirectory("pagurus-roles-") as name:
         host = BenchHost(Path(name) / "host", image(options.image))
         bench = Bench(host, Path(name) / "runs", options)
         bench.out.mkdir()
@@ -272,7 +277,7 @@ def everything(options: argparse.Namespace) -> dict[str, Any]:
             bench.start_run()
             if all(bench.turns_go_on(began) is None for _ in range(FIRST)):
                 raise RuntimeError(f"no turn was ever played:\n{tail(bench.out / 'run.log')}")
-            bench.strikes()
+            bench.injections()
             if options.away:
                 bench.away(options.away)
             bench.end()
@@ -283,13 +288,13 @@ def everything(options: argparse.Namespace) -> dict[str, Any]:
                 bench.process.wait()
             if (bench.out / "latest").exists():
                 for role in ("rollout", "trainer", "engine"):
-                    local.restart(bench.run_folder, role)
+                    local.restart(bench.run_directory, role)
             host.clean()
 
 
 def result(bench: Bench) -> dict[str, Any]:
-    folder = bench.run_folder / "rollout"
-    store = SampleStore(folder)
+    directory = bench.run_directory / "rollout"
+    store = SampleStore(directory)
     account = store.account()
     batches = [batch for step in range(account.issued) if (batch := store.batch(step)) is not None]
     trained = Counter(group.prompt for batch in batches for group in batch.groups)
@@ -298,7 +303,7 @@ def result(bench: Bench) -> dict[str, Any]:
     parts = account.consumed + account.in_flight + account.queued + account.buffered + account.given_up
     reasons = store.reasons()
     store.close()
-    replayed = decisions.replay(folder)
+    replayed = decisions.replay(directory)
     return {
         "kills": dict(bench.kills),
         "carries": CARRIES,
@@ -314,10 +319,10 @@ def result(bench: Bench) -> dict[str, Any]:
         "turns_replayed_max": max((r.replayed for sample in samples for r in sample.recoveries), default=0),
         "restores_equal": all(r.equal for sample in samples for r in sample.recoveries),
         "first_token_s": {role: spread(times) for role, times in bench.first.items()},
-        "first_token_s_p95": spread([each for times in bench.first.values() for each in times])["p95"],
+        "first_token_s_p95": spread([item for times in bench.first.values() for item in times])["p95"],
         "recovery_phases": {
-            role: {stage: spread(times) for stage, times in found.items()}
-            for role, found in bench.recovery_phases().items()
+            role: {stage: spread(times) for stage, times in collected.items()}
+            for role, collected in bench.recovery_phases().items()
         },
         "hangs": bench.hangs,
         "decisions": replayed.decisions,
@@ -326,7 +331,7 @@ def result(bench: Bench) -> dict[str, Any]:
     }
 
 
-def looks() -> Iterator[None]:
+def polls() -> Iterator[None]:
     """One after another for `HANG` seconds. What lies between two counts as a second at most: that this process was
     stopped meanwhile is no hang."""
     left, last = HANG, time.monotonic()
@@ -351,15 +356,15 @@ DAEMON_STAGES = (
 
 def daemon_stages(log: Path, since: float) -> list[tuple[str, float]]:
     """The stages of the first start of a daemon after `since`, from its log."""
-    found: list[tuple[str, float]] = []
+    result: list[tuple[str, float]] = []
     for line in log.read_text(errors="replace").splitlines():
         if not line.startswith("{"):
             continue
         entry = json.loads(line)
         stage = next((stage for said, stage in DAEMON_STAGES if str(entry["message"]).startswith(said)), None)
-        if stage is not None and entry["time"] >= since and stage not in dict(found):
-            found.append((stage, entry["time"]))
-    return found
+        if stage is not None and entry["time"] >= since and stage not in dict(result):
+            result.append((stage, entry["time"]))
+    return result
 
 
 def tail(path: Path) -> str:
@@ -383,8 +388,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # who starts again finds compiled modules, as where it is installed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also a bench that is ended leaves nothing behind
-    found = everything(options)
-    command.show(found, options)
+    result = everything(options)
+    command.show(result, options)
     bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs", "given_up")
-    good = found["identical"] == found["decisions"] and found.get("weights_identical", True)
-    return 1 if any(found[name] for name in bad) or not good else 0
+    good = result["identical"] == result["decisions"] and result.get("weights_identical", True)
+    return 1 if any(result[name] for name in bad) or not good else 0

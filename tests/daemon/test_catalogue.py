@@ -150,12 +150,12 @@ def test_kill_9_leaves_the_old_or_the_new_catalogue(tmp_path: Path, after: int) 
     writer = Program([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
-        told = [int(writer.stdout.readline()) for _ in range(after)]
+        reported = [int(writer.stdout.readline()) for _ in range(after)]
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         rest = writer.stdout.read().split() if writer.stdout else []
         writer.end()
-    last = max([*told, *map(int, rest)])
+    last = max([*reported, *map(int, rest)])
     (row,), checkpoints = asyncio.run(_loaded(path))
     assert row.turn >= last
     assert row.head == checkpoints[-1].id

@@ -25,19 +25,21 @@ def patterns(schema: Any) -> set[str]:
 
 
 def test_every_pattern_has_words() -> None:
-    known = patterns(msgspec.json.schema_components(KINDS)[1])
-    assert known and known <= FORMS.keys()
+    existing = patterns(msgspec.json.schema_components(KINDS)[1])
+    assert existing and existing <= FORMS.keys()
 
 
 def test_every_choice_has_words() -> None:
     parts = msgspec.json.schema_components(KINDS, ref_template="{name}")[1]
-    known: dict[str, set[str]] = {}
+    existing: dict[str, set[str]] = {}
     for part in parts.values():
-        for name, each in part.get("properties", {}).items():
-            for kind in (each, parts.get(each.get("$ref"), {}), *each.get("anyOf", ())):
+        for name, item in part.get("properties", {}).items():
+            for kind in (item, parts.get(item.get("$ref"), {}), *item.get("anyOf", ())):
                 if "enum" in kind:
-                    known.setdefault(name, set()).update(word for word in kind["enum"] if word is not None)
-    by_people = {name: words for name, words in known.items() if name not in ("state", "verdict")}  # daemons send these
+                    existing.setdefault(name, set()).update(word for word in kind["enum"] if word is not None)
+    by_people = {
+        name: words for name, words in existing.items() if name not in ("state", "verdict")
+    }  # daemons send these
     assert {name: set(re.split(", | or ", words)) for name, words in CHOICES.items()} == by_people
 
 

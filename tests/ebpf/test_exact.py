@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.verdict.assess import look
+from daemon.verdict.assess import poll
 from daemon.verdict.ignore import checked
 from daemon.verdict.judge import judge
 from ebpf.inspector import Inspector
@@ -48,7 +48,7 @@ async def probe(container: Container, word: str, times: int = 1) -> None:
     assert done.exit_code == 0, (word, done.exit_code, done.stderr)
 
 
-async def seen(arena: Arena, container: Container, word: str, times: int = 1) -> Effects:
+async def observed(arena: Arena, container: Container, word: str, times: int = 1) -> Effects:
     await probe(container, word, times)
     return arena.inspector.read(container.cgroup.id)
 
@@ -65,7 +65,7 @@ def agent_of(container: Container) -> int | None:
 
 async def mark(arena: Arena, container: Container) -> None:
     """A mark once nobody runs: what has yet to begin its wait would count as having run since."""
-    await arena.settle(container)
+    await arena.finalize(container)
     arena.mark(container)
 
 
@@ -125,7 +125,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
                         f"/proc/{container.init_pid}/root/work/n{number}",
                     )
             await mark(arena, container)
-            effects = await seen(arena, container, word, 23)
+            effects = await observed(arena, container, word, 23)
             if count(effects) != 23:
                 wrong[word] = count(effects)
     assert wrong == {}
@@ -135,7 +135,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
 async def test_what_is_done_to_a_child_that_is_gone_is_nothing(arena: Arena, word: str) -> None:
     async with arena.sandbox() as container:
         await mark(arena, container)
-        effects = await seen(arena, container, word, 23)
+        effects = await observed(arena, container, word, 23)
         assert effects.foreign_writes == 0
         assert judge(effects).verdict is Verdict.NONE
 
@@ -149,7 +149,7 @@ async def test_a_connection_counts_when_somebody_older_may_be_at_its_other_end(
     async with arena.sandbox() as container:
         await arena.do(container, "start_server")
         await mark(arena, container)
-        effects = await seen(arena, container, word)
+        effects = await observed(arena, container, word)
         assert effects.survivors == 1
         assert effects.channels == expected, effects
         assert judge(effects).verdict is (Verdict.PROCESSES if expected else Verdict.NONE)
@@ -158,7 +158,7 @@ async def test_a_connection_counts_when_somebody_older_may_be_at_its_other_end(
 async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await mark(arena, container)
-        assert judge(await seen(arena, container, "truncate_read_only")).verdict is Verdict.FILES
+        assert judge(await observed(arena, container, "truncate_read_only")).verdict is Verdict.FILES
 
 
 # --------------------------------------------------------------------------- IPC
@@ -167,7 +167,7 @@ async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> 
 async def test_ipc_objects_made_and_removed_are_nothing(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await mark(arena, container)
-        effects = await seen(arena, container, "ipc_gone", 3)
+        effects = await observed(arena, container, "ipc_gone", 3)
         assert effects.ipc_changes == 0
         assert judge(effects).verdict is Verdict.NONE
 
@@ -176,24 +176,24 @@ async def test_ipc_objects_made_and_removed_are_nothing(arena: Arena) -> None:
 async def test_an_ipc_object_that_stays_is_something(arena: Arena, word: str) -> None:
     async with arena.sandbox() as container:
         await mark(arena, container)
-        assert judge(await seen(arena, container, word)).verdict is Verdict.PROCESSES
+        assert judge(await observed(arena, container, word)).verdict is Verdict.PROCESSES
         await mark(arena, container)
-        assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
+        assert judge(await observed(arena, container, "nothing")).verdict is Verdict.NONE
         # Something was there before: what was done to it cannot be told from what is gone.
-        assert judge(await seen(arena, container, "ipc_gone")).verdict is Verdict.PROCESSES
+        assert judge(await observed(arena, container, "ipc_gone")).verdict is Verdict.PROCESSES
 
 
 async def test_one_object_for_another_is_something(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await probe(container, "ipc_seven")
         await mark(arena, container)
-        assert judge(await seen(arena, container, "ipc_swap")).verdict is Verdict.PROCESSES
+        assert judge(await observed(arena, container, "ipc_swap")).verdict is Verdict.PROCESSES
 
 
 async def test_a_removed_segment_goes_with_the_last_process_that_maps_it(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await mark(arena, container)
-        assert judge(await seen(arena, container, "ipc_held")).verdict is Verdict.NONE
+        assert judge(await observed(arena, container, "ipc_held")).verdict is Verdict.NONE
 
 
 # --------------------------------------------------------------------------- the agent's own process
@@ -202,7 +202,7 @@ async def test_a_removed_segment_goes_with_the_last_process_that_maps_it(arena: 
 async def test_an_agent_at_work_is_no_survivor(arena: Arena) -> None:
     async with agent_at_work(arena) as (container, _):
         for word in ("nothing", "ipc_gone", "channels"):
-            effects = await seen(arena, container, word)
+            effects = await observed(arena, container, word)
             assert effects.excluded >= 4
             for _ in range(3):  # a child that just begins may not be known as the agent's yet; it is gone at once
                 if effects.survivors:
@@ -214,19 +214,19 @@ async def test_an_agent_at_work_is_no_survivor(arena: Arena) -> None:
 
 async def test_beside_an_agent_everything_else_counts(arena: Arena) -> None:
     async with agent_at_work(arena, "parent") as (container, _):
-        effects = await seen(arena, container, "quiet")
+        effects = await observed(arena, container, "quiet")
         assert (effects.survivors, effects.survivors_new) == (1, 1)
         assert judge(effects).verdict.processes
         await mark(arena, container)
-        assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
-        assert judge(await seen(arena, container, "directory")).verdict is Verdict.FILES
+        assert judge(await observed(arena, container, "nothing")).verdict is Verdict.NONE
+        assert judge(await observed(arena, container, "directory")).verdict is Verdict.FILES
 
 
 async def test_the_end_of_an_agent_is_no_effect(arena: Arena) -> None:
     async with agent_at_work(arena) as (container, pid):
         os.kill(pid, 9)
         await until(lambda: container.tasks() == [container.init_pid])
-        effects = await seen(arena, container, "nothing")
+        effects = await observed(arena, container, "nothing")
         assert effects.excluded == 0
         assert judge(effects).verdict is Verdict.NONE, effects
 
@@ -245,9 +245,9 @@ async def test_what_an_agent_says_to_an_older_process_changes_that(arena: Arena,
     """It waits in the other's pipe or socket, which the dump holds."""
     async with agent_at_work(arena, word) as (container, pid):
         os.kill(pid, signal.SIGSTOP)
-        await arena.settle(container)
+        await arena.finalize(container)
         arena.mark(container)
-        assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
+        assert judge(await observed(arena, container, "nothing")).verdict is Verdict.NONE
         os.kill(pid, signal.SIGCONT)
         await until(lambda: arena.inspector.read(container.cgroup.id).channels > 0)
         effects = arena.inspector.read(container.cgroup.id)
@@ -262,7 +262,7 @@ async def test_what_an_ignored_process_says_to_another_one_counts(arena: Arena) 
         await until(lambda: "deaf" in {task.name for task in arena.inspector.tasks(container.cgroup.id)})
         arena.mark(container)
         await until(lambda: any(task.spoke for task in arena.inspector.tasks(container.cgroup.id)))
-        effects, judgement = look(arena.inspector, container, rules)
+        effects, judgement = poll(arena.inspector, container, rules)
         assert (effects.ignored, effects.survivors_ran, effects.channels) == (1, 0, 1)
         assert judgement.verdict is Verdict.PROCESSES
 
@@ -294,8 +294,8 @@ async def test_the_child_of_a_process_without_a_record_counts(arena: Arena, monk
             assert effects.overflow
             assert effects.survivors == effects.survivors_new == 1
             second.mark(container.cgroup.id)  # which finds the parent
-            assert (found := second.read(container.cgroup.id)).survivors == 2
-            assert not found.overflow
+            assert (result := second.read(container.cgroup.id)).survivors == 2
+            assert not result.overflow
 
 
 async def test_exclusion_needs_a_watched_sandbox(inspector: Inspector) -> None:

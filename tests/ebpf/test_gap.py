@@ -37,8 +37,8 @@ async def test_a_writer_at_work_in_the_gap_is_captured(own: Daemon) -> None:
         assert "restarted" in (result.reason or "")
         await client.checkpoint(result.checkpoint, wait="captured")
         await sb.restore(result.checkpoint)
-        found = await sb.exec("wc -c < /work/log")
-        assert int(found.stdout) >= in_gap
+        collected = await sb.exec("wc -c < /work/log")
+        assert int(collected.stdout) >= in_gap
 
 
 async def test_a_process_that_comes_and_goes_in_the_gap_leaves_its_file_captured(own: Daemon) -> None:

@@ -13,7 +13,7 @@ from sandbox import libc, paths
 
 SOURCES = Path(probe.__file__).parent
 HOOK = re.compile(r'^SEC\("tp_btf/(\w+)"\)\nint BPF_PROG\((\w+)(?:, ([^)]*))?\)', re.MULTILINE)
-HOOKS = [found for path in sorted(SOURCES.glob("*.[ch]")) for found in HOOK.findall(path.read_text())]
+HOOKS = [result for path in sorted(SOURCES.glob("*.[ch]")) for result in HOOK.findall(path.read_text())]
 
 pytestmark = [
     pytest.mark.skipif(not probe.BTF.exists(), reason="this kernel has no BTF"),
@@ -23,11 +23,11 @@ pytestmark = [
 
 def declared(arguments: str) -> list[str]:
     """Types of a list of declarations. Example: ``int a, struct inode *b`` -> ``["int", "struct inode *"]``."""
-    found = []
+    result = []
     for one in filter(None, (part.strip() for part in arguments.split(","))):
         kind, star, _ = one.replace("const ", "").rpartition("*")
-        found.append(f"{kind.strip()} *" if star else one.rpartition(" ")[0])
-    return found
+        result.append(f"{kind.strip()} *" if star else one.rpartition(" ")[0])
+    return result
 
 
 def agree(ours: str, kernels: str) -> bool:
@@ -65,14 +65,14 @@ def test_a_hook_that_takes_something_else_would_be_found() -> None:
 
 def hooks() -> int:
     """Programs that this process holds attached."""
-    found = 0
+    result = 0
     for path in Path("/proc/self/fdinfo").iterdir():
         try:
             text = path.read_text()
         except FileNotFoundError:  # that of the directory itself
             continue
-        found += "link_type:\ttracing" in text or "link_type:\traw_tracepoint" in text
-    return found
+        result += "link_type:\ttracing" in text or "link_type:\traw_tracepoint" in text
+    return result
 
 
 def test_a_host_without_a_sandbox_has_no_hooks() -> None:

@@ -51,7 +51,7 @@ def arena(pool: BtrfsPool, image: Path, inspector: Inspector, tmp_path: Path) ->
 
 async def mark(arena: Arena, container: Container) -> None:
     """A mark once nobody runs: what has yet to begin its wait would count as having run since."""
-    await arena.settle(container)
+    await arena.finalize(container)
     arena.mark(container)
 
 
@@ -188,7 +188,7 @@ async def test_a_dump_is_not_work_of_the_processes(arena: Arena, kind: str, tmp_
     try:
         async with arena.sandbox() as container:
             await arena.do(container, kind)
-            await arena.settle(container)
+            await arena.finalize(container)
             for number in range(2):
                 await checkpointer.capture(
                     container,
@@ -237,10 +237,10 @@ async def test_a_second_inspector_sees_what_lives_already_as_new(arena: Arena) -
             assert judge(second.read(container.cgroup.id)).verdict is Verdict.PROCESSES
 
 
-def _unmount_below(folder: Path) -> None:
+def _unmount_below(directory: Path) -> None:
     import subprocess
 
     for line in Path("/proc/self/mounts").read_text().splitlines():
         where = line.split()[1]
-        if where.startswith(str(folder)):
+        if where.startswith(str(directory)):
             subprocess.run(["umount", where], check=False)

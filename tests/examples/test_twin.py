@@ -17,7 +17,7 @@ from examples.finish_the_migration.scenario import NEW, STEPS
 from examples.finish_the_migration.scenario import Scenario as Migration
 from examples.finish_the_migration.scenario import scenario as migration_scenario
 from examples.fit import Example
-from examples.fix_the_service.scenario import FOLDER, PORTS, Scenario, scenario
+from examples.fix_the_service.scenario import DIRECTORY, PORTS, Scenario, scenario
 from rollout.environments.shell import TwinShell, observe
 from sandbox import Sandbox
 from sandbox.messages import ExecResult
@@ -76,7 +76,7 @@ def migration_command(case: Migration, rng: random.Random) -> str:
 
 # The twin starts a service in no time: wait until each that was started listens or has given up. What is left are
 # this shell and one process for each listening socket.
-SETTLED = """
+FINALIZED = """
 until [ "$(pgrep -c -x 'sh|serve')" -eq $((1 + $(grep -c ' 0A ' /proc/net/tcp))) ]; do sleep 0.02; done
 """
 
@@ -111,16 +111,16 @@ async def _compare(
 ) -> None:
     """Some commands on both, after `install`; `then` are commands of the environment's own."""
     rng = random.Random(number)
-    await sandbox.exec(install, cwd=FOLDER)
-    await twin.exec(install, cwd=FOLDER)
+    await sandbox.exec(install, cwd=DIRECTORY)
+    await twin.exec(install, cwd=DIRECTORY)
     for line in [*(command(rng) for _ in range(LENGTH)), *then]:
-        simulated = await twin.exec(line, cwd=FOLDER)
-        real = await sandbox.exec(line, cwd=FOLDER, timeout=3.0 if simulated.timed_out else 240.0)
+        simulated = await twin.exec(line, cwd=DIRECTORY)
+        real = await sandbox.exec(line, cwd=DIRECTORY, timeout=3.0 if simulated.timed_out else 240.0)
         assert observe(real) == observe(simulated), (number, line)
         if isinstance(line, list):
             assert real.text == simulated.text
         if line[-1] == "&":
-            assert (await sandbox.exec(SETTLED, timeout=240.0)).exit_code == 0
+            assert (await sandbox.exec(FINALIZED, timeout=240.0)).exit_code == 0
 
 
 @pytest.mark.parametrize("example", ["service", "migration"])
@@ -129,7 +129,7 @@ async def test_a_scripted_episode_earns_its_reward_and_has_the_verdicts_that_wer
 ) -> None:
     loaded = Example.of({"service": "fix_the_service", "migration": "finish_the_migration"}[example])
     daemon = Daemon(tmp_path)
-    seen: dict[str, set[str]] = {}
+    observed: dict[str, set[str]] = {}
     try:
         daemon.start()
         async with daemon.client() as host:
@@ -150,18 +150,18 @@ async def test_a_scripted_episode_earns_its_reward_and_has_the_verdicts_that_wer
                     assert observation.done
                     assert observation.reward == 1.0
                 for line, verdict in results:
-                    seen.setdefault(line.split(" ")[0] + (" >log" if ">log" in line else ""), set()).add(verdict)
+                    observed.setdefault(line.split(" ")[0] + (" >log" if ">log" in line else ""), set()).add(verdict)
     finally:
         daemon.clean()
-    assert seen["cat"] == {"none"}
-    assert seen["sed"] == {"files"}
+    assert observed["cat"] == {"none"}
+    assert observed["sed"] == {"files"}
     if example == "migration":
-        assert seen["./migrate"] == {"files", "none"}  # none where a lock keeps it from everything
-        assert seen["./check"] == {"none"}
+        assert observed["./migrate"] == {"files", "none"}  # none where a lock keeps it from everything
+        assert observed["./check"] == {"none"}
         return
-    assert seen["./serve >log"] <= {"both", "processes"}  # the shell may end before its child has opened the log
-    assert seen["./serve"] == {"processes"}
-    assert seen["./ask"] <= {"both", "processes"}  # then its log belongs to the next turn
+    assert observed["./serve >log"] <= {"both", "processes"}  # the shell may end before its child has opened the log
+    assert observed["./serve"] == {"processes"}
+    assert observed["./ask"] <= {"both", "processes"}  # then its log belongs to the next turn
 
 
 class Recorded:

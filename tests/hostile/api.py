@@ -90,8 +90,8 @@ async def scene(act: ApiAct, host: Client, run: Path, image: str) -> AsyncIterat
     async with contextlib.AsyncExitStack() as undo:
         if act.gateway:
             await undo.enter_async_context(_model(host))
-        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="pagurus-secret-"))
-        secret = Path(folder) / "secret"
+        directory = undo.enter_context(tempfile.TemporaryDirectory(prefix="pagurus-secret-"))
+        secret = Path(directory) / "secret"
         secret.write_bytes(b"secret")
         attacker = await undo.enter_async_context(host.create(image, limits=LIMITS, gateway=settings))
         neighbour = await undo.enter_async_context(host.create(image, limits=LIMITS, gateway=settings))
@@ -196,8 +196,8 @@ async def _traversal(scene: ApiScene) -> str:
     await scene.put(
         "/in", tar_of((member_of("proc", tarfile.SYMTYPE, "/proc/1/root"), b""), (member_of("proc/x"), b"y"))
     )
-    found = await scene.attacker.exec("cat /in/hard 2>/dev/null; true")
-    return ("the host's file came in" if b"secret" in found.stdout else "") or scene.unharmed()
+    result = await scene.attacker.exec("cat /in/hard 2>/dev/null; true")
+    return ("the host's file came in" if b"secret" in result.stdout else "") or scene.unharmed()
 
 
 @act("upload device nodes and set-id programs of another owner")
@@ -283,21 +283,21 @@ async def _download(scene: ApiScene) -> str:
         f"os.symlink('{scene.secret}', '/out/d/secret'); os.mkfifo('/out/pipe'); open('/out/d/f', 'w').write('fine')\n"
         "os.mknod('/out/..b', 0o100644); os.symlink('loop', '/out/loop')"
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         try:
             async with asyncio.timeout(30):
-                await scene.attacker.files.download("/out", folder)
+                await scene.attacker.files.download("/out", directory)
         except PagurusError as error:
             return said or ("" if error.message else f"refused without a reason: {error}")
         except TimeoutError:
             return "it never ends"
-        await asyncio.to_thread(_write_through, Path(folder))
+        await asyncio.to_thread(_write_through, Path(directory))
     return said or scene.unharmed()
 
 
-def _write_through(folder: Path) -> None:
+def _write_through(directory: Path) -> None:
     """What a careless user does next: write into what was downloaded, not following links."""
-    for path in folder.rglob("*"):
+    for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(b"touched")
 
@@ -311,18 +311,18 @@ async def _output(scene: ApiScene) -> str:
     if len(done.stdout) != 1000 or not done.timed_out:
         return f"kept {len(done.stdout)} bytes"
     keeper = daemon_pid(scene)
-    before = most = rss(keeper)
-    seen = parts = 0
+    before = limit = rss(keeper)
+    observed = parts = 0
     async for chunk in scene.attacker.stream("yes", timeout=4):  # by a reader that is slow
-        seen, parts = seen + len(chunk.data), parts + 1
+        observed, parts = observed + len(chunk.data), parts + 1
         if chunk.result is not None:
-            seen += chunk.result.stdout_dropped
+            observed += chunk.result.stdout_dropped
         elif parts <= 40:
             await asyncio.sleep(0.05)
-        most = max(most, rss(keeper))
-    if most - before > MAX_RSS:
-        return f"the daemon grew by {(most - before) >> 20} MiB"
-    return "" if parts > 40 else f"was not tried: {seen} bytes"
+        limit = max(limit, rss(keeper))
+    if limit - before > MAX_RSS:
+        return f"the daemon grew by {(limit - before) >> 20} MiB"
+    return "" if parts > 40 else f"was not tried: {observed} bytes"
 
 
 def daemon_pid(scene: ApiScene) -> int:
@@ -360,7 +360,7 @@ async def _escapes(scene: ApiScene) -> str:
         ["run", f"image{evil}"],
         ["rm", f"sandbox{evil}"],
     ]
-    told = ""
+    reported = ""
     for verb in (*shown, *refused):
         done = await _pagurus(scene, verb)
         printed = done.stdout + done.stderr
@@ -368,10 +368,10 @@ async def _escapes(scene: ApiScene) -> str:
             return f"was not tried: {verb}: exit {done.returncode}, {done.stderr[-200:]!r}"
         if bad := [sign for sign in OBEYED if sign.encode() in printed]:
             return f"{verb[0]} printed {bad}"
-        told += f"{verb[0]} " if "\N{REPLACEMENT CHARACTER}".encode() in printed else ""
+        reported += f"{verb[0]} " if "\N{REPLACEMENT CHARACTER}".encode() in printed else ""
     await scene.host.store.label(saved, None)
     needed = {"diff", "tree", "checkpoint", "cp", "exec", "shell"}  # these had such text to show
-    return said or ("" if needed <= set(told.split()) else f"was not tried: only {told}told of it")
+    return said or ("" if needed <= set(reported.split()) else f"was not tried: only {reported}told of it")
 
 
 async def run_program(
@@ -396,7 +396,7 @@ async def _pagurus(scene: ApiScene, arguments: list[str]) -> subprocess.Complete
 
 # ------------------------------------------------------------------ gateway
 
-_ASK = """
+_REQUEST = """
 import http.client, json, sys
 neighbour, token = sys.argv[1:]
 body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "forged"}]})
@@ -420,7 +420,7 @@ async def _forged(scene: ApiScene) -> str:
         token = (await outside.gateway.token()).token
         before = len(await scene.neighbour.gateway.exchanges()), len(await outside.gateway.exchanges())
         done = await scene.attacker.exec(
-            ["python3", "-c", _ASK, scene.neighbour.id, token], timeout=120, ends_turn=False
+            ["python3", "-c", _REQUEST, scene.neighbour.id, token], timeout=120, ends_turn=False
         )
         if done.stdout.count(b"tried 200") < 8:
             return f"was not tried: {done.stdout[-200:]!r} {done.stderr[-300:]!r}"

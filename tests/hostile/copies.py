@@ -22,23 +22,23 @@ from sandbox import PagurusError
 from tests.hostile.api import ApiScene, act, daemon_pid, member_of, rss, run_program, tar_of
 
 HOLE = 1 << 40  # bytes
-PATIENCE = 300.0  # seconds after which something is held to have no end
-GROWTH_MOST = 200 << 20  # bytes by which the daemon may grow for an upload: its buffers
+TIMEOUT = 300.0  # seconds after which something is held to have no end
+GROWTH_LIMIT = 200 << 20  # bytes by which the daemon may grow for an upload: its buffers
 
 
 @contextlib.contextmanager
 def bait() -> Iterator[Path]:
     """A directory of the host that nothing may be written to."""
     with tempfile.TemporaryDirectory(prefix="pagurus-bait-") as made:
-        folder = Path(made)
-        (folder / "victim").write_text("precious")
-        yield folder
+        directory = Path(made)
+        (directory / "victim").write_text("precious")
+        yield directory
 
 
-def touched(folder: Path) -> str:
+def touched(directory: Path) -> str:
     """What was done to the bait."""
-    names = sorted(path.name for path in folder.iterdir())
-    content = (folder / "victim").read_text()
+    names = sorted(path.name for path in directory.iterdir())
+    content = (directory / "victim").read_text()
     return "" if (names, content) == (["victim"], "precious") else f"the host's directory has {names}: {content[:40]!r}"
 
 
@@ -66,33 +66,33 @@ async def built(scene: ApiScene, dockerfile: str, **more: str) -> AsyncIterator[
 @act("a Dockerfile that copies from above a stage's root")
 async def _upwards(scene: ApiScene) -> str:
     image = scene.attacker.info.image
-    with bait() as folder:
-        leaf = folder / "brought"
+    with bait() as directory:
+        leaf = directory / "brought"
         up = "../" * 12 + str(leaf).lstrip("/")
         text = f"FROM {image} AS a\nRUN mkdir -p {leaf} && echo x > {leaf}/file\nFROM {image}\nCOPY --from=a {up} /x/\n"
         async with built(scene, text) as said:
-            return touched(folder) or ("" if "/" in said or not said else f"was not tried: {said}")
+            return touched(directory) or ("" if "/" in said or not said else f"was not tried: {said}")
 
 
 @act("a Dockerfile whose second copy leads through a link that its first one has brought")
 async def _second_source(scene: ApiScene) -> str:
     image = scene.attacker.info.image
-    with bait() as folder:
+    with bait() as directory:
         text = (
-            f"FROM {image} AS a\nRUN mkdir -p /a {folder} && ln -s {folder} /a/link && echo x > {folder}/victim"
-            f" && echo y > {folder}/brought\n"
+            f"FROM {image} AS a\nRUN mkdir -p /a {directory} && ln -s {directory} /a/link"
+            f" && echo x > {directory}/victim && echo y > {directory}/brought\n"
             f"FROM {image}\nCOPY --from=a /a /a/link/victim /a/link/brought /x/\n"
         )
         async with built(scene, text):
-            return touched(folder)
+            return touched(directory)
 
 
 async def _linked(scene: ApiScene, name: str) -> str:
     image = scene.attacker.info.image
     with tempfile.TemporaryDirectory() as made:
         context = Path(made)
-        for each in ("Dockerfile", ".dockerignore"):
-            (context / each).write_text(f"FROM {image}\n" if each == "Dockerfile" else "")
+        for item in ("Dockerfile", ".dockerignore"):
+            (context / item).write_text(f"FROM {image}\n" if item == "Dockerfile" else "")
         (context / name).unlink()
         (context / name).symlink_to(scene.secret)
         try:
@@ -147,8 +147,8 @@ async def _fifo_in_context(scene: ApiScene) -> str:
         return f"was not tried: {done.stderr[-200:]!r}"
     try:
         async with await scene.host.create(name) as made_of_it:
-            found = await made_of_it.exec(["stat", "-c", "%F", "/x"])
-            return "" if found.stdout == b"fifo\n" else f"/x of the image is {found.stdout + found.stderr!r}"
+            result = await made_of_it.exec(["stat", "-c", "%F", "/x"])
+            return "" if result.stdout == b"fifo\n" else f"/x of the image is {result.stdout + result.stderr!r}"
     finally:
         await scene.host.images.remove(name)
 
@@ -156,9 +156,9 @@ async def _fifo_in_context(scene: ApiScene) -> str:
 @act("pagurus cp through a link that an earlier pagurus cp has brought")
 async def _cp_through_link(scene: ApiScene) -> str:
     me = scene.attacker.id
-    with bait() as folder, tempfile.TemporaryDirectory() as here:
+    with bait() as directory, tempfile.TemporaryDirectory() as here:
         said = await scene.tried(
-            f"import os; os.makedirs('/one'); os.symlink('{folder}', '/one/two'); os.makedirs('/two')\n"
+            f"import os; os.makedirs('/one'); os.symlink('{directory}', '/one/two'); os.makedirs('/two')\n"
             "open('/two/victim', 'w').write('mine'); open('/two/new', 'w').write('mine'); os.mkdir('/two/sub')"
         )
         copies = [
@@ -169,7 +169,7 @@ async def _cp_through_link(scene: ApiScene) -> str:
         ]
         for arguments, works in copies:
             done = await run_program([sys.executable, "-m", "pagurus", "cp", *arguments], scene)
-            if harm := touched(folder):
+            if harm := touched(directory):
                 return f"{arguments[0]}: {harm}"
             if works != (done.returncode == 0):
                 return f"was not tried: {arguments}: {done.stderr[-200:]!r}"
@@ -178,9 +178,9 @@ async def _cp_through_link(scene: ApiScene) -> str:
 
 @act("a download through a link that an earlier download has brought")
 async def _download_through_link(scene: ApiScene) -> str:
-    with bait() as folder, tempfile.TemporaryDirectory() as here:
+    with bait() as directory, tempfile.TemporaryDirectory() as here:
         said = await scene.tried(
-            f"import os; os.makedirs('/one'); os.symlink('{folder}', '/one/two'); os.makedirs('/three/two')\n"
+            f"import os; os.makedirs('/one'); os.symlink('{directory}', '/one/two'); os.makedirs('/three/two')\n"
             "open('/three/two/victim', 'w').write('mine'); open('/three/two/new', 'w').write('mine')"
         )
         files = scene.attacker.files
@@ -196,7 +196,7 @@ async def _download_through_link(scene: ApiScene) -> str:
                 refused = False
             except PagurusError:
                 refused = True
-            if harm := touched(folder):
+            if harm := touched(directory):
                 return harm
             if not refused:
                 return f"was not tried: {path} went to {local} {below}"
@@ -215,11 +215,11 @@ async def _set_id(scene: ApiScene) -> str:
         return said or _special_modes(Path(here))
 
 
-def _special_modes(folder: Path) -> str:
-    for path in folder.rglob("*"):
+def _special_modes(directory: Path) -> str:
+    for path in directory.rglob("*"):
         if (mode := path.lstat().st_mode) & 0o7000 and not path.is_symlink():
-            return f"{path.relative_to(folder)} has the mode {stat.filemode(mode)}"
-    return "" if (folder / "suid").is_file() else "was not tried"
+            return f"{path.relative_to(directory)} has the mode {stat.filemode(mode)}"
+    return "" if (directory / "suid").is_file() else "was not tried"
 
 
 @act("have a download write a hole of a tebibyte as zeros")
@@ -233,9 +233,9 @@ async def _downloaded_hole(scene: ApiScene) -> str:
             await scene.attacker.files.download("/out", here, limit=1 << 30)
         except PagurusError as error:
             return f"it was refused: {error}"
-        found = (Path(here) / "hole").stat()
-        if found.st_size != HOLE or found.st_blocks > 2048:
-            return f"a file of {found.st_size} bytes takes {found.st_blocks * 512}"
+        result = (Path(here) / "hole").stat()
+        if result.st_size != HOLE or result.st_blocks > 2048:
+            return f"a file of {result.st_size} bytes takes {result.st_blocks * 512}"
         with (Path(here) / "hole").open("rb") as file:
             file.seek(HOLE >> 1)
             if file.read(4) != b"here":
@@ -259,7 +259,7 @@ async def _uploaded(scene: ApiScene, archive: bytes) -> str:
         file.write(archive)
         file.flush()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await scene.host.images.upload(name, file.name)
         except PagurusError as error:
             return str(error)
@@ -276,7 +276,7 @@ async def _fifo_hosts(scene: ApiScene) -> str:
     after = await scene.attacker.checkpoint()
     name = f"act-{secrets.token_hex(6)}"
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await scene.host.images.commit(after, name)
             await scene.host.images.remove(name)
         refused = await _uploaded(scene, tar_of(member("etc", tarfile.DIRTYPE), member("etc/hosts", tarfile.FIFOTYPE)))
@@ -297,14 +297,14 @@ async def _header_bomb(scene: ApiScene) -> str:
         bomb += squeezed.compress(zeros)
     bomb += squeezed.flush()
     keeper = daemon_pid(scene)
-    before, most = rss(keeper), 0
+    before, limit = rss(keeper), 0
     importing = asyncio.ensure_future(_uploaded(scene, bomb))
     while not importing.done():
         await asyncio.wait([importing], timeout=0.02)
-        most = max(most, rss(keeper))
+        limit = max(limit, rss(keeper))
     refused = await importing
-    if most - before > GROWTH_MOST:
-        return f"the daemon grew by {(most - before) >> 20} MiB"
+    if limit - before > GROWTH_LIMIT:
+        return f"the daemon grew by {(limit - before) >> 20} MiB"
     return "" if "header" in refused else f"was not refused for its header: {refused}"
 
 
@@ -326,17 +326,17 @@ async def _layout_links(scene: ApiScene) -> str:
 @act("an archive of a root file system that leaves it in nine ways")
 async def _archive_escapes(scene: ApiScene) -> str:
     secret = str(scene.secret)
-    folder = str(scene.secret.parent)
+    directory = str(scene.secret.parent)
     up = "../" * 24
     ways = [
         [member(up + secret.lstrip("/"), content=b"out")],
         [member(secret, content=b"out")],
-        [member("d", tarfile.SYMTYPE, folder), member("d/secret", content=b"out")],
-        [member("d", tarfile.SYMTYPE, up + folder.lstrip("/")), member("d/secret", content=b"out")],
+        [member("d", tarfile.SYMTYPE, directory), member("d/secret", content=b"out")],
+        [member("d", tarfile.SYMTYPE, up + directory.lstrip("/")), member("d/secret", content=b"out")],
         [member("f", tarfile.SYMTYPE, secret), member("f", content=b"out")],
         [member("h", tarfile.LNKTYPE, secret), member("h", content=b"out")],
         [member("l", tarfile.SYMTYPE, secret), member("h", tarfile.LNKTYPE, "l"), member("h", content=b"out")],
-        [member("p", tarfile.SYMTYPE, f"/proc/self/root{folder}"), member("p/secret", content=b"out")],
+        [member("p", tarfile.SYMTYPE, f"/proc/self/root{directory}"), member("p/secret", content=b"out")],
         [member("a"), member("a/../../../secret", content=b"out"), member("b", tarfile.LNKTYPE, "a/../" + up)],
     ]
     for number, members in enumerate(ways):

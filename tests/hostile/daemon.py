@@ -40,18 +40,18 @@ async def exchanging(scene: ApiScene, one: str, other: str, count: int) -> Proce
 @act("lead a comparison out by exchanging a directory and a symlink")
 async def _diff_directory(scene: ApiScene) -> str:
     before = await scene.attacker.checkpoint()
-    folder = scene.secret.parent
+    directory = scene.secret.parent
     said = await scene.tried(
-        f"import os; os.makedirs('/race/dir0/sub'); os.symlink('{folder}', '/race/link0')\n"
+        f"import os; os.makedirs('/race/dir0/sub'); os.symlink('{directory}', '/race/link0')\n"
         f"for n in range({FILES}): open(f'/race/dir0/f{{n}}', 'w').close()"
     )
     racer = await exchanging(scene, "/race/dir", "/race/link", 1)
     try:
         for _ in range(DIFFS):
             async with asyncio.timeout(TIMEOUT):
-                found = await scene.attacker.diff(before)
-            if led := [change.path for change in found if change.path.endswith(f"/{scene.secret.name}")]:
-                return f"the comparison read {folder} of the host: {led}"
+                result = await scene.attacker.diff(before)
+            if led := [change.path for change in result if change.path.endswith(f"/{scene.secret.name}")]:
+                return f"the comparison read {directory} of the host: {led}"
     finally:
         await racer.kill()
     return said
@@ -102,7 +102,7 @@ async def _everything(scene: ApiScene, before: CheckpointInfo, path: str) -> str
         async with asyncio.timeout(TIMEOUT):
             after = await sandbox.checkpoint()
             step = "verify"
-            if damage := [each for report in await host.store.verify() for each in report.damage]:
+            if damage := [item for report in await host.store.verify() for item in report.damage]:
                 return f"verify: {damage[0][-200:]}"
             step = "diff"
             if path not in {change.path for change in await sandbox.diff(before)}:
@@ -169,12 +169,12 @@ async def rewritten(stream: AsyncIterator[bytes], changes: dict[str, Any]) -> by
     return bytes(made) + writer.end()
 
 
-def _filled(value: Any, folder: str) -> Any:
+def _filled(value: Any, directory: str) -> Any:
     if isinstance(value, dict):
-        return {name: _filled(each, folder) for name, each in value.items()}
+        return {name: _filled(item, directory) for name, item in value.items()}
     if isinstance(value, list):
-        return [_filled(each, folder) for each in value]
-    return value.replace("{folder}", folder) if isinstance(value, str) else value
+        return [_filled(item, directory) for item in value]
+    return value.replace("{folder}", directory) if isinstance(value, str) else value
 
 
 async def parts(data: bytes) -> AsyncIterator[bytes]:
@@ -190,10 +190,10 @@ def _import_act(name: str, settings: dict[str, Any]) -> None:
         await scene.host.store.remove(control.checkpoint)
         data = await rewritten(scene.host.store.stream(taken), _filled(settings, str(scene.secret.parent)))
         try:
-            found = await scene.host.store.receive(parts(data))
+            result = await scene.host.store.receive(parts(data))
         except PagurusError as error:
             return "" if error.status < 500 else f"refused as a failure of the daemon: {error}"
-        await scene.host.store.remove(found.checkpoint)
+        await scene.host.store.remove(result.checkpoint)
         return "it was taken in"
 
 
@@ -260,7 +260,7 @@ sys.exit(', '.join(what for what, got in (
 
 
 @act("take all of what the kernel counts for the whole host")
-async def _whole_host(scene: ApiScene) -> str:
+async def _complete_host(scene: ApiScene) -> str:
     """Asynchronous requests, inotify instances, queued signals, message queues: the neighbour still gets some."""
     taker = await scene.attacker.processes.start(["python3", "-c", TAKEN])
     try:

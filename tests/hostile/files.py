@@ -117,8 +117,8 @@ async def _layers(scene: Scene) -> str:
         " with open(p, 'w') as f: f.write('#!/bin/sh\\necho EVIL\\n')\n os.chmod(p, 0o755)"
     )
     said = judge(await run(scene, code))
-    seen = await scene.neighbour.exec(["sh", "-c", "cat /etc/passwd /.pagurus/init /usr/bin/true | grep -c EVIL"])
-    return said or ("the neighbour sees it" if seen.stdout != b"0\n" else "")
+    observed = await scene.neighbour.exec(["sh", "-c", "cat /etc/passwd /.pagurus/init /usr/bin/true | grep -c EVIL"])
+    return said or ("the neighbour sees it" if observed.stdout != b"0\n" else "")
 
 
 @act("replace pid 1's program and be started with it")

@@ -84,16 +84,16 @@ class Target:
                 self.call("DELETE", f"/v1/sandboxes/{info['id']}")
             elif info["state"] == "dead":
                 self.call("POST", f"/v1/sandboxes/{self.sandbox}/restore", {})
-        known = {info["id"]: info for info in self.call("GET", "/v1/sandboxes")}
-        if known.get(self.sandbox, {}).get("state") == "running":
+        existing = {info["id"]: info for info in self.call("GET", "/v1/sandboxes")}
+        if existing.get(self.sandbox, {}).get("state") == "running":
             requests.delete(f"{self.url}/v1/sandboxes/{self.sandbox}/hold", headers=self.headers, timeout=TIMEOUT)
             return
         self.sandbox = self.call("POST", "/v1/sandboxes", {"image": self.image})["id"]
         self.checkpoint = self.call("POST", f"/v1/sandboxes/{self.sandbox}/checkpoints", {})["id"]
 
     def description(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.call("GET", "/v1/openapi.json")
-        return found
+        result: dict[str, Any] = self.call("GET", "/v1/openapi.json")
+        return result
 
     def aim(self, case: Any, chance: random.Random) -> None:
         """Make a case meet what exists, and keep it small. The image stays: later cases need sandboxes of it."""
@@ -125,8 +125,8 @@ def fuzz(target: Target, *, examples: int, seed: int, only: str = "", alive: Any
     target.ready()
     schema = schemathesis.openapi.from_dict(target.description())
     operations: Any = schema.get_all_operations()
-    for found in operations:
-        operation = found.ok()
+    for result in operations:
+        operation = result.ok()
         name = operation.definition.raw.get("operationId", operation.label)
         if only not in name or any(word in name.split(".")[-1] for word in ENDLESS):
             findings.skipped.append(name)
@@ -189,7 +189,7 @@ def _judge(target: Target, case: Any, findings: Findings) -> None:
     except (FailureGroup, Failure) as error:
         failures = getattr(error, "exceptions", [error])
         findings.misfits.append(
-            f"{_said(case)}: {answer.status_code} {'; '.join(str(each)[:300] for each in failures)}"
+            f"{_said(case)}: {answer.status_code} {'; '.join(str(item)[:300] for item in failures)}"
         )
 
 
@@ -248,7 +248,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="operations whose name holds this")
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
-    host = BenchHost(aftermath.folder("pagurus-fuzz-", "/var/tmp"), image(options.image))
+    host = BenchHost(aftermath.directory("pagurus-fuzz-", "/var/tmp"), image(options.image))
     try:
         result = everything(options, host)
     finally:

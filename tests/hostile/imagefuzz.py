@@ -43,7 +43,7 @@ from sandbox.errors import PagurusError
 from sandbox.tree import btrfs
 from tests.conformance.equality import programs
 from tests.hostile.mutate_images import Files, Mutator
-from tests.hostile.watched_host import Seen, WatchedHost
+from tests.hostile.watched_host import Observed, WatchedHost
 
 STEP = 250  # mutations of which two are restored
 EXIT_TIMEOUT = 6.0  # seconds for a restore
@@ -98,9 +98,9 @@ class Tally:
     waited: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
 
-    def figures(self) -> dict[str, Any]:
-        most = sorted(self.reasons.items(), key=lambda item: -item[1])[:12]
-        return {**vars(self), "slowest_ms": round(self.slowest_ms, 1), "reasons": dict(most)}
+    def metrics(self) -> dict[str, Any]:
+        limit = sorted(self.reasons.items(), key=lambda item: -item[1])[:12]
+        return {**vars(self), "slowest_ms": round(self.slowest_ms, 1), "reasons": dict(limit)}
 
 
 class Fuzz:
@@ -196,7 +196,7 @@ class Fuzz:
             return
         tally.restores += 1
         tally.open += held_open
-        with Seen(container.cgroup.path) as seen:
+        with Observed(container.cgroup.path) as observed:
             try:
                 if held_open:
                     with mock.patch.object(gate, "passes", lambda *_, **__: None):
@@ -219,10 +219,10 @@ class Fuzz:
                     tally.crashes.append(f"restore: {type(error).__name__}: {error}"[:300])
             await container.kill()
         await asyncio.to_thread(shutil.rmtree, place)
-        found = await asyncio.to_thread(self.host.findings, seen.pids)
-        if found:
+        result = await asyncio.to_thread(self.host.findings, observed.pids)
+        if result:
             gates = "gate held open" if held_open else "through the gate"
-            tally.escapes += [f"{dumped.name}, {gates}: {one}"[:300] for one in found]
+            tally.escapes += [f"{dumped.name}, {gates}: {one}"[:300] for one in result]
 
 
 def _read(place: Path) -> Files:
@@ -242,27 +242,27 @@ def _write(place: Path, files: Files) -> bool:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     restoring.TIMEOUT = EXIT_TIMEOUT
-    directory = aftermath.folder("pagurus-imagefuzz-", "/dev/shm")
+    directory = aftermath.directory("pagurus-imagefuzz-", "/dev/shm")
     host = WatchedHost()
-    known = {"ghosts": GHOSTS, **{name: start for name, (start, _) in programs().items()}}
-    began = told = time.monotonic()
+    existing = {"ghosts": GHOSTS, **{name: start for name, (start, _) in programs().items()}}
+    began = reported = time.monotonic()
     try:
         async with Ours(directory, options.image) as ours:
             fuzz = Fuzz(ours, host, options.seed)
             try:
                 for name in options.programs.split(","):
-                    await fuzz.add(name, known[name])
+                    await fuzz.add(name, existing[name])
                 while fuzz.tally.mutations < options.mutations and time.monotonic() - began < options.seconds:
                     await fuzz.step(min(STEP, options.mutations - fuzz.tally.mutations))
-                    if time.monotonic() - told > 60:
-                        told = time.monotonic()
-                        print(json.dumps(fuzz.tally.figures()), file=sys.stderr, flush=True)
+                    if time.monotonic() - reported > 60:
+                        reported = time.monotonic()
+                        print(json.dumps(fuzz.tally.metrics()), file=sys.stderr, flush=True)
             finally:
                 await fuzz.close()
     finally:
         host.close()
         shutil.rmtree(directory, ignore_errors=True)
-    return {**fuzz.tally.figures(), "seconds": round(time.monotonic() - began), "load": os.getloadavg()[0]}
+    return {**fuzz.tally.metrics(), "seconds": round(time.monotonic() - began), "load": os.getloadavg()[0]}
 
 
 def main(arguments: list[str]) -> int:

@@ -68,7 +68,7 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
         bait = Path(tempfile.mkdtemp(prefix="pagurus-bait-", dir="/var/tmp"))
         try:
             _lay(bait)
-            before = _look(bait)
+            before = _poll(bait)
             code = HOLD.replace("{body}", body.replace("{way}", link))
             start = 'rm -f /ready; setsid python3 -c "$0" "$1" </dev/null >/tried 2>&1 & '
             wait = "i=0; until test -e /ready; do i=$((i+1)); test $i -gt 500 && exit 1; sleep 0.02; done; cat /tried"
@@ -77,7 +77,7 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
                 return f"was not tried: {done.exit_code} {done.stdout[-200:]!r} {done.stderr[-200:]!r}"
             with contextlib.suppress(PagurusError):  # refused when it was dumped, or when it was restored
                 await (scene.fork() if forked else scene.travel())
-            after = _look(bait)
+            after = _poll(bait)
             return "" if after == before else f"the host's bait: {sorted(before ^ after)[:3]}"
         finally:
             shutil.rmtree(bait)
@@ -90,13 +90,13 @@ def _lay(bait: Path) -> None:
     (bait / "empty").mkdir()
 
 
-def _look(bait: Path) -> set[str]:
-    seen = set()
+def _poll(bait: Path) -> set[str]:
+    observed = set()
     for path in (bait, *bait.rglob("*")):
         status = path.lstat()
         content = path.read_text() if path.is_file() else ""
-        seen.add(f"{path} {status.st_mode:o} {status.st_uid} {status.st_ino} {status.st_mtime_ns} {content}")
-    return seen
+        observed.add(f"{path} {status.st_mode:o} {status.st_uid} {status.st_ino} {status.st_mtime_ns} {content}")
+    return observed
 
 
 for _what, _body in WHAT.items():

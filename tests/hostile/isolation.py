@@ -97,14 +97,14 @@ async def place(
     rows = [(row(attacker, act.network), attacker), (row(neighbour, Network.open()), neighbour)]
     await networks.open([])
     try:
-        for each, owner in rows:
-            await networks.attach(each, owner)
-        addresses = [(await networks.status(each)).address for each, _ in rows]
+        for item, owner in rows:
+            await networks.attach(item, owner)
+        addresses = [(await networks.status(item)).address for item, _ in rows]
         yield Place(networks, internet, *map(str, addresses))
     finally:
-        for each, owner in rows:
+        for item, owner in rows:
             owner.followers.clear()
-            await networks.detach(each, owner)
+            await networks.detach(item, owner)
         await networks.close()
 
 
@@ -218,7 +218,7 @@ async def run_all(world: World, internet: Internet, *, restored: bool = False) -
             await checkpointer.prepare()
         for act in ACTS:
             said = await try_act(act, world, neighbour, checkpointer, internet)
-            tell(act.name, said)
+            report(act.name, said)
             if said:
                 failed[act.name] = said
     finally:
@@ -234,21 +234,21 @@ async def run_api(daemon: BenchHost) -> dict[str, str]:
     async with daemon.client() as host:
         for act in API_ACTS:
             said = await try_api_act(act, host, daemon.run, IMAGE)
-            tell(act.name, said)
+            report(act.name, said)
             if said:
                 failed[act.name] = said
     return failed
 
 
-def tell(name: str, said: str) -> None:
+def report(name: str, said: str) -> None:
     print(f"{'contained ' if not said else 'NOT       '} {name}{': ' + said if said else ''}", flush=True)
 
 
-def unmount_below(folder: Path) -> None:
+def unmount_below(directory: Path) -> None:
     """The tmpfs mounts that a checkpointer has made for a run directory."""
     for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
         _, point, kind, *_ = line.split()
-        if kind == "tmpfs" and point.startswith(f"{folder}/"):
+        if kind == "tmpfs" and point.startswith(f"{directory}/"):
             subprocess.run(["umount", point], check=True)
 
 
@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--restored", action="store_true", help="act from restored sandboxes")
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(argv)
-    state = aftermath.folder("pagurus-isolation-")
+    state = aftermath.directory("pagurus-isolation-")
     state.chmod(stat.S_IRWXU)
     pool = BtrfsPool(state, size=1 << 30).ensure()
     output = sys.stdout

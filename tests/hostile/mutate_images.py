@@ -91,9 +91,9 @@ class Mutator:
     # ------------------------------------------------------------------ records
 
     def _records(self, files: Files) -> None:
-        known = [name for name in sorted(files) if stem(name) in KINDS]
-        favoured = [name for name in known if stem(name) in FAVOURED]
-        name = self.draw.choice(favoured if favoured and self.draw.random() < 0.8 else known)
+        existing = [name for name in sorted(files) if stem(name) in KINDS]
+        favoured = [name for name in existing if stem(name) in FAVOURED]
+        name = self.draw.choice(favoured if favoured and self.draw.random() < 0.8 else existing)
         content, rest = files[name], b""
         if stem(name) == "ghost-file":
             (size,) = struct.unpack_from("<I", content, 8)
@@ -163,13 +163,13 @@ class Mutator:
         if one.type == FieldDescriptor.TYPE_BOOL:
             return not now
         if one.type == FieldDescriptor.TYPE_ENUM:
-            return self.draw.choice([each.number for each in one.enum_type.values])
+            return self.draw.choice([item.number for item in one.enum_type.values])
         return self._number(one, int(now))
 
     def _number(self, one: Any, now: int) -> int:
         wide = one.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
         bits = 64 if wide else 32
-        found = self.draw.choice(
+        result = self.draw.choice(
             (
                 now + 1,
                 now - 1,
@@ -180,7 +180,7 @@ class Mutator:
             )
         ) % (1 << bits)
         signed = one.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_INT32)
-        return found - (1 << bits) if signed and found >> (bits - 1) else found
+        return result - (1 << bits) if signed and result >> (bits - 1) else result
 
     def _text(self, now: str) -> str:
         change: Callable[[], str] = self.draw.choice(

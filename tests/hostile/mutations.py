@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zstandard
@@ -64,22 +64,27 @@ def seed(chance: random.Random, image_digest: str, template: dict[str, Any], che
     """A stream in order: a small tree with one of everything; half of them with the process images `dumped`."""
     contents = chance.sample(CONTENTS, chance.randint(1, len(CONTENTS)))
     entries = [_fields(Entry(parent=0, name=b"", kind="d", mode=0o755))]
-    folders = [0]
+    directories = [0]
     for number in range(chance.randint(1, 25)):
         kind = chance.choice(KINDS) if number > 2 else "df"[number % 2]
-        while len(folders) > 1 and chance.random() < 0.3:
-            folders.pop()
-        entry = Entry(parent=folders[-1], name=b"n%d" % number, kind=kind, mode=chance.choice((0o644, 0o4755, 0o1777)))  # type: ignore[arg-type]
+        while len(directories) > 1 and chance.random() < 0.3:
+            directories.pop()
+        entry = Entry(
+            parent=directories[-1],
+            name=b"n%d" % number,
+            kind=cast(Any, kind),
+            mode=chance.choice((0o644, 0o4755, 0o1777)),
+        )
         if kind == "f":
             content = chance.choice(contents)
             entry.size, entry.content = len(content), _hash(content)
         elif kind == "l":
             entry.target = chance.choice(TARGETS[:5])
-        others = [index for index, each in enumerate(entries) if each["kind"] == kind and each["same_as"] < 0]
+        others = [index for index, item in enumerate(entries) if item["kind"] == kind and item["same_as"] < 0]
         if kind != "d" and others and chance.random() < 0.2:
             entry = Entry(parent=entry.parent, name=entry.name, kind=entry.kind, same_as=chance.choice(others))
         if kind == "d":
-            folders.append(len(entries))
+            directories.append(len(entries))
         entries.append(_fields(entry))
     head = TransferHeader(
         id=checkpoint, sandbox="s-0123456789", verdict=Verdict.BOTH, image="debian", image_digest=image_digest,
@@ -101,9 +106,9 @@ def _put_processes(stream: Stream, dumped: Files) -> None:
     stream.images, stream.lists, stream.pages = [], [], []
     for name, data in sorted(dumped.items()):
         if name.startswith("pages-"):
-            each = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
-            stream.lists.append((name, b"".join(bytes(32) if page == ZEROS else _digest(page) for page in each)))
-            filled = [page for page in each if page != ZEROS]
+            item = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
+            stream.lists.append((name, b"".join(bytes(32) if page == ZEROS else _digest(page) for page in item)))
+            filled = [page for page in item if page != ZEROS]
             stream.pages += [b"".join(filled[at : at + MAX_PAGES]) for at in range(0, len(filled), MAX_PAGES)]
         else:
             stream.images.append({"name": name, "size": len(data), "content": _digest(data)})
@@ -132,12 +137,12 @@ def _parts(content: bytes) -> list[dict[str, Any]]:
 
 @functools.cache
 def _cut(content: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for offset in range(0, len(content), transfer.PART_SIZE):
         data = content[offset : offset + transfer.PART_SIZE]
-        if data != bytes(len(data)) or not (found or content[offset + len(data) :]):
-            found.append({"content": _hash(content), "offset": offset, "size": len(data), "packed": _packed(data)})
-    return found
+        if data != bytes(len(data)) or not (result or content[offset + len(data) :]):
+            result.append({"content": _hash(content), "offset": offset, "size": len(data), "packed": _packed(data)})
+    return result
 
 
 @functools.cache
@@ -206,18 +211,19 @@ def _of_settings(stream: Stream, chance: random.Random) -> None:
     if chance.random() < 0.4:
         settings[chance.choice([*settings, "unknown"])] = chance.choice(WORDS)
         return
-    folder = chance.choice(("/etc", "/", "/proc/1/root", "{folder}", "relative", "/\0"))
+    directory = chance.choice(("/etc", "/", "/proc/1/root", "{folder}", "relative", "/\0"))
     said: dict[str, Any] = {
-        "mounts": [{"target": chance.choice(("/x", "/etc", "/a/../b", "x")), "source": chance.choice((folder, None))}],
+        "mounts": [{"target": chance.choice(("/x", "/etc", "/a/../b", "x")), "source": chance.choice((directory,
+        None))}],
         "layer": chance.choice(("../../../../etc", "f" * 32, "x")),
         "env": {chance.choice(("A", "", "A=B", "\0")): chance.choice(("x", "\0"))},
         "limits": {chance.choice(LIMITS): chance.choice([*NUMBERS, "1GiB", "-1", "1e9"])},
-        "network": {"mode": chance.choice(("none", "allow", "open")), "cidrs": [folder], "names": ["*"]},
-        "workdir": folder,
+        "network": {"mode": chance.choice(("none", "allow", "open")), "cidrs": [directory], "names": ["*"]},
+        "workdir": directory,
         "user": chance.choice(("0", "root:root", "x" * 500, "\0")),
         "lifetime": chance.choice((-1, 0, 1e300)),
-        "gateway": {"upstream": folder},
-        "ignore": {"paths": [folder] * chance.choice((1, 500))},
+        "gateway": {"upstream": directory},
+        "ignore": {"paths": [directory] * chance.choice((1, 500))},
     }  # fmt: skip
     name = chance.choice(list(said))
     settings[name] = said[name]
@@ -290,19 +296,19 @@ def frames(stream: Stream, chance: random.Random) -> bytes:
     encode = msgspec.msgpack.encode
     made = [(FrameKind.HEAD, encode(stream.head))]
     for first in range(0, len(stream.entries), 1000):
-        batch = [tuple(each.values()) for each in stream.entries[first : first + 1000]]
+        batch = [tuple(item.values()) for item in stream.entries[first : first + 1000]]
         made.append((FrameKind.ENTRY, encode(batch)))
     if stream.images:
         made.append((FrameKind.IMAGE, encode([tuple(image.values()) for image in stream.images])))
-    made += [(FrameKind.LIST, encode(each)) for each in stream.lists]
+    made += [(FrameKind.LIST, encode(item)) for item in stream.lists]
     made += [(FrameKind.PART, encode(tuple(part.values()))) for part in stream.parts]
     made += [(FrameKind.PAGES, packed) for packed in [*map(_packed, stream.pages), *stream.bombs]]
-    whole = chance.random()
-    if whole < 0.03:
+    complete = chance.random()
+    if complete < 0.03:
         chance.shuffle(made)
-    elif whole < 0.06:
+    elif complete < 0.06:
         made.insert(chance.randrange(len(made) + 1), chance.choice(made))
-    elif whole < 0.09:
+    elif complete < 0.09:
         place = chance.randrange(len(made))
         made[place] = (made[place][0], _flipped(made[place][1], chance))
     data = bytearray(transfer.MAGIC)

@@ -14,8 +14,9 @@ Of each attack: `without` and `with` (p50, p95, p99 and the longest turn in mill
 `failed` (turns of the neighbour that were not captured), how often the attack did something (`acts`) and what it
 `saw`. `worst_ratio_p99` is the largest.
 `phases` says where the turns went, the mean of all and of the slowest tenth: `find` (connect, and look the sandbox up),
-`ask` (the answer's way and the daemon's own), `gate` (for the last turn), `command`, `verdict`, `queue` (for a slot),
-`capture` (of which `frozen`), `told` (until the neighbour knew that it was captured).
+`request` (the answer's way and the daemon's own), `gate` (for the last turn), `command`, `verdict`, `queue` (for a
+slot),
+`capture` (of which `frozen`), `reported` (until the neighbour knew that it was captured).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.hostile.starving import ATTACKS, BEGUN, free_port
 LIMITS = Limits(memory="512MiB", processes=64, disk="512MiB")
 TURN = "kill $(cat /run/job) 2>/dev/null; sleep 9999 >/dev/null 2>&1 & echo $! > /run/job; date > /root/now"
 PAUSE = 0.02  # seconds between turns: a model thinks longer
-SETTLED = 1.0  # seconds after an attack
+FINALIZED = 1.0  # seconds after an attack
 ACTS = ""  # among what was seen: how often the attack did something
 TIMEOUT = 120.0  # seconds for one turn; as long as this counts one that failed
 
@@ -61,15 +62,15 @@ class Times:
             try:
                 async with asyncio.timeout(TIMEOUT), host.client() as client:  # connects anew, as a program does
                     sandbox = await client.get(neighbour)
-                    found = time.monotonic()
+                    result = time.monotonic()
                     done = await sandbox.exec(TURN, timeout=60)
                     answered = time.monotonic()
                     made = await sandbox.captured(done)
                     if made.error:
                         self.failures.append(made.error)
                     else:
-                        known = time.time()
-                        phases = _phases(1000 * (found - began), 1000 * (answered - found), done, made, known)
+                        existing = time.time()
+                        phases = _phases(1000 * (result - began), 1000 * (answered - result), done, made, existing)
                         self.phases.append((1000 * (time.monotonic() - began), phases))
             except (PagurusError, TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
@@ -78,33 +79,33 @@ class Times:
             await asyncio.sleep(PAUSE)
 
     def summary(self) -> dict[str, float]:
-        found = {f"p{n}": round(quantile(self.ms, n / 100), 1) for n in (50, 95, 99)}
-        return {**found, "max": round(max(self.ms), 1), "turns": len(self.ms)}
+        result = {f"p{n}": round(quantile(self.ms, n / 100), 1) for n in (50, 95, 99)}
+        return {**result, "max": round(max(self.ms), 1), "turns": len(self.ms)}
 
     def where(self) -> dict[str, dict[str, float]]:
         """Mean milliseconds of each phase: of all turns, and of the slowest tenth."""
-        ordered = [phases for _, phases in sorted(self.phases, key=lambda each: each[0])]
+        ordered = [phases for _, phases in sorted(self.phases, key=lambda item: item[0])]
         chosen = {"all": ordered, "slowest": ordered[-max(1, len(ordered) // 10) :]}
         return {
-            name: {phase: round(sum(each[phase] for each in turns) / len(turns), 1) for phase in turns[0]}
+            name: {phase: round(sum(item[phase] for item in turns) / len(turns), 1) for phase in turns[0]}
             for name, turns in chosen.items()
             if turns
         }
 
 
-def _phases(find: float, ask: float, done: ExecResult, made: CheckpointInfo, known: float) -> dict[str, float]:
+def _phases(find: float, request: float, done: ExecResult, made: CheckpointInfo, existing: float) -> dict[str, float]:
     """Where one turn went. The daemon's clock and ours are the same."""
     inside = 1000 * done.duration + done.waited_ms + (done.verdict_ms or 0.0)
     return {
         "find": find,
-        "ask": ask - inside,
+        "ask": request - inside,
         "gate": done.waited_ms,
         "command": 1000 * done.duration,
         "verdict": done.verdict_ms or 0.0,
         "queue": 1000 * ((made.started_at or 0.0) - made.created_at),
         "capture": made.total_ms,
         "frozen": made.frozen_ms,
-        "told": 1000 * (known - (made.captured_at or known)),
+        "told": 1000 * (existing - (made.captured_at or existing)),
     }
 
 
@@ -117,7 +118,7 @@ async def measure(host: BenchHost, attack: str, port: int, neighbour: str, turns
         await times[False].take(host, neighbour, turns)
         async with attacked(host, attack, port, saw):
             await times[True].take(host, neighbour, 2 * turns)
-        await asyncio.sleep(SETTLED)  # what the attack leaves to do is not the neighbour's quiet
+        await asyncio.sleep(FINALIZED)  # what the attack leaves to do is not the neighbour's quiet
         await times[False].take(host, neighbour, turns)
     quiet, under = times[False].summary(), times[True].summary()
     return {
@@ -144,8 +145,8 @@ async def attacked(host: BenchHost, attack: str, port: int, saw: Counter[str]) -
             raise RuntimeError(f"the attack {attack!r} does not begin")
         yield
         process.stdin.close()
-        acts, told = json.loads(await process.stdout.readline())
-        saw.update({ACTS: acts, **dict.fromkeys(told, 1)})
+        acts, reported = json.loads(await process.stdout.readline())
+        saw.update({ACTS: acts, **dict.fromkeys(reported, 1)})
     finally:
         process.stdin.close()
         await process.wait()
@@ -155,16 +156,16 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     words = options.attacks.split(",") if options.attacks else [""]
     chosen = [name for name in ATTACKS if any(word in name for word in words)]
     tree = await asyncio.to_thread(image, options.image)
-    host = BenchHost(aftermath.folder("pagurus-neighbours-", "/var/tmp"), tree)
+    host = BenchHost(aftermath.directory("pagurus-neighbours-", "/var/tmp"), tree)
     port, load, results = free_port(), os.getloadavg()[0], {}
     try:
         await asyncio.to_thread(host.start, "--listen", f"127.0.0.1:{port}", "--plain")
         print("   ratio   p99 with   without", file=sys.stderr)
         for name in chosen:
             async with host.client() as client, client.create(IMAGE, limits=LIMITS) as neighbour:
-                found = await measure(host, name, port, neighbour.id, options.turns, options.rounds)
-            print(_line(name, found), file=sys.stderr, flush=True)
-            results[name] = found
+                result = await measure(host, name, port, neighbour.id, options.turns, options.rounds)
+            print(_line(name, result), file=sys.stderr, flush=True)
+            results[name] = result
         complaints = await asyncio.to_thread(host.complaints)
     except BaseException:  # the daemon's own words tell why, whatever it was
         print(*host.complaints()[-8:], sep="\n", file=sys.stderr)
@@ -173,16 +174,16 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
         await asyncio.to_thread(host.clean)
     return {
         "attacks": results,
-        "worst_ratio_p99": max(found["ratio_p99"] for found in results.values()),
-        "failed": sum(len(found["failed"]) for found in results.values()),
+        "worst_ratio_p99": max(result["ratio_p99"] for result in results.values()),
+        "failed": sum(len(result["failed"]) for result in results.values()),
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
         "complaints": len(complaints),
     }
 
 
-def _line(name: str, found: dict[str, Any]) -> str:
-    return f"{found['ratio_p99']:8.2f} {found['with']['p99']:9.1f} {found['without']['p99']:9.1f}  {name}"
+def _line(name: str, result: dict[str, Any]) -> str:
+    return f"{result['ratio_p99']:8.2f} {result['with']['p99']:9.1f} {result['without']['p99']:9.1f}  {name}"
 
 
 def main(arguments: list[str]) -> int:

@@ -186,13 +186,13 @@ for _name, _code in _WALLED.items():
 
 def _host_addresses() -> list[str]:
     """Every IPv4 address of this host, loopback included."""
-    found, last = set(), ""
+    result, last = set(), ""
     for line in Path("/proc/net/fib_trie").read_text().splitlines():
         if line.strip().startswith("|-- "):
             last = line.strip()[4:]
         elif "host LOCAL" in line:
-            found.add(last)
-    return sorted(found)
+            result.add(last)
+    return sorted(result)
 
 
 @act("reach the host and the daemon's API by every address of it", network=OPEN)
@@ -243,7 +243,7 @@ async def _tunnel(scene: Scene) -> str:
         "if r[5] & 15 != 3: print('BREACH', r)"
     )
     done = await run(scene, code, timeout=40)
-    left = [name for name in scene.place.internet.asked() if "evil" in name]
+    left = [name for name in scene.place.internet.requested() if "evil" in name]
     return judge(done) or (f"they left the host: {left[:3]}" if left else "")
 
 
@@ -291,6 +291,6 @@ async def _forge(scene: Scene) -> str:
     )
     done = await run(scene, code, timeout=20)
     came = scene.place.internet.datagrams()
-    if b"tried 8.8.8.8\n" in done.stdout and not any("genuine" in each for each in came):
+    if b"tried 8.8.8.8\n" in done.stdout and not any("genuine" in item for item in came):
         return "it was not tried: not even the genuine one arrived"
-    return judge(done) or (f"arrived: {came}" if any("spoofed" in each for each in came) else "")
+    return judge(done) or (f"arrived: {came}" if any("spoofed" in item for item in came) else "")

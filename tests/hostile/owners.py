@@ -77,7 +77,7 @@ _BY_ROUTE = {
 }
 
 
-async def _ask(who: Tenant, route: RouteOf, names: dict[str, str]) -> tuple[int, str]:
+async def _request(who: Tenant, route: RouteOf, names: dict[str, str]) -> tuple[int, str]:
     """(status, what was answered without the names that were asked for)"""
     path = route.path.format(**names)
     if route.upgrade:
@@ -98,8 +98,8 @@ async def _ask(who: Tenant, route: RouteOf, names: dict[str, str]) -> tuple[int,
 
 async def _remove_all(client: Client) -> None:
     """The sandboxes of a tenant, and what its own requests made of them."""
-    for each in await client.sandboxes():
-        await (await client.get(each.id)).remove()
+    for item in await client.sandboxes():
+        await (await client.get(item.id)).remove()
 
 
 async def _by_route(scene: ApiScene, route: RouteOf) -> str:
@@ -108,12 +108,12 @@ async def _by_route(scene: ApiScene, route: RouteOf) -> str:
         undo.push_async_callback(_remove_all, neighbour.client)
         taken = await victim.checkpoint()
         theirs = {"sandbox": victim.id, "checkpoint": taken.id}
-        got, never = await _ask(attacker, route, theirs), await _ask(attacker, route, NEVER)
+        got, never = await _request(attacker, route, theirs), await _request(attacker, route, NEVER)
         if got != never:
             return f"{got[0]} {got[1][:150]}, where {never[0]} {never[1][:150]} is said of what never was"
         if got[0] != 404:
             return f"was not tried: {got}"
-        own = await _ask(neighbour, route, theirs)
+        own = await _request(neighbour, route, theirs)
     return "was not tried: the owner gets the same" if own == got and own[1] else ""
 
 
@@ -211,8 +211,8 @@ async def _blocked_label(scene: ApiScene) -> str:
 async def _label_like_an_id(scene: ApiScene) -> str:
     own = (await scene.neighbour.checkpoint()).id
     await scene.attacker.checkpoint(own[:6])
-    found = await _forked(scene.host, own[:6])
-    return "" if found == own else f"{own[:6]} found {found}"
+    result = await _forked(scene.host, own[:6])
+    return "" if result == own else f"{own[:6]} found {result}"
 
 
 # ------------------------------------------------------------------ what others have
@@ -251,8 +251,8 @@ async def _stored(scene: ApiScene) -> str:
         theirs = await _guessed(victim, "theirs")
         if theirs < MEMORY:
             return f"was not tried: {theirs} bytes"
-        told = await _guessed(mine, "theirs")
-    return "" if told >= MEMORY else f"{told} bytes: a neighbour has it"
+        reported = await _guessed(mine, "theirs")
+    return "" if reported >= MEMORY else f"{reported} bytes: a neighbour has it"
 
 
 @act("learn from an image's source where it lies on the host")
@@ -264,7 +264,7 @@ async def _sources(scene: ApiScene) -> str:
         many = await attacker.client.call("GET", "/v1/images", list[ImageInfo])
     if not shown.source:
         return "was not tried: the image has no source"
-    return next((f"told: {each.source}" for each in (one, *many) if each.source), "")
+    return next((f"told: {item.source}" for item in (one, *many) if item.source), "")
 
 
 @act("keep a neighbour's fork waiting by fork hooks that never end")
@@ -279,21 +279,21 @@ async def _hooks(scene: ApiScene) -> str:
             "mkdir -p /etc/pagurus/fork.d; printf '#!/bin/sh\\nexec sleep 9999\\n' > /etc/pagurus/fork.d/10-hang;"
             " chmod 755 /etc/pagurus/fork.d/10-hang"
         )
-        asked = [asyncio.create_task(mine.fork(1)) for _ in range(8)]
+        requested = [asyncio.create_task(mine.fork(1)) for _ in range(8)]
         try:
             async with asyncio.timeout(60):
                 children = await victim.fork(1)
         except TimeoutError:
             return "the neighbour's fork waited"
         finally:
-            for task in asked:
+            for task in requested:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-            for client, kept in ((attacker.client, mine), (neighbour.client, victim)):
-                for each in await client.sandboxes():
-                    if each.id != kept.id:
+            await asyncio.gather(*requested, return_exceptions=True)
+            for client, retained in ((attacker.client, mine), (neighbour.client, victim)):
+                for item in await client.sandboxes():
+                    if item.id != retained.id:
                         with contextlib.suppress(PagurusError):
-                            await (await client.get(each.id)).remove()
+                            await (await client.get(item.id)).remove()
     return "" if children[0].error is None else f"the neighbour's fork failed: {children[0].error}"
 
 
@@ -310,8 +310,8 @@ for _address, _whose in (
     async def _named(scene: ApiScene, address: str = _address) -> str:
         async with tenant(scene) as attacker, attacker.sandbox() as mine:
             for text in (address, f"{address}/32", f"{address}:tcp/80"):
-                wanted = {"mode": "allow", "cidrs": [text]}
-                status, said = await attacker.ask("PUT", f"/v1/sandboxes/{mine.id}/network", wanted)
+                target = {"mode": "allow", "cidrs": [text]}
+                status, said = await attacker.request("PUT", f"/v1/sandboxes/{mine.id}/network", target)
                 if status == 200:
                     return f"{text} was taken"
                 if "no sandbox may reach" not in str(said):

@@ -49,7 +49,7 @@ class Ground:
     saw: list[str] = field(default_factory=list)  # what the attack did and was told; each only once
     acts: int = 0  # how often it did something
 
-    def tell(self, what: object) -> None:
+    def report(self, what: object) -> None:
         self.acts += 1
         if (text := str(what)[:160]) not in self.saw and len(self.saw) < 8:
             self.saw.append(text)
@@ -63,7 +63,7 @@ class Ground:
                 made.append(await self.client.create(self.image, limits=limits, **more))
             yield made
         finally:
-            await asyncio.gather(*(each.remove() for each in made))
+            await asyncio.gather(*(item.remove() for item in made))
 
     @contextlib.asynccontextmanager
     async def always(self, *acts: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
@@ -72,12 +72,12 @@ class Ground:
         async def repeat(act: Callable[[], Awaitable[object]]) -> None:
             while True:
                 try:
-                    self.tell(await act())
+                    self.report(await act())
                 except PagurusError as error:  # being refused is what an attacker meets
-                    self.tell(f"{type(error).__name__}: {error}")
+                    self.report(f"{type(error).__name__}: {error}")
                     await asyncio.sleep(0.05)
 
-        tasks = [asyncio.create_task(repeat(each)) for each in acts]
+        tasks = [asyncio.create_task(repeat(item)) for item in acts]
         try:
             yield
         finally:
@@ -128,9 +128,9 @@ def turn(sandbox: Sandbox, command: str) -> Callable[[], Awaitable[str]]:
 @attack("vfork children that never execute, in four sandboxes")
 async def _vfork(ground: Ground) -> AsyncIterator[None]:
     async with ground.attackers(4) as made:
-        for each in made:
-            await each.exec(f"setsid python3 -c '{NEVER_EXEC}' >/dev/null 2>&1 & sleep 0.3")
-        async with ground.always(*(turn(each, "sleep 0.01 & date > /tmp/now") for each in made)):
+        for item in made:
+            await item.exec(f"setsid python3 -c '{NEVER_EXEC}' >/dev/null 2>&1 & sleep 0.3")
+        async with ground.always(*(turn(item, "sleep 0.01 & date > /tmp/now") for item in made)):
             yield
 
 
@@ -138,8 +138,8 @@ async def _vfork(ground: Ground) -> AsyncIterator[None]:
 async def _bomb(ground: Ground) -> AsyncIterator[None]:
     bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
     async with ground.attackers(4) as made:
-        for each in made:
-            await each.exec(f"setsid python3 -c '{bomb}' >/dev/null 2>&1 & sleep 0.3")
+        for item in made:
+            await item.exec(f"setsid python3 -c '{bomb}' >/dev/null 2>&1 & sleep 0.3")
         async with ground.always(*map(saved, made)):
             yield
 
@@ -155,8 +155,8 @@ async def _threads(ground: Ground) -> AsyncIterator[None]:
     )
     limits = Limits(memory="512MiB", processes=400, cpus=0.25, disk="512MiB")
     async with ground.attackers(4, limits) as made:
-        for each in made:
-            await each.exec(f"setsid python3 -c '{threads}' >/dev/null 2>&1 & sleep 1")
+        for item in made:
+            await item.exec(f"setsid python3 -c '{threads}' >/dev/null 2>&1 & sleep 1")
         async with ground.always(*map(saved, made)):
             yield
 
@@ -169,8 +169,8 @@ async def _sparse(ground: Ground) -> AsyncIterator[None]:
         "while True: time.sleep(0.01)"
     )
     async with ground.attackers(4) as made:
-        for each in made:
-            await each.exec(f"setsid python3 -c '{memfds}' >/dev/null 2>&1 & sleep 0.5")
+        for item in made:
+            await item.exec(f"setsid python3 -c '{memfds}' >/dev/null 2>&1 & sleep 0.5")
         async with ground.always(*map(saved, made)):
             yield
 
@@ -189,8 +189,8 @@ async def _holes(ground: Ground) -> AsyncIterator[None]:
 
 
 async def _verified(ground: Ground, checkpoint: str) -> str:
-    found = await ground.client.store.verify(checkpoint)
-    return f"verified: {[report.damage for report in found]}"
+    result = await ground.client.store.verify(checkpoint)
+    return f"verified: {[report.damage for report in result]}"
 
 
 @attack("diffs of a tree of 600 nested directories")
@@ -237,7 +237,7 @@ async def _half_open(ground: Ground) -> AsyncIterator[None]:
         for made in sockets:
             with contextlib.suppress(OSError):
                 made.send(b"GET /v1/health HTTP/1.1\r\n")  # and no more
-        ground.tell(f"{len(sockets)} connections")
+        ground.report(f"{len(sockets)} connections")
         yield
     finally:
         for made in sockets:
@@ -254,7 +254,7 @@ async def _scratch(ground: Ground) -> AsyncIterator[None]:
     mounts = [Mount.scratch("/scratch", size="32MiB")]
     async with (
         ground.attackers(2, limits, mounts=mounts) as made,
-        ground.always(*(turn(each, fill) for each in made)),
+        ground.always(*(turn(item, fill) for item in made)),
     ):
         yield
 
@@ -276,9 +276,9 @@ QUESTIONS = (  # by UDP, and by connections that say nothing
 @attack("questions to the resolver without a pause, from four sandboxes")
 async def _questions(ground: Ground) -> AsyncIterator[None]:
     async with ground.attackers(4, network=Network.allow(names=["example.org"])) as made:
-        for each in made:
-            await each.exec(f'setsid python3 -c "{QUESTIONS}" >/dev/null 2>&1 & sleep 0.3')
-            ground.tell((await each.exec("pgrep -c python3 || true")).stdout)
+        for item in made:
+            await item.exec(f'setsid python3 -c "{QUESTIONS}" >/dev/null 2>&1 & sleep 0.3')
+            ground.report((await item.exec("pgrep -c python3 || true")).stdout)
         yield
 
 
@@ -287,7 +287,7 @@ async def _output(ground: Ground) -> AsyncIterator[None]:
     program = "import os\nwhile True: os.write(1, b'x')"
     shell = "; ".join(['python3 -c "$program" &'] * 8).replace("&;", "&")
     async with ground.attackers(4) as made:
-        acts = [turn(each, f"program={shlex.quote(program)}; {shell} wait") for each in made]
+        acts = [turn(item, f"program={shlex.quote(program)}; {shell} wait") for item in made]
         async with ground.always(*acts):
             yield
 
@@ -313,8 +313,8 @@ async def _bodies(ground: Ground) -> AsyncIterator[None]:
     upstream = Upstream(url="http://127.0.0.1:9")
     await ground.client.gateway.put("nobody", upstream)
     async with ground.attackers(4, gateway=Gateway(upstream="nobody", port=4010)) as made:
-        for each in made:
-            await each.exec(f'setsid python3 -c "{DRIBBLE}" >/dev/null 2>&1 & sleep 0.3')
+        for item in made:
+            await item.exec(f'setsid python3 -c "{DRIBBLE}" >/dev/null 2>&1 & sleep 0.3')
         yield
 
 
@@ -326,7 +326,7 @@ def free_port() -> int:
 
 async def carry_out(path: Path, image: str, port: int, name: str) -> tuple[int, list[str]]:
     """One attack on the daemon at `path`, until standard input ends: how often it did something, and what it saw."""
-    async with Client(path, patience=60.0) as client:
+    async with Client(path, timeout=60.0) as client:
         ground = Ground(client, image, port)
         async with ATTACKS[name](ground):
             sys.stdout.buffer.write(BEGUN)

@@ -187,8 +187,8 @@ def report(
     number: int, answers: Counter[str], troubles: list[str], hangs: int, before: int, done: bool = False
 ) -> None:
     left = len(os.listdir("/proc/self/fd")) - before
-    found = {"mutations": number, "answers": answers, "crashes": troubles, "hangs": hangs, "descriptors": left}
-    print(json.dumps({**found, "done": done}), flush=True)
+    result = {"mutations": number, "answers": answers, "crashes": troubles, "hangs": hangs, "descriptors": left}
+    print(json.dumps({**result, "done": done}), flush=True)
 
 
 def _hung(_number: int, _frame: object) -> None:
@@ -200,7 +200,7 @@ def _hung(_number: int, _frame: object) -> None:
 
 async def dump(image: Path) -> Files:
     """What a checkpoint of a small sandbox holds of its processes."""
-    with aftermath.TemporaryFolder("pagurus-streams-", "/dev/shm") as name:
+    with aftermath.TemporaryDirectory("pagurus-streams-", "/dev/shm") as name:
         async with Ours(Path(name), image) as ours, ours.sandbox("sleep 1000 >/dev/null 2>&1 &") as container:
             place = ours.checkpointer.captures / "dumped"
             await ours.checkpointer.capture(container, place, on_frozen=lambda: None)
@@ -213,38 +213,38 @@ def place() -> Iterator[Path]:
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_MOUNTS):
         raise OSError(ctypes.get_errno(), "cannot make a mount namespace: run as root")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    folder = aftermath.folder("pagurus-streams-")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SPACE},mode=700", "streams", folder], check=True)
+    directory = aftermath.directory("pagurus-streams-")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SPACE},mode=700", "streams", directory], check=True)
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", "--lazy", "--recursive", folder], check=True)
-        folder.rmdir()
+        subprocess.run(["umount", "--lazy", "--recursive", directory], check=True)
+        directory.rmdir()
 
 
-def sentinels(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+def sentinels(directory: Path) -> dict[str, tuple[int, int, bytes]]:
     """What lies beside the state, as it is."""
-    found = {}
-    for path in sorted(folder.iterdir()):
+    result = {}
+    for path in sorted(directory.iterdir()):
         status = path.stat()
-        found[path.name] = (status.st_mode, status.st_mtime_ns, path.read_bytes())
-    return found
+        result[path.name] = (status.st_mode, status.st_mtime_ns, path.read_bytes())
+    return result
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    state, beside = folder / "state", folder / "beside"
+def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    state, alongside = directory / "state", directory / "alongside"
     state.mkdir(mode=0o700)
-    beside.mkdir()
+    alongside.mkdir()
     for name in ("passwd", "secret", "etc"):
-        (beside / name).write_text(name)
-    was = sentinels(beside)
+        (alongside / name).write_text(name)
+    was = sentinels(alongside)
     control = Path(tempfile.gettempdir()) / f"{CONTROL}-{os.getpid()}"
     command = [sys.executable, "-m", "pagurus", "bench", "streams", "--child", str(state), "--control", str(control)]
     command += ["--seconds", str(options.seconds), "--mutations", str(options.mutations), "--seed", str(options.seed)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process, Watcher(elsewhere(folder)) as watcher:
+    with process, Watcher(elsewhere(directory)) as watcher:
         last = follow(process, watcher, control.name)
-    watcher_said = sorted(watcher.told)[:50]
+    watcher_said = sorted(watcher.reported)[:50]
     return {
         "mutations": last.get("mutations", 0),
         "taken": last.get("answers", {}).get("taken", 0),
@@ -254,21 +254,21 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "lost": watcher.lost,
         "crashes": last.get("crashes", []) + ([] if last.get("done") else ["the child is gone"]),
         "hangs": last.get("hangs", 0),
-        "sentinels": [name for name, value in sentinels(beside).items() if was.get(name) != value],
+        "sentinels": [name for name, value in sentinels(alongside).items() if was.get(name) != value],
         "descriptors": last.get("descriptors", -1),
         "seed": options.seed,
     }
 
 
-def elsewhere(folder: Path) -> list[Path]:
+def elsewhere(directory: Path) -> list[Path]:
     """One directory on each other file system that somebody writes to."""
-    found: dict[int, Path] = {}
-    own = folder.stat().st_dev
+    result: dict[int, Path] = {}
+    own = directory.stat().st_dev
     for candidate in ("/", "/tmp", "/var/tmp", "/run", "/dev/shm", "/dev", "/home", "/root", tempfile.gettempdir()):
         path = Path(candidate)
         if path.is_dir() and path.stat().st_dev != own:
-            found.setdefault(path.stat().st_dev, path)
-    return list(found.values())
+            result.setdefault(path.stat().st_dev, path)
+    return list(result.values())
 
 
 def follow(process: subprocess.Popen[bytes], watcher: Watcher, control: str) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def follow(process: subprocess.Popen[bytes], watcher: Watcher, control: str) -> 
     selector.register(process.stdout, selectors.EVENT_READ)
     while True:
         selector.select(timeout=0.2)
-        watcher.look()
+        watcher.poll()
         if not selector.select(timeout=0):
             continue
         line = process.stdout.readline()
@@ -289,11 +289,11 @@ def follow(process: subprocess.Popen[bytes], watcher: Watcher, control: str) -> 
         if "ready" in said:
             watcher.pids.add(said["ready"])
         elif "control" in said:
-            watcher.look()
-            if not any(control in each for each in watcher.told):
+            watcher.poll()
+            if not any(control in item for item in watcher.reported):
                 process.kill()
                 raise RuntimeError("the watcher does not see what the child makes: it proves nothing")
-            watcher.told.clear()
+            watcher.reported.clear()
         else:
             last = said
             newest = "".join(said["crashes"][-1:])
@@ -319,14 +319,14 @@ def main(argv: list[str] | None = None) -> int:
         child(options.child, options)
         return 0
     dumped = asyncio.run(dump(options.image))
-    with place() as folder:
-        (folder / DUMPED).write_bytes(msgspec.msgpack.encode(dumped))
+    with place() as directory:
+        (directory / DUMPED).write_bytes(msgspec.msgpack.encode(dumped))
         if options.only is not None:
-            (folder / "state").mkdir(mode=0o700)
-            taker = Taker(folder / "state")
+            (directory / "state").mkdir(mode=0o700)
+            taker = Taker(directory / "state")
             print(one(taker, dumped, options.seed, options.only), taker.said)
             return 0
-        found = run(options, folder)
-    command.show(found, options)
-    bad = found["outside"] or found["crashes"] or found["hangs"] or found["sentinels"] or found["lost"]
-    return 1 if bad or found["descriptors"] else 0
+        result = run(options, directory)
+    command.show(result, options)
+    bad = result["outside"] or result["crashes"] or result["hangs"] or result["sentinels"] or result["lost"]
+    return 1 if bad or result["descriptors"] else 0

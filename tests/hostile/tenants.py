@@ -36,7 +36,7 @@ class Tenant:
         self.scene, self.session, self.client = scene, session, client
         self.headers = {"Authorization": f"Bearer {text}"}
 
-    async def ask(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """(status, what was answered)"""
         data = io.BytesIO(msgspec.json.encode(body))
         headers = {**self.headers, "Content-Type": "application/json", **headers}
@@ -71,8 +71,8 @@ async def _labels(scene: ApiScene) -> str:
         refused = 0
         for _ in range(SWELLING):
             labels = {secrets.token_hex(8): "x" * 2_000_000}
-            refused += (await attacker.ask("PATCH", f"{place}/labels", {"labels": labels}))[0] != 200
-            status, _ = await attacker.ask("POST", f"{place}/checkpoints", {"label": "y" * 2_000_000})
+            refused += (await attacker.request("PATCH", f"{place}/labels", {"labels": labels}))[0] != 200
+            status, _ = await attacker.request("POST", f"{place}/checkpoints", {"label": "y" * 2_000_000})
             refused += status != 201
         if not refused:
             return f"{2 * SWELLING} requests of 2 MB were all carried out"
@@ -80,8 +80,8 @@ async def _labels(scene: ApiScene) -> str:
             async with attacker.session.get(place + path, headers=attacker.headers) as answer:
                 if (size := len(await answer.read())) > MAX_SETTINGS:
                     return f"{size} bytes are told of one sandbox ({path or 'itself'})"
-        wanted = {"image": scene.attacker.info.image, "env": {"A": "x" * 3_000_000}}
-        status, made = await attacker.ask("POST", "/v1/sandboxes", wanted)
+        target = {"image": scene.attacker.info.image, "env": {"A": "x" * 3_000_000}}
+        status, made = await attacker.request("POST", "/v1/sandboxes", target)
         if status == 201:
             await (await attacker.client.get(made["id"])).remove()
             return "a sandbox was made with a variable of 3 MB"
@@ -99,21 +99,21 @@ async def _forget(scene: ApiScene) -> str:
         counted = {"command": "echo x >> /tmp/count; wc -l < /tmp/count", "ends_turn": False}
         large = {"command": "head -c 6000000 /dev/zero", "output_limit": 8 << 20, "ends_turn": False}
         short = {"command": "true", "ends_turn": False}
-        ours, theirs = (f"/v1/sandboxes/{each.id}/exec" for each in (taker, victim))
-        first = await neighbour.ask("POST", theirs, counted, **{"Idempotency-Key": "once"})
+        ours, theirs = (f"/v1/sandboxes/{item.id}/exec" for item in (taker, victim))
+        first = await neighbour.request("POST", theirs, counted, **{"Idempotency-Key": "once"})
         for number, command in enumerate([large] * FLOOD + [short] * 300):  # now and then it looks what is too much
-            status, _ = await attacker.ask("POST", ours, command, **{"Idempotency-Key": f"flood-{number}"})
+            status, _ = await attacker.request("POST", ours, command, **{"Idempotency-Key": f"flood-{number}"})
             if status != 200:
                 return f"was not tried: {status}"
-        again = await neighbour.ask("POST", theirs, counted, **{"Idempotency-Key": "once"})
+        again = await neighbour.request("POST", theirs, counted, **{"Idempotency-Key": "once"})
         if first[1].get("stdout") != again[1].get("stdout"):
             return f"a neighbour's command was carried out twice: {again[1].get('stdout')}"
-    kept = sum(path.stat().st_size for path in scene.run.glob("answers*"))
-    return "" if kept < 160 << 20 else f"{kept >> 20} MiB of answers are kept"
+    retained = sum(path.stat().st_size for path in scene.run.glob("answers*"))
+    return "" if retained < 160 << 20 else f"{retained >> 20} MiB of answers are kept"
 
 
-async def refused_while_held(tenant: Tenant, method: str, path: str, size: int, most: int) -> str:
-    """Requests whose bodies, `size` bytes each, never end, until they hold more than `most` bytes: one is refused."""
+async def refused_while_held(tenant: Tenant, method: str, path: str, size: int, limit: int) -> str:
+    """Requests whose bodies, `size` bytes each, never end, until they hold more than `limit` bytes: one is refused."""
     over, sent = asyncio.Event(), 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -123,7 +123,7 @@ async def refused_while_held(tenant: Tenant, method: str, path: str, size: int, 
         sent += 1
         await over.wait()
 
-    async def ask() -> int:
+    async def request() -> int:
         headers = {**tenant.headers, "Content-Type": "application/octet-stream"}
         try:
             async with tenant.session.request(method, path, data=body(), headers=headers) as answer:
@@ -131,19 +131,19 @@ async def refused_while_held(tenant: Tenant, method: str, path: str, size: int, 
         except aiohttp.ClientError:  # it answered, and closed the connection before all was sent
             return 429
 
-    asked: set[asyncio.Task[int]] = set()
+    requested: set[asyncio.Task[int]] = set()
     try:
-        for number in range(1, 2 + most // size):
-            asked.add(asyncio.create_task(ask()))
-            while sent < number and not any(task.done() for task in asked):  # noqa: ASYNC110 - either of two ends it
+        for number in range(1, 2 + limit // size):
+            requested.add(asyncio.create_task(request()))
+            while sent < number and not any(task.done() for task in requested):  # noqa: ASYNC110 - either of two ends it
                 await asyncio.sleep(0.05)
-            if ended := [task.result() for task in asked if task.done()]:
+            if ended := [task.result() for task in requested if task.done()]:
                 return "" if ended == [429] else f"was not tried: {ended}"
         return f"{sent} requests hold {sent * size >> 20} MiB"
     finally:
-        for task in asked:
+        for task in requested:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requested, return_exceptions=True)
         over.set()
 
 
@@ -159,14 +159,14 @@ async def _bodies(scene: ApiScene) -> str:
 @act("fill the daemon's memory with outputs")
 async def _outputs(scene: ApiScene) -> str:
     async with tenant(scene) as attacker, attacker.sandbox() as sandbox:
-        wanted = {"command": "sleep 1000", "output_limit": 16 << 20, "timeout": 20, "ends_turn": False}
+        target = {"command": "sleep 1000", "output_limit": 16 << 20, "timeout": 20, "ends_turn": False}
         path, count = f"/v1/sandboxes/{sandbox.id}/exec", 2 + memory_part() // (30 << 20)
-        asked = {asyncio.create_task(attacker.ask("POST", path, wanted)) for _ in range(count)}
-        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        requested = {asyncio.create_task(attacker.request("POST", path, target)) for _ in range(count)}
+        done, _ = await asyncio.wait(requested, return_when=asyncio.FIRST_COMPLETED)
         status, said = next(iter(done)).result()
-        for task in asked:
+        for task in requested:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requested, return_exceptions=True)
     return "" if status == 429 else f"{count} commands may keep 32 MiB each: {status} {said}"
 
 
@@ -187,20 +187,20 @@ async def _forks(scene: ApiScene) -> str:
         neighbour.sandbox() as other,
     ):
         path = f"/v1/sandboxes/{taker.id}/fork"
-        asked = asyncio.create_task(attacker.ask("POST", path, {"count": FORKS}))
+        requested = asyncio.create_task(attacker.request("POST", path, {"count": FORKS}))
         try:
-            while len(await attacker.client.sandboxes()) == 1 and not asked.done():  # noqa: ASYNC110 - nobody tells
+            while len(await attacker.client.sandboxes()) == 1 and not requested.done():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.02)
-            made = await neighbour.ask("POST", f"/v1/sandboxes/{other.id}/fork", {"count": 1})
+            made = await neighbour.request("POST", f"/v1/sandboxes/{other.id}/fork", {"count": 1})
             theirs = len(await attacker.client.sandboxes()) - 1
-            await asked
+            await requested
         finally:
-            for client, kept in ((attacker.client, taker), (neighbour.client, other)):
-                for each in await client.sandboxes():
-                    if each.id != kept.id:
-                        await (await client.get(each.id)).remove()
-    if made[0] != 201 or asked.result()[0] != 201:
-        return f"was not tried: {made} {asked.result()}"
+            for client, retained in ((attacker.client, taker), (neighbour.client, other)):
+                for item in await client.sandboxes():
+                    if item.id != retained.id:
+                        await (await client.get(item.id)).remove()
+    if made[0] != 201 or requested.result()[0] != 201:
+        return f"was not tried: {made} {requested.result()}"
     return "" if theirs <= FORKS // 2 else f"one fork waited until {theirs} of {FORKS} forks of another were made"
 
 

@@ -35,8 +35,8 @@ def host() -> Iterator[WatchedHost]:
 def test_every_change_of_the_bait_is_seen(host: WatchedHost, script: str) -> None:
     assert host.findings(set()) == []
     subprocess.run(["sh", "-c", script], cwd=host.bait, check=True)
-    found = host.findings(set())
-    assert any(line.startswith("event") for line in found) and any(line.startswith("the bait") for line in found)
+    result = host.findings(set())
+    assert any(line.startswith("event") for line in result) and any(line.startswith("the bait") for line in result)
     assert host.findings(set()) == []
 
 

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def check(cases: int) -> None:
-    found = treefuzz.run(cases, seconds=7200, seed=cases)
-    assert (found["escapes"], found["crashes"]) == ([], {})
-    assert found["taken"] and found["refused"] and found["packed"]
+    result = treefuzz.run(cases, seconds=7200, seed=cases)
+    assert (result["escapes"], result["crashes"]) == ([], {})
+    assert result["taken"] and result["refused"] and result["packed"]
 
 
 def test_archives_reach_nothing_outside() -> None:

@@ -141,7 +141,7 @@ def raced(tree: Path) -> Iterator[None]:
 
 def run(cases: int, seconds: float, seed: int) -> dict[str, object]:
     watched = WatchedHost()
-    work = aftermath.folder("pagurus-treefuzz-", "/var/tmp")
+    work = aftermath.directory("pagurus-treefuzz-", "/var/tmp")
     maker = CaseMaker(seed, watched.paths())
     counts: Counter[str] = Counter(cases=0, taken=0, refused=0, packed=0)
     escapes: list[str] = []
@@ -191,6 +191,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=1)
     options: argparse.Namespace = parser.parse_args(arguments)
-    found = run(options.cases, options.seconds, options.seed)
-    command.show(found, options)
-    return 1 if found["escapes"] or found["crashes"] else 0
+    result = run(options.cases, options.seconds, options.seed)
+    command.show(result, options)
+    return 1 if result["escapes"] or result["crashes"] else 0

@@ -56,10 +56,10 @@ async def _number(scene: Scene) -> str:
             lambda: files.entries(inside, base, str(scene.secret.parent)),
         ):
             try:
-                found = await asyncio.to_thread(attempt)
+                result = await asyncio.to_thread(attempt)
             except PagurusError:
                 continue
-            return f"the host's files were met: {found!r}"
+            return f"the host's files were met: {result!r}"
     finally:
         await asyncio.to_thread(end, pidfd)
     return "" if scene.secret.read_bytes() == b"secret" else "the host's file was written"

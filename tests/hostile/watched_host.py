@@ -32,7 +32,7 @@ class WatchedHost:
     """Bait in a directory of the host that everybody may write to, and in one that only root may."""
 
     def __init__(self) -> None:
-        self.bait = aftermath.folder("pagurus-bait-", "/var/tmp")
+        self.bait = aftermath.directory("pagurus-bait-", "/var/tmp")
         self.bait.chmod(0o777)
         for path, mode in (
             ("victim.txt", 0o644),
@@ -45,7 +45,7 @@ class WatchedHost:
             (self.bait / path).chmod(mode)
         (self.bait / "empty").mkdir()
         (self.bait / "locked").chmod(0o700)
-        self._before = self._look()
+        self._before = self._poll()
         self._near = self._group([(self.bait, 0), *((path, 0) for path in self.bait.iterdir() if path.is_dir())])
         self._far = self._group([(Path("/"), _FILESYSTEM)])
 
@@ -55,26 +55,26 @@ class WatchedHost:
 
     def findings(self, pids: set[int]) -> list[str]:
         """What has happened since the last call, to the bait or by one of these processes."""
-        found = [f"event {mask:#x} on the bait" for mask, _ in _events(self._near)]
-        found += [f"event {mask:#x} on the host by process {pid}" for mask, pid in _events(self._far) if pid in pids]
-        now = self._look()
-        found += [f"the bait changed: {line}" for line in sorted(self._before.symmetric_difference(now))]
+        result = [f"event {mask:#x} on the bait" for mask, _ in _events(self._near)]
+        result += [f"event {mask:#x} on the host by process {pid}" for mask, pid in _events(self._far) if pid in pids]
+        now = self._poll()
+        result += [f"the bait changed: {line}" for line in sorted(self._before.symmetric_difference(now))]
         self._before = now
-        return found
+        return result
 
     def close(self) -> None:
         for fd in (self._near, self._far):
             os.close(fd)
         shutil.rmtree(self.bait)
 
-    def _look(self) -> set[str]:
-        seen = set()
+    def _poll(self) -> set[str]:
+        observed = set()
         for path in (self.bait, *self.bait.rglob("*")):
             status = path.lstat()
             content = path.read_bytes() if path.is_file() else b""
             facts = status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_nlink, status.st_mtime_ns
-            seen.add(f"{path} {facts} {content!r}")
-        return seen
+            observed.add(f"{path} {facts} {content!r}")
+        return observed
 
     @staticmethod
     def _group(marks: list[tuple[Path, int]]) -> int:
@@ -90,20 +90,20 @@ class WatchedHost:
 
 def _events(group: int) -> list[tuple[int, int]]:
     """(what, who) of each event that waits."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     while True:
         try:
             data = os.read(group, 1 << 18)
         except BlockingIOError:
-            return found
+            return result
         at = 0
         while at < len(data):
             size, _, _, _, mask, _, pid = _HEAD.unpack_from(data, at)
-            found.append((mask, pid))
+            result.append((mask, pid))
             at += size
 
 
-class Seen:
+class Observed:
     """The processes that are in a control group, at one look or another, while the block runs."""
 
     def __init__(self, group: Path):
@@ -112,7 +112,7 @@ class Seen:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.pids: set[int] = set()
 
-    def __enter__(self) -> Seen:
+    def __enter__(self) -> Observed:
         self._thread.start()
         return self
 

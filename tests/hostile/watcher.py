@@ -20,7 +20,7 @@ _REPORT_NAMES = 0x400 | 0x800  # FAN_REPORT_DIR_FID | FAN_REPORT_NAME
 _ADD, _FILESYSTEM = 0x1, 0x100
 _OVERFLOW = 0x4000
 _ON_DIRECTORIES = 0x4000_0000
-SEEN = {
+OBSERVED = {
     0x2: "written",
     0x4: "changed",
     0x8: "opened for writing",
@@ -37,18 +37,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Watcher:
-    """Use it as a context. `told`: what was seen of the processes `pids`, by name, without repetitions."""
+    """Use it as a context. `reported`: what was seen of the processes `pids`, by name, without repetitions."""
 
     places: Sequence[Path]  # one on each file system to watch
     pids: set[int] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     events: int = 0  # of anybody
     lost: bool = False
     _file: int = -1
 
     def __enter__(self) -> Self:
         self._file = _called(_INIT, _CLOEXEC | _NONBLOCK | _UNLIMITED | _REPORT_NAMES, os.O_RDONLY)
-        mask = sum(SEEN) | _ON_DIRECTORIES
+        mask = sum(OBSERVED) | _ON_DIRECTORIES
         for place in self.places:
             _called(_MARK, self._file, _ADD | _FILESYSTEM, ctypes.c_ulong(mask), -100, os.fsencode(place))
         return self
@@ -56,7 +56,7 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what has happened since."""
         while True:
             try:
@@ -69,8 +69,8 @@ class Watcher:
                 self.events += 1
                 self.lost = self.lost or bool(mask & _OVERFLOW)
                 if pid in self.pids:
-                    how = ", ".join(sorted({words for bit, words in SEEN.items() if mask & bit}))
-                    self.told.add(f"{how}: {_name(data[place + head : place + length])}")
+                    how = ", ".join(sorted({words for bit, words in OBSERVED.items() if mask & bit}))
+                    self.reported.add(f"{how}: {_name(data[place + head : place + length])}")
                 place += length
 
 

@@ -149,7 +149,7 @@ def test_the_table_of_verbs() -> None:
     table: Any = typer.main.get_command(application)
     assert {name for name, verb in table.commands.items() if not verb.hidden} == VERBS | GROUPS.keys()
     for name, verbs in GROUPS.items():
-        assert {each for each, verb in loaded(name).commands.items() if not verb.hidden} == verbs
+        assert {item for item, verb in loaded(name).commands.items() if not verb.hidden} == verbs
 
 
 LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench ls", "image ls", "image steps", "checkpoint ls")
@@ -195,7 +195,7 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "tree", "found", "directory", "name"),
+    ("source", "target", "tree", "result", "directory", "name"),
     [
         ("a", "/d", False, "directory", "/d", "a"),
         ("x/a", "/d/b", False, None, "/d", "b"),
@@ -209,15 +209,15 @@ def test_the_version() -> None:
         ("/", "out", True, "directory", "out", None),
     ],
 )
-def test_a_copy_means_what_cp_means(source, target, tree, found, directory, name) -> None:
+def test_a_copy_means_what_cp_means(source, target, tree, result, directory, name) -> None:
     where = CopyTarget(directory, below=(name or "").rstrip("/")) if tree else CopyTarget(directory, name)
-    assert placed(source, target, tree=tree, found=found) == where
+    assert placed(source, target, tree=tree, result=result) == where
 
 
-@pytest.mark.parametrize(("tree", "found", "target"), [(True, "file", "/f"), (False, None, "/d/")])
-def test_a_copy_that_means_nothing_is_refused(tree: bool, found: str | None, target: str) -> None:
+@pytest.mark.parametrize(("tree", "result", "target"), [(True, "file", "/f"), (False, None, "/d/")])
+def test_a_copy_that_means_nothing_is_refused(tree: bool, result: str | None, target: str) -> None:
     with pytest.raises(Invalid, match="directory"):
-        placed("a", target, tree=tree, found=found)
+        placed("a", target, tree=tree, result=result)
 
 
 @needs_host
@@ -264,8 +264,8 @@ def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> No
 
 @needs_host
 def test_top_shows_what_sandboxes_use(host: Daemon, sandbox: str) -> None:
-    look = json.loads(pagurus("top", "--json", host=host).stdout)
-    (row,) = [row for row in look["sandboxes"] if row["id"] == sandbox]
+    poll = json.loads(pagurus("top", "--json", host=host).stdout)
+    (row,) = [row for row in poll["sandboxes"] if row["id"] == sandbox]
     assert row["state"] == "running" and row["processes"] >= 1 and row["memory"] > 0
     drawn = pagurus("top", "--count", "2", "--interval", "0.2", host=host)
     assert drawn.returncode == 0

@@ -30,9 +30,9 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeHost]:
 async def completed(*words: str) -> list[str]:
     """What bash is offered behind these words; the last one is incomplete."""
     line = " ".join(("pagurus", *words))
-    asked = {"_PAGURUS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    requested = {"_PAGURUS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
     command = [sys.executable, "-m", "pagurus"]
-    environment = {**os.environ, **asked}
+    environment = {**os.environ, **requested}
     done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True, timeout=60)
     return done.stdout.split()
 
@@ -75,18 +75,18 @@ async def test_without_a_daemon_there_is_nothing_to_offer(monkeypatch: pytest.Mo
 def at_a_terminal(daemon: Daemon, *arguments: str) -> tuple[int, bytes, bytes]:
     """Exit code, stdout, and what a terminal saw on stderr."""
     master, slave = pty.openpty()
-    seen = bytearray()
+    observed = bytearray()
 
-    def look() -> None:
+    def poll() -> None:
         while True:
             try:
                 data = os.read(master, 65536)
             except OSError:  # EIO: nobody has the other end any more
                 return
-            seen.extend(data)
+            observed.extend(data)
 
     environment = {**os.environ, "PAGURUS_RUN": str(daemon.run), "TERM": "xterm", "COLUMNS": "120"}
-    looking = threading.Thread(target=look)
+    looking = threading.Thread(target=poll)
     process = Program(
         [sys.executable, "-m", "pagurus", *arguments],
         env=environment,
@@ -102,13 +102,13 @@ def at_a_terminal(daemon: Daemon, *arguments: str) -> tuple[int, bytes, bytes]:
         process.end()
         looking.join()
         os.close(master)
-    return process.returncode, out, bytes(seen)
+    return process.returncode, out, bytes(observed)
 
 
 async def test_long_work_has_a_bar(daemon: Daemon, sb: Sandbox, tmp_path: Path) -> None:
     saved = (await sb.checkpoint(wait="durable")).id
-    code, content, seen = at_a_terminal(daemon, "checkpoint", "export", saved)
-    assert code == 0 and f"export {saved}".encode() in seen
+    code, content, observed = at_a_terminal(daemon, "checkpoint", "export", saved)
+    assert code == 0 and f"export {saved}".encode() in observed
     file = tmp_path / "exported"
     file.write_bytes(content)
     for words, what in (
@@ -118,7 +118,7 @@ async def test_long_work_has_a_bar(daemon: Daemon, sb: Sandbox, tmp_path: Path) 
         (("restore", sb.id, saved), b"restore s-"),
         (("fork", saved), b"fork c-"),
     ):
-        code, out, seen = at_a_terminal(daemon, *words)
-        assert code == 0 and what in seen, (words, out, seen)
-        code, out, seen = at_a_terminal(daemon, *words, "--json")
-        assert (code, seen) == (0, b"") and out[:1] in b"[{", (words, out, seen)
+        code, out, observed = at_a_terminal(daemon, *words)
+        assert code == 0 and what in observed, (words, out, observed)
+        code, out, observed = at_a_terminal(daemon, *words, "--json")
+        assert (code, observed) == (0, b"") and out[:1] in b"[{", (words, out, observed)

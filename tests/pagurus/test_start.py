@@ -41,33 +41,33 @@ def modules(*words: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def verbs_among(found: set[str]) -> set[str]:
-    return {name for name in found if name.startswith("pagurus.")} - {"pagurus.__main__", "pagurus.cli"}
+def verbs_among(result: set[str]) -> set[str]:
+    return {name for name in result if name.startswith("pagurus.")} - {"pagurus.__main__", "pagurus.cli"}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["no-such-verb"]], ids=" ".join)
 def test_the_program_alone_loads_its_parser_and_no_verb(words: list[str]) -> None:
-    found = modules(*words)
-    assert not verbs_among(found) and not {name.split(".")[0] for name in found} & OURS
-    assert not found & (HEAVY | PARSING_NEEDS_NO)
+    result = modules(*words)
+    assert not verbs_among(result) and not {name.split(".")[0] for name in result} & OURS
+    assert not result & (HEAVY | PARSING_NEEDS_NO)
 
 
-@pytest.mark.parametrize("verb", [each for each in VERBS if each not in ("daemon", "bench")])  # these answer themselves
+@pytest.mark.parametrize("verb", [item for item in VERBS if item not in ("daemon", "bench")])  # these answer themselves
 def test_the_help_of_a_verb_loads_that_verb_alone(verb: str) -> None:
-    found = modules(verb, "--help")
-    others = {f"pagurus.{each.module}" for each in VERBS.values()} - {f"pagurus.{VERBS[verb].module}"}
+    result = modules(verb, "--help")
+    others = {f"pagurus.{item.module}" for item in VERBS.values()} - {f"pagurus.{VERBS[verb].module}"}
     borrowed = {"pagurus.sandboxes.exec", "pagurus.sandboxes.net"}  # `run` carries commands out, and has a network
     assert (
-        f"pagurus.{VERBS[verb].module}" in found
-        and not found & (others - borrowed)
-        and not found & (HEAVY | PARSING_NEEDS_NO - {"msgspec"})
+        f"pagurus.{VERBS[verb].module}" in result
+        and not result & (others - borrowed)
+        and not result & (HEAVY | PARSING_NEEDS_NO - {"msgspec"})
     )
 
 
 @pytest.mark.parametrize("line", ["ls", "ls --json", "tree web", "rm web", "checkpoint web", "image ls"])
 def test_a_short_question_needs_no_http_library(line: str) -> None:
-    found = modules(*line.split())
-    assert "sandbox.sdk.brief" in found and not found & HEAVY
+    result = modules(*line.split())
+    assert "sandbox.sdk.brief" in result and not result & HEAVY
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -76,11 +76,11 @@ def test_the_line_of_a_verb_is_its_own_first_sentence(verb: str) -> None:
 
 
 def test_every_verb_of_a_module_is_known() -> None:
-    for name in {each.module for each in VERBS.values()}:
+    for name in {item.module for item in VERBS.values()}:
         module = importlib.import_module(f"pagurus.{name}")
         if hasattr(module, "verbs"):
-            known = {verb for verb, each in VERBS.items() if each.module == name}
-            assert set(typer.main.get_group(module.verbs).commands) == known
+            existing = {verb for verb, item in VERBS.items() if item.module == name}
+            assert set(typer.main.get_group(module.verbs).commands) == existing
 
 
 def test_every_bench_that_is_listed_can_be_run() -> None:

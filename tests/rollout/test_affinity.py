@@ -67,17 +67,17 @@ TABLE: list[tuple[str, list[ServerView], list[ServerRates], RoutedRequest, Send]
 
 
 @pytest.mark.parametrize(
-    ("servers", "rates", "ask", "wanted"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+    ("servers", "rates", "query", "target"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_the_table(servers: list[ServerView], rates: list[ServerRates], ask: RoutedRequest, wanted: Send) -> None:
-    assert route(RouteView(servers=servers, waiting=[ask], rates=rates), RULES) == [wanted]
+def test_the_table(servers: list[ServerView], rates: list[ServerRates], query: RoutedRequest, target: Send) -> None:
+    assert route(RouteView(servers=servers, waiting=[query], rates=rates), RULES) == [target]
 
 
 def test_one_decision_sees_what_it_has_decided() -> None:
     """Many who read do not all go to the one that reads fast."""
-    asks = [RoutedRequest(n, tokens=2000, need=LONG_PROMPT) for n in range(8)]
+    requests = [RoutedRequest(n, tokens=2000, need=LONG_PROMPT) for n in range(8)]
     sends = route(
-        RouteView(servers=[server("reader1"), server("writer1")], waiting=asks, rates=[READER, WRITER]), RULES
+        RouteView(servers=[server("reader1"), server("writer1")], waiting=requests, rates=[READER, WRITER]), RULES
     )
     assert {send.server for send in sends} == {"reader1", "writer1"}
 
@@ -102,10 +102,10 @@ SERVERS = st.lists(
         st.integers(0, 4),
         st.integers(0, 9999),
     ),
-    unique_by=lambda each: each.name,
+    unique_by=lambda item: item.name,
     max_size=4,
 )
-ASKS = st.lists(
+REQUESTS = st.lists(
     st.builds(
         RoutedRequest,
         st.integers(0, 99),
@@ -115,22 +115,22 @@ ASKS = st.lists(
         st.integers(0, 999),
         st.none() | st.builds(TokenDemand, st.floats(0, 9999), st.floats(0, 999)),
     ),
-    unique_by=lambda each: each.key,
+    unique_by=lambda item: item.key,
     max_size=8,
 )
 
 
-@given(SERVERS, ASKS, st.lists(RATES, unique_by=lambda each: each.hardware))
+@given(SERVERS, REQUESTS, st.lists(RATES, unique_by=lambda item: item.hardware))
 def test_nobody_waits_for_a_cheap_server_while_another_is_free(
-    servers: list[ServerView], asks: list[RoutedRequest], rates: list[ServerRates]
+    servers: list[ServerView], requests: list[RoutedRequest], rates: list[ServerRates]
 ) -> None:
-    view = RouteView(servers=servers, waiting=asks, rates=rates)
+    view = RouteView(servers=servers, waiting=requests, rates=rates)
     sends = route(view, RULES)
-    free = {each.name: max(0, each.slots - each.load) for each in servers if each.state == "serving"}
+    free = {item.name: max(0, item.slots - item.load) for item in servers if item.state == "serving"}
     for send in sends:
         free[send.server] -= 1
     assert all(left >= 0 for left in free.values())
-    assert len(sends) == len(asks) or not any(free.values())
+    assert len(sends) == len(requests) or not any(free.values())
     again = msgspec.json.decode(msgspec.json.encode(view), type=RouteView)
     assert route(again, RULES) == sends
 
@@ -143,10 +143,10 @@ def test_nobody_waits_for_a_cheap_server_while_another_is_free(
 def test_a_crowd_never_makes_a_server_cheaper(rates: ServerRates, crowd: Crowd, need: TokenDemand) -> None:
     more = Crowd(crowd.answers + 1, crowd.readers + 1, crowd.reading + 100)
     assert 0 <= cost(rates, crowd, need) <= cost(rates, more, need)
-    assert cost(rates, crowd, need) <= cost(rates, crowd, need, anew=50)
+    assert cost(rates, crowd, need) <= cost(rates, crowd, need, redo=50)
 
 
-def answered(kind: str, hardware: str, *, read: int, sampled: int, beside: int, ahead: int = 0) -> MeasuredAnswer:
+def answered(kind: str, hardware: str, *, read: int, sampled: int, alongside: int, ahead: int = 0) -> MeasuredAnswer:
     """As a server gives it whose step takes 20 ms, 1 ms more for each answer beside, and which reads 1,000 a second."""
     return MeasuredAnswer(
         kind=kind,
@@ -157,37 +157,37 @@ def answered(kind: str, hardware: str, *, read: int, sampled: int, beside: int, 
         read_s=(read + ahead) / 1000,
         first=1,
         sampled=sampled,
-        sampled_s=(sampled - 1) * (0.02 + 0.001 * beside),
-        beside=beside,
+        sampled_s=(sampled - 1) * (0.02 + 0.001 * alongside),
+        alongside=alongside,
     )
 
 
 def test_rates_are_found_in_answers_of_all_kinds() -> None:
-    known = Profiles()
+    existing = Profiles()
     for n in range(200):
         kind, read, sampled = ("reads", 2000, 20) if n % 2 else ("writes", 100, 200)
-        known.learn(answered(kind, "a", read=read, sampled=sampled, beside=n % 7, ahead=n % 3 * 500))
-    (rates,) = known.rates()
-    assert (rates.read, rates.step, rates.beside, rates.age) == pytest.approx((0.001, 0.02, 0.001, 0))
-    need = known.need("reads")
+        existing.learn(answered(kind, "a", read=read, sampled=sampled, alongside=n % 7, ahead=n % 3 * 500))
+    (rates,) = existing.rates()
+    assert (rates.read, rates.step, rates.alongside, rates.age) == pytest.approx((0.001, 0.02, 0.001, 0))
+    need = existing.need("reads")
     assert need is not None and (need.read, need.sampled) == pytest.approx((2000, 20))
-    assert known.need("unheard of") is None
+    assert existing.need("unheard of") is None
 
 
 def test_a_profile_follows_an_environment_that_changes() -> None:
-    known = Profiles(turns=8)
+    existing = Profiles(turns=8)
     for n in range(100):
-        known.learn(answered("x", "a", read=2000 if n < 60 else 100, sampled=20 if n < 60 else 200, beside=n % 4))
-    need = known.need("x")
+        existing.learn(answered("x", "a", read=2000 if n < 60 else 100, sampled=20 if n < 60 else 200, alongside=n % 4))
+    need = existing.need("x")
     assert need is not None and need.read < 200 and need.sampled > 190
 
 
 def test_a_class_that_is_not_used_grows_old() -> None:
-    known = Profiles()
-    known.learn(answered("x", "a", read=9, sampled=9, beside=1))
+    existing = Profiles()
+    existing.learn(answered("x", "a", read=9, sampled=9, alongside=1))
     for _ in range(5):
-        known.learn(answered("x", "b", read=9, sampled=9, beside=1))
-    assert {rates.hardware: rates.age for rates in known.rates()} == {"a": 5, "b": 0}
+        existing.learn(answered("x", "b", read=9, sampled=9, alongside=1))
+    assert {rates.hardware: rates.age for rates in existing.rates()} == {"a": 5, "b": 0}
 
 
 def test_an_answer_is_measured_among_others() -> None:
@@ -200,7 +200,16 @@ def test_an_answer_is_measured_among_others() -> None:
     first.piece(9, 12.0)
     busy.load = 1
     assert first.answered == MeasuredAnswer(
-        kind="x", hardware="H20", new=100, read=100, ahead=0, read_s=1.0, first=1, sampled=10, sampled_s=1.0, beside=1.0
+        kind="x",
+        hardware="H20",
+        new=100,
+        read=100,
+        ahead=0,
+        read_s=1.0,
+        first=1,
+        sampled=10,
+        sampled_s=1.0,
+        alongside=1.0,
     )
     second.leave()  # it was lost
     assert (busy.readers, busy.reading) == (0, 0) and second.answered.ahead == 100
@@ -208,17 +217,17 @@ def test_an_answer_is_measured_among_others() -> None:
 
 @pytest.mark.asyncio
 async def test_the_pool_measures_its_servers_and_asks_by_what_it_measured() -> None:
-    told: list[tuple[RouteView, list[Send]]] = []
-    async with EnginePool(tell=lambda view, sends: told.append((view, sends))) as pool:
+    reported: list[tuple[RouteView, list[Send]]] = []
+    async with EnginePool(report=lambda view, sends: reported.append((view, sends))) as pool:
         for hardware, step in (("slow", 0.002), ("fast", 0.001)):
             await pool.join(hardware, RatedServer(EngineRates(base=step), hardware, {}), hardware=hardware)
         KIND.set("writes")
         await asyncio.gather(*(pool.generate([n] * 40, Sampling(max_tokens=10)) for n in range(4)))
-        assert {send.server for _, sends in told for send in sends} == {"slow", "fast"}  # both are tried
+        assert {send.server for _, sends in reported for send in sends} == {"slow", "fast"}  # both are tried
         for n in range(4, 8):
             await pool.generate([n] * 40, Sampling(max_tokens=10))
         assert all((member.readers, member.reading, member.load) == (0, 0, 0) for member in pool.members.values())
-    view, (send,) = told[-1]
+    view, (send,) = reported[-1]
     assert send.why == "cheapest" and route(view, RoutingRules()) == [send]
     need = view.waiting[0].need
     assert need is not None and (need.read, need.sampled) == pytest.approx((40, 10))

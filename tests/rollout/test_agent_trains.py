@@ -16,7 +16,7 @@ import torch
 from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.embedded.model import ModelConfig, Qwen3
-from rollout.pool.doors import Doors
+from rollout.pool.endpoints import Endpoints
 from rollout.pool.pool import EnginePool
 from rollout.pool.recorder import RecordedSample, SampleRecorder
 from sandbox import Client, Sandbox
@@ -35,7 +35,7 @@ from tests.daemon.gateway.test_agents import (
 )
 from tests.support.chat_models import need_models, renderer
 from tests.support.daemon_host import kill_everything, tasks_of, until
-from tests.support.door_engines import Served, Whole
+from tests.support.endpoint_engines import Complete, Served
 from trainer.batches.sample import Sample
 from trainer.learner import Learner
 from trainer.models.scorer import Scorer
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @dataclass
-class Forced(Whole):
+class Forced(Complete):
     """An engine whose model really computes, and that is made to say what a test wants, letter by letter.
 
     Its log-probabilities are those of its weights, so the trainer must find the same for the same tokens.
@@ -58,14 +58,14 @@ class Forced(Whole):
     renderer: Any
     texts: list[str]
     hold_at: int = 0  # which answer waits for `gate`
-    asked: int = 0
+    requested: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        self.asked += 1
-        if self.asked == self.hold_at:
+        self.requested += 1
+        if self.requested == self.hold_at:
             await self.gate.wait()
-        ids = [*self._spelt(self.texts[self.asked - 1]), self.renderer.stops[0]]
+        ids = [*self._spelt(self.texts[self.requested - 1]), self.renderer.stops[0]]
         logprobs = await asyncio.to_thread(self._logprobs, prompt_ids, ids)
         spans = [WeightSpan(0, 0, len(ids))]
         return Generation(token_ids=ids, logprobs=logprobs, spans=spans, finish_reason="stop")
@@ -82,8 +82,8 @@ class Forced(Whole):
         with torch.no_grad():
             tokens = torch.tensor([prompt + ids])
             hidden = self.model.hidden(tokens, torch.arange(tokens.shape[1]), _causal)[0, len(prompt) - 1 : -1]
-            found = torch.log_softmax(self.model.head(hidden), dim=-1)
-        return [float(found[n, token]) for n, token in enumerate(ids)]
+            result = torch.log_softmax(self.model.head(hidden), dim=-1)
+        return [float(result[n, token]) for n, token in enumerate(ids)]
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -106,14 +106,14 @@ async def work(host: Client, engine: Forced, name: str) -> AsyncIterator[tuple[S
     async with EnginePool(rules=RoutingRules(silence=10 * TIMEOUT)) as pool:  # a test holds the engine
         await pool.join("only", Served(engine))
         recorder = SampleRecorder(pool, engine.renderer, length=8000)
-        async with at_the_door(host, recorder, name) as sandbox:
+        async with at_the_limiter(host, recorder, name) as sandbox:
             yield sandbox, recorder
 
 
 @asynccontextmanager
-async def at_the_door(host: Client, recorder: SampleRecorder, name: str) -> AsyncIterator[Sandbox]:
-    async with Doors(recorder) as doors:
-        await host.gateway.put(name, Address(url=doors.url(name)))
+async def at_the_limiter(host: Client, recorder: SampleRecorder, name: str) -> AsyncIterator[Sandbox]:
+    async with Endpoints(recorder) as endpoints:
+        await host.gateway.put(name, Address(url=endpoints.url(name)))
         async with await workshop(host, Gateway(upstream=name)) as sandbox:
             await start_inside(sandbox)
             yield sandbox
@@ -131,7 +131,7 @@ async def killed_and_restored(host: Client, engine: Forced, name: str) -> tuple[
     """Killed while its model thinks about the third answer, which comes while nobody is there."""
     engine.hold_at = 3
     async with work(host, engine, name) as (sandbox, recorder):
-        await until(lambda: engine.asked == 3, "it has repaired and asks again", TIMEOUT)
+        await until(lambda: engine.requested == 3, "it has repaired and asks again", TIMEOUT)
 
         turn = await until(lambda: _turn(sandbox, 3), "that ended a turn")
         await sandbox.captured(turn)
@@ -160,21 +160,21 @@ async def test_an_unmodified_agent_s_work_is_one_optimiser_step(host: Client) ->
 
     calm, reward = await undisturbed(host, Forced(model, shown, REPAIR), "calm")
     lazy, nothing = await undisturbed(host, Forced(model, shown, GIVE_UP), "lazy")
-    struck, again = await killed_and_restored(host, Forced(model, shown, REPAIR), "struck")
+    injected, again = await killed_and_restored(host, Forced(model, shown, REPAIR), "injected")
     assert (reward, nothing, again) == (1.0, 0.0, 1.0)
     assert len(calm) == len(lazy) == 1 and calm[0].answers == len(COMMANDS)
-    assert calm == struck  # tokens, masks, log-probabilities, versions
+    assert calm == injected  # tokens, masks, log-probabilities, versions
     for text in REPAIR:
         assert text in shown.decode(calm[0].tokens)
 
-    scored = [(calm, reward), (lazy, nothing), (struck, again)]
+    scored = [(calm, reward), (lazy, nothing), (injected, again)]
     samples = [
         Sample(
-            tokens=each.tokens, mask=each.mask, logprobs=each.logprobs, reward=reward, group="calc",
-            temperature=each.temperature, version=min(v for v in each.versions if v >= 0), name=f"calc/{n}",
+            tokens=item.tokens, mask=item.mask, logprobs=item.logprobs, reward=reward, group="calc",
+            temperature=item.temperature, version=min(v for v in item.versions if v >= 0), name=f"calc/{n}",
         )
         for n, (recorded, reward) in enumerate(scored)
-        for each in recorded
+        for item in recorded
     ]  # fmt: skip
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stats = Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-3)).step(samples)

@@ -85,11 +85,11 @@ def test_the_prefix_that_was_used_least_recently_gives_way_first() -> None:
         scheduler.add(sequence)
         scheduler.schedule()
         sequence.computed = 20
-        (kept,) = scheduler.finish(sequence)
+        (retained,) = scheduler.finish(sequence)
         if name == "a":
-            first = kept.target
+            first = retained.target
     assert scheduler.evict() == first
-    assert scheduler.evict() == kept.target and scheduler.evict() is None
+    assert scheduler.evict() == retained.target and scheduler.evict() is None
 
 
 def test_what_rows_have_in_common_leaves_room_for_others() -> None:
@@ -98,6 +98,6 @@ def test_what_rows_have_in_common_leaves_room_for_others() -> None:
     for n in range(3):
         scheduler.add(Sequence(str(n), [n] * 24, max_tokens=9))
     assert len(scheduler.schedule().prefill) == 2  # as long as nothing is known to be in common
-    for each in scheduler.running:
-        each.computed = 23
-    assert [each.id for each in scheduler.schedule().decode] == ["0", "1"] and len(scheduler.running) == 3
+    for item in scheduler.running:
+        item.computed = 23
+    assert [item.id for item in scheduler.schedule().decode] == ["0", "1"] and len(scheduler.running) == 3

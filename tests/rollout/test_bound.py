@@ -18,7 +18,7 @@ from rollout.store import decisions
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
-MOST = 4
+LIMIT = 4
 Run = Callable[[int], TrainerStepRecord]  # of a bound
 
 
@@ -34,31 +34,31 @@ BETWEEN = measured(seconds=[20.0, 12.0, 10.0, 10.0, 10.0], ess=[1.0, 0.95, 0.90,
 
 
 def played(run: Run, steps: int, bound: Bound | None = None) -> tuple[Bound, list[int]]:
-    bound, seen = bound or Bound(MOST), []
+    bound, observed = bound or Bound(LIMIT), []
     for _ in range(steps):
-        seen.append(bound.now)
+        observed.append(bound.now)
         bound.see(run(bound.now))
-    return bound, seen
+    return bound, observed
 
 
 @pytest.mark.parametrize(("run", "best"), [(NO_NEED, 0), (FAR_AHEAD, 4), (BETWEEN, 2)])
 def test_it_finds_the_bound_that_is_worth_most_and_stays_there(run: Run, best: int) -> None:
-    _, seen = played(run, 400)
-    assert seen[-1] == best and seen[100:].count(best) > 0.85 * 300
-    worth = [run(bound).ess / run(bound).seconds for bound in range(MOST + 1)]
-    got = sum(run(bound).ess for bound in seen) / sum(run(bound).seconds for bound in seen)
+    _, observed = played(run, 400)
+    assert observed[-1] == best and observed[100:].count(best) > 0.85 * 300
+    worth = [run(bound).ess / run(bound).seconds for bound in range(LIMIT + 1)]
+    got = sum(run(bound).ess for bound in observed) / sum(run(bound).seconds for bound in observed)
     assert got > 0.95 * max(worth), "finding it is cheap"
 
 
 def test_it_follows_a_run_that_changes() -> None:
     bound, _ = played(FAR_AHEAD, 200)
-    _, seen = played(NO_NEED, 200, bound)
-    assert seen[0] == 4 and seen[-1] == 0
+    _, observed = played(NO_NEED, 200, bound)
+    assert observed[0] == 4 and observed[-1] == 0
 
 
 def test_a_trial_in_vain_is_not_repeated_soon() -> None:
-    _, seen = played(BETWEEN, 400)
-    trials = [n for n in range(1, 400) if seen[n] != 2 and seen[n - 1] == 2]
+    _, observed = played(BETWEEN, 400)
+    trials = [n for n in range(1, 400) if observed[n] != 2 and observed[n - 1] == 2]
     pauses = [b - a for a, b in zip(trials, trials[2:], strict=False)]
     assert len(trials) < 16 and pauses[-1] > pauses[0]
 
@@ -70,11 +70,11 @@ STEPS = st.builds(
 
 @settings(max_examples=200)
 @given(st.lists(STEPS, max_size=60), st.integers(0, 5))
-def test_it_stays_within_its_limits_whatever_is_measured(steps: list[TrainerStepRecord], most: int) -> None:
-    bound, before = Bound(most), min(1, most)
+def test_it_stays_within_its_limits_whatever_is_measured(steps: list[TrainerStepRecord], limit: int) -> None:
+    bound, before = Bound(limit), min(1, limit)
     for step in steps:
         bound.see(step)
-        assert 0 <= bound.now <= most and abs(bound.now - before) <= 1
+        assert 0 <= bound.now <= limit and abs(bound.now - before) <= 1
         before = bound.now
 
 
@@ -82,10 +82,10 @@ def test_it_stays_within_its_limits_whatever_is_measured(steps: list[TrainerStep
 def test_what_may_start_follows_the_view(tail: float) -> None:
     def leases(bound: int | None) -> list[LeasePrompts]:
         view = RolloutView(
-            version=3, asked=False, training=True, running=[], buffered=[], queued=0, more=True, bound=bound
+            version=3, requested=False, training=True, running=[], buffered=[], queued=0, more=True, bound=bound
         )  # fmt: skip
-        found = RolloutPolicy(SchedulingRules(groups=2, size=2, staleness=4, tail=tail)).decide(view, 0.0)
-        return [action for action in found if isinstance(action, LeasePrompts)]
+        result = RolloutPolicy(SchedulingRules(groups=2, size=2, staleness=4, tail=tail)).decide(view, 0.0)
+        return [action for action in result if isinstance(action, LeasePrompts)]
 
     assert leases(0) == []
     assert leases(1) == [LeasePrompts(3 if tail else 2)]
@@ -97,7 +97,7 @@ async def test_a_live_rollout_measures_its_steps_and_decides_by_what_it_logged(t
     config = configured(groups=2, size=2, staleness=3, adaptive=True)
     async with RolloutController(
         environment=Notebook, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
-        folder=tmp_path,
+        directory=tmp_path,
     ) as rollout:  # fmt: skip
         steps: list[TrainerStepRecord] = []
         see = rollout.ahead._bound.see  # type: ignore[union-attr]

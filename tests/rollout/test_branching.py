@@ -12,16 +12,16 @@ import pytest
 import pytest_asyncio
 
 from rollout import Batch, Observation, RolloutConfig, RolloutController, Trajectory
-from rollout.decide.keeping import KeepPlan, KeptRow
+from rollout.decide.keeping import KeepPlan, RetainedRow
 from rollout.decide.view import Branching
 from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
-from rollout.labels import KEPT, LabellingClient
+from rollout.labels import RETAINED, LabellingClient
 from rollout.messages import Ancestor
 from rollout.rewards.service import RewardService
 from rollout.store import decisions
-from rollout.store.kept import KeptBook
+from rollout.store.retained import RetainedLedger
 from rollout.timetravel import at_turn, fork, resample, visitable
 from sandbox import Client
 from sandbox.errors import NoSpace, NotFound
@@ -89,7 +89,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
             "engine": Dice(),
             "tokenizer": Letters(),
             "config": config,
-            "folder": tmp_path,
+            "directory": tmp_path,
             "seeds": range(2),
             **options,
         }
@@ -149,8 +149,8 @@ class Shared(Letters4):
     reward = functions.share(letter="a")
 
     async def step(self, sandbox: Any, action: str) -> Observation:
-        seen = await super().step(sandbox, action)
-        return Observation(seen.text, done=seen.done)
+        observed = await super().step(sandbox, action)
+        return Observation(observed.text, done=observed.done)
 
 
 @pytest.mark.parametrize("by", ["turns", "spread"])
@@ -175,9 +175,9 @@ async def test_the_newest_states_stay_and_can_be_played_on(make: Make, tmp_path:
     rollout = make(keep=3, host=host, engine=engine)
     batch = await play(rollout)
     need_trees(batch)
-    rows = rollout.trees._book.rows()
+    rows = rollout.trees._ledger.rows()
     living = {sandbox.id for sandbox in host.sandboxes if not sandbox.removed}
-    assert len(rows) == 3 and {row.sandbox for row in rows} == living == rollout.known_sandboxes()
+    assert len(rows) == 3 and {row.sandbox for row in rows} == living == rollout.existing_sandboxes()
     await rollout.stop()
     origins = visitable(tmp_path, rows[0].prompt, rows[0].member)
     assert origins[-1].visit.turn == TURNS
@@ -215,8 +215,8 @@ async def test_a_fork_that_a_full_host_refuses_is_the_platforms_and_the_group_st
     host.errors = [NoSpace("full"), NoSpace("full")]
     rollout = make(host=host)
     need_trees(await play(rollout))
-    figures = rollout.statistics()
-    assert figures["blames"] == {"platform": 2} and figures["trajectories_retried"] == 2
+    metrics = rollout.statistics()
+    assert metrics["blames"] == {"platform": 2} and metrics["trajectories_retried"] == 2
 
 
 async def test_a_member_whose_state_is_gone_begins_at_the_beginning(make: Make) -> None:
@@ -280,8 +280,8 @@ async def test_another_process_goes_on_with_the_tree(make: Make) -> None:
     await first.stop(leave=True)
     Stopping.halting = False
     second = make(host=host, environment=Stopping)
-    known = second.known_sandboxes()
-    assert known and known <= {sandbox.id for sandbox in host.sandboxes if not sandbox.removed}
+    existing = second.existing_sandboxes()
+    assert existing and existing <= {sandbox.id for sandbox in host.sandboxes if not sandbox.removed}
     batch = await play(second)
     need_trees(batch)
     assert any(t.continued and t.lineage for group in batch.groups for t in group.trajectories)
@@ -306,11 +306,11 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
     need_trees(batch)
     for row in rollout_rows(tmp_path):
         await host.checkpoint((await (await host.get(row.sandbox)).tree())[-1], wait="durable")
-    await rollout.trees.kept.trim()
+    await rollout.trees.retained.trim()
     await rollout.stop()
     rows = rollout_rows(tmp_path)
     there = await host.sandboxes()
-    assert {(info.id, info.state, *info.labels) for info in there} == {(row.sandbox, "dead", KEPT) for row in rows}
+    assert {(info.id, info.state, *info.labels) for info in there} == {(row.sandbox, "dead", RETAINED) for row in rows}
     assert len(rows) == 6 and all(row.bytes > 0 for row in rows)
     origins = visitable(tmp_path, rows[-1].prompt, rows[-1].member)
     for origin in origins:
@@ -327,12 +327,12 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
         await fork(labelled, origins[0])
 
 
-def rollout_rows(folder: Path) -> list[KeptRow]:
-    book = KeptBook(folder)
+def rollout_rows(directory: Path) -> list[RetainedRow]:
+    ledger = RetainedLedger(directory)
     try:
-        return book.rows()
+        return ledger.rows()
     finally:
-        book.close()
+        ledger.close()
 
 
 class Undoing(Letters4):

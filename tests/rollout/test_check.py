@@ -22,19 +22,19 @@ from tests.support.daemon_host import missing
 real = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def wrong(found: CheckReport) -> dict[str, str]:
-    assert found.right == (not any(each.wrong for each in found.findings))
-    return {each.what: each.seen for each in found.findings if each.wrong}
+def wrong(result: CheckReport) -> dict[str, str]:
+    assert result.right == (not any(item.wrong for item in result.findings))
+    return {item.what: item.observed for item in result.findings if item.wrong}
 
 
 async def test_gymnasium_needs_no_sandbox_and_nothing_is_wrong() -> None:
     kind = gym_environment("FrozenLake-v1", names=("left", "down", "right", "up"), render_mode="ansi", turns=10)
     assert not needs_sandbox(kind, range(2))
-    told: list[str] = []
-    found = await check(kind, None, range(2), tell=told.append)
-    assert told[:2] == ["resets and forks of seed 0, 1 of 2", "resets and forks of seed 1, 2 of 2"]
-    assert told[-1] == "random agent plays seed 1, 2 of 2"
-    assert wrong(found) == {} and 20 <= found.costs.turns <= 40
+    reported: list[str] = []
+    result = await check(kind, None, range(2), report=reported.append)
+    assert reported[:2] == ["resets and forks of seed 0, 1 of 2", "resets and forks of seed 1, 2 of 2"]
+    assert reported[-1] == "random agent plays seed 1, 2 of 2"
+    assert wrong(result) == {} and 20 <= result.costs.turns <= 40
 
 
 class Wrong(Environment):
@@ -65,19 +65,19 @@ async def test_each_wrong_is_named() -> None:
             return await super().step(sandbox, action)
 
     try:
-        found = wrong(await check(Leaving, None, range(8)))
+        result = wrong(await check(Leaving, None, range(8)))
     finally:
         left[0].kill()
         await left[0].wait()
-    assert found["reset of seed 0"] == "two differ in: first observation, state of the object"
-    assert "cannot be solved" in found[ORACLE] and "doing nothing" in found[NULL] and "empty" in found[RANDOM]
-    assert found["left behind"] == f"process {left[0].pid} sleep"
+    assert result["reset of seed 0"] == "two differ in: first observation, state of the object"
+    assert "cannot be solved" in result[ORACLE] and "doing nothing" in result[NULL] and "empty" in result[RANDOM]
+    assert result["left behind"] == f"process {left[0].pid} sleep"
 
 
 class Served(Environment):
     """A file and a program; the last letter counts."""
 
-    reward = functions.lines(wanted=1)
+    reward = functions.lines(target=1)
     noise = ""
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
@@ -97,9 +97,9 @@ class Drawn(Served):
 @real
 async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_path: Path) -> None:
     labelled = LabellingClient(host, tmp_path / "run")
-    found = await check(Served, labelled, range(1))
-    assert list(wrong(found)) == [NULL]  # one line is all that it takes
-    assert found.costs.turns == 2 and "files" in found.costs.verdicts and found.costs.frozen_ms > 0
+    result = await check(Served, labelled, range(1))
+    assert list(wrong(result)) == [NULL]  # one line is all that it takes
+    assert result.costs.turns == 2 and "files" in result.costs.verdicts and result.costs.frozen_ms > 0
     assert wrong(await check(Drawn, labelled, range(1)))["reset of seed 0"] == "two differ in: /drawn, /etc/hosts"
     assert not await host.sandboxes()
 
@@ -108,5 +108,7 @@ async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_pa
 async def test_a_folder_of_tasks_is_checked(host: Client, tmp_path: Path) -> None:
     write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
     kind = environment_of(tasks_of(tmp_path / "tasks"))
-    found = await check(kind, LabellingClient(host, tmp_path / "run"), range(1))
-    assert wrong(found) == {} and {each.what: each.seen for each in found.findings}[ORACLE].startswith("reward 1.000")
+    result = await check(kind, LabellingClient(host, tmp_path / "run"), range(1))
+    assert wrong(result) == {} and {item.what: item.observed for item in result.findings}[ORACLE].startswith(
+        "reward 1.000"
+    )

@@ -43,7 +43,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
             "engine": ScriptedEngine(SCRIPT),
             "tokenizer": Letters(),
             "config": CONFIG,
-            "folder": tmp_path,
+            "directory": tmp_path,
             **options,
         }
         made.append(RolloutController(**options))
@@ -86,14 +86,14 @@ class Slow(Notebook):
 async def test_batches_are_whole_groups_and_prompts_are_consumed_once(make: Make) -> None:
     rollout = make()
     await rollout.start()
-    seen: list[str] = []
+    observed: list[str] = []
     for step in range(4):
         batch = await rollout.next_batch()
         assert batch.version == batch.step == step and [len(group.trajectories) for group in batch.groups] == [3, 3]
         assert all(group.oldest is not None and step - group.oldest <= 1 for group in batch.groups)
-        seen += [group.prompt for group in batch.groups]
+        observed += [group.prompt for group in batch.groups]
         await train(rollout, batch)
-    assert len(set(seen)) == 8
+    assert len(set(observed)) == 8
     account = rollout.store.account()
     assert account.consumed == 8
     parts = account.consumed + account.in_flight + account.queued + account.buffered + account.given_up
@@ -117,11 +117,11 @@ async def test_the_trainer_waits_for_stragglers_and_no_prompt_starts_twice(make:
     rollout = make(environment=Slow)
     await rollout.start()
     await train(rollout, await rollout.next_batch())
-    asked = asyncio.create_task(rollout.next_batch())
+    requested = asyncio.create_task(rollout.next_batch())
     await until(lambda: any("stragglers" in wait.reason for wait in rollout._waits))
-    assert not asked.done()
+    assert not requested.done()
     Slow.gate.set()
-    batch = await asked
+    batch = await requested
     assert "p000001" in [group.prompt for group in batch.groups]
     assert all(trajectory.start == 0 for trajectory in batch.trajectories)
 
@@ -146,10 +146,10 @@ async def test_the_trainer_waits_for_an_answer_that_older_weights_have_begun(mak
     rollout = make(engine=engine)
     await rollout.start()
     await train(rollout, await rollout.next_batch())
-    asked = asyncio.create_task(rollout.next_batch())
+    requested = asyncio.create_task(rollout.next_batch())
     await until(lambda: any("stragglers" in wait.reason for wait in rollout._waits))
     engine.let_go.set()
-    batch = await asked
+    batch = await requested
     assert ("p000001", 0) in [(group.prompt, group.oldest) for group in batch.groups]
 
 
@@ -173,11 +173,11 @@ async def test_the_trainer_waits_for_stragglers_that_a_dead_process_left(make: M
 
     second = make(environment=Slow, host=host, engine=ScriptedEngine(SCRIPT, version=1), version=1)
     await second.start()
-    asked = asyncio.create_task(second.next_batch())
+    requested = asyncio.create_task(second.next_batch())
     await until(lambda: any("stragglers" in wait.reason for wait in second._waits))
     Slow.gate.set()
     host.back.set()
-    batch = await asked
+    batch = await requested
     assert ("p000001", 0) in [(group.prompt, group.oldest) for group in batch.groups]
 
 
@@ -277,21 +277,21 @@ async def test_failures_of_the_platform_are_retried_and_cost_no_prompt(make: Mak
 
 async def test_a_host_that_refuses_is_asked_ever_more_rarely_and_the_run_says_why_and_stops(make: Make) -> None:
     class Refusing(FakeHost):
-        asked = 0
+        requested = 0
 
         async def create(self, image: str, **_: Any) -> FakeSandbox:
-            self.asked += 1
+            self.requested += 1
             raise NoSpace("pool is full")
 
     host = Refusing()
-    rollout = make(host=host, config=configured(patience=4.0))
+    rollout = make(host=host, config=configured(timeout=4.0))
     await rollout.start()
     with pytest.raises(EngineFailed, match=r"create has refused everything .*pool is full"):
         await rollout.next_batch()
-    assert host.asked <= breaker.OPEN_AT * 12 + 8  # waves until the breaker opens, then one at a time
+    assert host.requested <= breaker.OPEN_AT * 12 + 8  # waves until the breaker opens, then one at a time
     account = rollout.store.account()
     assert (account.given_up, account.issued) == (0, 4)
-    said = read_status(rollout.folder)
+    said = read_status(rollout.directory)
     assert any("create refuses" in wait.reason and wait.since for wait in said.waits)
 
 
@@ -438,7 +438,7 @@ async def test_faults_are_recovered_and_booked(make: Make) -> None:
     batch = await rollout.next_batch()
     assert {t.reward for t in batch.trajectories} == {1.0}
     statistics = rollout.statistics()
-    assert statistics["struck"] == statistics["killed"] == statistics["recovered_equal"] > 0
+    assert statistics["injected"] == statistics["killed"] == statistics["recovered_equal"] > 0
 
 
 async def test_a_successor_goes_on_at_the_turn(make: Make) -> None:
@@ -453,17 +453,17 @@ async def test_a_successor_goes_on_at_the_turn(make: Make) -> None:
     executed = {sandbox.id: list(sandbox.commands) for sandbox in left}
 
     second = make(host=host, engine=ScriptedEngine(SCRIPT))
-    kept = second.known_sandboxes()
-    assert kept and kept <= {sandbox.id for sandbox in left}
+    retained = second.existing_sandboxes()
+    assert retained and retained <= {sandbox.id for sandbox in left}
     await second.start()
     batch = await second.next_batch()
     assert {t.reward for t in batch.trajectories} == {1.0}
     await train(second, batch)
     batches = [batch, await second.next_batch()]
     continued = [t for batch in batches for t in batch.trajectories if t.continued]
-    assert {t.sandbox for t in continued} == kept and second.statistics()["trajectories_continued"] == len(kept)
+    assert {t.sandbox for t in continued} == retained and second.statistics()["trajectories_continued"] == len(retained)
     for sandbox in left:
-        if sandbox.id in kept:  # every command exactly once, whoever sent it
+        if sandbox.id in retained:  # every command exactly once, whoever sent it
             assert sandbox.commands == ["echo start >> f", *SCRIPT]
             assert sandbox.commands[: len(executed[sandbox.id])] == executed[sandbox.id]
 
@@ -480,11 +480,11 @@ async def test_a_prompt_that_is_given_up_leaves_nothing_of_those_that_were_to_go
     await first.stop(leave=True)
 
     second = make(host=host, environment=Broken, config=configured(groups=1, attempts=1, concurrency=1), seeds=[0])
-    assert len(second.known_sandboxes()) == 3
+    assert len(second.existing_sandboxes()) == 3
     with pytest.raises(NoMorePrompts):
         await second.start()
         await second.next_batch()
-    assert not second.journal.open() and all(each.removed for each in host.sandboxes)
+    assert not second.journal.open() and all(item.removed for item in host.sandboxes)
 
 
 async def test_a_successor_brings_dead_sandboxes_back_first(make: Make) -> None:
@@ -494,23 +494,23 @@ async def test_a_successor_brings_dead_sandboxes_back_first(make: Make) -> None:
     await until(lambda: len(engine.prompts) >= 30)
     await first.stop(leave=True)
     second = make(host=host, engine=ScriptedEngine(SCRIPT))
-    kept = second.known_sandboxes()
+    retained = second.existing_sandboxes()
     for sandbox in host.sandboxes:
-        if sandbox.id in kept:
+        if sandbox.id in retained:
             sandbox.die()
     await second.start()
     batches = [await second.next_batch()]
     await train(second, batches[0])
     batches.append(await second.next_batch())
     continued = [t for batch in batches for t in batch.trajectories if t.continued]
-    assert {t.reward for t in continued} == {1.0} and {t.sandbox for t in continued} == kept
+    assert {t.reward for t in continued} == {1.0} and {t.sandbox for t in continued} == retained
     assert all([recovery.equal for recovery in t.recoveries] == [True] for t in continued)
 
 
 async def test_who_was_replaced_can_write_no_more(make: Make) -> None:
     rollout = make()
     await rollout.start()
-    SampleStore(rollout.folder).acquire("rollout")
+    SampleStore(rollout.directory).acquire("rollout")
     with pytest.raises(StaleOwner):
         for _ in range(4):
             await train(rollout, await rollout.next_batch())
@@ -518,18 +518,18 @@ async def test_who_was_replaced_can_write_no_more(make: Make) -> None:
 
 def test_the_pause_doubles_and_a_wave_of_failures_counts_once() -> None:
     now = time.time()
-    known = breaker.note(None, "create", "full", now)
+    existing = breaker.note(None, "create", "full", now)
     for _ in range(100):
-        known = breaker.note(known, "create", "full", now)
-    assert known.rounds == 1 and breaker.slots([known], free=64, trying=0, now=now) == 0
+        existing = breaker.note(existing, "create", "full", now)
+    assert existing.rounds == 1 and breaker.slots([existing], free=64, trying=0, now=now) == 0
     pauses = []
     for _ in range(10):
-        at = breaker.retry_at(known)
-        pauses.append(at - known.last)
-        known = breaker.note(known, "create", "full", at)
+        at = breaker.retry_at(existing)
+        pauses.append(at - existing.last)
+        existing = breaker.note(existing, "create", "full", at)
     assert pauses[0] == breaker.PAUSE_FIRST and pauses[-1] == breaker.MAX_PAUSE and sorted(pauses) == pauses
-    late = breaker.retry_at(known)
-    assert breaker.slots([known], free=64, trying=0, now=late) == 1
-    assert breaker.slots([known], free=64, trying=1, now=late) == 0
-    assert breaker.hopeless([known], patience=1e6, now=late) is None
-    assert isinstance(Stop("x"), Stop) and isinstance(breaker.waits([known], now)[0], WaitReason)
+    late = breaker.retry_at(existing)
+    assert breaker.slots([existing], free=64, trying=0, now=late) == 1
+    assert breaker.slots([existing], free=64, trying=1, now=late) == 0
+    assert breaker.hopeless([existing], timeout=1e6, now=late) is None
+    assert isinstance(Stop("x"), Stop) and isinstance(breaker.waits([existing], now)[0], WaitReason)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("weights")
     return [publish(root / "weights", version) for version in range(3)]
 
@@ -40,44 +40,46 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     scope="module", loop_scope="module", params=["embedded", "paged", pytest.param("vllm", marks=NO_VLLM)]
 )
 async def supervisor(
-    request: pytest.FixtureRequest, folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, directories: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[EngineSupervisor]:
     kind = {"embedded": embedded, "paged": partial(embedded, paged=True), "vllm": partial(vllm, python=PYTHON)}[
         request.param
     ]
     launch = kind(slots=16, length=LENGTH)
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    async with EngineSupervisor(launch, folders[0].parent / "weights", 0, log=log) as engine:
+    async with EngineSupervisor(launch, directories[0].parent / "weights", 0, log=log) as engine:
         yield engine
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def engine(supervisor: EngineSupervisor, folders: list[Path]) -> EngineClient:
+async def engine(supervisor: EngineSupervisor, directories: list[Path]) -> EngineClient:
     """The client of an engine that serves version 0 and is not paused."""
     client = await supervisor.wait_serving()
     await client.resume()
     if await client.version() != 0:
-        await supervisor.publish(folders[0].parent / "weights", 0)
+        await supervisor.publish(directories[0].parent / "weights", 0)
     return await supervisor.wait_serving()
 
 
-async def test_tokens_in_tokens_out(engine: EngineClient, folders: list[Path]) -> None:
+async def test_tokens_in_tokens_out(engine: EngineClient, directories: list[Path]) -> None:
     prompt = [5, 6, 7, 8]
     generation = await engine.generate(prompt, Sampling(max_tokens=12, ignore_eos=True))
     assert len(generation.token_ids) == len(generation.logprobs) == 12
     assert generation.finish_reason == "length"
     assert [(span.version, span.start, span.end) for span in generation.spans] == [(0, 0, 12)]
-    assert generation.logprobs == pytest.approx(expected_logprobs(folders[0], prompt, generation.token_ids), abs=1e-3)
+    assert generation.logprobs == pytest.approx(
+        expected_logprobs(directories[0], prompt, generation.token_ids), abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 async def test_logprobs_are_those_of_the_sampled_distribution(
-    engine: EngineClient, folders: list[Path], temperature: float
+    engine: EngineClient, directories: list[Path], temperature: float
 ) -> None:
     prompt = [9, 10, 11]
     sampling = Sampling(max_tokens=10, temperature=temperature, ignore_eos=True)
     generation = await engine.generate(prompt, sampling)
-    expected = expected_logprobs(folders[0], prompt, generation.token_ids, temperature)
+    expected = expected_logprobs(directories[0], prompt, generation.token_ids, temperature)
     if temperature == 0.0 and generation.logprobs == pytest.approx([0.0] * 10):
         return  # vLLM calls a greedy choice certain
     assert generation.logprobs == pytest.approx(expected, abs=1e-3)
@@ -85,22 +87,22 @@ async def test_logprobs_are_those_of_the_sampled_distribution(
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 5), (0.7, 9), (0.01, 0)])
 async def test_only_the_likeliest_tokens_are_sampled_where_a_request_says_so(
-    engine: EngineClient, folders: list[Path], top_p: float, top_k: int
+    engine: EngineClient, directories: list[Path], top_p: float, top_k: int
 ) -> None:
     """A token that is left out never comes; the log-probabilities are of the distribution that is left."""
     prompt = [9, 10, 11]
     sampling = Sampling(max_tokens=24, temperature=1.5, top_p=top_p, top_k=top_k, ignore_eos=True)
     generation = await engine.generate(prompt, sampling)
-    rows = every_logprob(folders[0], prompt, generation.token_ids, 1.5)
+    rows = every_logprob(directories[0], prompt, generation.token_ids, 1.5)
     expected = []
     for row, token in zip(rows, generation.token_ids, strict=True):
         left: dict[int, float] = {}
-        likeliest = sorted(range(VOCABULARY), key=lambda each: -row[each])[: top_k or VOCABULARY]
-        whole = math.fsum(math.exp(row[each]) for each in likeliest)
-        for each in likeliest:
+        likeliest = sorted(range(VOCABULARY), key=lambda item: -row[item])[: top_k or VOCABULARY]
+        complete = math.fsum(math.exp(row[item]) for item in likeliest)
+        for item in likeliest:
             if left and math.fsum(left.values()) >= top_p:
                 break
-            left[each] = math.exp(row[each]) / whole
+            left[item] = math.exp(row[item]) / complete
         assert token in left
         expected.append(math.log(left[token] / math.fsum(left.values())))
     assert generation.logprobs == pytest.approx(expected, abs=1e-3)
@@ -115,10 +117,10 @@ async def test_a_share_of_nothing_is_refused(engine: EngineClient, wrong: dict[s
 async def test_greedy_answers_repeat_and_continue_their_prefix(engine: EngineClient) -> None:
     greedy = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
     prompt = [20, 21, 22]
-    whole = (await engine.generate(prompt, greedy)).token_ids
-    assert (await engine.generate(prompt, greedy)).token_ids == whole
+    complete = (await engine.generate(prompt, greedy)).token_ids
+    assert (await engine.generate(prompt, greedy)).token_ids == complete
     rest = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
-    assert (await engine.generate(prompt + whole[:8], rest)).token_ids == whole[8:]
+    assert (await engine.generate(prompt + complete[:8], rest)).token_ids == complete[8:]
 
 
 async def test_the_same_seed_samples_the_same(engine: EngineClient) -> None:
@@ -129,13 +131,13 @@ async def test_the_same_seed_samples_the_same(engine: EngineClient) -> None:
 
 async def test_a_stream_is_the_same_answer_in_pieces(engine: EngineClient) -> None:
     greedy = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
-    whole = await engine.generate([9, 8, 7], greedy)
+    complete = await engine.generate([9, 8, 7], greedy)
     pieces = [delta async for delta in engine.stream([9, 8, 7], greedy)]
-    assert [token for delta in pieces for token in delta.token_ids] == whole.token_ids
+    assert [token for delta in pieces for token in delta.token_ids] == complete.token_ids
     got = [logprob for delta in pieces for logprob in delta.logprobs]
-    assert got == pytest.approx(whole.logprobs, abs=1e-4)
+    assert got == pytest.approx(complete.logprobs, abs=1e-4)
     assert len(pieces) > 1 and [delta.finish_reason for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
-    assert pieces[-1].finish_reason == "length" and pieces[-1].spans == whole.spans
+    assert pieces[-1].finish_reason == "length" and pieces[-1].spans == complete.spans
 
 
 async def test_who_leaves_a_stream_ends_the_request(engine: EngineClient) -> None:
@@ -169,41 +171,41 @@ async def test_end_of_sequence_ends_an_answer_unless_ignored(engine: EngineClien
     assert stopped and all(answer.token_ids[-1] == EOS and EOS not in answer.token_ids[:-1] for answer in stopped)
 
 
-async def test_many_requests_share_the_engine_and_stay_apart(engine: EngineClient, folders: list[Path]) -> None:
+async def test_many_requests_share_the_engine_and_stay_apart(engine: EngineClient, directories: list[Path]) -> None:
     prompts = [[3 + (n * k) % 120 for k in range(1, 2 + n)] for n in range(40)]
     sampling = Sampling(max_tokens=9, ignore_eos=True)
     answers = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
     for prompt, answer in list(zip(prompts, answers, strict=True))[::7]:
-        assert answer.logprobs == pytest.approx(expected_logprobs(folders[0], prompt, answer.token_ids), abs=1e-3)
+        assert answer.logprobs == pytest.approx(expected_logprobs(directories[0], prompt, answer.token_ids), abs=1e-3)
 
 
 async def test_weights_change_in_flight_and_spans_say_where(
-    supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
+    supervisor: EngineSupervisor, engine: EngineClient, directories: list[Path]
 ) -> None:
     prompt = [40, 41, 42]
     changed = asyncio.Event()
 
     async def keep_asking(first: int) -> list[Generation]:
         # So that some request is in flight at the change: they end one after the other, never all of them at once.
-        found = [await engine.generate(prompt, Sampling(max_tokens=first, ignore_eos=True, seed=1))]
+        result = [await engine.generate(prompt, Sampling(max_tokens=first, ignore_eos=True, seed=1))]
         while not changed.is_set():
-            found.append(await engine.generate(prompt, LONG))
-        assert [len(generation.token_ids) for generation in found] == [first] + [LONG.max_tokens] * (len(found) - 1)
-        return found
+            result.append(await engine.generate(prompt, LONG))
+        assert [len(generation.token_ids) for generation in result] == [first] + [LONG.max_tokens] * (len(result) - 1)
+        return result
 
     flights = [asyncio.create_task(keep_asking(LONG.max_tokens * part // 8)) for part in range(1, 9)]
     await some_progress(engine)
-    published = await supervisor.publish(folders[0].parent / "weights", 1)
+    published = await supervisor.publish(directories[0].parent / "weights", 1)
     changed.set()
     assert published.version == await engine.version() == 1
     later = await engine.generate(prompt, LONG)
     assert [(span.version, span.end) for span in later.spans] == [(1, LONG.max_tokens)]
-    assert later.logprobs == pytest.approx(expected_logprobs(folders[1], prompt, later.token_ids), abs=1e-3)
+    assert later.logprobs == pytest.approx(expected_logprobs(directories[1], prompt, later.token_ids), abs=1e-3)
     mixed = 0
     for generation in itertools.chain(*await asyncio.gather(*flights)):
         assert {span.version for span in generation.spans} <= {0, 1}
         for span in generation.spans:  # each span's logprobs are of its version, its prefix computed anew
-            expected = expected_logprobs(folders[span.version], prompt, generation.token_ids)
+            expected = expected_logprobs(directories[span.version], prompt, generation.token_ids)
             got = generation.logprobs[span.start : span.end]
             assert got == pytest.approx(expected[span.start : span.end], abs=1e-3)
         mixed += len(generation.spans) == 2
@@ -260,14 +262,14 @@ async def test_nonsense_is_refused(engine: EngineClient) -> None:
 
 
 async def test_a_version_that_was_damaged_is_not_served(
-    supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
+    supervisor: EngineSupervisor, engine: EngineClient, directories: list[Path]
 ) -> None:
-    weights = folders[0].parent / "weights"
+    weights = directories[0].parent / "weights"
     publish(weights, 7)
     store = VersionStore(weights)
-    whole = store.manifest(store.version(7)).whole
-    assert whole is not None
-    path = store.path(whole[0].digest)
+    complete = store.manifest(store.version(7)).complete
+    assert complete is not None
+    path = store.path(complete[0].digest)
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
@@ -276,28 +278,28 @@ async def test_a_version_that_was_damaged_is_not_served(
     assert await engine.version() == 0 and not await engine.is_paused() and supervisor.version == 0
     assert (await engine.generate([3], Sampling(max_tokens=1))).spans[0].version == 0
     with pytest.raises(Invalid, match="takes its weights from"):
-        await supervisor.publish(folders[1], 1)
+        await supervisor.publish(directories[1], 1)
 
 
 async def test_requests_that_arrive_during_a_publication_wait_for_it(
-    supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
+    supervisor: EngineSupervisor, engine: EngineClient, directories: list[Path]
 ) -> None:
     short = Sampling(max_tokens=2, ignore_eos=True)
 
-    async def ask(count: int) -> list[int]:
+    async def request(count: int) -> list[int]:
         return [(await engine.generate([5, n], short)).spans[0].version for n in range(count)]
 
-    asking = [asyncio.create_task(ask(30)) for _ in range(4)]
+    asking = [asyncio.create_task(request(30)) for _ in range(4)]
     for version in (1, 2, 1, 0):
-        await supervisor.publish(folders[0].parent / "weights", version)
+        await supervisor.publish(directories[0].parent / "weights", version)
     for versions in await asyncio.gather(*asking):
         assert set(versions) <= {0, 1, 2}
 
 
 async def test_a_killed_engine_comes_back_with_the_last_weights(
-    supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
+    supervisor: EngineSupervisor, engine: EngineClient, directories: list[Path]
 ) -> None:
-    await supervisor.publish(folders[0].parent / "weights", 2)
+    await supervisor.publish(directories[0].parent / "weights", 2)
     flight = asyncio.create_task(supervisor.generate([80, 81], LONG))
     await some_progress(engine)
     assert supervisor.pid is not None
@@ -306,4 +308,6 @@ async def test_a_killed_engine_comes_back_with_the_last_weights(
     generation = await flight
     assert supervisor.pid != before
     assert [span.version for span in generation.spans] == [2]
-    assert generation.logprobs == pytest.approx(expected_logprobs(folders[2], [80, 81], generation.token_ids), abs=1e-3)
+    assert generation.logprobs == pytest.approx(
+        expected_logprobs(directories[2], [80, 81], generation.token_ids), abs=1e-3
+    )

@@ -39,7 +39,7 @@ ENVIRONMENT = ROOT / "tests" / "support" / "two_methods.py"
 class Model(BaseHTTPRequestHandler):
     """Reads the file, then says what it read: but of odd numbers it says another."""
 
-    asked: ClassVar[list[dict[str, Any]]] = []
+    requested: ClassVar[list[dict[str, Any]]] = []
     keys: ClassVar[list[str]] = []
     busy: ClassVar[list[int]] = []  # statuses that it answers with first
 
@@ -48,7 +48,7 @@ class Model(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
+        self.requested.append(body)
         self.keys.append(self.headers.get("Authorization", ""))
         if self.busy:
             self._reply({"error": "busy"}, self.busy.pop())
@@ -84,8 +84,8 @@ def model() -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
-        for kept in (Model.asked, Model.keys, Model.busy):
-            kept.clear()
+        for retained in (Model.requested, Model.keys, Model.busy):
+            retained.clear()
 
 
 def pagurus(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -99,14 +99,14 @@ def test_an_environment_of_two_methods_is_played(daemon: Daemon, model: str) -> 
     assert done.returncode == 0, done.stderr
     assert "A number lies below /srv" in done.stdout and "> cat /srv/number   [files]\n42\n" in done.stdout
     assert done.stdout.endswith("reward 1 in 2 turns, completed\n")
-    first, second = Model.asked
+    first, second = Model.requested
     assert (first["model"], Model.keys[0]) == ("first", "Bearer secret")
     assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
     assert second["messages"][2]["content"] == "cat /srv/number"
     assert second["messages"][3]["content"] == "42\n$ "
 
 
-KNOWN = """
+EXISTING = """
 from rollout import Environment, Observation
 
 class Known(Environment):
@@ -123,7 +123,7 @@ ENVIRONMENT = Known
 
 
 def test_the_oracle_plays_what_is_right(daemon: Daemon, tmp_path: Path) -> None:
-    (tmp_path / "known.py").write_text(KNOWN)
+    (tmp_path / "known.py").write_text(EXISTING)
     for who, reward in (("oracle", 1), ("null", 0)):
         done = pagurus(daemon, "play", str(tmp_path / "known.py"), "--model", who)
         assert done.returncode == 0 and f"reward {reward} in 1 turns" in done.stdout, done.stderr
@@ -133,13 +133,13 @@ def test_a_model_is_scored(daemon: Daemon, model: str) -> None:
     words = ["eval", str(ENVIRONMENT), "--model", f"{model}/v1", "--name", "mine", "--episodes", "4", "--samples", "2"]
     done = pagurus(daemon, *words, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["seeds"], found["samples"], found["lost"], found["reward"]) == (4, 2, 0, 0.5)
-    once, twice = found["rates"]
+    result = json.loads(done.stdout)
+    assert (result["seeds"], result["samples"], result["lost"], result["reward"]) == (4, 2, 0, 0.5)
+    once, twice = result["rates"]
     assert (once["k"], once["mean"], twice["k"], twice["mean"]) == (1, 0.5, 2, 0.5)  # it always says the same
     assert 0.1 < once["low"] < 0.2 and 0.8 < once["high"] < 0.9
     assert "pass@1 0.500, 95 % between 0.1" in pagurus(daemon, *words).stdout
-    assert {body["model"] for body in Model.asked} == {"mine"}
+    assert {body["model"] for body in Model.requested} == {"mine"}
     assert json.loads(pagurus(daemon, "ls", "--json").stdout) == []
 
 
@@ -152,9 +152,9 @@ def test_a_version_of_a_run_is_scored_as_it_was_trained(daemon: Daemon, tmp_path
     for model in (str(run), f"{run}@3"):
         done = pagurus(daemon, *words, "--model", model)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert (found["seeds"], found["samples"], found["lost"]) == (2, 2, 0) and found["turns"] >= 1
-        assert [rate["k"] for rate in found["rates"]] == [1, 2]
+        result = json.loads(done.stdout)
+        assert (result["seeds"], result["samples"], result["lost"]) == (2, 2, 0) and result["turns"] >= 1
+        assert [rate["k"] for rate in result["rates"]] == [1, 2]
     done = pagurus(daemon, *words, "--model", f"{run}@9")
     assert done.returncode == 1 and "9" in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -178,7 +178,7 @@ async def test_a_busy_server_is_asked_again(model: str, monkeypatch: pytest.Monk
         text = Characters()
         answer = await engine.generate(text.encode("go"), Sampling())
         assert text.decode(answer.token_ids) == "cat /srv/number" and answer.finish_reason == "stop"
-        assert len(Model.asked) == 3
+        assert len(Model.requested) == 3
         Model.busy += [400]
         with pytest.raises(EngineFailed, match="status 400"):
             await engine.generate(text.encode("go"), Sampling())
@@ -193,9 +193,9 @@ def test_a_conversation_is_what_was_said(parts: list[tuple[bool, str]]) -> None:
     ids: list[int] = []
     for ours, said in parts:
         ids += [WRITTEN + ord(char) for char in said] + [END] if ours else text.encode(said)
-    told = conversation(ids, "")
-    assert "".join(message["content"] for message in told) == "".join(said for _, said in parts)
-    roles = [message["role"] for message in told]
+    reported = conversation(ids, "")
+    assert "".join(message["content"] for message in reported) == "".join(said for _, said in parts)
+    roles = [message["role"] for message in reported]
     assert all(left != right for left, right in itertools.pairwise(roles))
 
 
@@ -221,7 +221,7 @@ def test_a_served_model_is_told_what_its_environment_says_and_its_calls_are_read
     assert conversation(trajectory.tokens, "Mine.")[0] == {"role": "system", "content": "Mine."}
     assert conversation(Characters().encode("go"), None)[0]["content"] == chat.SYSTEM
     said = 'Hm. <tool_call>{"name": "look", "arguments": {"shelf": "top"}}</tool_call>'
-    assert talk.read([*(WRITTEN + ord(char) for char in said), END], trajectory.tokens, whole=True) == "top"
+    assert talk.read([*(WRITTEN + ord(char) for char in said), END], trajectory.tokens, complete=True) == "top"
 
 
 def test_an_action_is_without_its_fence() -> None:
@@ -254,6 +254,6 @@ def test_what_the_platform_lost_is_not_scored() -> None:
         )
         return Trajectory(reward=reward, status=status, failure=failure, reason="no room" if failure else "")
 
-    found = scored([[end(1), end(0)], [end(1), end(0, "failed")], [end(0), end(0, "truncated")]])
-    assert (found.seeds, found.lost, found.reward, found.reasons) == (2, 1, 0.25, ["no room"])
-    assert [(rate.k, rate.mean) for rate in found.rates] == [(1, 0.25), (2, 0.5)]
+    result = scored([[end(1), end(0)], [end(1), end(0, "failed")], [end(0), end(0, "truncated")]])
+    assert (result.seeds, result.lost, result.reward, result.reasons) == (2, 1, 0.25, ["no room"])
+    assert [(rate.k, rate.mean) for rate in result.rates] == [(1, 0.25), (2, 0.5)]

@@ -37,21 +37,31 @@ def group(*states: str) -> GroupView:
     return GroupView("p", 0, [TrajectoryView(n, state) for n, state in enumerate(states)])  # type: ignore[arg-type]
 
 
-def view(**known: object) -> RolloutView:
-    plain = {"version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True}
-    return RolloutView(**{**plain, **known})  # type: ignore[arg-type]
+def view(**existing: object) -> RolloutView:
+    plain = {
+        "version": 3,
+        "requested": False,
+        "training": False,
+        "running": [],
+        "buffered": [],
+        "queued": 0,
+        "more": True,
+    }
+    return RolloutView(**{**plain, **existing})  # type: ignore[arg-type]
 
 
-def seen(now: float, *, why: str = "", **known: object) -> tuple[SchedulingRules, Decision]:
+def observed(now: float, *, why: str = "", **existing: object) -> tuple[SchedulingRules, Decision]:
     actions: list[Action] = [WaitReason("rollout", "create refuses"), WaitReason("trainer", why)] if why else []
-    return RULES, Decision(now=now, view=view(**known), actions=actions)
+    return RULES, Decision(now=now, view=view(**existing), actions=actions)
 
 
 def test_the_trainer_trains_or_waits_for_a_reason() -> None:
-    played, whole = [group("running", "scoring")], [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]
+    played, complete = [group("running", "scoring")], [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]
     log = [
-        seen(10, training=True), seen(12, training=True), seen(15, asked=True, running=played, why="0 of 2 groups"),
-        seen(16, asked=True, buffered=whole, why="stragglers: p/1"), seen(18), seen(20, training=True), seen(21),
+        observed(10, training=True), observed(12, training=True),
+        observed(15, requested=True, running=played, why="0 of 2 groups"),
+        observed(16, requested=True, buffered=complete, why="stragglers: p/1"), observed(18), observed(20,
+        training=True), observed(21),
     ]  # fmt: skip
     assert trainer.of_trainer(log) == [
         Bar(trainer.TRAINS, 10, 15, "version 3"),
@@ -62,19 +72,19 @@ def test_the_trainer_trains_or_waits_for_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("existing", "reported"),
     [
-        ({"training": True, "asked": True}, trainer.TRAINS),
+        ({"training": True, "requested": True}, trainer.TRAINS),
         ({}, ""),
-        ({"asked": True}, trainer.NONE),
-        ({"asked": True, "running": [group("waiting")]}, trainer.PLAYED),
-        ({"asked": True, "running": [group("ended", "scoring")]}, trainer.SCORED),
-        ({"asked": True, "running": [group("running")], "parts": REFUSES}, trainer.REFUSED),
-        ({"asked": True, "buffered": [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]}, trainer.STRAGGLERS),
+        ({"requested": True}, trainer.NONE),
+        ({"requested": True, "running": [group("waiting")]}, trainer.PLAYED),
+        ({"requested": True, "running": [group("ended", "scoring")]}, trainer.SCORED),
+        ({"requested": True, "running": [group("running")], "parts": REFUSES}, trainer.REFUSED),
+        ({"requested": True, "buffered": [BufferedGroup("a", 0, [3]), BufferedGroup("b", 1, [3])]}, trainer.STRAGGLERS),
     ],
 )  # fmt: skip
-def test_why_the_trainer_waits(known: dict[str, object], told: str) -> None:
-    assert trainer.doing(RULES, view(**known)) == told
+def test_why_the_trainer_waits(existing: dict[str, object], reported: str) -> None:
+    assert trainer.doing(RULES, view(**existing)) == reported
 
 
 def test_a_role_is_down_or_waits_for_its_turn() -> None:
@@ -92,8 +102,8 @@ def test_a_role_is_down_or_waits_for_its_turn() -> None:
 
 def test_bars_lie_above_others() -> None:
     under = [Bar("trains", 0, 10, "v"), Bar("waits", 10, 12, "v")]
-    found = roles.above(under, [Bar("turn", 2, 4, ""), Bar("down", 9, 11, "")])
-    assert [(bar.kind, bar.begin, bar.end) for bar in found] == [
+    result = roles.above(under, [Bar("turn", 2, 4, ""), Bar("down", 9, 11, "")])
+    assert [(bar.kind, bar.begin, bar.end) for bar in result] == [
         ("trains", 0, 2), ("trains", 4, 9), ("waits", 11, 12), ("turn", 2, 4), ("down", 9, 11)
     ]  # fmt: skip
 
@@ -140,7 +150,7 @@ async def test_a_run_s_page_shows_what_it_played(tmp_path: Path) -> None:
     config = configured(groups=2, size=2)
     async with RolloutController(
         environment=Notebook, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
-        folder=tmp_path / "rollout",
+        directory=tmp_path / "rollout",
     ) as rollout:  # fmt: skip
         for _ in range(2):
             await train(rollout, await rollout.next_batch())

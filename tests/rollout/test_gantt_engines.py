@@ -30,7 +30,7 @@ COMMAND, HELD = engines.IN["command"], engines.IN["held for a checkpoint"]
 
 
 @pytest.mark.parametrize(
-    ("doing", "running", "did", "told"),
+    ("doing", "running", "did", "reported"),
     [
         ([server(4)], 4, {}, {ANSWERS: 1}),
         ([server(9)], 9, {}, {ANSWERS: 1}),  # what is beyond its slots waits in it
@@ -49,14 +49,14 @@ COMMAND, HELD = engines.IN["command"], engines.IN["held for a checkpoint"]
     ],
 )  # fmt: skip
 def test_an_empty_slot_has_a_cause(
-    doing: list[Doing], running: int, did: dict[str, int], told: dict[str, float]
+    doing: list[Doing], running: int, did: dict[str, int], reported: dict[str, float]
 ) -> None:
-    found = bubbles(EngineMoment(servers=doing, seen=RunningCount(0, running, "so"), did=did))
-    assert found == pytest.approx(told) and sum(found.values()) == pytest.approx(len(doing))
+    result = bubbles(EngineMoment(servers=doing, observed=RunningCount(0, running, "so"), did=did))
+    assert result == pytest.approx(reported) and sum(result.values()) == pytest.approx(len(doing))
 
 
 @pytest.mark.parametrize(
-    ("known", "staleness", "told"),
+    ("existing", "staleness", "reported"),
     [
         ({"draining": True}, 1, engines.ENDS),
         ({"parts": [PartView("create", 1, 0, 0, "full")]}, 1, engines.REFUSED),
@@ -67,22 +67,30 @@ def test_an_empty_slot_has_a_cause(
         ({"training": True}, 1, engines.AHEAD),
         ({"training": True}, 0, engines.TURN),
         ({"training": True, "bound": 0}, 1, engines.TURN),
-        ({"asked": True}, 0, engines.AHEAD),  # the last of a batch are under way
+        ({"requested": True}, 0, engines.AHEAD),  # the last of a batch are under way
     ],
 )
-def test_why_no_more_trajectories_go_on(known: dict[str, object], staleness: int, told: str) -> None:
-    plain = {"version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True}
-    view = RolloutView(**{**plain, **known})  # type: ignore[arg-type]
-    assert engines.why(msgspec.structs.replace(RULES, staleness=staleness), view) == told
+def test_why_no_more_trajectories_go_on(existing: dict[str, object], staleness: int, reported: str) -> None:
+    plain = {
+        "version": 3,
+        "requested": False,
+        "training": False,
+        "running": [],
+        "buffered": [],
+        "queued": 0,
+        "more": True,
+    }
+    view = RolloutView(**{**plain, **existing})  # type: ignore[arg-type]
+    assert engines.why(msgspec.structs.replace(RULES, staleness=staleness), view) == reported
 
 
 def test_bubbles_over_time_are_of_what_was_known_at_each_moment() -> None:
     doing = [server(2, at=1), server(4, at=3), server(0, state="updating", at=5), server(0, at=6)]
-    seen = [RunningCount(0, 4, "so"), RunningCount(5.5, 0, "other")]
+    observed = [RunningCount(0, 4, "so"), RunningCount(5.5, 0, "other")]
     played = [Bar("command", 0, 2, ""), Bar("command", 0, 2, ""), Bar("scored", 2, 9, "")]
-    told = {ANSWERS: 3, COMMAND: 0.5, engines.UNTOLD: 0.5, STATES["updating"]: 1, "other": 2}
-    assert engines.spent(doing, seen, played, 0, 8) == pytest.approx(told)
-    assert engines.spent(doing, seen, played, 4, 6) == pytest.approx({ANSWERS: 1, STATES["updating"]: 1})
+    reported = {ANSWERS: 3, COMMAND: 0.5, engines.UNTOLD: 0.5, STATES["updating"]: 1, "other": 2}
+    assert engines.spent(doing, observed, played, 0, 8) == pytest.approx(reported)
+    assert engines.spent(doing, observed, played, 4, 6) == pytest.approx({ANSWERS: 1, STATES["updating"]: 1})
 
 
 def test_a_lane_is_as_high_as_its_server_was_full() -> None:
@@ -100,9 +108,9 @@ def test_a_log_tells_each_change_and_who_was_left(tmp_path: Path) -> None:
     for log in logs:
         log.note("a", "serving", 3, 4)
         log.note("b", "resting", 0, 4)
-    found = [(each.server, each.state, each.load) for each in servers.read(tmp_path)]
+    result = [(item.server, item.state, item.load) for item in servers.read(tmp_path)]
     alive = [("a", "serving", 3), ("b", "resting", 0)]
-    assert found == [*alive, ("a", servers.LEFT, 0), ("b", servers.LEFT, 0), *alive]  # as a killed process leaves it
+    assert result == [*alive, ("a", servers.LEFT, 0), ("b", servers.LEFT, 0), *alive]  # as a killed process leaves it
     for log in logs:
         log.close()
 
@@ -118,4 +126,4 @@ def test_a_full_disk_costs_the_log_alone(tmp_path: Path, monkeypatch: pytest.Mon
         patched.setattr(lines.Lines, "append", full)
         log.note("a", "serving", 2, 4)
     log.note("a", "serving", 3, 4)
-    assert [each.load for each in servers.read(tmp_path)] == [1]
+    assert [item.load for item in servers.read(tmp_path)] == [1]

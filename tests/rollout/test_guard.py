@@ -32,7 +32,7 @@ async def test_death_between_turns_costs_nothing_but_a_restore() -> None:
     sandbox = FakeSandbox()
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
-    await guarded.settled()
+    await guarded.finalized()
     sandbox.die()
     assert (await guarded.exec("cat f")).text == "a\n"
     assert [(one.equal, one.replayed) for one in guarded.recoveries] == [(True, 0)]
@@ -42,11 +42,11 @@ async def test_the_interrupted_command_runs_once_more_and_only_once() -> None:
     sandbox = FakeSandbox()
     deaths = iter([True])
 
-    def strike(command: str) -> None:
+    def inject(command: str) -> None:
         if "b" in command and next(deaths, False):
             sandbox.die()
 
-    sandbox.after_command = strike
+    sandbox.after_command = inject
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
     await guarded.exec("echo b >> f")
@@ -72,7 +72,7 @@ async def test_a_failed_checkpoint_is_taken_again_while_the_sandbox_lives() -> N
     sandbox.fail_captures = 1
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
-    await guarded.settled()
+    await guarded.finalized()
     info = guarded.executed[0].info
     assert info is not None and info.error is None
 
@@ -130,7 +130,7 @@ async def test_what_is_executed_again_must_say_what_the_agent_has_read() -> None
     sandbox = FakeSandbox()
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
-    await guarded.settled()
+    await guarded.finalized()
     sandbox.fail_captures = 2
     assert (await guarded.exec("echo b >> f")).text == ""
     assert (await guarded.exec("cat f")).text == "a\nb\n"
@@ -144,7 +144,7 @@ async def test_what_cannot_be_captured_does_not_end_an_episode() -> None:
     sandbox = FakeSandbox()
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
-    await guarded.settled()
+    await guarded.finalized()
     sandbox.fail_captures = 3
     await guarded.exec("echo b >> f")
     assert (await guarded.exec("cat f")).text == "a\nb\n"
@@ -158,7 +158,7 @@ async def test_a_daemon_that_died_during_a_command_is_a_death_of_the_state_not_o
     sandbox = FakeSandbox()
     guarded = GuardedSandbox(sandbox)
     await guarded.exec("echo a >> f")
-    await guarded.settled()
+    await guarded.finalized()
     lost = iter([True])
 
     def forget(command: str) -> None:

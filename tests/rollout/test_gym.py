@@ -29,15 +29,15 @@ def lake(slippery: bool = False) -> Any:
 def shortest(rows: list[str]) -> list[str]:
     """A way from the start to the goal that falls into no hole."""
     todo = deque([((0, 0), [])])
-    seen = {(0, 0)}
+    observed = {(0, 0)}
     while todo:
         (row, column), way = todo.popleft()
         if rows[row][column] == "G":
             return way
         for name, (down, right) in zip(NAMES, MOVES, strict=True):
             at = row + down, column + right
-            if at not in seen and 0 <= at[0] < len(rows) and 0 <= at[1] < len(rows) and rows[at[0]][at[1]] != "H":
-                seen.add(at)
+            if at not in observed and 0 <= at[0] < len(rows) and 0 <= at[1] < len(rows) and rows[at[0]][at[1]] != "H":
+                observed.add(at)
                 todo.append((at, [*way, name]))
     raise AssertionError("no way")
 
@@ -48,14 +48,14 @@ def manager(kind: Any, actions: list[str]) -> EpisodeManager:
 
 async def test_who_knows_the_way_gets_there_and_who_says_nonsense_does_not() -> None:
     way = shortest(["SFFF", "FHFH", "FFFH", "HFFG"])
-    seen: list[Trajectory] = []
-    found = await evaluate(manager(lake(), way), range(3), SAMPLING, on_end=seen.append)
-    assert (found.reward, found.lost, found.turns) == (1.0, 0, 6.0)
-    assert "[S]FFF\nFHFH" in seen[0].opening and "(Down)" in "".join(turn.observation for turn in seen[0].turns)
-    lost = await evaluate(manager(lake(), ["fly"]), range(2), SAMPLING, on_end=seen.append)
+    observed: list[Trajectory] = []
+    result = await evaluate(manager(lake(), way), range(3), SAMPLING, on_end=observed.append)
+    assert (result.reward, result.lost, result.turns) == (1.0, 0, 6.0)
+    assert "[S]FFF\nFHFH" in observed[0].opening and "(Down)" in "".join(turn.observation for turn in observed[0].turns)
+    lost = await evaluate(manager(lake(), ["fly"]), range(2), SAMPLING, on_end=observed.append)
     assert (lost.reward, lost.lost) == (0.0, 0)
-    assert seen[-1].turns[0].observation == "no such action\nsay one of: left down right up\n"
-    assert seen[-1].status == "truncated" and len(seen[-1].turns) == 30
+    assert observed[-1].turns[0].observation == "no such action\nsay one of: left down right up\n"
+    assert observed[-1].status == "truncated" and len(observed[-1].turns) == 30
 
 
 @pytest.mark.parametrize("slippery", [False, True])

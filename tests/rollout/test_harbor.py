@@ -12,7 +12,7 @@ import pytest
 from rollout.engine.chat import Characters
 from rollout.engine.client import Sampling
 from rollout.engine.script import Script
-from rollout.environments.folder import load
+from rollout.environments.directory import load
 from rollout.environments.harbor import HarborTask, tasks_of
 from rollout.environments.images import build_missing, needed
 from rollout.environments.mixture import Mixture, MixturePart
@@ -78,17 +78,17 @@ class Images:
 
 
 async def test_images_are_built_once() -> None:
-    environment, host, told = load(TWELVE).environment, Images(), list[str]()
-    wanted = environment.builds()
+    environment, host, reported = load(TWELVE).environment, Images(), list[str]()
+    target = environment.builds()
     for again in (False, True):
-        built = await build_missing(host, wanted, tell=told.append)  # type: ignore[arg-type]
-        assert built == (0 if again else len(wanted))
-    assert dict(host.built) == {name: build.folder for name, build in wanted.items()}
-    assert len(told) == len(wanted) and told[1].startswith(f"builds image 2 of {len(wanted)}, harbor-")
+        built = await build_missing(host, target, report=reported.append)  # type: ignore[arg-type]
+        assert built == (0 if again else len(target))
+    assert dict(host.built) == {name: build.directory for name, build in target.items()}
+    assert len(reported) == len(target) and reported[1].startswith(f"builds image 2 of {len(target)}, harbor-")
     assert list(needed(environment, [3])) == [environment().of(3)[0].image]
 
 
-def write(folder: Path, instruction: str, solve: str, test: str) -> None:
+def write(directory: Path, instruction: str, solve: str, test: str) -> None:
     """A task that starts from the image that every host of tests has."""
     for name, text in {
         "task.toml": '[environment]\ndocker_image = "debian"\nallow_internet = false\nmemory_mb = 256\n',
@@ -97,8 +97,8 @@ def write(folder: Path, instruction: str, solve: str, test: str) -> None:
         "tests/test.sh": f"echo 0 > /logs/verifier/reward.txt\nset -e\n. /tests/deep/lib.sh\n{test}",
         "tests/deep/lib.sh": 'earn() { echo "{\\"reward\\": $1}" > /logs/verifier/reward.txt; }\n',
     }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
 
 
 @real

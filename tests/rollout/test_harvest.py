@@ -7,7 +7,7 @@ import asyncio
 from bench.harness.rated_engines import IdleLoop
 from bench.harness.serving_engine import Harvest, harvest
 from coordinator.simulate.serving import Mode, Traffic, bursty
-from rollout.decide.engines.slack import Budget, StepCost
+from rollout.decide.engines.headroom import Budget, StepCost
 
 BUDGET = Budget(ttft=1.0, tpot=0.036, margin=0.4)
 COST = StepCost(base=0.012, per_answer=0.00012, per_prompt_token=3e-5)
@@ -20,17 +20,17 @@ def run(traffic: Traffic, mode: Mode, **options: int) -> Harvest:
 
 def test_users_are_in_time_beside_rollouts_that_come_through_the_pool() -> None:
     traffic = bursty(1, requests=150, rate=3.5)
-    alone, slack, naive = (run(traffic, mode) for mode in ("alone", "slack", "naive"))  # type: ignore[arg-type]
-    assert alone.served.violations(BUDGET) == slack.served.violations(BUDGET) == 0
+    alone, headroom, naive = (run(traffic, mode) for mode in ("alone", "headroom", "naive"))  # type: ignore[arg-type]
+    assert alone.served.violations(BUDGET) == headroom.served.violations(BUDGET) == 0
     assert naive.served.violations(BUDGET) > 100
-    assert slack.served.rollout_tokens > 0.5 * naive.served.rollout_tokens > alone.served.rollout_tokens == 0
-    assert all(len(each.served.ttft) == 150 for each in (alone, slack, naive))
-    assert slack.counts["routed_lent"] > 0 and slack.counts["routed_prefix"] > 0 and slack.ended > 100
+    assert headroom.served.rollout_tokens > 0.5 * naive.served.rollout_tokens > alone.served.rollout_tokens == 0
+    assert all(len(item.served.ttft) == 150 for item in (alone, headroom, naive))
+    assert headroom.counts["routed_lent"] > 0 and headroom.counts["routed_prefix"] > 0 and headroom.ended > 100
 
 
 def test_a_burst_takes_the_cache_once_and_the_rollouts_go_on_elsewhere() -> None:
     together = Traffic(arrivals=[8.0] * 30, prompts=[500] * 30, answers=[50] * 30)
-    came = run(together, "slack", cache=60_000, slots=30, live=40)
+    came = run(together, "headroom", cache=60_000, slots=30, live=40)
     assert came.served.cuts == 1
     assert came.counts["moved"] > 0 and came.counts["moved_tokens"] > 0  # with what they had got
     assert came.served.violations(BUDGET) == 0 and len(came.served.ttft) == 30

@@ -19,20 +19,23 @@ TASK = "from rollout import Environment, Observation\nclass {name}(Environment):
 )
 
 
-def parts(folder: Path, **changes: object) -> list[MixturePart]:
+def parts(directory: Path, **changes: object) -> list[MixturePart]:
     for name in ("near", "far"):
-        (folder / f"{name}.py").write_text(TASK.format(name=name))
-    return [MixturePart(task=str(folder / "near.py"), weight=3), MixturePart(task=str(folder / "far.py"), **changes)]  # type: ignore[arg-type]
+        (directory / f"{name}.py").write_text(TASK.format(name=name))
+    return [
+        MixturePart(task=str(directory / "near.py"), weight=3),
+        MixturePart(task=str(directory / "far.py"), **changes),
+    ]  # type: ignore[arg-type]
 
 
 def test_a_number_stands_for_a_part_and_its_seed(tmp_path: Path) -> None:
     mixture = Mixture(parts(tmp_path))
     played = [mixture.environment().of(number) for number in (6, 7)]
-    assert [(type(each).__name__, seed) for each, seed in played] == [("near", 3), ("far", 3)]
+    assert [(type(item).__name__, seed) for item, seed in played] == [("near", 3), ("far", 3)]
     assert mixture.images() == {"near", "far"} and Mixture(parts(tmp_path), image="own").images() == {"own"}
     assert [mixture.name(number) for number in (6, 7)] == ["near", "far"]
     held = [mixture.environment().of(number) for number in mixture.held_out(4)]
-    assert [(type(each).__name__, seed - HELD_OUT) for each, seed in held] == [
+    assert [(type(item).__name__, seed - HELD_OUT) for item, seed in held] == [
         ("near", 0), ("far", 0), ("near", 1), ("far", 1),
     ]  # fmt: skip
 
@@ -63,14 +66,16 @@ def test_parts_are_drawn_by_their_weights_the_same_after_a_restart(tmp_path: Pat
 def test_every_row_is_trained_on_once_before_any_is_again_and_none_that_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(23)))
     mixture = Mixture(parts(tmp_path, rows=str(tmp_path / "rows.jsonl")))
-    seen = []
+    observed = []
     for seed in range(42):
         made, _ = mixture.environment().of(2 * seed + 1)
         assert made.row is not None
-        seen.append(made.row["n"])
-    assert sorted(seen[:21]) == sorted(seen[21:]) and len(set(seen)) == 21 and seen[:21] != seen[21:]
+        observed.append(made.row["n"])
+    assert (
+        sorted(observed[:21]) == sorted(observed[21:]) and len(set(observed)) == 21 and observed[:21] != observed[21:]
+    )
     held = [row["n"] for number in mixture.held_out(6) if (row := mixture.of(number)[0].row) is not None]
-    assert held[0] == held[2] and set(held) == set(range(23)) - set(seen)
+    assert held[0] == held[2] and set(held) == set(range(23)) - set(observed)
     assert mixture.of(6)[0].row is None
 
 
@@ -94,19 +99,19 @@ def test_a_curriculum_sees_outcomes_and_chooses(tmp_path: Path) -> None:
         "    near, far = outcomes\n"
         "    return {'far': 1.0} if near.groups and near.reward > 0.8 else {'near': 1.0}\n"
     )
-    seen: list[tuple[int, float, float, float]] = []
-    draw = Draw(Mixture(parts(tmp_path)), 0, [0, 0], curriculum=load_curriculum(path), outcomes=lambda: seen)
+    observed: list[tuple[int, float, float, float]] = []
+    draw = Draw(Mixture(parts(tmp_path)), 0, [0, 0], curriculum=load_curriculum(path), outcomes=lambda: observed)
     assert [next(draw) % 2 for _ in range(3)] == [0, 0, 0]
-    seen += [(0, 0.9, 0.5, 1.0), (2, 1.0, 1.0, 1.0)]
+    observed += [(0, 0.9, 0.5, 1.0), (2, 1.0, 1.0, 1.0)]
     assert [next(draw) % 2 for _ in range(3)] == [1, 1, 1]
-    told: list[PartOutcome] = []
+    reported: list[PartOutcome] = []
 
     def listen(outcomes: Sequence[PartOutcome]) -> dict[str, float]:
-        told.extend(outcomes)
+        reported.extend(outcomes)
         return {"near": 1.0}
 
-    next(Draw(Mixture(parts(tmp_path)), 0, [4, 1], curriculum=listen, outcomes=lambda: seen))
-    assert told == [
+    next(Draw(Mixture(parts(tmp_path)), 0, [4, 1], curriculum=listen, outcomes=lambda: observed))
+    assert reported == [
         PartOutcome(name="near", weight=3, issued=4, groups=2, reward=0.95, silent=0.5),
         PartOutcome(name="far", weight=1, issued=1, groups=0, reward=0.0, silent=0.0),
     ]

@@ -43,15 +43,15 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 0.06}
 SMOL_BOUNDS = {"float32": 1e-4, "bfloat16": 0.2}  # 30 layers; of transformers' own cached decoding 0.16
 
 
-def made(folder: Path, family: str, **changes: Any) -> Path:
+def made(directory: Path, family: str, **changes: Any) -> Path:
     """A folder with random weights, far from uniform. They are numbers of bfloat16, as what trainers publish."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SMALL, **FAMILIES.get(family, {}), **changes})
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data = (parameter.data * (4 if parameter.dim() == 2 else 1)).bfloat16().float()
-    model.save_pretrained(folder)
-    return folder
+    model.save_pretrained(directory)
+    return directory
 
 
 def logprobs(model: Any, request: SamplingSequence) -> list[float]:
@@ -59,8 +59,8 @@ def logprobs(model: Any, request: SamplingSequence) -> list[float]:
     with torch.no_grad():
         logits = model(torch.tensor([request.tokens])).logits[0].float()
     rows = torch.log_softmax(logits / (request.temperature or 1.0), dim=-1)[request.prompt - 1 : -1]
-    found: list[float] = rows[range(len(request.output)), request.output].tolist()
-    return found
+    result: list[float] = rows[range(len(request.output)), request.output].tolist()
+    return result
 
 
 def play(core: Core) -> list[SamplingSequence]:
@@ -72,7 +72,7 @@ def play(core: Core) -> list[SamplingSequence]:
     raise AssertionError("it never ends")
 
 
-def ask(core: Core, prompt: list[int], count: int, *, seed: int = 0, **options: Any) -> SamplingSequence:
+def request_model(core: Core, prompt: list[int], count: int, *, seed: int = 0, **options: Any) -> SamplingSequence:
     request = SamplingSequence(f"{len(core.requests)}-{random.random()}", list(prompt), count, seed=seed, **options)
     core.add(request)
     return request
@@ -81,24 +81,24 @@ def ask(core: Core, prompt: list[int], count: int, *, seed: int = 0, **options: 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_transformers_whatever_is_beside_them(family: str, dtype: str, tmp_path: Path) -> None:
-    folder, draw = made(tmp_path, family), random.Random(1)
-    refuse(folder)  # which it does not
-    core = Core(folder, version="0", slots=4, length=128, dtype=dtype, paged=True)
+    directory, draw = made(tmp_path, family), random.Random(1)
+    refuse(directory)  # which it does not
+    core = Core(directory, version="0", slots=4, length=128, dtype=dtype, paged=True)
     core.scheduler.prefill_budget = 23  # prompts are read in several pieces
     stem, done = [draw.randrange(VOCABULARY) for _ in range(40)], list[SamplingSequence]()
     for n in range(9):
         prompt = [*stem, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 30)))]
-        ask(core, prompt, draw.randrange(1, 40), seed=n, temperature=draw.choice([0.0, 0.7, 1.0]))
+        request_model(core, prompt, draw.randrange(1, 40), seed=n, temperature=draw.choice([0.0, 0.7, 1.0]))
         for _ in range(3):
             done += core.step()
     done += play(core)
-    turn = ask(core, [*done[0].tokens, 5, 6], 4)
+    turn = request_model(core, [*done[0].tokens, 5, 6], 4)
     done += play(core)
     assert (
         len(done) == 10 and turn.reused == len(turn.tokens) - 4 - 3
     )  # all but its newest token was kept, and it reads two
     assert core.statistics.reused_tokens >= 8 * 40 + turn.reused - 40
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
     for request in done:
         assert request.logprobs == pytest.approx(logprobs(model, request), abs=BOUNDS[dtype])
 
@@ -113,10 +113,10 @@ def test_smollm2_says_what_transformers_says(dtype: str) -> None:
     prompts = [
         tokenizer(text).input_ids for text in ("The capital of France is", "In Linux, a list of files is shown by")
     ]
-    asked = [ask(core, prompt, 12, temperature=0.0) for prompt in prompts]
+    requested = [request_model(core, prompt, 12, temperature=0.0) for prompt in prompts]
     play(core)
-    assert "Paris" in tokenizer.decode(asked[0].output)
-    for request in asked:
+    assert "Paris" in tokenizer.decode(requested[0].output)
+    for request in requested:
         assert request.logprobs == pytest.approx(logprobs(model, request), abs=SMOL_BOUNDS[dtype])
 
 
@@ -124,16 +124,16 @@ def test_members_of_a_group_have_their_prompt_in_common(tmp_path: Path) -> None:
     """One computes it; all have its blocks, so that six fit a cache of three such prompts."""
     prompt = [3 + n % 100 for n in range(97)]
     core = Core(made(tmp_path, "Llama"), version="0", slots=8, length=128, cache=320, retained=0)
-    group = [ask(core, prompt, 12, seed=n) for n in range(6)]
-    most = 0
+    group = [request_model(core, prompt, 12, seed=n) for n in range(6)]
+    limit = 0
     while not core.scheduler.idle:
         core.step()
-        most = max(most, len(core.scheduler.running))
-    assert most == 6 and core.statistics.preemptions == 0
+        limit = max(limit, len(core.scheduler.running))
+    assert limit == 6 and core.statistics.preemptions == 0
     assert (core.statistics.prefilled_tokens, core.statistics.reused_tokens) == (97, 5 * 96)
     alone = Core(tmp_path, version="0", slots=1, length=128, retained=0)
     for n, request in enumerate(group):
-        again = ask(alone, prompt, 12, seed=n)
+        again = request_model(alone, prompt, 12, seed=n)
         play(alone)
         assert again.output == request.output
 
@@ -141,26 +141,28 @@ def test_members_of_a_group_have_their_prompt_in_common(tmp_path: Path) -> None:
 def test_what_was_put_back_gives_the_same_answer(tmp_path: Path) -> None:
     def answers(cache: int | None) -> tuple[Core, list[list[int]]]:
         core, draw = Core(made(tmp_path, "Llama"), version="0", slots=6, length=96, cache=cache), random.Random(0)
-        asked = [ask(core, [draw.randrange(VOCABULARY) for _ in range(20)], 60, temperature=0.0) for _ in range(8)]
+        requested = [
+            request_model(core, [draw.randrange(VOCABULARY) for _ in range(20)], 60, temperature=0.0) for _ in range(8)
+        ]
         play(core)
-        return core, [request.output for request in asked]
+        return core, [request.output for request in requested]
 
     free, expected = answers(None)
-    tight, found = answers(200)
-    assert free.statistics.preemptions == 0 < tight.statistics.preemptions and found == expected
+    tight, result = answers(200)
+    assert free.statistics.preemptions == 0 < tight.statistics.preemptions and result == expected
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_weights_that_change_in_flight_are_those_that_were_published(dtype: str, tmp_path: Path) -> None:
-    folder = made(tmp_path / "model", "Qwen2", tie_word_embeddings=True)
-    core = Core(folder, version="0", slots=4, length=128, dtype=dtype)
+    directory = made(tmp_path / "model", "Qwen2", tie_word_embeddings=True)
+    core = Core(directory, version="0", slots=4, length=128, dtype=dtype)
     prompt = [3 + n for n in range(40)]
-    asked = [ask(core, prompt, 30, seed=n) for n in range(3)]
-    while len(asked[0].output) < 10:
+    requested = [request_model(core, prompt, 30, seed=n) for n in range(3)]
+    while len(requested[0].output) < 10:
         core.step()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    old = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    published = {name: each for name, each in model.state_dict().items() if name != "lm_head.weight"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    old = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    published = {name: item for name, item in model.state_dict().items() if name != "lm_head.weight"}
     writes = []
     for name, tensor in published.items():
         tensor.add_(torch.randn(tensor.shape) * 0.05).copy_(tensor.bfloat16())
@@ -174,7 +176,7 @@ def test_weights_that_change_in_flight_are_those_that_were_published(dtype: str,
     read = core.statistics.prefilled_tokens - before
     assert read < 40 + 3 * 16, "the prompt is computed anew once, what each said by itself"
     new = model.to(getattr(torch, dtype))
-    for request in asked:
+    for request in requested:
         assert [span.version for span in request.spans] == ["0", "1"]
         change = request.spans[0].end
         assert request.logprobs[:change] == pytest.approx(logprobs(old, request)[:change], abs=BOUNDS[dtype])
@@ -182,8 +184,8 @@ def test_weights_that_change_in_flight_are_those_that_were_published(dtype: str,
 
 
 def words(tensor: Any) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = tensor.bfloat16().reshape(-1).view(torch.int16).numpy()
-    return found
+    result: np.ndarray[Any, Any] = tensor.bfloat16().reshape(-1).view(torch.int16).numpy()
+    return result
 
 
 def sha256(tensor: Any) -> str:
@@ -191,9 +193,9 @@ def sha256(tensor: Any) -> str:
 
 
 def test_an_adapter_is_computed_beside_its_base(tmp_path: Path) -> None:
-    folder, beside = made(tmp_path / "model", "Qwen2"), tmp_path / "adapter"
-    beside.mkdir()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    directory, alongside = made(tmp_path / "model", "Qwen2"), tmp_path / "adapter"
+    alongside.mkdir()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tensors = {}
     for layer, kind in itertools.product(range(3), ("self_attn.q_proj", "mlp.down_proj")):  # with a bias, without
         module = f"model.layers.{layer}.{kind}"
@@ -201,12 +203,12 @@ def test_an_adapter_is_computed_beside_its_base(tmp_path: Path) -> None:
         down, up = torch.randn(4, matrix.in_features) * 0.2, torch.randn(matrix.out_features, 4) * 0.2
         tensors |= dict(zip(adapter.names_of(module), (down, up), strict=True))
         matrix.weight.data += 2 * up @ down
-    save_file(tensors, beside / adapter.WEIGHTS)
-    (beside / adapter.CONFIG).write_text(
-        f'{{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "{folder}"}}'
+    save_file(tensors, alongside / adapter.WEIGHTS)
+    (alongside / adapter.CONFIG).write_text(
+        f'{{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "{directory}"}}'
     )
-    core = Core(beside, version="0", slots=2, length=64)
-    request = ask(core, [5, 6, 7], 20)
+    core = Core(alongside, version="0", slots=2, length=64)
+    request = request_model(core, [5, 6, 7], 20)
     play(core)
     assert request.logprobs == pytest.approx(logprobs(model, request), abs=1e-4)
 
@@ -214,13 +216,13 @@ def test_an_adapter_is_computed_beside_its_base(tmp_path: Path) -> None:
 def test_what_is_not_finite_spoils_no_later_answer(tmp_path: Path) -> None:
     core = Core(made(tmp_path, "Llama"), version="0", slots=2, length=64, retained=0)
     weight = core.weights["model.layers.0.self_attn.v_proj.weight"]
-    kept = weight.clone()
+    retained = weight.clone()
     weight.fill_(float("nan"))
-    spoilt = ask(core, [3] * 20, 4)
+    spoilt = request_model(core, [3] * 20, 4)
     play(core)
     assert spoilt.finish == "error"
-    weight.copy_(kept)
-    request = ask(core, [4] * 5, 4)
+    weight.copy_(retained)
+    request = request_model(core, [4] * 5, 4)
     play(core)
     assert request.finish == "length"
 
@@ -238,20 +240,20 @@ def test_what_is_not_finite_spoils_no_later_answer(tmp_path: Path) -> None:
 def test_what_the_cache_does_not_hold_is_refused(
     family: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    folder = made(tmp_path, family, **changes)
+    directory = made(tmp_path, family, **changes)
     with pytest.raises(Invalid, match=said):
-        refuse(folder)
+        refuse(directory)
     with pytest.raises(Invalid, match=f"{said}.*vllm"):
-        Core(folder, version="0", slots=1, length=64)
+        Core(directory, version="0", slots=1, length=64)
 
 
 def test_a_folder_that_lacks_a_weight_is_not_served(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    folder = made(tmp_path, "Llama")
-    refuse(folder)  # its config is fine
-    tensors = load_file(folder / "model.safetensors")
+    directory = made(tmp_path, "Llama")
+    refuse(directory)  # its config is fine
+    tensors = load_file(directory / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(Invalid, match=r"missing keys .*up_proj"):
-        Core(folder, version="0", slots=1, length=64)
+        Core(directory, version="0", slots=1, length=64)

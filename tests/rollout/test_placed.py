@@ -23,7 +23,7 @@ from rollout.plan import PoolPlan, RolloutPlan
 from rollout.pool.pool import EnginePool
 from rollout.service import accepted
 from rollout.service.engines import serving
-from rollout.service.placed import ADDRESS, folder_of
+from rollout.service.placed import ADDRESS, directory_of
 from rollout.service.protocol import PublishedVersion
 from rollout.weights.store import VersionStore
 from sandbox.paths import CHECKOUT
@@ -70,7 +70,7 @@ def machines(run: Path) -> Iterator[Machines]:
 
 def published(run: Path, policy: Policy, version: int) -> PublishedVersion:
     policy.publish(version)
-    ref = PublishedVersion(version=version, folder=str(run / "weights"), digest="")
+    ref = PublishedVersion(version=version, directory=str(run / "weights"), digest="")
     accepted.write(run / "rollout", ref)
     return ref
 
@@ -84,14 +84,14 @@ async def pool_of(run: Path, ref: PublishedVersion) -> AsyncIterator[EnginePool]
 
 async def all_serve(pool: EnginePool, version: int) -> None:
     async with asyncio.timeout(120):
-        while {(each.state, each.version) for each in pool.members.values()} != {("serving", version)}:  # noqa: ASYNC110
+        while {(item.state, item.version) for item in pool.members.values()} != {("serving", version)}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def spans(pool: EnginePool) -> set[int]:
     """Versions that four answers at once come from."""
-    asked = (pool.generate([5, 6, 7 + n], Sampling(max_tokens=6, ignore_eos=True)) for n in range(4))
-    return {span.version for answer in await asyncio.gather(*asked) for span in answer.spans}
+    requested = (pool.generate([5, 6, 7 + n], Sampling(max_tokens=6, ignore_eos=True)) for n in range(4))
+    return {span.version for answer in await asyncio.gather(*requested) for span in answer.spans}
 
 
 async def test_a_run_goes_on_with_engines_that_are_started_elsewhere(run: Path, machines: Machines) -> None:
@@ -103,16 +103,16 @@ async def test_a_run_goes_on_with_engines_that_are_started_elsewhere(run: Path, 
         machines.begin(1)
         await all_serve(pool, 0)
         ref = published(run, policy, 1)
-        await pool.publish(ref.folder, 1)
+        await pool.publish(ref.directory, 1)
         assert await spans(pool) == {1}
 
         machines.keepers[0].destroy()
-        engine = msgspec.json.decode((folder_of(run, 0) / "engine.json").read_bytes())
+        engine = msgspec.json.decode((directory_of(run, 0) / "engine.json").read_bytes())
         os.kill(engine["pid"], 9)  # the whole machine
         assert await spans(pool) == {1}  # the other one goes on
         machines.begin(0)
         ref = published(run, policy, 2)
-        await pool.publish(ref.folder, 2)
+        await pool.publish(ref.directory, 2)
         await all_serve(pool, 2)
         assert await spans(pool) == {2}
 
@@ -129,23 +129,23 @@ async def test_who_lacks_the_key_gets_nothing(
     machines.begin(0)
     other = tmp_path_factory.mktemp("other")
     make_key(other)
-    anonymous = ssl.create_default_context(cafile=tls.folder_of(run) / tls.CERTIFICATE)
+    anonymous = ssl.create_default_context(cafile=tls.directory_of(run) / tls.CERTIFICATE)
     anonymous.check_hostname = False
-    stranger = ssl.create_default_context(cafile=tls.folder_of(run) / tls.CERTIFICATE)
+    stranger = ssl.create_default_context(cafile=tls.directory_of(run) / tls.CERTIFICATE)
     stranger.check_hostname = False
-    stranger.load_cert_chain(tls.folder_of(other) / tls.CERTIFICATE, tls.folder_of(other) / tls.KEY)
+    stranger.load_cert_chain(tls.directory_of(other) / tls.CERTIFICATE, tls.directory_of(other) / tls.KEY)
     async with pool_of(run, ref) as pool, aiohttp.ClientSession() as session:
         client = await pool.members["engine-0"].server.wait_serving()
-        keeper = (folder_of(run, 0) / ADDRESS).read_text()
+        keeper = (directory_of(run, 0) / ADDRESS).read_text()
         for url in (f"{client.url}/health", f"{keeper}/end"):
             for context in (anonymous, stranger):
                 with pytest.raises(aiohttp.ClientError):
                     async with session.post(url, ssl=context) as answer:
                         await answer.read()
-        async with session.get(f"{client.url}/health", ssl=tls.calling(tls.folder_of(run))) as answer:
+        async with session.get(f"{client.url}/health", ssl=tls.calling(tls.directory_of(run))) as answer:
             assert answer.status == 200
         with pytest.raises(aiohttp.ClientError):  # nor is one believed that has another key
-            async with session.get(f"{client.url}/health", ssl=tls.calling(tls.folder_of(other))) as answer:
+            async with session.get(f"{client.url}/health", ssl=tls.calling(tls.directory_of(other))) as answer:
                 await answer.read()
 
 

@@ -30,43 +30,43 @@ RULES = RoutingRules(silence=5.0, update=120.0)  # a busy machine may keep a ser
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("weights")
     return [publish(root / "weights", version) for version in range(3)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(
-    folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+    directories: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, EngineSupervisor]]:
     log = tmp_path_factory.mktemp("engines")
     async with AsyncExitStack() as stack:
         launch = embedded(slots=16, length=LENGTH)
-        found = {
+        result = {
             name: await stack.enter_async_context(
-                EngineSupervisor(launch, folders[0].parent / "weights", 0, log=log / f"{name}.log")
+                EngineSupervisor(launch, directories[0].parent / "weights", 0, log=log / f"{name}.log")
             )
             for name in "ab"
         }
-        yield found
+        yield result
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def pool(servers: dict[str, EngineSupervisor], folders: list[Path]) -> AsyncIterator[EnginePool]:
+async def pool(servers: dict[str, EngineSupervisor], directories: list[Path]) -> AsyncIterator[EnginePool]:
     """Both servers, on version 0."""
     async with EnginePool(rules=RULES) as made:
         for name, server in servers.items():
             await made.join(name, server)
-        await made.publish(folders[0].parent / "weights", 0)
+        await made.publish(directories[0].parent / "weights", 0)
         yield made
 
 
-def check(folders: list[Path], prompt: list[int], generation: Generation) -> None:
+def check(directories: list[Path], prompt: list[int], generation: Generation) -> None:
     """Each span's log-probabilities are those of its version's weights."""
     assert [span.start for span in generation.spans] == [0, *(span.end for span in generation.spans)][:-1]
     assert generation.spans[-1].end == len(generation.token_ids) == len(generation.logprobs)
     for span in generation.spans:
-        expected = expected_logprobs(folders[span.version], prompt, generation.token_ids)
+        expected = expected_logprobs(directories[span.version], prompt, generation.token_ids)
         assert generation.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=1e-3)
 
 
@@ -79,24 +79,24 @@ async def until(condition: Callable[[], bool]) -> None:
 async def under_way(pool: EnginePool, count: int, name: str | None = None) -> None:
     """Until that many requests are with the servers, and one of `name` has given a token."""
     await until(lambda: sum(member.load for member in pool.members.values()) >= count)
-    await until(lambda: name is None or pool.members[name].heard > 0)
+    await until(lambda: name is None or pool.members[name].last_seen > 0)
 
 
-async def test_both_servers_work_and_say_the_same(pool: EnginePool, folders: list[Path]) -> None:
+async def test_both_servers_work_and_say_the_same(pool: EnginePool, directories: list[Path]) -> None:
     prompts = [[3 + (n * k) % 120 for k in range(1, 9)] for n in range(24)]
     sampling = Sampling(max_tokens=9, ignore_eos=True)
     answers = await asyncio.gather(*(pool.generate(prompt, sampling) for prompt in prompts))
     for prompt, answer in list(zip(prompts, answers, strict=True))[::7]:
-        check(folders, prompt, answer)
+        check(directories, prompt, answer)
     assert pool.counts["routed_least"] == 24 and not pool.counts["moved"]
 
 
 async def test_a_stream_is_the_same_answer_in_pieces(pool: EnginePool) -> None:
     sampling = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
-    whole = await pool.generate([7, 8, 9], sampling)
+    complete = await pool.generate([7, 8, 9], sampling)
     pieces = [delta async for delta in pool.stream([7, 8, 9], sampling)]
-    assert [token for delta in pieces for token in delta.token_ids] == whole.token_ids
-    assert len(pieces) > 1 and pieces[-1].finish_reason == "length" and pieces[-1].spans == whole.spans
+    assert [token for delta in pieces for token in delta.token_ids] == complete.token_ids
+    assert len(pieces) > 1 and pieces[-1].finish_reason == "length" and pieces[-1].spans == complete.spans
 
 
 async def test_a_turn_goes_where_its_prefix_is(pool: EnginePool) -> None:
@@ -110,7 +110,7 @@ async def test_a_turn_goes_where_its_prefix_is(pool: EnginePool) -> None:
 
 
 async def test_a_killed_server_s_requests_go_on_elsewhere(
-    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     prompts = [[40 + n, 41, 42] for n in range(8)]
     flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
@@ -120,12 +120,12 @@ async def test_a_killed_server_s_requests_go_on_elsewhere(
     os.kill(pid, signal.SIGKILL)
     for prompt, generation in zip(prompts, await asyncio.gather(*flights), strict=True):
         assert len(generation.token_ids) == LONG.max_tokens
-        check(folders, prompt, generation)
+        check(directories, prompt, generation)
     assert pool.counts["moved"] >= 1 and pool.counts["moved_tokens"] > 0
 
 
 async def test_a_server_that_hangs_is_given_up_and_comes_back(
-    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     prompts = [[50 + n, 51, 52] for n in range(8)]
     flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
@@ -135,7 +135,7 @@ async def test_a_server_that_hangs_is_given_up_and_comes_back(
     os.kill(pid, signal.SIGSTOP)  # alive for the kernel, silent for ever
     for prompt, generation in zip(prompts, await asyncio.gather(*flights), strict=True):
         assert len(generation.token_ids) == LONG.max_tokens
-        check(folders, prompt, generation)
+        check(directories, prompt, generation)
     assert pool.counts["hung"] == 1
     await until(lambda: pool.members["b"].state == "serving")
     assert servers["b"].pid != pid
@@ -149,44 +149,44 @@ async def test_an_idle_server_that_hangs_is_noticed(pool: EnginePool, servers: d
     await until(lambda: pool.members["a"].state == "serving")
 
 
-async def test_weights_roll_over_the_servers_while_requests_go_on(pool: EnginePool, folders: list[Path]) -> None:
+async def test_weights_roll_over_the_servers_while_requests_go_on(pool: EnginePool, directories: list[Path]) -> None:
     states: list[tuple[str, ...]] = []
     done = asyncio.Event()
 
     async def keep_asking(first: int) -> list[tuple[list[int], Generation]]:
-        prompt, found = [60 + first, 61], []
+        prompt, result = [60 + first, 61], []
         while not done.is_set():
-            found.append((prompt, await pool.generate(prompt, Sampling(max_tokens=900, ignore_eos=True, seed=first))))
-        return found
+            result.append((prompt, await pool.generate(prompt, Sampling(max_tokens=900, ignore_eos=True, seed=first))))
+        return result
 
-    async def look() -> None:
+    async def poll() -> None:
         while not done.is_set():
             states.append(tuple(member.state for member in pool.members.values()))
             await asyncio.sleep(0.005)
 
-    watching = asyncio.create_task(look())
+    watching = asyncio.create_task(poll())
     flights = [asyncio.create_task(keep_asking(n)) for n in range(6)]
     await under_way(pool, 6)
     for version in (1, 2, 1):
-        published = await pool.publish(folders[0].parent / "weights", version)
+        published = await pool.publish(directories[0].parent / "weights", version)
         assert published.version == version
     done.set()
     await watching
-    answers = [each for found in await asyncio.gather(*flights) for each in found]
+    answers = [item for result in await asyncio.gather(*flights) for item in result]
     for prompt, generation in answers[:: max(1, len(answers) // 12)]:
-        check(folders, prompt, generation)
+        check(directories, prompt, generation)
     assert any(len(generation.spans) > 1 for _, generation in answers), "no request was in flight at a change"
-    assert ("updating", "updating") not in states and any("updating" in each for each in states)
+    assert ("updating", "updating") not in states and any("updating" in item for item in states)
     assert (await pool.generate([3], Sampling(max_tokens=1))).spans[0].version == 1
 
 
 async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
-    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     pid = servers["a"].pid  # the first in turn
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    await pool.publish(folders[0].parent / "weights", 1)
+    await pool.publish(directories[0].parent / "weights", 1)
     assert pool.counts["hung"] == 1
     assert (await pool.generate([74], Sampling(max_tokens=1))).spans[0].version == 1
     await until(lambda: pool.members["a"].state == "serving")
@@ -194,14 +194,14 @@ async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
 
 
 async def test_a_server_that_was_down_takes_the_version_before_it_serves(
-    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     pid = servers["a"].pid
     assert pid is not None
     flight = asyncio.create_task(pool.generate([70, 71], LONG))
     os.kill(pid, signal.SIGKILL)
     await flight
-    await pool.publish(folders[0].parent / "weights", 2)
+    await pool.publish(directories[0].parent / "weights", 2)
     await until(lambda: pool.members["a"].state == "serving")
     for _ in range(8):
         generation = await pool.generate([72, 73], Sampling(max_tokens=3, ignore_eos=True))
@@ -227,57 +227,57 @@ async def test_draining_finishes_what_there_is_and_takes_nothing_new(
 
 
 async def test_servers_rest_until_the_next_version_and_their_requests_go_on(
-    pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     flights = [asyncio.create_task(pool.generate([20 + n], LONG)) for n in range(8)]
     await under_way(pool, 8, "b")
-    crew = pool.crew()
-    assert (crew.engines, crew.slots, crew.rested) == (2, 16, False)
+    fleet = pool.fleet()
+    assert (fleet.engines, fleet.slots, fleet.rested) == (2, 16, False)
     there = pool.members["b"].load
     pool.rest(1)
-    assert there and pool.crew().rested and pool.crew().engines == 1
+    assert there and pool.fleet().rested and pool.fleet().engines == 1
     later = await pool.generate([30], Sampling(max_tokens=2, ignore_eos=True))
     assert len(later.token_ids) == 2
     resting = await servers["b"].wait_serving()
     await until(lambda: pool.members["b"].asleep is not None and pool.members["b"].asleep.done())
     assert await resting.is_paused() and (await resting.statistics()).running == 0
-    for n, each in enumerate(await asyncio.gather(*flights)):
-        assert len(each.token_ids) == LONG.max_tokens and {span.version for span in each.spans} == {0}
+    for n, item in enumerate(await asyncio.gather(*flights)):
+        assert len(item.token_ids) == LONG.max_tokens and {span.version for span in item.spans} == {0}
         if n % 4 == 0:
-            check(folders, [20 + n], each)
+            check(directories, [20 + n], item)
     assert pool.counts["moved"] == there and pool.counts["rested"] == 1 and not pool.counts["lost"]
-    await pool.publish(folders[1].parent / "weights", 1)
-    assert not await resting.is_paused() and not pool.crew().rested
-    assert {name: (each.state, each.version) for name, each in pool.members.items()} == {
+    await pool.publish(directories[1].parent / "weights", 1)
+    assert not await resting.is_paused() and not pool.fleet().rested
+    assert {name: (item.state, item.version) for name, item in pool.members.items()} == {
         "a": ("serving", 1), "b": ("serving", 1),
     }  # fmt: skip
     answers = await asyncio.gather(*(pool.generate([40 + n], Sampling(max_tokens=4)) for n in range(8)))
-    assert {span.version for each in answers for span in each.spans} == {1}
+    assert {span.version for item in answers for span in item.spans} == {1}
 
 
-async def test_each_change_of_a_server_is_noted(servers: dict[str, EngineSupervisor], folders: list[Path]) -> None:
+async def test_each_change_of_a_server_is_noted(servers: dict[str, EngineSupervisor], directories: list[Path]) -> None:
     noted: list[tuple[str, str, int, int]] = []
-    async with EnginePool(rules=RULES, note=lambda *each: noted.append(each)) as pool:
+    async with EnginePool(rules=RULES, note=lambda *item: noted.append(item)) as pool:
         for name, server in servers.items():
             await pool.join(name, server)
-        await pool.publish(folders[0].parent / "weights", 0)
+        await pool.publish(directories[0].parent / "weights", 0)
         del noted[:]
         await asyncio.gather(*(pool.generate([20 + n], Sampling(max_tokens=4, ignore_eos=True)) for n in range(8)))
         assert {(name, state, slots) for name, state, _, slots in noted} == {(name, "serving", 16) for name in "ab"}
         for name in "ab":
-            loads = [load for each, _, load, _ in noted if each == name]
+            loads = [load for item, _, load, _ in noted if item == name]
             assert loads[-1] == 0 and [abs(one - other) for one, other in itertools.pairwise([0, *loads])] == [1] * 8
         del noted[:]
         pool.rest(1)
         await until(lambda: pool.members["b"].asleep is not None and pool.members["b"].asleep.done())
-        await pool.publish(folders[1].parent / "weights", 1)
-        states = [[state for each, state, _, _ in noted if each == name] for name in "ab"]
+        await pool.publish(directories[1].parent / "weights", 1)
+        states = [[state for item, state, _, _ in noted if item == name] for name in "ab"]
     assert states == [["updating", "serving"], ["down", "resting", "starting", "updating", "serving"]]
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
 async def test_whoever_dies_while_others_rest_costs_time_alone(
-    victim: str, pool: EnginePool, servers: dict[str, EngineSupervisor], folders: list[Path]
+    victim: str, pool: EnginePool, servers: dict[str, EngineSupervisor], directories: list[Path]
 ) -> None:
     """The one that goes on, or the one that rests."""
     flights = [asyncio.create_task(pool.generate([50 + n], LONG)) for n in range(6)]
@@ -286,10 +286,10 @@ async def test_whoever_dies_while_others_rest_costs_time_alone(
     before = servers[victim].restarts
     os.kill(servers[victim].pid or 0, signal.SIGKILL)
     answers = await asyncio.gather(*flights)
-    assert all(len(each.token_ids) == LONG.max_tokens for each in answers)
-    await pool.publish(folders[1].parent / "weights", 1)
+    assert all(len(item.token_ids) == LONG.max_tokens for item in answers)
+    await pool.publish(directories[1].parent / "weights", 1)
     assert servers[victim].restarts == before + 1
-    await until(lambda: {(each.state, each.version) for each in pool.members.values()} == {("serving", 1)})
+    await until(lambda: {(item.state, item.version) for item in pool.members.values()} == {("serving", 1)})
 
 
 async def test_who_goes_away_takes_the_request_along_at_once(
@@ -308,10 +308,10 @@ async def test_who_goes_away_takes_the_request_along_at_once(
 
 
 async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: dict[str, EngineSupervisor]) -> None:
-    seen: list[tuple[RouteView, list[Send]]] = []
+    observed: list[tuple[RouteView, list[Send]]] = []
     ended: list[str] = []
 
-    async def ask(pool: EnginePool, name: str, priority: int, tokens: int = 12) -> None:
+    async def request(pool: EnginePool, name: str, priority: int, tokens: int = 12) -> None:
         await pool.generate([100, 101], Sampling(max_tokens=tokens, ignore_eos=True), priority=priority)
         ended.append(name)
 
@@ -323,18 +323,18 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
         def __init__(self, server: EngineSupervisor):
             self.__dict__ = server.__dict__
 
-    async with EnginePool(rules=RULES, tell=lambda view, sends: seen.append((view, sends))) as pool:
+    async with EnginePool(rules=RULES, report=lambda view, sends: observed.append((view, sends))) as pool:
         await pool.join("a", One(servers["a"]))
-        flights = [asyncio.create_task(ask(pool, "first", 0, tokens=300))]  # not over before all have come
+        flights = [asyncio.create_task(request(pool, "first", 0, tokens=300))]  # not over before all have come
         await under_way(pool, 1)
-        flights += [asyncio.create_task(ask(pool, f"later {n}", 0)) for n in range(3)]
+        flights += [asyncio.create_task(request(pool, f"later {n}", 0)) for n in range(3)]
         await asyncio.sleep(0)
-        flights.append(asyncio.create_task(ask(pool, "urgent", -1)))
+        flights.append(asyncio.create_task(request(pool, "urgent", -1)))
         await asyncio.sleep(0)
         assert pool.statistics()["waiting"] == 4
         await asyncio.gather(*flights)
     assert ended == ["first", "urgent", "later 0", "later 1", "later 2"]
-    assert all(route(view, RULES) == sends for view, sends in seen)
+    assert all(route(view, RULES) == sends for view, sends in observed)
 
 
 async def test_nonsense_is_refused_and_no_server_is_blamed(pool: EnginePool) -> None:
@@ -352,7 +352,7 @@ class Saying:
     slots = 8
 
     def __init__(self) -> None:
-        self.sampled_by, self.asks = 0, 0  # version; how often the pool waited for a piece
+        self.sampled_by, self.requests = 0, 0  # version; how often the pool waited for a piece
         self.pieces: asyncio.Queue[int | None] = asyncio.Queue()  # tokens; None: it breaks
 
     async def wait_serving(self) -> Saying:
@@ -378,22 +378,22 @@ class Saying:
 
     async def say(self, count: int | None) -> None:
         """Until the pool has heard it."""
-        asks = self.asks
+        requests = self.requests
         self.pieces.put_nowait(count)
-        await until(lambda: self.asks > asks)
+        await until(lambda: self.requests > requests)
 
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> AsyncGenerator[Delta, None]:
         by: list[int] = []
         while len(by) < sampling.max_tokens:
-            self.asks += 1
+            self.requests += 1
             count = await self.pieces.get()
             if count is None:
                 raise EngineFailed("it broke")
             by += [self.sampled_by] * count
             last = len(by) == sampling.max_tokens
-            spans = [WeightSpan(each, by.index(each), len(by) - by[::-1].index(each)) for each in sorted(set(by))]
+            spans = [WeightSpan(item, by.index(item), len(by) - by[::-1].index(item)) for item in sorted(set(by))]
             yield Delta(
                 token_ids=[9] * count,
                 logprobs=[-float(self.sampled_by)] * count,
@@ -406,31 +406,31 @@ class Saying:
 @pytest.mark.parametrize("enough", [None, 6])
 async def test_a_token_whose_version_nobody_told_is_sampled_again(breaks: bool, enough: int | None) -> None:
     """A server takes weights in the middle of an answer, goes on with it, and is lost before its last piece."""
-    server, heard = Saying(), list[Delta]()
+    server, last_seen = Saying(), list[Delta]()
 
-    async def ask(pool: EnginePool) -> None:
-        wanted = None if enough is None else lambda ids: enough if len(ids) >= enough else None
-        async for delta in pool.stream([3], Sampling(max_tokens=9, ignore_eos=True), enough=wanted):
-            heard.append(delta)
+    async def request(pool: EnginePool) -> None:
+        target = None if enough is None else lambda ids: enough if len(ids) >= enough else None
+        async for delta in pool.stream([3], Sampling(max_tokens=9, ignore_eos=True), enough=target):
+            last_seen.append(delta)
 
     async with EnginePool(rules=RULES) as pool:
         await pool.join("a", server)  # type: ignore[arg-type]
-        asking = asyncio.create_task(ask(pool))
-        await until(lambda: server.asks == 1)
+        asking = asyncio.create_task(request(pool))
+        await until(lambda: server.requests == 1)
         await server.say(3)
         await pool.publish("versions", 1)
         await server.say(4)
-        assert sum(len(delta.token_ids) for delta in heard) == 3, "nobody is told what may be taken back"
+        assert sum(len(delta.token_ids) for delta in last_seen) == 3, "nobody is told what may be taken back"
         if breaks:
             await server.say(None)
             await server.say(4)
         server.pieces.put_nowait(2)
         await asking
         assert pool.counts["dropped_tokens"] == ((enough or 7) - 3 if breaks else 0)
-    whole = enough or 9
-    logprobs = [logprob for delta in heard for logprob in delta.logprobs]
-    assert heard[-1].spans == [WeightSpan(0, 0, 3), WeightSpan(1, 3, whole)]
-    assert logprobs == [-0.0] * 3 + [-1.0] * (whole - 3)
+    complete = enough or 9
+    logprobs = [logprob for delta in last_seen for logprob in delta.logprobs]
+    assert last_seen[-1].spans == [WeightSpan(0, 0, 3), WeightSpan(1, 3, complete)]
+    assert logprobs == [-0.0] * 3 + [-1.0] * (complete - 3)
 
 
 async def test_weights_that_cannot_be_had_take_no_server_away() -> None:

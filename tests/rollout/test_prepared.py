@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from rollout import labels
-from rollout.chaos import Strike, kill_sandbox
+from rollout.chaos import Inject, kill_sandbox
 from rollout.decide.blame import Blame, Cause, EpisodePhase, blame
 from rollout.engine.client import Sampling
 from rollout.environments.base import Observation
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.prepared import GONE, MAX_FORKS_FAILED, PreparedStates
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
-from rollout.labels import BOOK, PREPARED, LabellingClient
+from rollout.labels import LEDGER, PREPARED, LabellingClient
 from rollout.messages import Trajectory
 from sandbox import Client
 from sandbox.errors import NotEqual
@@ -82,14 +82,16 @@ async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(
     again = await play(manager(labelled, states), 3, 1)
     other_run = PreparedStates(LabellingClient(labelled.client, tmp_path / "other"), tmp_path / "book")
     later = await play(manager(labelled, other_run), 3, 1)
-    assert [each.reward for each in [alone, *group, *again, *later]] == [1.0] * 7
+    assert [item.reward for item in [alone, *group, *again, *later]] == [1.0] * 7
     assert Counting.resets == 2  # of the one alone, and of all others
-    assert {(tuple(each.tokens), each.opening) for each in [*group, *again, *later]} == {
+    assert {(tuple(item.tokens), item.opening) for item in [*group, *again, *later]} == {
         (tuple(alone.tokens), alone.opening)
     }
     assert (states.made, states.forked, other_run.made, other_run.forked) == (1, 5, 0, 1)
     left = await labelled.client.sandboxes()
-    assert [(info.state, set(info.labels)) for info in left if PREPARED in info.labels] == [("dead", {PREPARED, BOOK})]
+    assert [(info.state, set(info.labels)) for info in left if PREPARED in info.labels] == [
+        ("dead", {PREPARED, LEDGER})
+    ]
     assert all(PREPARED in info.labels for info in left)  # the episodes' own are gone
 
 
@@ -98,11 +100,11 @@ async def test_a_member_that_dies_comes_back_to_the_prepared_state(
     labelled: LabellingClient, tmp_path: Path, when: Any
 ) -> None:
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
-    strike = Strike(0, when, kill=kill_sandbox)
-    (struck,) = await play(episodes, 3, 1, strike=strike)
+    inject = Inject(0, when, kill=kill_sandbox)
+    (injected,) = await play(episodes, 3, 1, inject=inject)
     (calm,) = await play(episodes, 3, 1)
-    assert struck.killed == struck.recovered_equal == 1 and Counting.resets == 1
-    assert (struck.tokens, struck.reward) == (calm.tokens, 1.0)
+    assert injected.killed == injected.recovered_equal == 1 and Counting.resets == 1
+    assert (injected.tokens, injected.reward) == (calm.tokens, 1.0)
 
 
 async def test_a_state_that_somebody_removed_is_made_again(labelled: LabellingClient, tmp_path: Path) -> None:
@@ -111,17 +113,17 @@ async def test_a_state_that_somebody_removed_is_made_again(labelled: LabellingCl
     for info in await labelled.client.sandboxes({PREPARED: None}):
         await (await labelled.client.get(info.id)).remove()
     group = await play(episodes, 3, 3)
-    assert [each.reward for each in group] == [1.0] * 3 and Counting.resets == 2
+    assert [item.reward for item in group] == [1.0] * 3 and Counting.resets == 2
 
 
 async def test_a_state_that_comes_back_outlives_those_that_come_once(labelled: LabellingClient, tmp_path: Path) -> None:
-    states = PreparedStates(labelled, tmp_path / "book", most=2)
+    states = PreparedStates(labelled, tmp_path / "book", limit=2)
     episodes = manager(labelled, states)
     for seed in (1, 2, 3, 1, 4, 5, 1):
-        assert [each.reward for each in await play(episodes, seed, 1)] == [1.0]
+        assert [item.reward for item in await play(episodes, seed, 1)] == [1.0]
     assert Counting.resets == 6  # of 1 to 5, and of 1 once more
-    kept = [path for path in (tmp_path / "book").iterdir() if not path.name.endswith(GONE)]
-    assert len(await labelled.client.sandboxes({PREPARED: None})) == len(kept) == 2
+    retained = [path for path in (tmp_path / "book").iterdir() if not path.name.endswith(GONE)]
+    assert len(await labelled.client.sandboxes({PREPARED: None})) == len(retained) == 2
 
 
 async def test_states_whose_book_was_deleted_are_collected(
@@ -171,7 +173,7 @@ async def test_an_environment_may_keep_its_resets_to_itself(
     kind.resets = 0
     states = PreparedStates(labelled, tmp_path / "book")
     group = await play(manager(labelled, states, kind), 3, 3)
-    assert [each.reward for each in group] == [1.0] * 3 and states.made == 0
+    assert [item.reward for item in group] == [1.0] * 3 and states.made == 0
     assert kind.resets == 3 + (kind is Opaque)  # one was made before that was known
     assert not await labelled.client.sandboxes({PREPARED: None})
 
@@ -190,11 +192,11 @@ async def test_a_reset_that_hangs_costs_one_member(labelled: LabellingClient, tm
     Hanging.hang = 1
     states = PreparedStates(labelled, tmp_path / "book")
     group = await play(manager(labelled, states, Hanging, reset_s=8.0), 3, 4)
-    failed = [each.failure for each in group if each.failure is not None]
-    assert [(each.phase, each.cause, blame(each)) for each in failed] == [
+    failed = [item.failure for item in group if item.failure is not None]
+    assert [(item.phase, item.cause, blame(item)) for item in failed] == [
         (EpisodePhase.RESET, Cause.LATE, Blame.ENVIRONMENT)
     ]
-    assert sorted(each.reward for each in group) == [0.0, 1.0, 1.0, 1.0]
+    assert sorted(item.reward for item in group) == [0.0, 1.0, 1.0, 1.0]
 
 
 async def test_forks_that_do_not_come_back_equal_end_the_sharing(
@@ -206,6 +208,6 @@ async def test_forks_that_do_not_come_back_equal_end_the_sharing(
     monkeypatch.setattr(labelled, "fork", fork)
     episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
     failures = [(await play(episodes, 3, 1))[0].failure for _ in range(MAX_FORKS_FAILED)]
-    assert all(each is not None and blame(each) is Blame.PLATFORM for each in failures)
-    assert [each.reward for each in await play(episodes, 3, 2)] == [1.0, 1.0]
+    assert all(item is not None and blame(item) is Blame.PLATFORM for item in failures)
+    assert [item.reward for item in await play(episodes, 3, 2)] == [1.0, 1.0]
     assert Counting.resets == 3  # the shared one, and one for each of the last two

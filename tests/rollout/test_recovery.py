@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from rollout import Trajectory, run_trajectory
-from rollout.chaos import Strike, When, kill_sandbox
+from rollout.chaos import Inject, When, kill_sandbox
 from rollout.engine.client import Sampling
 from sandbox.errors import SandboxDead
 from tests.support.daemon_host import IMAGE, Daemon, missing
@@ -32,11 +32,11 @@ def killer(host: Any) -> Any:
     return host.kill if isinstance(host, FakeHost) else kill_sandbox
 
 
-async def play(host: Any, env: Any, script: list[str], strike: Strike | None = None) -> Trajectory:
+async def play(host: Any, env: Any, script: list[str], inject: Inject | None = None) -> Trajectory:
     sandbox = await host.create(IMAGE)
     try:
         engine = ScriptedEngine(script)
-        return await run_trajectory(env, sandbox, engine, Letters(), seed=1, sampling=SAMPLING, strike=strike)
+        return await run_trajectory(env, sandbox, engine, Letters(), seed=1, sampling=SAMPLING, inject=inject)
     finally:
         await sandbox.remove()
 
@@ -46,8 +46,8 @@ async def test_the_contract_that_the_guard_relies_on(host: Any) -> None:
     try:
         result = await sandbox.exec("echo a >> f")
         assert result.verdict == "files" and (await sandbox.captured(result)).id == result.checkpoint
-        look = await sandbox.exec("cat f")
-        assert (look.verdict, look.checkpoint, look.text) == ("none", result.checkpoint, "a\n")
+        poll = await sandbox.exec("cat f")
+        assert (poll.verdict, poll.checkpoint, poll.text) == ("none", result.checkpoint, "a\n")
         assert (await sandbox.exec("true", ends_turn=False)).checkpoint is None
         assert await killer(host)(sandbox.id, 0.0) == 1
         with pytest.raises(SandboxDead):
@@ -64,10 +64,10 @@ async def test_the_contract_that_the_guard_relies_on(host: Any) -> None:
 @pytest.mark.parametrize("turn", [1, 3])
 async def test_a_kill_changes_nothing_in_a_trajectory(host: Any, turn: int, when: When) -> None:
     undisturbed = await play(host, Notebook(), SCRIPT)
-    struck = await play(host, Notebook(), SCRIPT, Strike(turn, when, kill=killer(host)))
-    assert (struck.status, struck.reason, struck.reward) == ("completed", "", 1.0)
-    assert struck.tokens == undisturbed.tokens
-    assert struck.struck == struck.killed == struck.recovered_equal == 1
+    injected = await play(host, Notebook(), SCRIPT, Inject(turn, when, kill=killer(host)))
+    assert (injected.status, injected.reason, injected.reward) == ("completed", "", 1.0)
+    assert injected.tokens == undisturbed.tokens
+    assert injected.injected == injected.killed == injected.recovered_equal == 1
 
 
 class Counting(Notebook):
@@ -92,7 +92,7 @@ SERVICE = [
 @pytest.mark.parametrize("when", ["between", "checkpoint"])
 async def test_a_running_service_survives_the_death_of_its_sandbox(daemon: Daemon, when: When) -> None:
     async with daemon.client() as host:
-        trajectory = await play(host, Counting(), SERVICE, Strike(3, when))
+        trajectory = await play(host, Counting(), SERVICE, Inject(3, when))
     assert (trajectory.status, trajectory.reason, trajectory.reward) == ("completed", "", 1.0)
     assert trajectory.killed == trajectory.recovered_equal == 1
     assert trajectory.turns[0].verdict in ("processes", "both")

@@ -34,8 +34,8 @@ def models() -> None:
 @st.composite
 def turns(draw: st.DrawFn) -> list[tuple[str, str, bool, str]]:
     """What the model says (content, reasoning, calls?) and what comes back."""
-    each = st.tuples(WORDS, st.one_of(st.just(""), THOUGHTS), st.booleans(), WORDS)
-    return draw(st.lists(each, min_size=1, max_size=4))
+    item = st.tuples(WORDS, st.one_of(st.just(""), THOUGHTS), st.booleans(), WORDS)
+    return draw(st.lists(item, min_size=1, max_size=4))
 
 
 def said(r: ChatRenderer, name: str, turn: tuple[str, str, bool, str]) -> tuple[Message, Message]:
@@ -73,10 +73,10 @@ def test_a_bridge_extends_the_very_tokens_and_says_what_the_template_says(
     assert r.decode(ids) == r._text(history, tools, True)
     for turn in conversation:
         message, new = said(r, name, turn)
-        prompt, whole = r._text(history, tools, True), r._text([*history, message], tools, False)
-        if not whole.startswith(prompt):
+        prompt, complete = r._text(history, tools, True), r._text([*history, message], tools, False)
+        if not complete.startswith(prompt):
             return  # this template gives no such message after this prompt
-        body = whole[len(prompt) :]
+        body = complete[len(prompt) :]
         for stop in r._ends:
             body = body.partition(stop)[0]
         sampled = [*spelt(r, body, cuts), r.stops[0]]
@@ -125,8 +125,8 @@ def test_an_answer_that_was_cut_is_closed_by_the_bridge(name: str) -> None:
     assert (got is not None) == (name in EXTENDS["plain", "user"])
     if got is not None:
         assert got[: len(ids)] == ids
-        whole = r._text([*history, {"role": "user", "content": "and now?"}], [], True)
-        assert whole.endswith(r.decode(got[len(ids) :])) and any(end in whole for end in r._ends)
+        complete = r._text([*history, {"role": "user", "content": "and now?"}], [], True)
+        assert complete.endswith(r.decode(got[len(ids) :])) and any(end in complete for end in r._ends)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -161,10 +161,10 @@ def test_calls_and_reasoning_are_read_in_the_family_s_own_form(name: str) -> Non
     r, (text, call) = renderer(name), SPOKEN[name]
     assert name == "smollm2" or r.family.name == FAMILIES[name][3]
     prompt = r.open([{"role": "user", "content": "begin"}], [BASH])
-    found = r.parse([*spelt(r, text + call, []), r.stops[0]], prompt, [BASH])
-    assert [(each.name, json.loads(each.arguments)) for each in found.calls] == [("bash", {"command": "ls"})]
-    assert found.reasoning.strip() == ("why" if "why" in text else "") and not found.broken
-    assert "I look." in found.content or "look" not in text
+    result = r.parse([*spelt(r, text + call, []), r.stops[0]], prompt, [BASH])
+    assert [(item.name, json.loads(item.arguments)) for item in result.calls] == [("bash", {"command": "ls"})]
+    assert result.reasoning.strip() == ("why" if "why" in text else "") and not result.broken
+    assert "I look." in result.content or "look" not in text
 
 
 @pytest.mark.parametrize("name", SPOKEN)

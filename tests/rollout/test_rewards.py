@@ -16,8 +16,8 @@ from rollout.decide import anchor
 from rollout.decide.blame import Blame, Cause, EpisodePhase, blame
 from rollout.decide.keeping import KeepPlan
 from rollout.engine.client import Sampling
-from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import LabellingClient
 from rollout.messages import FinalState, Trajectory, TurnRecord
@@ -26,7 +26,7 @@ from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService
 from rollout.rewards.web import at
 from rollout.store.disk import DiskThread
-from rollout.store.kept import KeptBook
+from rollout.store.retained import RetainedLedger
 from sandbox import Client
 from tests.support import reward_functions as functions
 from tests.support.daemon_host import missing
@@ -39,11 +39,11 @@ real = pytest.mark.skipif(bool(missing()), reason=missing())
 class Scored(Notebook):
     """The notebook, whose own reward is left out: only the scorer's counts."""
 
-    reward = functions.lines(wanted=3)
+    reward = functions.lines(target=3)
 
     async def step(self, sandbox: Any, action: str) -> Any:
-        seen = await super().step(sandbox, action)
-        return type(seen)(seen.text, done=seen.done)
+        observed = await super().step(sandbox, action)
+        return type(observed)(observed.text, done=observed.done)
 
 
 def ended(scoring: Scoring, checkpoint: str = "", **fields: Any) -> Trajectory:
@@ -74,15 +74,15 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.fixture
 async def rewards(tmp_path: Path) -> AsyncIterator[RewardService]:
-    async with RewardService(FakeHost(), workers=2, book=tmp_path / "scores.sqlite") as service:
+    async with RewardService(FakeHost(), workers=2, ledger=tmp_path / "scores.sqlite") as service:
         yield service
 
 
 def test_limits_follow_the_anchor_and_never_shrink_again() -> None:
-    assert [anchor.limit(each) for each in (None, 0.1, 4.0, 100.0)] == [30.0, 2.0, 6.0, 30.0]
-    for known in (None, 0.0, 0.5, 3.0, 19.0, 1000.0):
+    assert [anchor.limit(item) for item in (None, 0.1, 4.0, 100.0)] == [30.0, 2.0, 6.0, 30.0]
+    for existing in (None, 0.0, 0.5, 3.0, 19.0, 1000.0):
         for longest in (1.0, 30.0, 600.0):
-            tried = anchor.limits(known, longest)
+            tried = anchor.limits(existing, longest)
             assert tried == sorted(tried) and tried[-1] == longest
     assert anchor.raised(None, 2.0) == 2.0 and anchor.raised(3.0, 2.0) == 3.0
     assert not anchor.believed(0) and anchor.believed(1)
@@ -91,7 +91,7 @@ def test_limits_follow_the_anchor_and_never_shrink_again() -> None:
 async def test_a_function_reads_what_was_said(rewards: RewardService) -> None:
     assert await rewards.score(ended(functions.says(word="4"))) == Score(reward=1.0)
     assert await rewards.score(ended(functions.says(word="5"))) == Score(reward=0.0)
-    by_turn = await rewards.score(ended(functions.each_turn()))
+    by_turn = await rewards.score(ended(functions.item_turn()))
     assert by_turn.turns == [0.25] and by_turn.total == 0.75
 
 
@@ -131,7 +131,7 @@ async def test_what_was_scored_is_not_scored_again(rewards: RewardService, tmp_p
     other = ended(scoring)
     other.turns[0].observation = "5"
     await rewards.score(other)
-    assert scores == [Score(reward=1.0)] * 3 and (tmp_path / "notes").read_text() == "xx" and rewards.known == 2
+    assert scores == [Score(reward=1.0)] * 3 and (tmp_path / "notes").read_text() == "xx" and rewards.existing == 2
 
 
 async def test_a_command_that_was_cut_off_is_believed_at_the_second_limit(tmp_path: Path) -> None:
@@ -140,25 +140,27 @@ async def test_a_command_that_was_cut_off_is_believed_at_the_second_limit(tmp_pa
     async with RewardService(host) as service:
         score = await service.score(ended(functions.slow(notes=str(tmp_path / "n")), sandbox.checkpoints[0][0].id))
     assert score.reason == "too slow" and (tmp_path / "n").read_text().split() == ["30.0", "30.0"]
-    assert all(each.removed for each in host.sandboxes[1:]) and len(host.sandboxes) == 3
+    assert all(item.removed for item in host.sandboxes[1:]) and len(host.sandboxes) == 3
 
 
 async def test_a_function_at_an_address(rewards: RewardService) -> None:
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
-        asked.append(body)
-        if len(asked) == 1:
+        requested.append(body)
+        if len(requested) == 1:
             return web.Response(status=503, text="starting")
-        if len(asked) == 2:
+        if len(requested) == 2:
             return web.json_response({"id": "another", "reward": 1.0})
         return web.json_response({"id": body["id"], "reward": 0.5, "reason": "half"})
 
     async with served("/score", answer) as url:
         score = await rewards.score(ended(at(f"{url}/score", strict=True)))
-    assert score == Score(reward=0.5, reason="half") and len(asked) == 3
-    assert asked[2]["options"] == {"strict": True} and asked[2]["turns"] == [{"action": "say 4", "observation": "4"}]
+    assert score == Score(reward=0.5, reason="half") and len(requested) == 3
+    assert requested[2]["options"] == {"strict": True} and requested[2]["turns"] == [
+        {"action": "say 4", "observation": "4"}
+    ]
 
 
 def manager(host: Any, rewards: RewardService | None, kind: Any = Scored, **options: Any) -> EpisodeManager:
@@ -175,13 +177,13 @@ async def test_an_episode_is_scored_in_a_fork_and_its_sandbox_is_free_before() -
         assert not sandbox.alive and not sandbox.removed and trajectory.reward == 0.0
         await episodes.score(trajectory)
     assert trajectory.reward == 1.0 and trajectory.score is not None and trajectory.status == "completed"
-    assert len(host.sandboxes) == 2 and all(each.removed for each in host.sandboxes)
+    assert len(host.sandboxes) == 2 and all(item.removed for item in host.sandboxes)
 
 
 async def test_the_policys_end_is_scored_too() -> None:
     class Short(Scored):
         max_turns = 2
-        reward = functions.cause(wanted="turns")
+        reward = functions.cause(target="turns")
 
     host = FakeHost()
     async with RewardService(host) as service:
@@ -227,36 +229,36 @@ async def test_what_a_function_raises_on_is_scored_as_the_plan_says(tmp_path: Pa
 @real
 async def test_in_real_sandboxes(host: Client, tmp_path: Path) -> None:
     """The agent's processes are in the fork, as it left them; a final state that is kept can be scored again."""
-    labelled, disk, book = LabellingClient(host, tmp_path / "run"), DiskThread(), KeptBook(tmp_path)
+    labelled, disk, ledger = LabellingClient(host, tmp_path / "run"), DiskThread(), RetainedLedger(tmp_path)
     async with RewardService(labelled) as service:
-        episodes = manager(labelled, service, kept=KeptStates(labelled, book, disk, KeepPlan(trajectories=2)))
+        episodes = manager(labelled, service, retained=RetainedStates(labelled, ledger, disk, KeepPlan(trajectories=2)))
         played = [await episodes.play(EpisodeSpec(prompt=f"p{seed}", seed=seed), SAMPLING) for seed in (1, 2, 3)]
-        assert [each.reward for each in played] == [1.0] * 3, [each.reason for each in played]
-        kept = await labelled.kept()
-        assert sorted(kept) == sorted(each.sandbox for each in played[1:])
-        assert all([(await host.get(name)).info.state == "dead" for name in kept])
-        other = await service.score(played[2], functions.lines(wanted=7))
+        assert [item.reward for item in played] == [1.0] * 3, [item.reason for item in played]
+        retained = await labelled.retained()
+        assert sorted(retained) == sorted(item.sandbox for item in played[1:])
+        assert all([(await host.get(name)).info.state == "dead" for name in retained])
+        other = await service.score(played[2], functions.lines(target=7))
         assert other.reward == 0.0
-    await labelled.remove(kept)
+    await labelled.remove(retained)
     disk.close()
-    book.close()
+    ledger.close()
     assert not [info for info in await host.sandboxes() if str(tmp_path) in str(info.labels)]
 
 
 async def test_library_functions(rewards: RewardService) -> None:
     assert (await rewards.score(ended(library.matches(pattern=r"say \d")))).reward == 1.0
     assert (await rewards.score(ended(library.matches(pattern=r"\d")))).reward == 0.0
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(await request.json())
-        said = ["no idea", 'Sure: {"score": 7, "reason": "nearly"}'][len(asked) > 1]
+        requested.append(await request.json())
+        said = ["no idea", 'Sure: {"score": 7, "reason": "nearly"}'][len(requested) > 1]
         return web.json_response({"choices": [{"message": {"content": said}}]})
 
     async with served("/v1/chat/completions", answer) as url:
         score = await rewards.score(ended(library.judge(url=url, model="m", rubric="is it right?")))
-    assert score == Score(reward=0.7, reason="nearly") and len(asked) == 2
-    assert "2 + 2?" in asked[0]["messages"][1]["content"]
+    assert score == Score(reward=0.7, reason="nearly") and len(requested) == 2
+    assert "2 + 2?" in requested[0]["messages"][1]["content"]
 
 
 @real
@@ -266,8 +268,8 @@ async def test_a_suite_sees_the_work_and_not_what_still_runs(host: Client, tmp_p
     async with labelled.create("debian") as sandbox, RewardService(labelled) as service:
         await sandbox.exec(f"echo good > /work; {racing}")
         point = await sandbox.checkpoint()
-        for wanted, worth in (("good", 1.0), ("bad", 0.0)):
+        for target, worth in (("good", 1.0), ("bad", 0.0)):
             check = library.suite(
-                command="sh /t/check.sh", files={"/t/check.sh": f"sleep 0.1\ngrep -x {wanted} /work\n"}
+                command="sh /t/check.sh", files={"/t/check.sh": f"sleep 0.1\ngrep -x {target} /work\n"}
             )
             assert (await service.score(ended(check, point.id))).reward == worth

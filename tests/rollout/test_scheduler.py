@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.engines.slack import SlackStep as Share
+from rollout.decide.engines.headroom import HeadroomStep as Share
 from rollout.engine.embedded.scheduler import (
     MINIMUM_REUSE,
     CacheCopy,
@@ -34,8 +34,8 @@ class Rows:
         for index, sequence in enumerate(scheduler.running):
             assert sequence.row == index
             assert self.rows[index][: sequence.computed] == sequence.tokens[: sequence.computed]
-            if scheduler.lends:
-                assert sequence.lent == (index >= scheduler.users)
+            if scheduler.colocates:
+                assert sequence.colocated == (index >= scheduler.users)
 
 
 def run_step(scheduler: Scheduler, rows: Rows, token: int, share: Share | None = None) -> list[Sequence]:
@@ -112,25 +112,25 @@ def test_weights_that_change_leave_nothing_cached() -> None:
 
 @given(st.data())
 def test_any_interleaving_keeps_rows_apart_and_finishes_everything(data: st.DataObject) -> None:
-    slots, retained, lends = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)), data.draw(st.booleans())
+    slots, retained, colocates = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)), data.draw(st.booleans())
     budget = data.draw(st.integers(1, 30))
     scheduler = Scheduler(
         slots=slots,
         retained=retained,
         length=40,
         prefill_budget=budget,
-        lends=lends,
+        colocates=colocates,
         cache=data.draw(st.none() | st.integers(1, 90)),
     )
-    shares = st.builds(Share, st.integers(0, 30), st.integers(0, 3), st.integers(0, 30)) if lends else st.none()
+    shares = st.builds(Share, st.integers(0, 30), st.integers(0, 3), st.integers(0, 30)) if colocates else st.none()
     rows = Rows(scheduler, slots + retained, 40)
     alive: dict[str, Sequence] = {}
     finished = 0
     for number in range(data.draw(st.integers(1, 8))):
         size = data.draw(st.integers(1, 30))
         stem = data.draw(st.sampled_from([[1, 2], [1, 3]])) * 15
-        most, priority = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 1))
-        sequence = Sequence(str(number), stem[:size], max_tokens=most, priority=priority)
+        limit, priority = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 1))
+        sequence = Sequence(str(number), stem[:size], max_tokens=limit, priority=priority)
         scheduler.add(sequence)
         alive[sequence.id] = sequence
         for _ in range(data.draw(st.integers(0, 4))):
@@ -146,7 +146,7 @@ def test_any_interleaving_keeps_rows_apart_and_finishes_everything(data: st.Data
     for _ in range(2000):
         if scheduler.idle:
             break
-        for done in run_step(scheduler, rows, 2, Share(30, 4, 30) if lends else None):
+        for done in run_step(scheduler, rows, 2, Share(30, 4, 30) if colocates else None):
             del alive[done.id]
     assert scheduler.idle and not alive
 
@@ -161,7 +161,7 @@ def test_short_prefixes_are_not_worth_a_copy() -> None:
 
 
 def test_rollouts_get_half_of_the_slots_and_what_users_leave_of_a_step() -> None:
-    scheduler = Scheduler(slots=4, retained=0, length=64, lends=True)
+    scheduler = Scheduler(slots=4, retained=0, length=64, colocates=True)
     rows = Rows(scheduler, 4, 64)
     for n in range(3):
         scheduler.add(Sequence(f"rollout {n}", [n + 1] * 9, max_tokens=9, priority=1))
@@ -169,8 +169,8 @@ def test_rollouts_get_half_of_the_slots_and_what_users_leave_of_a_step() -> None
     scheduler.add(Sequence("user", [9] * 5, max_tokens=9))
     plan = scheduler.schedule(Share(5, 1, 2))
     rows.copy(plan.copies)
-    assert [each.id for each in scheduler.running] == ["user", "rollout 1", "rollout 0"]
+    assert [item.id for item in scheduler.running] == ["user", "rollout 1", "rollout 0"]
     assert [(piece.sequence.id, piece.start, piece.end) for piece in plan.prefill] == [
         ("user", 0, 5), ("rollout 1", 3, 5),
     ]  # fmt: skip
-    assert [each.id for each in plan.decode] == ["rollout 0"]
+    assert [item.id for item in plan.decode] == ["rollout 0"]

@@ -15,7 +15,7 @@ from rollout.engine.launch import embedded
 from rollout.pool.serve import of_model, serving
 from sandbox.errors import NotFound
 from tests.support.chat_models import need_models
-from tests.support.door_engines import small_chat_model
+from tests.support.endpoint_engines import small_chat_model
 from tests.support.programs import END_TIMEOUT, Program, in_background
 from tests.support.rollout_engines import publish
 
@@ -28,10 +28,10 @@ async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path)
     model = small_chat_model(tmp_path / "small")
     launch = embedded(slots=4, length=256)
     async with (
-        serving(model, launch, tmp_path / "home", engines=2, length=256) as doors,
+        serving(model, launch, tmp_path / "home", engines=2, length=256) as endpoints,
         aiohttp.ClientSession() as http,
     ):
-        url = f"http://{doors.host}:{doors.port}"
+        url = f"http://{endpoints.host}:{endpoints.port}"
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0, "seed": 1}
         async with http.post(url + "/v1/chat/completions", json=body) as got:
             answer = await got.json()
@@ -39,7 +39,7 @@ async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path)
         async with http.get(url + "/v1/models") as got:
             assert (await got.json())["data"][0]["id"] == "small"
     assert answer["usage"]["completion_tokens"] == 12 and answer["choices"][0]["finish_reason"] == "length"
-    (sample,) = doors.recorder.session("default").samples
+    (sample,) = endpoints.recorder.session("default").samples
     assert sample.versions[-12:] == [0] * 12 and sum(sample.mask) == 12
     assert not (model / "manifest.json").exists(), "somebody else's folder is left as it is"
 
@@ -61,13 +61,13 @@ def test_the_engines_of_the_program_end_with_it(tmp_path: Path, started: Callabl
 
 def engines_of(model: Path) -> list[int]:
     """Processes that serve this folder."""
-    found = []
+    result = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = command.read_bytes().decode(errors="replace").split("\0")
             if "rollout.engine.embedded.server" in words and str(model) in words:
-                found.append(int(command.parent.name))
-    return found
+                result.append(int(command.parent.name))
+    return result
 
 
 def test_a_run_is_served_by_its_newest_version_and_nonsense_is_refused(tmp_path: Path) -> None:

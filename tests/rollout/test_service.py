@@ -15,7 +15,7 @@ from aiohttp.test_utils import unused_port
 
 from rollout import RolloutConfig
 from rollout.engine.client import PublishResult, Sampling
-from rollout.environments import folder as tasks
+from rollout.environments import directory as tasks
 from rollout.environments import splits
 from rollout.plan import RolloutPlan
 from rollout.service.client import RolloutClient
@@ -70,7 +70,7 @@ class Engines(ScriptedEngine):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def publish(self, folder: Path | str, version: int) -> PublishResult:
+    async def publish(self, directory: Path | str, version: int) -> PublishResult:
         await self.gate.wait()
         self.version = version
         return PublishResult(version=version, seconds=0.0, paused_s=0.25)
@@ -81,7 +81,7 @@ class Scene:
 
     def __init__(self, run: Path):
         self.run, self.host, self.engines = run, Host(), Engines()
-        self.door: RolloutServer | None = None
+        self.limiter: RolloutServer | None = None
         self._stack, self.clients = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
 
     async def begin(self) -> None:
@@ -93,7 +93,7 @@ class Scene:
         role = RolloutRole(self.run, PLAN, self.host, serve=serve)  # type: ignore[arg-type]
         await self._stack.enter_async_context(role)
         self.role = role
-        self.door = await self._stack.enter_async_context(RolloutServer(role, self.run / "roles"))
+        self.limiter = await self._stack.enter_async_context(RolloutServer(role, self.run / "roles"))
 
     async def end(self) -> None:
         await self._stack.aclose()
@@ -102,11 +102,13 @@ class Scene:
         """A version without any tensor."""
         store = VersionStore(self.run / "weights")
         layout = store.put(msgspec.msgpack.encode(Layout([], [])))
-        made = VersionManifest(version=version, layout=layout, base=None, steps=None, whole=[], digests=b"")
-        return PublishedVersion(version=version, folder=str(store.folder), digest=store.publish(made).manifest.digest)
+        made = VersionManifest(version=version, layout=layout, base=None, steps=None, complete=[], digests=b"")
+        return PublishedVersion(
+            version=version, directory=str(store.directory), digest=store.publish(made).manifest.digest
+        )
 
     async def trainer(self, step: int = 0) -> RolloutClient:
-        client = RolloutClient.of(self.run, patience=30.0)
+        client = RolloutClient.of(self.run, timeout=30.0)
         self.clients.push_async_callback(client.close)
         await client.open(step)
         return client
@@ -157,7 +159,7 @@ async def test_a_trainer_that_was_replaced_commits_nothing(scene: Scene) -> None
     waiting = asyncio.create_task(old.next_batch())
     new = await scene.trainer(step=0)  # the save of that step was damaged: it goes on before it
     scene.engines.gate.set()
-    for attempt in (old.consumed(batch), old.publish(scene.published(2)), old.whole(), old.evaluate([1])):
+    for attempt in (old.consumed(batch), old.publish(scene.published(2)), old.complete(), old.evaluate([1])):
         with pytest.raises(Conflict, match="another process is the trainer"):
             await attempt
     assert await new.next_batch() == batch
@@ -171,11 +173,11 @@ async def test_the_next_rollout_goes_on_with_the_version_and_the_batch(scene: Sc
     await trainer.publish(scene.published(0))
     batch = await trainer.next_batch()
     await scene.end()
-    asked = asyncio.create_task(trainer.next_batch())
-    done, _ = await asyncio.wait([asked], timeout=0.3)
+    requested = asyncio.create_task(trainer.next_batch())
+    done, _ = await asyncio.wait([requested], timeout=0.3)
     assert not done  # it waits for a rollout
     await scene.begin()
-    assert await asked == batch
+    assert await requested == batch
     await trainer.consumed(batch)
     assert (await trainer.counts()).version == 0
     assert [t.reward for t in await trainer.evaluate([5], last=True)] == [1.0]
@@ -185,7 +187,7 @@ async def test_the_next_rollout_goes_on_with_the_version_and_the_batch(scene: Sc
 async def test_weights_that_were_withdrawn_after_they_were_published_are_not_served(scene: Scene) -> None:
     trainer = await scene.trainer()
     ref = scene.published(0)
-    VersionStore(ref.folder).withdraw(-1)
+    VersionStore(ref.directory).withdraw(-1)
     await trainer.publish(ref)
     with pytest.raises(EngineFailed, match="does not have what was published as version 0"):
         await trainer.next_batch()
@@ -194,13 +196,13 @@ async def test_weights_that_were_withdrawn_after_they_were_published_are_not_ser
 
 
 async def test_other_hosts_need_the_token_and_a_wire_that_nobody_reads(scene: Scene) -> None:
-    assert scene.door is not None
+    assert scene.limiter is not None
     with pytest.raises(Invalid, match="in the clear"):
-        await scene.door.listen("0.0.0.0:1")
+        await scene.limiter.listen("0.0.0.0:1")
     with pytest.raises(Invalid, match="no address"):
-        await scene.door.listen("here")
+        await scene.limiter.listen("here")
     port = unused_port()
-    await scene.door.listen(f"127.0.0.1:{port}")
+    await scene.limiter.listen(f"127.0.0.1:{port}")
     token = scene.run / "roles" / TOKEN
     assert token.stat().st_mode & 0o777 == 0o600
     async with RolloutClient(f"http://127.0.0.1:{port}", token=token.read_text()) as away:
@@ -212,7 +214,7 @@ async def test_other_hosts_need_the_token_and_a_wire_that_nobody_reads(scene: Sc
 
 
 async def test_where_no_rollout_is_the_trainer_is_told_after_a_while(tmp_path: Path) -> None:
-    async with RolloutClient.of(tmp_path, patience=0.1) as trainer:
+    async with RolloutClient.of(tmp_path, timeout=0.1) as trainer:
         with pytest.raises(NoDaemon, match="the rollout of this run does not answer"):
             await trainer.open(0)
 

@@ -69,7 +69,7 @@ def test_rows_of_their_own_file_are_held_out_with_all_that_equal_them(
 def test_seeds_of_training_never_reach_those_of_evaluations(seed: int) -> None:
     (split,) = splits.make([Items(part="a", kind="seeds")])
     trained = [split.of(((seed * SEEDS) + n) % HELD_OUT)[1] for n in range(50)]
-    assert all(0 <= each < HELD_OUT for each in trained) and len(set(trained)) == 50
+    assert all(0 <= item < HELD_OUT for item in trained) and len(set(trained)) == 50
     assert [split.of(HELD_OUT + n)[1] for n in range(3)] == [HELD_OUT + n for n in range(3)]
 
 
@@ -123,7 +123,7 @@ def test_all_items_are_played_once_before_any_is_again() -> None:
     first, second = ([split.of(at + n)[0] for n in range(count)] for at in (0, count))
     assert sorted(first) == sorted(second) == split.training.tolist() and first != second
     resets = [split.of(n)[1] for n in range(2 * count)]
-    assert len(set(resets)) == len(resets) and [each % 23 for each in resets] == first + second
+    assert len(set(resets)) == len(resets) and [item % 23 for item in resets] == first + second
 
 
 def test_a_million_rows_cost_nothing_per_episode() -> None:

@@ -105,13 +105,13 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = SampleStore(Path(self.folder.name))
+        self.directory = tempfile.TemporaryDirectory()
+        self.store = SampleStore(Path(self.directory.name))
         self.fence = self.store.acquire("rollout")
         self.old: list[Fence] = []
         self.leases: dict[str, PromptLease] = {}
         self.put: dict[str, set[int]] = {}
-        self.whole: set[str] = set()
+        self.complete: set[str] = set()
         self.handed: dict[int, list[str]] = {}
         self.given_up: set[str] = set()
         self.step = self.saved = 0
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         self.put[prompt].add(member)
         if len(self.put[prompt]) == SIZE:
             self.store.buffer(prompt, self.fence)
-            self.whole.add(prompt)
+            self.complete.add(prompt)
             del self.leases[prompt]
 
     @precondition(lambda self: self.leases)
@@ -143,19 +143,19 @@ class Machine(RuleBasedStateMachine):
         self.given_up.add(prompt)
         del self.leases[prompt]
 
-    @precondition(lambda self: self.whole or self.step in self.handed)
+    @precondition(lambda self: self.complete or self.step in self.handed)
     @rule(data=st.data())
     def train(self, data: st.DataObject) -> None:
         """One step: taken, trained, and, as chance has it, saved and told."""
         if self.step in self.handed:
             chosen: list[str] = []
         else:
-            chosen = data.draw(st.lists(st.sampled_from(sorted(self.whole)), min_size=1, max_size=2, unique=True))
+            chosen = data.draw(st.lists(st.sampled_from(sorted(self.complete)), min_size=1, max_size=2, unique=True))
         batch = self.store.take(self.step, chosen, self.fence, version=self.step, oldest=0, members=SIZE)
         taken = [group.prompt for group in batch.groups]
         assert taken == self.handed.setdefault(self.step, chosen)
         assert all(len(group.trajectories) == SIZE for group in batch.groups)
-        self.whole -= set(taken)
+        self.complete -= set(taken)
         self.step += 1
         if data.draw(st.booleans(), "saved"):
             self.saved = self.step
@@ -167,12 +167,12 @@ class Machine(RuleBasedStateMachine):
         """Both processes die; their successors know what is on disk."""
         self.store.close()
         self.old.append(self.fence)
-        self.store = SampleStore(Path(self.folder.name))
+        self.store = SampleStore(Path(self.directory.name))
         self.fence = self.store.acquire("rollout")
         self.store.recover(self.saved, self.fence)
         self.step = self.saved
         assert {lease.prompt for lease in self.store.in_flight()} == set(self.leases)
-        assert {lease.prompt for lease in self.store.buffered()} == self.whole
+        assert {lease.prompt for lease in self.store.buffered()} == self.complete
         assert {p: {one.member for one in self.store.finished(p)} for p in self.put} == self.put
         for step, prompts in self.handed.items():
             batch = self.store.batch(step)
@@ -200,11 +200,11 @@ class Machine(RuleBasedStateMachine):
         assert parts == account.issued
         assert account.in_flight == len(self.leases) and account.given_up == len(self.given_up)
         handed = sum(len(prompts) for prompts in self.handed.values())
-        assert account.consumed + account.handed == handed and account.buffered == len(self.whole) + account.handed
+        assert account.consumed + account.handed == handed and account.buffered == len(self.complete) + account.handed
 
     def teardown(self) -> None:
         self.store.close()
-        self.folder.cleanup()
+        self.directory.cleanup()
 
 
 Machine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
@@ -258,7 +258,7 @@ def test_stages_are_read_back_by_process_and_a_cut_line_is_passed_over(tmp_path:
     with (roles / stages.NAME).open("a") as file:
         file.write('{"at": 1.0, "ro\n')
     stages.note(roles, "rollout", stages.READY)
-    assert [each.pid for each in stages.read(roles)] == [7, 8, os.getpid()]
-    assert [each.pid for each in stages.read(roles, role="trainer", since=since)] == [8]
-    assert [each.stage for each in stages.read(roles, role="trainer", pid=7)] == [stages.BEGUN]
+    assert [item.pid for item in stages.read(roles)] == [7, 8, os.getpid()]
+    assert [item.pid for item in stages.read(roles, role="trainer", since=since)] == [8]
+    assert [item.stage for item in stages.read(roles, role="trainer", pid=7)] == [stages.BEGUN]
     stages.note(Path("/dev/null/roles"), "trainer", stages.READY)  # no room for it: nobody fails

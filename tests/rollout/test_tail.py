@@ -38,7 +38,7 @@ RULES = SchedulingRules(groups=8, size=8, tail=1.25, staleness=0)
 
 def view(**changes: object) -> RolloutView:
     plain: dict[str, object] = {
-        "version": 3, "asked": True, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
+        "version": 3, "requested": True, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
     }  # fmt: skip
     return RolloutView(**(plain | changes))  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def group(number: int, *, deferred: bool = False) -> GroupView:
     return GroupView(f"p{number}", number, [TrajectoryView(0, "running")], deferred=deferred)
 
 
-def whole(count: int) -> list[BufferedGroup]:
+def complete(count: int) -> list[BufferedGroup]:
     return [BufferedGroup(f"b{n}", n, [3]) for n in range(count)]
 
 
@@ -62,9 +62,9 @@ def whole(count: int) -> list[BufferedGroup]:
         ({"deferred": 11}, [LeasePrompts(8, deferred=True)]),
         ({"deferred": 3, "more": False}, [LeasePrompts(3, deferred=True)]),  # the last ones
         ({"deferred": 3, "more": False, "queued": 2}, [LeasePrompts(2)]),
-        ({"buffered": whole(6)}, [LeasePrompts(3)]),  # some were given up: 1.25 times the two that are missing
-        ({"buffered": whole(6), "deferred": 8}, [LeasePrompts(3)]),
-        ({"buffered": whole(8)}, []),
+        ({"buffered": complete(6)}, [LeasePrompts(3)]),  # some were given up: 1.25 times the two that are missing
+        ({"buffered": complete(6), "deferred": 8}, [LeasePrompts(3)]),
+        ({"buffered": complete(8)}, []),
         ({"running": [group(1)]}, []),
         ({"training": True}, []),
     ],
@@ -79,8 +79,8 @@ def test_a_round_may_begin_while_the_trainer_works_if_staleness_allows_it() -> N
 
 def test_what_is_late_is_put_off_once_a_batch_is_whole() -> None:
     running = [group(20), group(21, deferred=True)]
-    assert tail.put_off(view(buffered=whole(7), running=running), RULES) == []
-    assert tail.put_off(view(buffered=whole(8), running=running), RULES) == [Defer("p20")]
+    assert tail.put_off(view(buffered=complete(7), running=running), RULES) == []
+    assert tail.put_off(view(buffered=complete(8), running=running), RULES) == [Defer("p20")]
 
 
 def test_short_rounds_play_more_of_a_group_than_long_ones() -> None:
@@ -98,7 +98,7 @@ class Played:
         self.running: dict[int, dict[int, float | None]] = {}
         self.long: set[int] = set()
         self.waiting: list[int] = []
-        self.whole: list[int] = []
+        self.complete: list[int] = []
         self.batches: list[list[int]] = []
         self.put_off: Counter[int] = Counter()
         self.ended = False
@@ -118,7 +118,7 @@ class Played:
         ]
         return view(
             running=running,
-            buffered=[BufferedGroup(str(number), number, [0]) for number in self.whole],
+            buffered=[BufferedGroup(str(number), number, [0]) for number in self.complete],
             more=self.issued < self.prompts,
             deferred=len(self.waiting),
         )
@@ -143,14 +143,14 @@ class Played:
                 self.running[int(prompt)].pop(member)
             case FinishGroup(prompt):
                 self.running.pop(int(prompt))
-                self.whole.append(int(prompt))
+                self.complete.append(int(prompt))
             case Defer(prompt):
                 self.running.pop(int(prompt))
                 self.waiting.append(int(prompt))
                 self.put_off[int(prompt)] += 1
             case HandOut(prompts):
                 self.batches.append([int(prompt) for prompt in prompts])
-                self.whole = [number for number in self.whole if str(number) not in prompts]
+                self.complete = [number for number in self.complete if str(number) not in prompts]
             case NoMoreBatches():
                 self.ended = True
 
@@ -231,7 +231,7 @@ async def test_a_live_rollout_puts_long_prompts_off_and_trains_each_once(tmp_pat
     def again(version: int = 0) -> RolloutController:
         return RolloutController(
             environment=Fifth, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
-            folder=tmp_path, seeds=range(40), version=version,
+            directory=tmp_path, seeds=range(40), version=version,
         )  # fmt: skip
 
     rollout, batches = again(), list[list[int]]()
@@ -259,7 +259,7 @@ async def test_a_live_rollout_puts_long_prompts_off_and_trains_each_once(tmp_pat
     assert replayed.identical == replayed.decisions, replayed.first_difference
 
 
-class Told(Fifth):
+class Reported(Fifth):
     """Its state can be written down."""
 
     def snapshot(self) -> bytes:
@@ -278,7 +278,7 @@ async def test_what_was_put_off_goes_on_from_its_checkpoint(tmp_path: Path, hand
         engine = ScriptedEngine(SCRIPT)
         engine.version = version
         return RolloutController(
-            environment=Told, host=host, engine=engine, tokenizer=Letters(), config=config, folder=tmp_path,
+            environment=Reported, host=host, engine=engine, tokenizer=Letters(), config=config, directory=tmp_path,
             seeds=range(40), version=version,
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ async def test_what_was_put_off_goes_on_from_its_checkpoint(tmp_path: Path, hand
             await rollout.stop(leave=True)
             rollout = again(version)
             parked = set(rollout.journal.open().values())
-            assert parked and parked <= rollout.known_sandboxes()
+            assert parked and parked <= rollout.existing_sandboxes()
             await rollout.start()
         try:
             batch = await rollout.next_batch()
@@ -298,14 +298,14 @@ async def test_what_was_put_off_goes_on_from_its_checkpoint(tmp_path: Path, hand
             break
         for group in batch.groups:
             trained[group.seed] += 1
-            assert len(group.trajectories) == 2 and all(each.reward == 1.0 for each in group.trajectories)
-            continued += sum(each.continued > 0 for each in group.trajectories)
-            for each in group.trajectories:
-                assert [turn.index for turn in each.turns] == [0, 1, 2, 3]
+            assert len(group.trajectories) == 2 and all(item.reward == 1.0 for item in group.trajectories)
+            continued += sum(item.continued > 0 for item in group.trajectories)
+            for item in group.trajectories:
+                assert [turn.index for turn in item.turns] == [0, 1, 2, 3]
         await train(rollout, batch)
     assert trained == Counter(range(40)) and continued > 0
     assert not rollout.journal.open()
     await rollout.stop()
-    assert all(each.removed for each in host.sandboxes)
+    assert all(item.removed for item in host.sandboxes)
     replayed = decisions.replay(tmp_path)
     assert replayed.identical == replayed.decisions, replayed.first_difference

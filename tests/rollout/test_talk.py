@@ -11,7 +11,7 @@ from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
 from rollout.episode.talk import Chat, sampled
-from tests.rollout.test_doors import BASH, Speaker
+from tests.rollout.test_endpoints import BASH, Speaker
 from tests.support.chat_models import need_models
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -24,14 +24,14 @@ class Counting(Environment):
     tools = (BASH,)
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.last_seen: list[str] = []
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         return Observation("begin")
 
     async def step(self, sandbox: Any, action: str) -> Observation:
-        self.heard.append(action)
-        return Observation(f"answer {len(self.heard)}", reward=1.0, done=len(self.heard) == 3)
+        self.last_seen.append(action)
+        return Observation(f"answer {len(self.last_seen)}", reward=1.0, done=len(self.last_seen) == 3)
 
 
 class Silent:
@@ -75,9 +75,9 @@ async def test_an_episode_of_calls_is_one_sample() -> None:
     env, engine = Counting(), Speaker("qwen2.5", "I look.\n" + CALL, "so", "done")
     trajectory = await play(engine, env)
     assert trajectory.status == "completed", trajectory.reason
-    assert env.heard == ["ls", "so", "done"] and trajectory.reward == 3.0 and not trajectory.breaks
+    assert env.last_seen == ["ls", "so", "done"] and trajectory.reward == 3.0 and not trajectory.breaks
     trajectory.check()
-    assert [trajectory.tokens[:at] for _, at, _ in sampled(trajectory)] == engine.asked
+    assert [trajectory.tokens[:at] for _, at, _ in sampled(trajectory)] == engine.requested
     text = engine.renderer.decode(trajectory.tokens)
     assert CALL in text and "<tool_response>\nanswer 1\n</tool_response>" in text and "You count." in text
 
@@ -87,9 +87,9 @@ async def test_where_a_template_drops_reasoning_a_new_sample_begins() -> None:
     engine = Speaker("qwen3", *[f"<think>\nhm {n}\n</think>\n\nyes {n}" for n in range(3)])
     trajectory = await play(engine, env)
     assert trajectory.status == "completed", trajectory.reason
-    assert env.heard == ["yes 0", "yes 1", "yes 2"] and len(trajectory.breaks) == 2
+    assert env.last_seen == ["yes 0", "yes 1", "yes 2"] and len(trajectory.breaks) == 2
     trajectory.check()
-    assert [trajectory.tokens[start:at] for start, at, _ in sampled(trajectory)] == engine.asked
+    assert [trajectory.tokens[start:at] for start, at, _ in sampled(trajectory)] == engine.requested
     assert len(trajectory.parts) == 3 and trajectory.parts[-1][1] == len(trajectory.tokens)
     first = engine.renderer.decode(trajectory.tokens[slice(*trajectory.parts[0])])
     second = engine.renderer.decode(trajectory.tokens[slice(*trajectory.parts[1])])
@@ -100,7 +100,7 @@ async def test_a_successor_knows_the_conversation() -> None:
     engine = Speaker("qwen2.5", "I look.\n" + CALL, "so", "done")
     trajectory = await play(engine, Counting())
     chat = Chat(Counting(), engine.renderer)
-    chat.recall(trajectory, heard=False)
+    chat.recall(trajectory, last_seen=False)
     roles = [message["role"] for message in chat.history]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
     assert chat.history[2]["tool_calls"][0]["function"]["name"] == "bash"

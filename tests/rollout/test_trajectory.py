@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout import EpisodeLimits, Observation, Trajectory, run_trajectory
-from rollout.chaos import Faults, Strike
+from rollout.chaos import Faults, Inject
 from rollout.decide.blame import Blame, Cause, blame
 from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.episode import turns
@@ -75,9 +75,9 @@ async def test_the_answer_is_generated_while_the_checkpoint_is_taken() -> None:
 async def test_a_killed_sandbox_changes_nothing_in_the_trajectory(turn: int, when: Any) -> None:
     host = FakeHost()
     undisturbed = await play(await host.create("x"))
-    struck = await play(await host.create("x"), strike=Strike(turn, when, kill=host.kill))
-    assert (struck.struck, struck.killed, struck.recovered_equal) == (1, 1, 1)
-    assert (struck.tokens, struck.mask, struck.reward, struck.status) == (
+    injected = await play(await host.create("x"), inject=Inject(turn, when, kill=host.kill))
+    assert (injected.injected, injected.killed, injected.recovered_equal) == (1, 1, 1)
+    assert (injected.tokens, injected.mask, injected.reward, injected.status) == (
         undisturbed.tokens,
         undisturbed.mask,
         1.0,
@@ -158,10 +158,10 @@ def test_faults_are_the_same_for_the_same_seed_and_stop_at_their_budget() -> Non
     names = [(f"p{n:06d}", index) for n in range(40) for index in range(8)]
     first = [Faults(seed=1, share=0.2).choose(*name) for name in names]
     assert first == [Faults(seed=1, share=0.2).choose(*name) for name in names]
-    struck = [strike for strike in first if strike is not None]
-    assert 30 < len(struck) < 100 and {strike.when for strike in struck} == {"between", "command", "checkpoint"}
-    assert all(1 <= strike.turn <= 5 for strike in struck)
-    limited = Faults(seed=1, share=0.2, most=5)
+    injected = [inject for inject in first if inject is not None]
+    assert 30 < len(injected) < 100 and {inject.when for inject in injected} == {"between", "command", "checkpoint"}
+    assert all(1 <= inject.turn <= 5 for inject in injected)
+    limited = Faults(seed=1, share=0.2, limit=5)
     assert sum(limited.choose(*name) is not None for name in names) == 5
     limited.active = False
     assert limited.choose("p000000", 0) is None

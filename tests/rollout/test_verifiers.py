@@ -29,7 +29,7 @@ import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
 from rollout.environments.check import NULL, ORACLE, check
-from rollout.environments.folder import load
+from rollout.environments.directory import load
 from rollout.environments.verifiers import verifiers_environment
 from sandbox.errors import Unsupported
 import verifiers.v1 as vf
@@ -60,10 +60,10 @@ print(json.dumps({"right": found.right, "oracle": seen[ORACLE], "null": seen[NUL
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
 def test_a_taskset_is_played_scored_by_its_own_rewards_and_refused_where_it_needs_more() -> None:
-    told = printed(PYTHON, PLAYED, "sums")
-    assert told["right"] and told["distinct"] == 5 and told["system"] == "Answer with a number."
-    assert told["oracle"] == "reward 1.000 over 5 seeds" and told["null"] == "reward 0.250 over 5 seeds"
-    assert "a runtime for its rewards" in told["refused"]
+    reported = printed(PYTHON, PLAYED, "sums")
+    assert reported["right"] and reported["distinct"] == 5 and reported["system"] == "Answer with a number."
+    assert reported["oracle"] == "reward 1.000 over 5 seeds" and reported["null"] == "reward 0.250 over 5 seeds"
+    assert "a runtime for its rewards" in reported["refused"]
 
 
 CALLED = """
@@ -71,7 +71,7 @@ import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
 from rollout.environments.check import NULL, ORACLE, check
-from rollout.environments.folder import load
+from rollout.environments.directory import load
 from rollout.environments.verifiers_classic import tool_call
 
 kind = load(Path(sys.argv[3])).environment
@@ -96,21 +96,21 @@ print(json.dumps(asyncio.run(work())))
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
 def test_tools_of_a_taskset_answer_calls_and_its_rewards_see_them() -> None:
-    told = printed(PYTHON, CALLED, "tools")
-    assert told["right"] and told["end"] == [True, 1.0]
-    assert told["oracle"] == "reward 1.000 over 3 seeds" and told["null"] == "reward 0.000 over 3 seeds"
-    (tool,) = told["tools"]
+    reported = printed(PYTHON, CALLED, "tools")
+    assert reported["right"] and reported["end"] == [True, 1.0]
+    assert reported["oracle"] == "reward 1.000 over 3 seeds" and reported["null"] == "reward 0.000 over 3 seeds"
+    (tool,) = reported["tools"]
     assert tool["function"]["name"] == "shelves_look" and "shelf" in tool["function"]["parameters"]["properties"]
-    oak, beyond, without, other, *odd = told["texts"]
+    oak, beyond, without, other, *odd = reported["texts"]
     assert oak == "oak" and "index out of range" in beyond and "shelf" in without and other == "no tool 'other'"
-    assert len(odd) == 4 and all(each.startswith("the arguments of shelves_look are no ") for each in odd)
+    assert len(odd) == 4 and all(item.startswith("the arguments of shelves_look are no ") for item in odd)
 
 
 SHARED = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
-from rollout.environments.folder import load
+from rollout.environments.directory import load
 import verifiers.v1 as vf
 
 kind = load(Path(sys.argv[3])).environment
@@ -191,12 +191,12 @@ print(json.dumps(told))
 
 @pytest.mark.skipif(not CLASSIC.exists(), reason="no verifiers-classic; run `make setup-verifiers`")
 def test_environments_of_several_turns_and_tools_are_played_by_their_own_rules() -> None:
-    told = printed(CLASSIC, SPOKEN, "errands")
+    reported = printed(CLASSIC, SPOKEN, "errands")
     for name in ("STATEFUL", "GUESSED"):
-        right, oracle, null = told[name]
+        right, oracle, null = reported[name]
         assert right and oracle == "reward 1.000 over 3 seeds" and null == "reward 0.000 over 3 seeds"
-    said, system, tools, look, ended, reward = told["turns"]
+    said, system, tools, poll, ended, reward = reported["turns"]
     assert said == ["Bring the rope to shelf 9.", "lamp\nrope", "there is no cat"]
     assert (system, tools, ended, reward) == ("You mind a stockroom.", ["look", "move"], True, 0.0)
-    assert "store" not in look["function"]["parameters"]["properties"]
-    assert "whole groups" in told["refused"]
+    assert "store" not in poll["function"]["parameters"]["properties"]
+    assert "whole groups" in reported["refused"]

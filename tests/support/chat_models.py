@@ -60,5 +60,5 @@ def renderer(name: str) -> Any:
     return ChatRenderer(tokenizer, stops=[tokenizer.convert_tokens_to_ids(end) for end in ends])
 
 
-def weights(folder: Path) -> Path:
-    return folder / "model.safetensors"
+def weights(directory: Path) -> Path:
+    return directory / "model.safetensors"

@@ -34,8 +34,8 @@ class Cluster:
         self.process = launch(self.root / "x", self.root / "x", self.log, *self._options, module="coordinator")
         return self
 
-    def client(self, *, patience: float = 120.0) -> Client:
-        return Client(self.socket, patience=patience)
+    def client(self, *, timeout: float = 120.0) -> Client:
+        return Client(self.socket, timeout=timeout)
 
     def options(self, *more: str) -> None:
         """For its next start."""
@@ -46,8 +46,8 @@ class Cluster:
 
         async def work() -> HostInfo:
             async with self.client() as client:
-                wanted = HostRequest(address=str(daemon.socket), labels=labels)
-                return await client.call("PUT", f"/v1/cluster/hosts/{name}", HostInfo, wanted)
+                target = HostRequest(address=str(daemon.socket), labels=labels)
+                return await client.call("PUT", f"/v1/cluster/hosts/{name}", HostInfo, target)
 
         with ThreadPoolExecutor(1) as thread:  # a fixture may be asked for where a loop runs already
             return thread.submit(asyncio.run, work()).result()

@@ -31,10 +31,10 @@ BASE = 20_000_000 + 2_000_000 * WORKER  # uids of test sandboxes, away from thos
 
 def base_image() -> Path:
     named = os.environ.get("PAGURUS_TEST_IMAGE")
-    found = Path(named) if named else paths.state() / "images" / "debian"
-    if not found.is_dir():
-        pytest.skip(f"no base image at {found}: run `make setup`")
-    return found
+    result = Path(named) if named else paths.state() / "images" / "debian"
+    if not result.is_dir():
+        pytest.skip(f"no base image at {result}: run `make setup`")
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,13 @@ async def shell(container: Container, script: str, **options: object) -> str:
     return done.stdout.decode()
 
 
-async def settled(container: Container, wanted: set[int | None]) -> set[int | None]:
-    """Its processes, once they are `wanted`: a killed one takes a moment to die, and pid 1 to reap it."""
+async def finalized(container: Container, target: set[int | None]) -> set[int | None]:
+    """Its processes, once they are `target`: a killed one takes a moment to die, and pid 1 to reap it."""
     deadline = time.monotonic() + 240
     while True:
-        seen: set[int | None] = {pid for pid in container.tasks() if not zombie(pid)}
-        if seen == wanted or time.monotonic() > deadline:
-            return seen
+        observed: set[int | None] = {pid for pid in container.tasks() if not zombie(pid)}
+        if observed == target or time.monotonic() > deadline:
+            return observed
         await asyncio.sleep(0.01)
 
 
@@ -137,14 +137,14 @@ def zombie(pid: int) -> bool:
 def traces(name: str, run_dir: Path) -> list[str]:
     """Whatever a sandbox could leave behind on the host."""
     host = hierarchy()
-    found = [str(m / "pagurus" / name) for m in (host.unified, *host.v1.values()) if (m / "pagurus" / name).exists()]
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
+    result = [str(m / "pagurus" / name) for m in (host.unified, *host.v1.values()) if (m / "pagurus" / name).exists()]
+    result += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and not zombie(int(entry.name)):
             with contextlib.suppress(OSError):
                 if name in Path(entry.path, "cgroup").read_text() or name in Path(entry.path, "mountinfo").read_text():
-                    found.append(entry.path)
-    return found + ([str(run_dir)] if run_dir.exists() else [])
+                    result.append(entry.path)
+    return result + ([str(run_dir)] if run_dir.exists() else [])
 
 
 @pytest.fixture(params=["as it is", "pure v2"])

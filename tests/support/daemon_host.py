@@ -88,9 +88,9 @@ class Daemon:
         self.process = launch(self.state, self.run, self.log, *options, environment=self.environment)
         return self
 
-    def client(self, *, patience: float = 120.0) -> Client:
-        """`patience`: seconds for which it waits for the next daemon; 0 where the test wants to see the failure."""
-        return Client(self.socket, patience=patience)
+    def client(self, *, timeout: float = 120.0) -> Client:
+        """`timeout`: seconds for which it waits for the next daemon; 0 where the test wants to see the failure."""
+        return Client(self.socket, timeout=timeout)
 
     def kill(self) -> None:
         """kill -9: no chance to tidy up."""
@@ -137,13 +137,13 @@ class Daemon:
 
 def tasks_of(sandbox: str) -> list[int]:
     """Host pids of a sandbox's processes: its host name is part of its id, and only they can see it."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if f"/pagurus/{sandbox}" in (entry / "cgroup").read_text().split("\n0::", 1)[-1]:
-                    found.append(int(entry.name))
-    return found
+                    result.append(int(entry.name))
+    return result
 
 
 def kill_everything(sandbox: str) -> None:
@@ -173,9 +173,9 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", secon
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
-        found: T = await value if inspect.isawaitable(value) else value  # type: ignore[assignment]
-        if found:
-            return found
+        result: T = await value if inspect.isawaitable(value) else value  # type: ignore[assignment]
+        if result:
+            return result
         assert time.monotonic() < deadline, f"never: {what or condition}"
         await asyncio.sleep(0.02)
 

@@ -54,9 +54,9 @@ def exit_codes(sandbox):
 
 @call
 def stream(sandbox):
-    seen = []
-    sandbox.commands.run("printf 1; printf 2 >&2", on_stdout=seen.append, on_stderr=seen.append)
-    assert sorted(seen) == ["1", "2"]
+    observed = []
+    sandbox.commands.run("printf 1; printf 2 >&2", on_stdout=observed.append, on_stderr=observed.append)
+    assert sorted(observed) == ["1", "2"]
 
 
 @call
@@ -77,16 +77,18 @@ def users_and_directories(sandbox):
 def background_stdin_and_kill(sandbox):
     handle = sandbox.commands.run("cat", background=True, stdin=True)
     sandbox.commands.send_stdin(handle.pid, "hello\n")
-    listed = {each.pid: each.args[-1] for each in sandbox.commands.list()}
+    listed = {item.pid: item.args[-1] for item in sandbox.commands.list()}
     assert listed[handle.pid] == "cat"
     assert sandbox.commands.run(f"cat /proc/{handle.pid}/comm").stdout == "cat\n"  # the pid is that of inside
-    seen = threading.Event()
-    reader = threading.Thread(target=lambda: refused(Exception, lambda: handle.wait(on_stdout=lambda _: seen.set())))
+    observed = threading.Event()
+    reader = threading.Thread(
+        target=lambda: refused(Exception, lambda: handle.wait(on_stdout=lambda _: observed.set()))
+    )
     reader.start()
-    assert seen.wait(60)
+    assert observed.wait(60)
     assert sandbox.commands.kill(handle.pid) is True
     reader.join(60)
-    assert handle.pid not in {each.pid for each in sandbox.commands.list()}
+    assert handle.pid not in {item.pid for item in sandbox.commands.list()}
     assert sandbox.commands.kill(99_999) is False
 
 
@@ -102,7 +104,7 @@ def disconnect_and_connect(sandbox):
 @call
 def timeouts(sandbox):
     refused(e2b.TimeoutException, lambda: sandbox.commands.run("sleep 987654", timeout=1))
-    while "987654" in str([each.args for each in sandbox.commands.list()]):
+    while "987654" in str([item.args for item in sandbox.commands.list()]):
         pass  # the client gives up by its own clock, a moment before the server ends it
 
 
@@ -117,11 +119,11 @@ def files(sandbox):
     assert bytes(sandbox.files.read("/tmp/bytes", format="bytes")) == b"\0\1" * 1000
     assert b"".join(sandbox.files.read("/tmp/bytes", format="stream")) == b"\0\1" * 1000
     several = getattr(sandbox.files, "write_files", sandbox.files.write)
-    assert [each.path for each in several([{"path": "m", "data": "1"}, {"path": "/tmp/n", "data": "2"}])] == [
+    assert [item.path for item in several([{"path": "m", "data": "1"}, {"path": "/tmp/n", "data": "2"}])] == [
         "/home/user/m",
         "/tmp/n",
     ]
-    assert {each.path for each in sandbox.files.list("tree", depth=2)} == {
+    assert {item.path for item in sandbox.files.list("tree", depth=2)} == {
         "/home/user/tree/deep",
         "/home/user/tree/deep/a",
     }
@@ -131,7 +133,7 @@ def files(sandbox):
     assert (sandbox.files.exists("tree/deep/a"), sandbox.files.exists("tree/b")) == (False, True)
     sandbox.files.remove("tree")
     assert not sandbox.files.exists("tree")
-    refused(e2b.NotFoundException, lambda: sandbox.files.read("/none"))
+    refused(e2b.NotResultException, lambda: sandbox.files.read("/none"))
     refused(e2b.InvalidArgumentException, lambda: sandbox.files.read("/tmp"))
 
 
@@ -150,22 +152,22 @@ def watch(sandbox):
     sandbox.files.make_dir("/tmp/watched")
     handle = sandbox.files.watch_dir("/tmp/watched")
     sandbox.files.write("/tmp/watched/f", "1")
-    seen = []
-    while "write" not in {each.type.value for each in seen}:
-        seen += handle.get_new_events()
-    assert {each.name for each in seen} == {"f"}
+    observed = []
+    while "write" not in {item.type.value for item in observed}:
+        observed += handle.get_new_events()
+    assert {item.name for item in observed} == {"f"}
     handle.stop()
 
 
 @call
 def pty(sandbox):
-    seen = bytearray()
+    observed = bytearray()
     handle = sandbox.pty.create(PtySize(rows=24, cols=80))
     sandbox.pty.resize(handle.pid, PtySize(rows=31, cols=101))
     sandbox.pty.send_stdin(handle.pid, b"stty size; tty; exit 4\n")
-    error = refused(CommandExitException, lambda: handle.wait(on_pty=seen.extend))
+    error = refused(CommandExitException, lambda: handle.wait(on_pty=observed.extend))
     assert error.exit_code == 4
-    assert b"31 101" in seen and b"/dev/pts/" in seen, bytes(seen)
+    assert b"31 101" in observed and b"/dev/pts/" in observed, bytes(observed)
 
 
 @call
@@ -182,7 +184,7 @@ def time_and_info(sandbox):
 @call
 def list_sandboxes(sandbox):
     query = e2b.SandboxQuery(metadata={"purpose": "a test, of calls"})
-    assert sandbox.sandbox_id in {each.sandbox_id for each in Sandbox.list(query=query).next_items()}
+    assert sandbox.sandbox_id in {item.sandbox_id for item in Sandbox.list(query=query).next_items()}
     assert Sandbox.list(query=e2b.SandboxQuery(metadata={"purpose": "another"})).next_items() == []
 
 
@@ -209,8 +211,8 @@ def ports(sandbox):
     assert host.startswith(f"8123-{sandbox.sandbox_id}.")
     headers = {"Host": host, "E2b-Traffic-Access-Token": sandbox.traffic_access_token}
     address = f"{sandbox.connection_config.get_sandbox_url(sandbox.sandbox_id, '')}/page"
-    asked = urllib.request.Request(address, headers=headers)
-    assert urllib.request.urlopen(asked).read() == b"from inside"
+    requested = urllib.request.Request(address, headers=headers)
+    assert urllib.request.urlopen(requested).read() == b"from inside"
     stranger = urllib.request.Request(address, headers={"Host": host})
     assert refused(urllib.error.HTTPError, lambda: urllib.request.urlopen(stranger)).code == 401
     closed = urllib.request.Request(address, headers={**headers, "Host": host.replace("8123-", "8124-")})
@@ -223,10 +225,10 @@ def pause_and_resume(sandbox):
     sandbox.commands.run("sleep 4321", background=True)
     method(sandbox, "pause", "beta_pause")()
     assert "paused" in {
-        each.state.value for each in Sandbox.list().next_items() if each.sandbox_id == sandbox.sandbox_id
+        item.state.value for item in Sandbox.list().next_items() if item.sandbox_id == sandbox.sandbox_id
     }
     again = Sandbox.connect(sandbox.sandbox_id, timeout=3000)
-    assert "sleep 4321" in {each.args[-1] for each in again.commands.list()}
+    assert "sleep 4321" in {item.args[-1] for item in again.commands.list()}
 
 
 @call
@@ -234,7 +236,7 @@ def snapshots(sandbox):
     sandbox.files.write("/tmp/state", "saved")
     snapshot = method(sandbox, "create_snapshot")()
     sandbox.files.write("/tmp/state", "later")
-    assert snapshot.snapshot_id in {each.snapshot_id for each in Sandbox.list_snapshots().next_items()}
+    assert snapshot.snapshot_id in {item.snapshot_id for item in Sandbox.list_snapshots().next_items()}
     child = Sandbox.create(snapshot.snapshot_id, timeout=600)
     assert child.files.read("/tmp/state") == "saved"
     assert child.commands.run("pgrep -f 'sleep 4321' >/dev/null; echo $?").stdout == "0\n"
@@ -262,15 +264,15 @@ def kill(sandbox):
 def main():
     metadata = {"purpose": "a test, of calls", "x": "1"}
     sandbox = Sandbox.create(timeout=1200, metadata=metadata, envs={"COLOUR": "red"}, allow_internet_access=False)
-    for each in CALLS:
+    for item in CALLS:
         outcome = "passed"
         try:
-            each(sandbox)
+            item(sandbox)
         except Absent as error:
             outcome = f"absent: {error}"
         except Exception:  # noqa: BLE001 - whatever it is, it is told
             outcome = traceback.format_exc()
-        print(json.dumps({"call": each.__name__, "outcome": outcome}), flush=True)
+        print(json.dumps({"call": item.__name__, "outcome": outcome}), flush=True)
 
 
 main()

@@ -16,11 +16,11 @@ from tests.crash.torture.run import build
 SOURCE = Path(__file__).with_name("ebpf_probe.c")
 
 
-def image_with_probe(folder: Path) -> Path:
+def image_with_probe(directory: Path) -> Path:
     """The generator's image with `/probe` in it; skips where nothing compiles."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: run `make setup`")
-    image = build(folder)
+    image = build(directory)
     command = ["cc", "-O1", "-static", "-pthread", "-o", str(image / "probe"), str(SOURCE), "-lrt"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -15,7 +15,7 @@ from rollout.environments.verifiers_classic import classic_environment, tool_cal
 ITEMS = ("lamp", "rope", "bell")
 
 
-def look(shelf: int, store: dict[str, int]) -> str:
+def poll(shelf: int, store: dict[str, int]) -> str:
     """What lies on a shelf.
 
     Args:
@@ -40,7 +40,7 @@ def move(item: str, shelf: int, store: dict[str, int]) -> str:
 class Stockroom(vf.StatefulToolEnv):
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.add_tool(look, args_to_skip=["store"])
+        self.add_tool(poll, args_to_skip=["store"])
         self.add_tool(move, args_to_skip=["store"])
 
     async def setup_state(self, state: vf.State, **_: Any) -> vf.State:
@@ -59,11 +59,11 @@ def brought(state: vf.State, answer: str) -> float:
 
 class HigherLower(vf.MultiTurnEnv):
     async def env_response(self, messages: Any, state: vf.State, **_: Any) -> Any:
-        said, wanted = str(messages[-1].content).strip(), int(state["answer"])
+        said, target = str(messages[-1].content).strip(), int(state["answer"])
         if said == state["answer"]:
             state["final_env_response"] = [vf.UserMessage(content="right")]
             return []
-        hint = "say a number" if not said.isdigit() else "higher" if int(said) < wanted else "lower"
+        hint = "say a number" if not said.isdigit() else "higher" if int(said) < target else "lower"
         return [vf.UserMessage(content=hint)]
 
 
@@ -78,7 +78,7 @@ STATEFUL = classic_environment(
         rubric=vf.Rubric(funcs=[brought]),
         max_turns=5,
     ),
-    known=lambda row: [tool_call("look", shelf=0), tool_call("move", item=row["answer"], shelf=9), "done"],
+    existing=lambda row: [tool_call("look", shelf=0), tool_call("move", item=row["answer"], shelf=9), "done"],
 )
 GUESSED = classic_environment(
     HigherLower(
@@ -86,5 +86,5 @@ GUESSED = classic_environment(
         rubric=vf.Rubric(funcs=[guessed]),
         max_turns=4,
     ),
-    known=lambda row: ["5", row["answer"]],
+    existing=lambda row: ["5", row["answer"]],
 )

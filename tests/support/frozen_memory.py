@@ -24,16 +24,16 @@ Spans = dict[int, list[tuple[int, int]]]  # ... -> bytes from here to there
 
 def frozen(pids: Sequence[int]) -> Memory:
     """All pages that processes have of their own. They stand still."""
-    found: Memory = {}
+    result: Memory = {}
     for pid in pids:
         inner = procfs.inner_pid(pid)
         assert inner is not None
-        found[inner] = _pages(pid)
-    return found
+        result[inner] = _pages(pid)
+    return result
 
 
 def _pages(pid: int) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    result: dict[int, bytes] = {}
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
@@ -41,56 +41,56 @@ def _pages(pid: int) -> dict[int, bytes]:
             span, access, _, _, _, *name = line.split(None, 5)
             if access[3] != "p" or (name and name[0].startswith(("[v", "[uprobes]"))):
                 continue
-            start, end = (int(each, 16) for each in span.split("-"))
+            start, end = (int(item, 16) for item in span.split("-"))
             for first, last in _present(pagemap, start, end):
                 data = os.pread(memory, last - first, first)
                 for at in range(first, last, PAGE):
-                    found[at // PAGE] = data[at - first : at - first + PAGE]
+                    result[at // PAGE] = data[at - first : at - first + PAGE]
     finally:
         os.close(memory)
         os.close(pagemap)
-    return found
+    return result
 
 
 def _present(pagemap: int, start: int, end: int) -> list[tuple[int, int]]:
     regions = (ctypes.c_uint64 * (3 * 4096))()
-    found = []
+    result = []
     while start < end:
         words = (96, 0, start, end, 0, ctypes.addressof(regions), 4096, 0)
-        wanted = (FILE | PFNZERO, FILE | PFNZERO, PRESENT | SWAPPED, PRESENT)
-        argument = bytearray(struct.pack("=12Q", *words, *wanted))
+        target = (FILE | PFNZERO, FILE | PFNZERO, PRESENT | SWAPPED, PRESENT)
+        argument = bytearray(struct.pack("=12Q", *words, *target))
         count = fcntl.ioctl(pagemap, SCAN, argument)
-        found += [(regions[3 * i], regions[3 * i + 1]) for i in range(count)]
+        result += [(regions[3 * i], regions[3 * i + 1]) for i in range(count)]
         start = struct.unpack_from("=Q", argument, 32)[0]
-    return found
+    return result
 
 
 def captured(directory: Path, scratch: Path) -> Memory:
     """All pages that a capture says that processes have. `scratch`: on the same file system, must not exist."""
     rewrite.copy(directory, scratch)
-    found: Memory = {}
+    result: Memory = {}
     for path in scratch.glob("pagemap-[0-9]*.img"):
         addresses, words = same_pages.listed(scratch, path.name)
         content = np.ascontiguousarray(words).view(np.uint8)
         pages = zip((addresses // PAGE).tolist(), content, strict=True)
-        found[int(path.stem[8:])] = {number: page.tobytes() for number, page in pages}
-    return found
+        result[int(path.stem[8:])] = {number: page.tobytes() for number, page in pages}
+    return result
 
 
 def differences(truth: Memory, capture: Memory, spans: Spans) -> list[str]:
     """Pages that are not what they were; `spans`: bytes that the kernel writes, by process."""
     wrong = []
     for pid, pages in truth.items():
-        known = capture.get(pid)
-        if known is None:
+        existing = capture.get(pid)
+        if existing is None:
             wrong.append(f"process {pid} is not in the capture")
             continue
         for number, content in pages.items():
-            if number not in known:
+            if number not in existing:
                 if any(content):
                     wrong.append(f"process {pid}: page {number:#x} is missing")
-            elif _masked(number, content, spans.get(pid, [])) != _masked(number, known[number], spans.get(pid, [])):
-                changed = [at for at in range(PAGE) if content[at] != known[number][at]]
+            elif _masked(number, content, spans.get(pid, [])) != _masked(number, existing[number], spans.get(pid, [])):
+                changed = [at for at in range(PAGE) if content[at] != existing[number][at]]
                 wrong.append(f"process {pid}: page {number:#x} differs at {changed[:8]}, {len(changed)} bytes")
     return wrong
 
@@ -107,12 +107,12 @@ def _masked(number: int, content: bytes, spans: list[tuple[int, int]]) -> bytes:
 def kernel_written(directory: Path) -> Spans:
     """The rseq areas of the threads of a capture, in which the kernel notes where they run."""
     kinds = image_files.messages()
-    found: Spans = {}
+    result: Spans = {}
     for path in directory.glob("pstree.img"):
         tree = image_files.read(path, kinds.pstree_entry)
         for entry in tree.entries if tree is not None else ():
             for thread in entry.threads:
                 core = image_files.read(directory / f"core-{thread}.img", kinds.core_entry)
                 if core is not None and (at := core.entries[0].thread_core.rseq_entry.rseq_abi_pointer):
-                    found.setdefault(entry.pid, []).append((at, at + RSEQ_SIZE))
-    return found
+                    result.setdefault(entry.pid, []).append((at, at + RSEQ_SIZE))
+    return result

@@ -50,7 +50,7 @@ async def start(sandbox: Sandbox, turns: int, ballast: int = 0) -> None:
     await sandbox.exec(command, ends_turn=False)
 
 
-async def heard(sandbox: Sandbox) -> list[dict[str, Any]]:
+async def last_seen(sandbox: Sandbox) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in (await sandbox.files.read("/heard")).splitlines()]
     except PagurusError:
@@ -67,4 +67,4 @@ async def done(sandbox: Sandbox, seconds: float = 240.0) -> list[dict[str, Any]]
             return False
 
     await until(ended, "the agent ends", seconds)
-    return await heard(sandbox)
+    return await last_seen(sandbox)

@@ -33,11 +33,11 @@ def chat(text: str = "", *, command: str | None = None, number: int = 0) -> dict
 
 
 class Upstream:
-    """``async with Upstream(reply) as upstream``: serves `reply(body)` on every POST route. See `asked`."""
+    """``async with Upstream(reply) as upstream``: serves `reply(body)` on every POST route. See `requested`."""
 
     def __init__(self, reply: Reply | None = None) -> None:
-        self.reply = reply or (lambda body: chat(f"answer {len(self.asked)}"))
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.reply = reply or (lambda body: chat(f"answer {len(self.requested)}"))
+        self.requested: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
         self.lines: list[list[tuple[str, str]]] = []  # of headers, as they came
         self.others: list[str] = []  # what else was asked: method and path
@@ -45,7 +45,7 @@ class Upstream:
         self.gate = asyncio.Event()  # answers wait for it
         self.gate.set()
         self.holds = 0  # from the request of this number on the gate is closed; 0: it is left alone
-        self.asked_once = asyncio.Event()
+        self.requested_once = asyncio.Event()
         self.sent = 0  # bytes of an endless stream
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -80,11 +80,11 @@ class Upstream:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked.append((request.path, body))
+        self.requested.append((request.path, body))
         self.lines.append([(name.lower(), value) for name, value in request.headers.items()])
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        self.asked_once.set()
-        if len(self.asked) == self.holds:
+        self.requested_once.set()
+        if len(self.requested) == self.holds:
             self.gate.clear()
         await self.gate.wait()
         if self.status != 200:

@@ -16,38 +16,38 @@ Log = list[np.ndarray]
 
 
 def rewards_of(batch: Batch, group: int) -> np.ndarray:
-    return np.array([each["reward"] for each in batch if each["group"] == group])
+    return np.array([item["reward"] for item in batch if item["group"] == group])
 
 
 def advantage_grpo(batch: Batch) -> list[float]:
-    found = []
-    for each in batch:
-        peers = rewards_of(batch, each["group"])
-        found.append((each["reward"] - peers.mean()) / (peers.std(ddof=1) + 1e-6))
-    return found
+    result = []
+    for item in batch:
+        peers = rewards_of(batch, item["group"])
+        result.append((item["reward"] - peers.mean()) / (peers.std(ddof=1) + 1e-6))
+    return result
 
 
 def advantage_centred(batch: Batch) -> list[float]:
-    return [each["reward"] - rewards_of(batch, each["group"]).mean() for each in batch]
+    return [item["reward"] - rewards_of(batch, item["group"]).mean() for item in batch]
 
 
 def advantage_rloo(batch: Batch) -> list[float]:
-    found = []
-    for i, each in enumerate(batch):
-        others = [o["reward"] for j, o in enumerate(batch) if o["group"] == each["group"] and j != i]
-        found.append(each["reward"] - sum(others) / len(others))
-    return found
+    result = []
+    for i, item in enumerate(batch):
+        others = [o["reward"] for j, o in enumerate(batch) if o["group"] == item["group"] and j != i]
+        result.append(item["reward"] - sum(others) / len(others))
+    return result
 
 
 def advantage_lite(batch: Batch) -> list[float]:
-    everything = np.array([each["reward"] for each in batch])
+    everything = np.array([item["reward"] for item in batch])
     return [value / (everything.std(ddof=1) + 1e-6) for value in advantage_centred(batch)]
 
 
 def advantage_pooled(batch: Batch) -> list[float]:
     centred = advantage_centred(batch)
     speaking = [
-        value for each, value in zip(batch, centred, strict=True) if np.ptp(rewards_of(batch, each["group"])) > 0
+        value for item, value in zip(batch, centred, strict=True) if np.ptp(rewards_of(batch, item["group"])) > 0
     ]
     return [value / np.sqrt(np.mean(np.square(speaking))) for value in centred]
 
@@ -58,57 +58,57 @@ def clipped(ratio: float, advantage: float, low: float, high: float) -> float:
 
 def grpo(batch: Batch, new: Log, frozen: Log) -> float:
     total = 0.0
-    for each, logs, advantage in zip(batch, new, advantage_grpo(batch), strict=True):
+    for item, logs, advantage in zip(batch, new, advantage_grpo(batch), strict=True):
         inner = 0.0
         for t, log in enumerate(logs):
-            kl = np.exp(each["reference"][t] - log) - (each["reference"][t] - log) - 1
-            inner += clipped(np.exp(log - each["engine"][t]), advantage, 0.2, 0.2) + 0.04 * kl
+            kl = np.exp(item["reference"][t] - log) - (item["reference"][t] - log) - 1
+            inner += clipped(np.exp(log - item["engine"][t]), advantage, 0.2, 0.2) + 0.04 * kl
         total += inner / len(logs)
     return total / len(batch)
 
 
 def dr_grpo(batch: Batch, new: Log, frozen: Log) -> float:
     total = 0.0
-    for each, logs, advantage in zip(batch, new, advantage_centred(batch), strict=True):
+    for item, logs, advantage in zip(batch, new, advantage_centred(batch), strict=True):
         for t, log in enumerate(logs):
-            total += clipped(np.exp(log - each["engine"][t]), advantage, 0.2, 0.2)
+            total += clipped(np.exp(log - item["engine"][t]), advantage, 0.2, 0.2)
     return total / (len(batch) * 32)
 
 
 def token_mean(batch: Batch, new: Log, advantages: list[float], high: float) -> float:
     total, count = 0.0, 0
-    for each, logs, advantage in zip(batch, new, advantages, strict=True):
+    for item, logs, advantage in zip(batch, new, advantages, strict=True):
         for t, log in enumerate(logs):
-            total += clipped(np.exp(log - each["engine"][t]), advantage, 0.2, high)
+            total += clipped(np.exp(log - item["engine"][t]), advantage, 0.2, high)
             count += 1
     return total / count
 
 
 def dapo(batch: Batch, new: Log, frozen: Log) -> float:
-    kept = [i for i, each in enumerate(batch) if np.ptp(rewards_of(batch, each["group"])) > 0]
-    part = [batch[i] for i in kept]
-    return token_mean(part, [new[i] for i in kept], advantage_grpo(part), 0.28)
+    retained = [i for i, item in enumerate(batch) if np.ptp(rewards_of(batch, item["group"])) > 0]
+    part = [batch[i] for i in retained]
+    return token_mean(part, [new[i] for i in retained], advantage_grpo(part), 0.28)
 
 
 def gspo(batch: Batch, new: Log, frozen: Log) -> float:
     total = 0.0
-    for each, logs, advantage in zip(batch, new, advantage_grpo(batch), strict=True):
-        ratio = np.prod(np.exp(logs - each["engine"])) ** (1 / len(logs))
+    for item, logs, advantage in zip(batch, new, advantage_grpo(batch), strict=True):
+        ratio = np.prod(np.exp(logs - item["engine"])) ** (1 / len(logs))
         total += clipped(ratio, advantage, 3e-4, 4e-4)
     return total / len(batch)
 
 
 def reinforce_plus_plus(batch: Batch, new: Log, frozen: Log) -> float:
     flat = []
-    for each, before in zip(batch, frozen, strict=True):
-        penalties = 0.001 * (before - each["reference"])
-        flat += [each["reward"] - penalties[t:].sum() for t in range(len(before))]
-    found = (np.array(flat) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6)
-    return tokenwise(batch, new, found)
+    for item, before in zip(batch, frozen, strict=True):
+        penalties = 0.001 * (before - item["reference"])
+        flat += [item["reward"] - penalties[t:].sum() for t in range(len(before))]
+    result = (np.array(flat) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6)
+    return tokenwise(batch, new, result)
 
 
 def tokenwise(batch: Batch, new: Log, advantages: np.ndarray) -> float:
-    flat_new, flat_engine = np.concatenate(new), np.concatenate([each["engine"] for each in batch])
+    flat_new, flat_engine = np.concatenate(new), np.concatenate([item["engine"] for item in batch])
     losses = [clipped(np.exp(n - e), a, 0.2, 0.2) for n, e, a in zip(flat_new, flat_engine, advantages, strict=True)]
     return float(np.mean(losses))
 
@@ -128,21 +128,21 @@ def normalised(values: np.ndarray) -> np.ndarray:
 
 def ppo_advantages(batch: Batch, frozen: Log) -> Log:
     """A_t as the double sum of its definition, γ = 1, λ = 0.95."""
-    found = []
-    for each, before in zip(batch, frozen, strict=True):
-        values = np.append(each["value_before"], 0.0)
-        earned = -0.001 * (before - each["reference"])
-        earned[-1] += each["reward"]
+    result = []
+    for item, before in zip(batch, frozen, strict=True):
+        values = np.append(item["value_before"], 0.0)
+        earned = -0.001 * (before - item["reference"])
+        earned[-1] += item["reward"]
         delta = earned + values[1:] - values[:-1]
         length = len(delta)
-        found.append(np.array([sum(0.95**k * delta[t + k] for k in range(length - t)) for t in range(length)]))
-    return found
+        result.append(np.array([sum(0.95**k * delta[t + k] for k in range(length - t)) for t in range(length)]))
+    return result
 
 
 def ppo_value(batch: Batch, frozen: Log) -> float:
     total, count = 0.0, 0
-    for each, advantages in zip(batch, ppo_advantages(batch, frozen), strict=True):
-        for value, old, advantage in zip(each["value"], each["value_before"], advantages, strict=True):
+    for item, advantages in zip(batch, ppo_advantages(batch, frozen), strict=True):
+        for value, old, advantage in zip(item["value"], item["value_before"], advantages, strict=True):
             goal = advantage + old
             near = old + np.clip(value - old, -0.2, 0.2)
             total += 0.5 * max((value - goal) ** 2, (near - goal) ** 2) / 2
@@ -161,9 +161,9 @@ def pooled(batch: Batch, new: Log, frozen: Log) -> float:
 def cispo(batch: Batch, new: Log, frozen: Log) -> float:
     total, count = 0.0, 0
     rows = zip(batch, new, frozen, advantage_grpo(batch), strict=True)
-    for each, logs, before, advantage in rows:
+    for item, logs, before, advantage in rows:
         for t, log in enumerate(logs):
-            total += -min(np.exp(before[t] - each["engine"][t]), 5.0) * advantage * log
+            total += -min(np.exp(before[t] - item["engine"][t]), 5.0) * advantage * log
             count += 1
     return total / count
 
@@ -172,12 +172,12 @@ def corrected(factor: Callable[[np.ndarray], np.ndarray]) -> Callable[[Batch, Lo
     """DAPO's loss against π_prox, each token weighed by `factor(k)` of its trajectory, k = π_prox / μ."""
 
     def loss(batch: Batch, new: Log, frozen: Log) -> float:
-        kept = [i for i, each in enumerate(batch) if np.ptp(rewards_of(batch, each["group"])) > 0]
-        part = [batch[i] for i in kept]
+        retained = [i for i, item in enumerate(batch) if np.ptp(rewards_of(batch, item["group"])) > 0]
+        part = [batch[i] for i in retained]
         total, count = 0.0, 0
-        for i, each, advantage in zip(kept, part, advantage_grpo(part), strict=True):
-            weights = factor(np.exp(each["proximal"] - each["engine"]))
-            for log, before, weight in zip(new[i], each["proximal"], weights, strict=True):
+        for i, item, advantage in zip(retained, part, advantage_grpo(part), strict=True):
+            weights = factor(np.exp(item["proximal"] - item["engine"]))
+            for log, before, weight in zip(new[i], item["proximal"], weights, strict=True):
                 total += weight * clipped(np.exp(log - before), advantage, 0.2, 0.28)
                 count += 1
         return total / count

@@ -1,6 +1,6 @@
 """A registry on loopback that speaks the pull half of the OCI distribution API, and misbehaves when it is told to.
 
-``with Registry() as registry: registry.push("team/app", "1", layers)``; `registry.asked` is what was asked for.
+``with Registry() as registry: registry.push("team/app", "1", layers)``; `registry.requested` is what was asked for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Registry:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[tuple[str, str], tuple[str, bytes]] = {}  # (repository, tag or digest) -> kind, content
-        self.asked: list[str] = []  # methods and paths
+        self.requested: list[str] = []  # methods and paths
         # ---
         self.user: tuple[str, str] | None = None  # name and password: others are refused a token
         self.busy = 0  # so many answers to come are 429
@@ -146,58 +146,58 @@ class Registry:
         ]
         return self.manifest(repository, tag, {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
 
-    def blobs_asked(self) -> list[str]:
-        return [path.rpartition("/")[2] for path in self.asked if path.startswith("GET") and "/blobs/" in path]
+    def blobs_requested(self) -> list[str]:
+        return [path.rpartition("/")[2] for path in self.requested if path.startswith("GET") and "/blobs/" in path]
 
     # ------------------------------------------------------------------ answers
 
-    def answer(self, ask: BaseHTTPRequestHandler) -> None:
-        path = ask.path.partition("?")[0]
-        self.asked.append(f"{ask.command} {path}")
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        path = request.path.partition("?")[0]
+        self.requested.append(f"{request.command} {path}")
         if path == "/token":
-            return self._token(ask)
-        if self.user is not None and ask.headers.get("Authorization") != "Bearer sesame":
+            return self._token(request)
+        if self.user is not None and request.headers.get("Authorization") != "Bearer sesame":
             realm = f'Bearer realm="http://{self.host}/token",service="test"'
-            return self._send(ask, 401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {"WWW-Authenticate": realm})
+            return self._send(request, 401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {"WWW-Authenticate": realm})
         if self.busy > 0 and path != "/v2/":
             self.busy -= 1
-            return self._send(ask, 429, b'{"errors":[{"code":"TOOMANYREQUESTS"}]}', {"Retry-After": "1"})
+            return self._send(request, 429, b'{"errors":[{"code":"TOOMANYREQUESTS"}]}', {"Retry-After": "1"})
         if path == "/v2/":
-            return self._send(ask, 200, b"{}", {})
+            return self._send(request, 200, b"{}", {})
         repository, _, name = path.removeprefix("/v2/").rpartition("/")
         repository, _, what = repository.rpartition("/")
         if what == "manifests" and (repository, name) in self.manifests:
             kind, data = self.manifests[repository, name]
-            return self._send(ask, 200, data, {"Content-Type": kind, "Docker-Content-Digest": digest_of(data)})
+            return self._send(request, 200, data, {"Content-Type": kind, "Docker-Content-Digest": digest_of(data)})
         if what == "blobs" and name in self.blobs:
-            return self._blob(ask, name, self.blobs[name])
+            return self._blob(request, name, self.blobs[name])
         code = "MANIFEST_UNKNOWN" if what == "manifests" else "BLOB_UNKNOWN"
-        return self._send(ask, 404, json.dumps({"errors": [{"code": code, "message": "unknown"}]}).encode(), {})
+        return self._send(request, 404, json.dumps({"errors": [{"code": code, "message": "unknown"}]}).encode(), {})
 
-    def _token(self, ask: BaseHTTPRequestHandler) -> None:
-        given = ask.headers.get("Authorization", "").removeprefix("Basic ")
-        known = base64.b64encode(":".join(self.user or ()).encode()).decode()
-        if given != known:
-            return self._send(ask, 401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {})
-        return self._send(ask, 200, b'{"token":"sesame"}', {"Content-Type": "application/json"})
+    def _token(self, request: BaseHTTPRequestHandler) -> None:
+        given = request.headers.get("Authorization", "").removeprefix("Basic ")
+        existing = base64.b64encode(":".join(self.user or ()).encode()).decode()
+        if given != existing:
+            return self._send(request, 401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {})
+        return self._send(request, 200, b'{"token":"sesame"}', {"Content-Type": "application/json"})
 
-    def _blob(self, ask: BaseHTTPRequestHandler, name: str, data: bytes) -> None:
+    def _blob(self, request: BaseHTTPRequestHandler, name: str, data: bytes) -> None:
         if name in self.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if name in self.endless:
             data += b"\0" * (64 << 20)
         length = {"Content-Length": str(len(data) + 1000)} if name in self.truncated else {}
-        self._send(ask, 200, data, {"Content-Type": "application/octet-stream", **length})
+        self._send(request, 200, data, {"Content-Type": "application/octet-stream", **length})
         if name in self.truncated:
-            ask.close_connection = True
+            request.close_connection = True
 
-    def _send(self, ask: BaseHTTPRequestHandler, status: int, data: bytes, headers: dict[str, str]) -> None:
-        ask.send_response(status)
+    def _send(self, request: BaseHTTPRequestHandler, status: int, data: bytes, headers: dict[str, str]) -> None:
+        request.send_response(status)
         for key, value in {"Content-Length": str(len(data)), **headers}.items():
-            ask.send_header(key, value)
-        ask.end_headers()
-        if ask.command == "GET":
+            request.send_header(key, value)
+        request.end_headers()
+        if request.command == "GET":
             try:
-                ask.wfile.write(data)
+                request.wfile.write(data)
             except OSError:  # who asked has heard enough
-                ask.close_connection = True
+                request.close_connection = True

@@ -20,13 +20,13 @@ def says(final: Final, *, word: str) -> bool:
 
 
 @reward(forks=False)
-async def each_turn(final: Final) -> Score:
+async def item_turn(final: Final) -> Score:
     return Score(reward=0.5, turns=[0.25 for _ in final.turns])
 
 
 @reward(forks=False)
-def cause(final: Final, *, wanted: str) -> bool:
-    return final.cause == wanted
+def cause(final: Final, *, target: str) -> bool:
+    return final.cause == target
 
 
 @reward(forks=False)
@@ -37,9 +37,9 @@ def counts(final: Final, *, notes: str) -> float:
 
 
 @reward
-async def lines(final: Final, *, wanted: int) -> bool:
-    told = await final.sandbox.exec("cat f", timeout=final.limit)
-    return len(told.text.split()) == wanted
+async def lines(final: Final, *, target: int) -> bool:
+    reported = await final.sandbox.exec("cat f", timeout=final.limit)
+    return len(reported.text.split()) == target
 
 
 @reward
@@ -54,7 +54,7 @@ async def share(final: Final, *, letter: str) -> Score:
 def slow(final: Final, *, notes: str) -> Score:
     with open(notes, "a") as file:
         file.write(f"{final.limit} ")
-    if not anchor.believed(final.ask.attempt):
+    if not anchor.believed(final.request.attempt):
         raise TooSlow("cut off")
     return Score(reward=0.0, reason="too slow")
 

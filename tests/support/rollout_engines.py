@@ -41,25 +41,25 @@ def publish(weights: Path, version: int) -> Path:
     files = {"config.json": json.dumps(config.to_json()).encode(), "tokenizer.json": tokenizer.to_str().encode()}
     store = VersionStore(weights)
     Publisher(store, keep=100).publish(version, policy.state_dict(), files)
-    folder = weights.parent / f"v{version:06d}"
+    directory = weights.parent / f"v{version:06d}"
     with ThreadPoolExecutor(1) as thread:  # tests call this inside a loop
-        thread.submit(put_together, store, folder, version).result()
-    return folder
+        thread.submit(put_together, store, directory, version).result()
+    return directory
 
 
-def expected_logprobs(folder: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
+def expected_logprobs(directory: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
     """What the full pass over prompt and output gives for each output token."""
-    rows = every_logprob(folder, prompt, output, temperature)
+    rows = every_logprob(directory, prompt, output, temperature)
     return [row[token] for row, token in zip(rows, output, strict=True)]
 
 
-def every_logprob(folder: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[list[float]]:
+def every_logprob(directory: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[list[float]]:
     """The same for each token that could have been there."""
     import torch
 
     from rollout.engine.embedded.model import load_model
 
     with torch.no_grad():
-        logits = load_model(folder)(torch.tensor([prompt + output]))[0]
-        found: list[list[float]] = torch.log_softmax(logits / (temperature or 1.0), dim=-1).tolist()
-    return found[len(prompt) - 1 : -1]
+        logits = load_model(directory)(torch.tensor([prompt + output]))[0]
+        result: list[list[float]] = torch.log_softmax(logits / (temperature or 1.0), dim=-1).tolist()
+    return result[len(prompt) - 1 : -1]

@@ -135,11 +135,11 @@ class FakeSandbox:
         return [info for info, _ in self.checkpoints]
 
     async def restore(self, to: str | None = None, *, verify: bool = False) -> RestoreResult:
-        whole = [entry for entry in self.checkpoints if entry[0].state is CheckpointState.CAPTURED]
-        found = [entry for entry in whole if to is None or entry[0].id == to]
-        if not found:
+        complete = [entry for entry in self.checkpoints if entry[0].state is CheckpointState.CAPTURED]
+        result = [entry for entry in complete if to is None or entry[0].id == to]
+        if not result:
             raise Conflict(f"checkpoint {to} was not captured", sandbox=self.id)
-        info, content = found[-1]
+        info, content = result[-1]
         self.content, self.alive = copy.deepcopy(content), True
         differences = ["memory"] if self.unequal else []
         return RestoreResult(sandbox=self.id, checkpoint=info.id, total_ms=1, verified=verify, differences=differences)
@@ -172,7 +172,7 @@ class FakeHost:
         self.prepare = prepare
         self.failures: list[Exception] = []
         self.prepared: dict[str, str] = {}
-        self._kept: list[str] = []
+        self._retained: list[str] = []
 
     async def create(self, image: str, **_: Any) -> FakeSandbox:
         if self.failures:
@@ -184,36 +184,36 @@ class FakeHost:
         return sandbox
 
     async def get(self, sandbox: str) -> FakeSandbox:
-        found = [one for one in self.sandboxes if one.id == sandbox and not one.removed]
-        if not found:
+        result = [one for one in self.sandboxes if one.id == sandbox and not one.removed]
+        if not result:
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
-        return found[0]
+        return result[0]
 
     async def image_digest(self, name: str) -> str:
         return name
 
     async def fork(self, checkpoint: str) -> FakeSandbox:
         child = await self.create("")
-        known = [entry for each in self.sandboxes if not each.removed for entry in each.checkpoints]
-        found = [entry for entry in known if entry[0].id == checkpoint]
-        if not found:
+        existing = [entry for item in self.sandboxes if not item.removed for entry in item.checkpoints]
+        result = [entry for entry in existing if entry[0].id == checkpoint]
+        if not result:
             raise NotFound(f"no checkpoint {checkpoint}")
-        child.checkpoints.append(found[0])
-        child.content = copy.deepcopy(found[0][1])
+        child.checkpoints.append(result[0])
+        child.content = copy.deepcopy(result[0][1])
         return child
 
     async def keep(self, sandbox: FakeSandbox) -> None:
-        self._kept.append(sandbox.id)
+        self._retained.append(sandbox.id)
 
-    async def kept(self) -> list[str]:
-        return list(self._kept)
+    async def retained(self) -> list[str]:
+        return list(self._retained)
 
     async def remove(self, left: Any) -> int:
         for sandbox in self.sandboxes:
             sandbox.removed = sandbox.removed or sandbox.id in left
         return len(left)
 
-    async def keep_prepared(self, sandbox: FakeSandbox, name: str, book: Any) -> None:
+    async def keep_prepared(self, sandbox: FakeSandbox, name: str, ledger: Any) -> None:
         self.prepared[sandbox.id] = name
 
     async def drop_prepared(self, name: str) -> None:
@@ -223,8 +223,8 @@ class FakeHost:
     async def kill(self, sandbox: str, delay: float) -> int:
         """A `rollout.chaos.Kill`."""
         await asyncio.sleep(0)
-        found = next(one for one in self.sandboxes if one.id == sandbox)
-        was, found.alive = found.alive, False
+        result = next(one for one in self.sandboxes if one.id == sandbox)
+        was, result.alive = result.alive, False
         return int(was)
 
 

@@ -20,9 +20,9 @@ def small(out: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**options, **changes})
 
 
-def rows(folder: Path, file: str, query: str) -> int:
+def rows(directory: Path, file: str, query: str) -> int:
     """A count in a database that another process writes."""
-    path = folder / "rollout" / file
+    path = directory / "rollout" / file
     if not path.exists():
         return 0
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:

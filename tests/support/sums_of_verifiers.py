@@ -33,4 +33,4 @@ class Sums(vf.Taskset[SumTask]):
             yield SumTask(Sum(prompt=f"{n} + 2?", answer=n + 2, system_prompt="Answer with a number."))
 
 
-ENVIRONMENT = verifiers_environment(Sums(vf.TasksetConfig()), known=lambda data: str(data.answer))
+ENVIRONMENT = verifiers_environment(Sums(vf.TasksetConfig()), existing=lambda data: str(data.answer))

@@ -20,7 +20,7 @@ class Shelves(vf.Toolset[vf.ToolsetConfig]):
         self.words = task.data.words
 
     @vf.tool
-    def look(self, shelf: int) -> str:
+    def poll(self, shelf: int) -> str:
         """What lies on a shelf."""
         return self.words[shelf]
 
@@ -44,5 +44,5 @@ class Hiding(vf.Taskset[HiddenTask]):
 
 ENVIRONMENT = verifiers_environment(
     Hiding(vf.TasksetConfig()),
-    known=lambda data: [tool_call("shelves_look", shelf=data.shelf), data.words[data.shelf]],
+    existing=lambda data: [tool_call("shelves_look", shelf=data.shelf), data.words[data.shelf]],
 )

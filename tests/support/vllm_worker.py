@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-ranks, folder, *files = sys.argv[1:]
+ranks, directory, *files = sys.argv[1:]
 RANKS = int(ranks)
 
 
@@ -59,8 +59,8 @@ class Model(nn.Module):
 
     def digests(self) -> dict[str, str]:
         return {
-            name: hashlib.sha256(each.detach().contiguous().view(torch.int16).numpy().tobytes()).hexdigest()
-            for name, each in self.named_parameters()
+            name: hashlib.sha256(item.detach().contiguous().view(torch.int16).numpy().tobytes()).hexdigest()
+            for name, item in self.named_parameters()
         }
 
 
@@ -70,7 +70,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 def work(rank: int, files: list[str]) -> dict:  # type: ignore[type-arg]
     """What a worker said to each file, what it has then, and what a full load of each version would give it."""
-    model = Model(torch.load(Path(folder) / "0.pt"), rank)
+    model = Model(torch.load(Path(directory) / "0.pt"), rank)
     parallel = SimpleNamespace(tensor_parallel_size=RANKS, rank=rank)
     config = SimpleNamespace(parallel_config=parallel, model_config=None)
     engine = WeightTransferEngineFactory.create_engine(
@@ -87,7 +87,7 @@ def work(rank: int, files: list[str]) -> dict:  # type: ignore[type-arg]
             said.append({"version": engine.version})
         except ValueError as error:
             said.append({"refused": str(error), "untouched": model.digests() == before})
-    expected = {path.stem: Model(torch.load(path), rank).digests() for path in Path(folder).glob("*.pt")}
+    expected = {path.stem: Model(torch.load(path), rank).digests() for path in Path(directory).glob("*.pt")}
     return {"said": said, "digests": model.digests(), "expected": expected}
 
 

@@ -38,12 +38,12 @@ def published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() for name, tensor in tensors.items()}
 
 
-def same(folder: Path, tensors: dict[str, Tensor], *, part: int = 0, parts: int = 1) -> bool:
+def same(directory: Path, tensors: dict[str, Tensor], *, part: int = 0, parts: int = 1) -> bool:
     """Whether the mirror holds exactly these weights (or its part of them), and nothing else."""
-    got = load_file(folder / "model.safetensors")
-    for name, whole in published(tensors).items():
+    got = load_file(directory / "model.safetensors")
+    for name, complete in published(tensors).items():
         axis = 0 if name.split(".")[-2] in ("embed_tokens", "q_proj") else 1 if "_proj" in name else None
-        wanted = whole if axis is None or parts == 1 else whole.chunk(parts, axis)[part]
-        if name not in got or not torch.equal(got.pop(name).view(torch.int16), wanted.contiguous().view(torch.int16)):
+        target = complete if axis is None or parts == 1 else complete.chunk(parts, axis)[part]
+        if name not in got or not torch.equal(got.pop(name).view(torch.int16), target.contiguous().view(torch.int16)):
             return False
     return not got

@@ -26,7 +26,7 @@ from sandbox.errors import Invalid
 from sandbox.paths import CHECKOUT
 from tests.support.chat_models import SMOL, need_models
 from tests.support.daemon_host import Daemon
-from tests.support.door_engines import NO_VLLM, VLLM, small_chat_model
+from tests.support.endpoint_engines import NO_VLLM, VLLM, small_chat_model
 from trainer import config
 from trainer.metrics import read_lines
 
@@ -66,11 +66,11 @@ def test_a_chat_model_is_trained_over_a_pool_token_by_token(daemon: Daemon, tmp_
     batches = [store.batch(step) for step in range(2)]
     store.close()
     renderer = ChatRenderer.load(model)
-    trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
+    trained = [item for batch in batches if batch is not None for g in batch.groups for item in g.trajectories]
     assert len(trained) == 12
     for trajectory in trained:
         exact(renderer, trajectory, "Write one line of shell.")
-    assert {version for each in trained for version in each.versions} >= {-1, 0}
+    assert {version for item in trained for version in item.versions} >= {-1, 0}
     learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
     assert len(learned) == 2 and abs(learned[0]["train/mismatch_kl"]) < 1e-4  # weights are published in bfloat16
     assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
@@ -88,18 +88,25 @@ def exact(renderer: ChatRenderer, trajectory: Trajectory, system: str) -> None:
     edges = [at for at, (left, right) in enumerate(pairwise(trajectory.mask), 1) if left != right]
     assert len(edges) == 3 and edges[0] == len(first), "prompt, answer, observation, answer"
     between = renderer.decode(trajectory.tokens[edges[1] : edges[2]])
-    whole = trajectory.tokens[edges[1] - 1] in renderer.stops  # or cut at the limit: then its end is put in
-    assert between.startswith("\n<|im_start|>user\n" if whole else "<|im_end|>\n<|im_start|>user\n")
+    complete = trajectory.tokens[edges[1] - 1] in renderer.stops  # or cut at the limit: then its end is put in
+    assert between.startswith("\n<|im_start|>user\n" if complete else "<|im_end|>\n<|im_start|>user\n")
     assert between.endswith("<|im_start|>assistant\n")
     assert trajectory.turns[0].observation in between
 
 
-def smollm2_trained(folder: Path, trajectories: int, **changes: Any) -> Path:
+def smollm2_trained(directory: Path, trajectories: int, **changes: Any) -> Path:
     """The run folder of the example's plan with two steps, and a reward that differs within groups whatever the model
     says; what it trained is exact."""
     need_models()
     content = config.read(CHECKOUT / "examples" / "one_line" / "train.toml")
-    content |= {"task": str(ENVIRONMENT), "out": str(folder / "runs"), "held_out": 2, "steps": 2, "size": 4, **changes}
+    content |= {
+        "task": str(ENVIRONMENT),
+        "out": str(directory / "runs"),
+        "held_out": 2,
+        "steps": 2,
+        "size": 4,
+        **changes,
+    }
     run, _ = config.open_run(config.make(content))
     done = subprocess.run([sys.executable, "-m", "coordinator.local", str(run)], cwd=CHECKOUT, timeout=1500)
     assert done.returncode == 0, (run / "rollout.log").read_text()
@@ -107,7 +114,7 @@ def smollm2_trained(folder: Path, trajectories: int, **changes: Any) -> Path:
     store = SampleStore(run / "rollout")
     batches = [store.batch(step) for step in range(2)]
     store.close()
-    trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
+    trained = [item for batch in batches if batch is not None for g in batch.groups for item in g.trajectories]
     assert len(trained) == trajectories
     for trajectory in trained:
         exact(ChatRenderer.load(SMOL), trajectory, "Write one line of shell.")
@@ -130,23 +137,23 @@ def test_smollm2_is_trained_over_the_embedded_engine(daemon: Daemon, tmp_path: P
 def test_smollm2_is_trained_over_two_vllm_servers(daemon: Daemon, tmp_path: Path) -> None:
     """What it trained is exported, and transformers and vLLM load it."""
     run, renderer = smollm2_trained(tmp_path, 16, groups=2, concurrency=8), ChatRenderer.load(SMOL)
-    folder = tmp_path / "exported"
-    assert export(run, folder) == 2
-    asyncio.run(serves_what_transformers_computes(folder, renderer, tmp_path))
+    directory = tmp_path / "exported"
+    assert export(run, directory) == 2
+    asyncio.run(serves_what_transformers_computes(directory, renderer, tmp_path))
 
 
-async def serves_what_transformers_computes(folder: Path, renderer: ChatRenderer, home: Path) -> None:
+async def serves_what_transformers_computes(directory: Path, renderer: ChatRenderer, home: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     prompt = renderer.open([{"role": "user", "content": "Print the working directory."}])
-    async with started(vllm(slots=4, length=512, python=VLLM), folder, 0, count=1, run=home / "serving") as pool:
+    async with started(vllm(slots=4, length=512, python=VLLM), directory, 0, count=1, run=home / "serving") as pool:
         said = await pool.generate(prompt, Sampling(max_tokens=12, ignore_eos=True))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     before = AutoModelForCausalLM.from_pretrained(SMOL, dtype=torch.float32, local_files_only=True)
     with torch.no_grad():
         ids = torch.tensor([prompt + said.token_ids])
-        found, old = (torch.log_softmax(each(ids).logits[0, len(prompt) - 1 : -1], dim=-1) for each in (model, before))
-    ours, theirs = (each[range(12), said.token_ids].tolist() for each in (found, old))
+        result, old = (torch.log_softmax(item(ids).logits[0, len(prompt) - 1 : -1], dim=-1) for item in (model, before))
+    ours, theirs = (item[range(12), said.token_ids].tolist() for item in (result, old))
     assert said.logprobs == pytest.approx(ours, abs=1e-3)
     assert ours != theirs, "the exported model is the trained one"
 

@@ -18,7 +18,7 @@ from sandbox.errors import Conflict, Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.config import TrainConfig, make, open_run, read
-from trainer.estimate import estimate, ghostly, kept
+from trainer.estimate import estimate, ghostly, retained
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.preview import preview
@@ -68,9 +68,9 @@ def test_what_is_wrong_in_a_file_is_said(text: str, said: str, tmp_path: Path) -
 
 
 def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> None:
-    folder, first = open_run(TrainConfig(task=EXAMPLE, steps=3, seed=5, out=tmp_path))
-    again = TrainConfig(task=Path("elsewhere"), resume=folder)
-    assert open_run(again) == (folder, first)
+    directory, first = open_run(TrainConfig(task=EXAMPLE, steps=3, seed=5, out=tmp_path))
+    again = TrainConfig(task=Path("elsewhere"), resume=directory)
+    assert open_run(again) == (directory, first)
     assert open_run(again, steps=7)[1].steps == 7
     assert open_run(again)[1].steps == 7
     assert open_run(again, ranks=3)[1].ranks == open_run(again)[1].ranks == 3
@@ -85,12 +85,12 @@ def test_a_mixture_is_read_with_its_paths_and_reaches_the_rollout(tmp_path: Path
         f'out = "runs"\ncurriculum = "choose.py"\n[[mixture]]\ntask = "{EXAMPLE}"\nweight = 2\n'
         f'[[mixture]]\ntask = "{EXAMPLE}"\nname = "hard"\nrows = "hard.jsonl"\n',
     )
-    folder, config = open_run(make(read(path)))
+    directory, config = open_run(make(read(path)))
     assert (config.task, config.curriculum) == (EXAMPLE, tmp_path / "choose.py")
-    environments = read_plan(folder).environments(folder)
+    environments = read_plan(directory).environments(directory)
     assert [(part.name, part.weight) for part in environments.parts] == [("fix_the_service", 2.0), ("hard", 1.0)]
     assert environments.rows[1] == [{"n": 1}, {"n": 2}]
-    assert open_run(TrainConfig(task=Path(), resume=folder)) == (folder, config)
+    assert open_run(TrainConfig(task=Path(), resume=directory)) == (directory, config)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert (rows["steps"], rows["groups"], rows["objective.preset"]) == ("3", "5", "pooled")
     assert rows["parameters"].startswith("1,0")
     assert rows["peak memory of a rank"].endswith("MiB")
-    assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
+    assert [item.name for item in tmp_path.iterdir()] == ["run.toml"]
 
 
 def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
@@ -115,9 +115,11 @@ def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("said", "told"), [('system = "Be brief."', "a system prompt"), ("tools = ({},)", "tools")])
+@pytest.mark.parametrize(
+    ("said", "reported"), [('system = "Be brief."', "a system prompt"), ("tools = ({},)", "tools")]
+)
 def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told_something(
-    said: str, told: str, tmp_path: Path
+    said: str, reported: str, tmp_path: Path
 ) -> None:
     (tmp_path / "talking.py").write_text(
         "from rollout import Environment, Observation\n"
@@ -128,7 +130,9 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
     )
     config = TrainConfig(task=tmp_path / "talking.py", model=EXAMPLE / "start", out=tmp_path / "runs")
     for begin in (open_run, preview):
-        with pytest.raises(Invalid, match=rf"Talking has {told}.* no chat template .name an instruction-tuned model"):
+        with pytest.raises(
+            Invalid, match=rf"Talking has {reported}.* no chat template .name an instruction-tuned model"
+        ):
             begin(config)
     assert not (tmp_path / "runs").exists()
 
@@ -137,7 +141,7 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
 def test_activations_without_memory_are_those_of_the_real_model(recompute: bool) -> None:
     config = ModelConfig(vocab_size=300, hidden_size=48, intermediate_size=96, num_hidden_layers=3)
     with ghostly():
-        counted = kept(Scorer(Qwen3(config), recompute=recompute), length=64, count=4)
+        counted = retained(Scorer(Qwen3(config), recompute=recompute), length=64, count=4)
     real = Scorer(Qwen3(config), recompute=recompute)
     own = {parameter.untyped_storage().data_ptr() for parameter in real.parameters()}
     storages: dict[int, tuple[int, torch.Tensor]] = {}
@@ -157,13 +161,13 @@ def test_activations_without_memory_are_those_of_the_real_model(recompute: bool)
 def test_estimates_add_up() -> None:
     with ghostly():
         model = Qwen3(ModelConfig(vocab_size=300))
-        found = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10)
+        result = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10)
         little = estimate(model, budget=2, longest=2, tokens=2, recompute=False, flops=1e10)
-    assert found.weights == found.gradients == found.optimiser / 2 == 4 * found.parameters
-    assert found.peak > found.weights + found.gradients + found.optimiser
-    state, published = 12 * found.parameters, 2 * found.parameters
+    assert result.weights == result.gradients == result.optimiser / 2 == 4 * result.parameters
+    assert result.peak > result.weights + result.gradients + result.optimiser
+    state, published = 12 * result.parameters, 2 * result.parameters
     assert little.peak == state + published + state  # a save copies weights and moments, and needs most
-    assert found.step_s == pytest.approx(6 * found.parameters * 10_000 / 1e10)
+    assert result.step_s == pytest.approx(6 * result.parameters * 10_000 / 1e10)
 
 
 def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
@@ -179,9 +183,9 @@ def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
         with torch.no_grad():
             model.model.norm.weight.add_(1)
     assert export(run, tmp_path / "out") == 2 and export(run, tmp_path / "older", 1) == 1
-    found, older = (load_model(tmp_path / name).state_dict() for name in ("out", "older"))
-    assert found.keys() == model.state_dict().keys()
-    assert torch.equal(found["model.norm.weight"], older["model.norm.weight"] + 1)
+    result, older = (load_model(tmp_path / name).state_dict() for name in ("out", "older"))
+    assert result.keys() == model.state_dict().keys()
+    assert torch.equal(result["model.norm.weight"], older["model.norm.weight"] + 1)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*files, "model.safetensors"])
     policy.load_tokenizer(tmp_path / "out")
     with pytest.raises(Conflict, match="exists"):

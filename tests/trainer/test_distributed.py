@@ -28,7 +28,7 @@ def plan(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
     if not base.exists():
         save_model(model(), base)
     options = {
-        "model": str(base), "folder": str(tmp_path / name), "steps": STEPS, "timeout": 60.0,
+        "model": str(base), "directory": str(tmp_path / name), "steps": STEPS, "timeout": 60.0,
         "settings": OptimiserSettings(rate=1e-2, budget=64), **changes,
     }  # fmt: skip
     return WorkPlan(**options)  # type: ignore[arg-type]
@@ -70,8 +70,8 @@ def test_several_ranks_equal_one(ranks: int, objective: str, tmp_path: Path) -> 
     with Fleet(plan(tmp_path, "many", objective=objective), ranks=ranks) as fleet:
         record(fleet)
         results = [fleet.wait(step + 1) for step in range(STEPS)]
-        found = fleet.weights(STEPS)
-    assert near(found, expected)
+        collected = fleet.weights(STEPS)
+    assert near(collected, expected)
     assert results[-1].saved
     assert all(result.stats["trajectories"] == 9 for result in results)
 
@@ -84,7 +84,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_with_fewer(tmp_path: Path) -
         fleet.log.write(step, samples(step))
     with fleet:
         fleet.wait(2)
-        victim = read(fleet.folder / "beats")[1]
+        victim = read(fleet.directory / "beats")[1]
         os.kill(victim.pid, signal.SIGKILL)
         with pytest.raises(RankLost, match=rf"rank 1 \(pid {victim.pid}\) was killed by signal 9"):
             fleet.wait(3)
@@ -99,11 +99,11 @@ def test_a_stopped_rank_is_named_within_the_time_that_was_set(tmp_path: Path) ->
     with fleet:
         fleet.log.write(0, samples(0))
         fleet.wait(1)
-        while {beat.phase for beat in read(fleet.folder / "beats")} != {"wait for batch 1"}:
+        while {beat.phase for beat in read(fleet.directory / "beats")} != {"wait for batch 1"}:
             fleet.check()
             time.sleep(0.05)
         fleet.silent = 6.0  # from here on: while they begin, a busy machine may be as slow
-        pids = [beat.pid for beat in read(fleet.folder / "beats")]
+        pids = [beat.pid for beat in read(fleet.directory / "beats")]
         os.kill(pids[0], signal.SIGSTOP)
         with pytest.raises(
             RankLost, match=rf"^rank 0 \(pid {pids[0]}\) gave no sign for \d+\.\d s, in: wait for batch 1"
@@ -116,7 +116,7 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_weights(tmp_path: Pa
     """Bit by bit, on one rank, from the recorded log."""
     steps = 16
     expected = alone(tmp_path, steps=steps)
-    fleet = Fleet(plan(tmp_path, "struck", steps=steps), ranks=1)
+    fleet = Fleet(plan(tmp_path, "injected", steps=steps), ranks=1)
     rng = random.Random(0)
     try:
         for kill in range(2):
@@ -124,17 +124,17 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_weights(tmp_path: Pa
             fleet.start()
             fleet.wait(7 * kill + rng.randrange(1, 7))
             time.sleep(rng.random() * 0.1)
-            os.kill(read(fleet.folder / "beats")[0].pid, signal.SIGKILL)
+            os.kill(read(fleet.directory / "beats")[0].pid, signal.SIGKILL)
             with pytest.raises(RankLost, match=r"rank 0 .* was killed by signal 9"):
                 fleet.wait(steps)
         record(fleet, steps, since=steps - 1)
         fleet.start()
         fleet.wait(steps)
-        found = fleet.weights(steps)
+        result = fleet.weights(steps)
     finally:
         fleet.stop()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in result)
 
 
 # ------------------------------------------------------------------ who is to blame

@@ -25,8 +25,8 @@ STEPS = 2
 class Complete(EnginePool):
     """Its versions are served when all its servers serve: where one of two still starts, nobody can hand over."""
 
-    async def publish(self, folder: Path | str, version: int) -> PublishResult:
-        published = await super().publish(folder, version)
+    async def publish(self, directory: Path | str, version: int) -> PublishResult:
+        published = await super().publish(directory, version)
         while any(member.state != "serving" for member in self.members.values()):  # noqa: ASYNC110 - looks at the pool
             await asyncio.sleep(0.05)
         return published
@@ -42,15 +42,15 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
     lengths = handed_over.tailed(0, 80)
     async with handed_over.rollout(
         run, lambda kind: paced(kind, 100.0), lambda prompt, n: lengths(prompt % handed_over.GROUPS, n), lambda _: True
-    ) as (role, seen):
+    ) as (role, observed):
         trainer = await handed_over.start_trainer(run)
         try:
             async with asyncio.timeout(240):
                 for version, victim in ((0, 0), (1, 1)):
-                    while version not in seen.rested:
+                    while version not in observed.rested:
                         assert trainer.returncode is None, (run / "trainer.log").read_text()
                         await asyncio.sleep(0.05)
-                    seen.servers[victim].kill()
+                    observed.servers[victim].kill()
                     trainer.kill()
                     await trainer.wait()
                     trainer = await handed_over.start_trainer(run)
@@ -59,11 +59,11 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
             if trainer.returncode is None:
                 trainer.kill()
                 await trainer.wait()
-        assert [server.restarts for server in seen.servers] == [1, 1]
+        assert [server.restarts for server in observed.servers] == [1, 1]
         assert role.plan.handover
-    told = handed_over.account(run, STEPS)
-    assert (told["prompts"], told["lost"]) == (STEPS * handed_over.GROUPS, 0)
-    assert told["replayed"] == told["decisions"] > 0
+    reported = handed_over.account(run, STEPS)
+    assert (reported["prompts"], reported["lost"]) == (STEPS * handed_over.GROUPS, 0)
+    assert reported["replayed"] == reported["decisions"] > 0
     lines = [line for line in read_lines(run / "metrics.jsonl") if "seconds" in line]
     assert [line["step"] for line in lines] == [1, 2] and all(line["train/hidden_s"] > 0 for line in lines)
     assert handed_over.gradient_difference(run) < 1e-5

@@ -52,7 +52,7 @@ POISON: dict[str, dict[str, Any]] = {
     "advantages of another length": {"advantages": [1.0]},
     "advantage nan": {"advantages": [0.0, 0.0, NAN, 0.0]},
     "advantage inf": {"advantages": [0.0, 0.0, INF, 0.0]},
-    "top_p": {"whole": False},
+    "top_p": {"complete": False},
     "spoils the gradient": {"tokens": [3, 39, 5, 6]},
     "raises in the model": {"tokens": [3, 38, 5, 6]},
 }
@@ -64,9 +64,9 @@ class Brittle(Scorer):
     def forward(self, packed: PackedBatch) -> Scores:
         if bool((packed.tokens == 38).any()):
             raise IndexError("index out of range in self")
-        found = super().forward(packed)
+        result = super().forward(packed)
         spoilt = torch.where((packed.tokens == 39).any(), torch.tensor(INF), torch.tensor(1.0))
-        return Scores(found.new * spoilt, found.entropy, found.value)
+        return Scores(result.new * spoilt, result.entropy, result.value)
 
 
 def brittle() -> Learner:
@@ -89,9 +89,9 @@ def restoring(learner: Learner) -> Any:
 
 def clean(seed: int) -> list[Sample]:
     made = []
-    for each in samples(seed):
-        tokens = [token % 38 for token in each.tokens]
-        made.append(msgspec.structs.replace(each, tokens=tokens, name=f"{seed}/{each.name}"))
+    for item in samples(seed):
+        tokens = [token % 38 for token in item.tokens]
+        made.append(msgspec.structs.replace(item, tokens=tokens, name=f"{seed}/{item.name}"))
     return made
 
 
@@ -134,14 +134,14 @@ def test_a_log_probability_of_minus_95_is_trained_on() -> None:
 
 
 def test_halves_find_each_sample_at_fault_alone() -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def probe(chosen: Any) -> str | None:
-        asked.append(len(chosen))
+        requested.append(len(chosen))
         return "bad" if {3, 60} & set(chosen) else None
 
     assert find(64, probe) == {3: "bad", 60: "bad"}
-    assert len(asked) <= 4 * 6 + 1
+    assert len(requested) <= 4 * 6 + 1
 
 
 def test_weights_that_are_at_fault_are_an_error() -> None:

@@ -24,7 +24,7 @@ from trainer.errors import TrainerFailed
 from trainer.learner import Learner, rewards_of
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
-from trainer.objectives import OBJECTIVES, Figures, Objective, bounded, credit, named, with_corrections
+from trainer.objectives import OBJECTIVES, Metrics, Objective, bounded, credit, named, with_corrections
 from trainer.settings import OptimiserSettings
 from trainer.stream import BatchStream
 
@@ -127,11 +127,11 @@ def test_packed_trajectories_do_not_see_each_other() -> None:
     """Bit by bit the same scores whatever tokens stand beside a trajectory; alone, the same up to rounding."""
     policy, batch = Scorer(model()), samples(0)
     with torch.no_grad():
-        together = policy(pack(batch)).new.split([each.sampled for each in batch])
-        for each, scores in zip(batch, together, strict=True):
-            assert torch.allclose(policy(pack([each])).new, scores, atol=1e-5)
-            changed = [with_other_tokens(other) if other is not each else other for other in batch]
-            at = batch.index(each)
+        together = policy(pack(batch)).new.split([item.sampled for item in batch])
+        for item, scores in zip(batch, together, strict=True):
+            assert torch.allclose(policy(pack([item])).new, scores, atol=1e-5)
+            changed = [with_other_tokens(other) if other is not item else other for other in batch]
+            at = batch.index(item)
             again = policy(pack(changed)).new.split([other.sampled for other in changed])
             assert torch.equal(again[at], scores)
 
@@ -145,21 +145,21 @@ def with_other_tokens(sample: Sample) -> Sample:
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
 def test_scores_are_log_softmax_at_the_samples_own_temperature(temperature: float) -> None:
     policy, batch = model(), samples(1, temperature=temperature)
-    scores = Scorer(policy)(pack(batch)).new.split([each.sampled for each in batch])
-    for each, found in zip(batch, scores, strict=True):
-        logits = policy(torch.tensor([each.tokens[:-1]]))[0] / temperature
+    scores = Scorer(policy)(pack(batch)).new.split([item.sampled for item in batch])
+    for item, result in zip(batch, scores, strict=True):
+        logits = policy(torch.tensor([item.tokens[:-1]]))[0] / temperature
         logs = torch.log_softmax(logits, -1)
         expected = [
-            logs[t - 1, token] for t, (token, bit) in enumerate(zip(each.tokens, each.mask, strict=True)) if bit
+            logs[t - 1, token] for t, (token, bit) in enumerate(zip(item.tokens, item.mask, strict=True)) if bit
         ]
-        assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+        assert torch.allclose(result, torch.stack(expected), atol=1e-5)
 
 
 def test_samples_of_two_temperatures_share_a_micro_batch() -> None:
     batch = samples(1)[:1] + samples(1, temperature=0.5)[1:2]
     scores = Scorer(model())
     both = scores(pack(batch)).new
-    assert torch.allclose(both, torch.cat([scores(pack([each])).new for each in batch]), atol=1e-5)
+    assert torch.allclose(both, torch.cat([scores(pack([item])).new for item in batch]), atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 130, 1 << 24])
@@ -169,11 +169,11 @@ def test_logprobs_in_chunks_have_the_gradient_of_log_softmax(chunk: int) -> None
     head = torch.randn(40, 5, generator=generator, dtype=torch.float64).requires_grad_()
     targets, warmth = torch.arange(9), torch.linspace(0.5, 2, 9).double()
     weights = torch.randn(9, generator=generator, dtype=torch.float64)
-    found, entropy = logprobs(hidden, head, targets, warmth, chunk=chunk)
+    result, entropy = logprobs(hidden, head, targets, warmth, chunk=chunk)
     plain = torch.log_softmax(hidden @ head.T / warmth[:, None], -1)
-    assert torch.allclose(found, plain.gather(-1, targets[:, None])[:, 0])
+    assert torch.allclose(result, plain.gather(-1, targets[:, None])[:, 0])
     assert torch.allclose(entropy, -(plain.exp() * plain).sum(-1))
-    ours = torch.autograd.grad((found * weights).sum(), (hidden, head))
+    ours = torch.autograd.grad((result * weights).sum(), (hidden, head))
     theirs = torch.autograd.grad((plain.gather(-1, targets[:, None])[:, 0] * weights).sum(), (hidden, head))
     assert all(torch.allclose(left, right) for left, right in zip(ours, theirs, strict=True))
     torch.autograd.gradcheck(lambda h, w: logprobs(h, w, targets, warmth, chunk=chunk)[0], (hidden, head))
@@ -194,8 +194,8 @@ def test_a_large_vocabulary_is_never_held_for_a_whole_batch() -> None:
 
     hidden, head = torch.randn(64, 4, requires_grad=True), torch.randn(5000, 4, requires_grad=True)
     with Watch():
-        found, _ = logprobs(hidden, head, torch.zeros(64).long(), torch.ones(64), chunk=40_000)
-        found.sum().backward()
+        collected, _ = logprobs(hidden, head, torch.zeros(64).long(), torch.ones(64), chunk=40_000)
+        collected.sum().backward()
     assert max(sizes) == 40_000 < 64 * 5000
 
 
@@ -205,12 +205,12 @@ def test_a_large_vocabulary_is_never_held_for_a_whole_batch() -> None:
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_a_step_is_the_same_however_it_is_packed_and_ordered(name: str) -> None:
     objective, batch = named(name, length=LENGTH), samples(2)
-    whole = gradient(batch, objective)
-    assert close(gradient(batch, objective, budget=1), whole)  # one trajectory at a time
-    assert close(gradient(batch, objective, budget=50), whole)
+    complete = gradient(batch, objective)
+    assert close(gradient(batch, objective, budget=1), complete)  # one trajectory at a time
+    assert close(gradient(batch, objective, budget=50), complete)
     shuffled = random.Random(0).sample(batch, len(batch))
-    assert close(gradient(shuffled, objective), whole)
-    assert close(gradient(batch, objective, recompute=True), whole)
+    assert close(gradient(shuffled, objective), complete)
+    assert close(gradient(batch, objective, recompute=True), complete)
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
@@ -222,32 +222,32 @@ def test_groups_fed_as_they_complete_make_the_same_step(name: str) -> None:
 @pytest.mark.parametrize("fate", ["all there", "one replaced", "one cut"])
 async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: str) -> None:
     """A batch that is handed out as it was seen costs only its rest; any other is computed from the beginning."""
-    seen = {each.group: [other for other in samples(3) if other.group == each.group] for each in samples(3)}
-    handed = dict(seen)
+    observed = {item.group: [other for other in samples(3) if other.group == item.group] for item in samples(3)}
+    handed = dict(observed)
     if fate == "one replaced":
-        handed["p9"] = [replaced(each, group="p9") for each in handed.pop("p0")]
+        handed["p9"] = [replaced(item, group="p9") for item in handed.pop("p0")]
     if fate == "one cut":
-        handed["p0"] = [replaced(each, mask=[0] * len(each.mask)) for each in handed["p0"]]
+        handed["p0"] = [replaced(item, mask=[0] * len(item.mask)) for item in handed["p0"]]
 
     class Source:
         def __init__(self) -> None:
-            self.looks, self.enough = 0, asyncio.Event()
+            self.polls, self.enough = 0, asyncio.Event()
 
         async def next_batch(self) -> Batch:
             await self.enough.wait()
             return as_batch(list(handed))
 
-        async def whole(self, without: Collection[str]) -> Batch:
-            self.looks += 1
-            if self.looks == 3:
+        async def complete(self, without: Collection[str]) -> Batch:
+            self.polls += 1
+            if self.polls == 3:
                 self.enough.set()
-            return as_batch([name for name in list(seen)[: self.looks - 1] if name not in without])
+            return as_batch([name for name in list(observed)[: self.polls - 1] if name not in without])
 
     def as_batch(names: list[str]) -> Batch:
         return Batch(version=1, groups=[Group(prompt=name, seed=0, trajectories=[]) for name in names])
 
     def content(batch: Batch) -> list[Sample]:
-        source = handed if len(batch.groups) == len(handed) else seen
+        source = handed if len(batch.groups) == len(handed) else observed
         return [sample for group in batch.groups for sample in source[group.prompt]]
 
     streamed, plain = (Learner(Scorer(model()), named("pooled")) for _ in range(2))
@@ -256,7 +256,7 @@ async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: s
     stats = streamed.complete(content(batch), rate=1e-3)
     plain.step(content(batch), rate=1e-3)
     assert (stats.hidden_s > 0) == (fate == "all there")
-    ours, theirs = (flat(each.scorer.model) for each in (streamed, plain))  # type: ignore[arg-type]
+    ours, theirs = (flat(item.scorer.model) for item in (streamed, plain))  # type: ignore[arg-type]
     assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 
 
@@ -271,17 +271,17 @@ def test_most_objectives_compute_while_groups_come_in() -> None:
 
 def test_the_gradient_is_that_of_plain_autograd_over_padded_logits() -> None:
     """GSPO and TIS, from padded logits and formulas written here, against the learner's packed way."""
-    batch = [each for each in samples(4) if each.group != "p1"]
+    batch = [item for item in samples(4) if item.group != "p1"]
     policy = model()
     total = torch.zeros(())
-    for each in batch:
-        peers = [other.reward for other in batch if other.group == each.group]
+    for item in batch:
+        peers = [other.reward for other in batch if other.group == item.group]
         spread = torch.tensor(peers).std()
-        advantage = (each.reward - sum(peers) / len(peers)) / (spread + 1e-6)
-        logs = torch.log_softmax(policy(torch.tensor([each.tokens[:-1]]))[0], -1)
-        at = [t for t, bit in enumerate(each.mask) if bit]
-        new = torch.stack([logs[t - 1, each.tokens[t]] for t in at])
-        k = (new.detach() - torch.tensor([each.logprobs[t] for t in at])).exp().clamp(max=2.0)
+        advantage = (item.reward - sum(peers) / len(peers)) / (spread + 1e-6)
+        logs = torch.log_softmax(policy(torch.tensor([item.tokens[:-1]]))[0], -1)
+        at = [t for t, bit in enumerate(item.mask) if bit]
+        new = torch.stack([logs[t - 1, item.tokens[t]] for t in at])
+        k = (new.detach() - torch.tensor([item.logprobs[t] for t in at])).exp().clamp(max=2.0)
         ratio = (new - new.detach()).mean().exp()
         total = total + (-ratio * advantage * k).mean() / len(batch)
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(total, list(policy.parameters()))])
@@ -292,9 +292,9 @@ def test_tokens_of_the_environment_bear_no_gradient() -> None:
     """Their log-probabilities may be anything, and their logits never enter the loss."""
     batch = samples(5)
     noisy = []
-    for each in batch:
-        logs = [value if bit else -9.9 for value, bit in zip(each.logprobs, each.mask, strict=True)]
-        noisy.append(replaced(each, logprobs=logs))
+    for item in batch:
+        logs = [value if bit else -9.9 for value, bit in zip(item.logprobs, item.mask, strict=True)]
+        noisy.append(replaced(item, logprobs=logs))
     assert torch.equal(gradient(noisy, named("dapo")), gradient(batch, named("dapo")))
     last = batch[0].tokens
     longer = replaced(
@@ -315,48 +315,48 @@ def test_several_updates_of_a_batch_hold_on_to_the_policy_before_it() -> None:
     policy = model()
     objective = with_corrections(named("pooled"), ["decoupled"])
     learner = Learner(Scorer(policy), objective, OptimiserSettings(updates=2, rate=3e-2))
-    seen: list[Tensor] = []
+    observed: list[Tensor] = []
     loss = Objective.loss
 
-    def spy(self: Objective, tokens: object, figures: Figures) -> Tensor:
-        seen.append((tokens.new.detach() - tokens.proximal).abs().max())  # type: ignore[attr-defined]
-        return loss(self, tokens, figures)  # type: ignore[arg-type]
+    def spy(self: Objective, tokens: object, metrics: Metrics) -> Tensor:
+        observed.append((tokens.new.detach() - tokens.proximal).abs().max())  # type: ignore[attr-defined]
+        return loss(self, tokens, metrics)  # type: ignore[arg-type]
 
     Objective.loss = spy  # type: ignore[method-assign]
     try:
         stats = learner.step(batch)
     finally:
         Objective.loss = loss  # type: ignore[method-assign]
-    assert seen[0] < 1e-6 < seen[-1]
+    assert observed[0] < 1e-6 < observed[-1]
     assert stats.trajectories == 12
 
 
 def test_a_step_makes_good_tokens_likelier_and_counts_what_it_did() -> None:
     policy, batch = model(), samples(7)
     with torch.no_grad():  # on policy
-        before = Scorer(policy)(pack(batch)).new.split([each.sampled for each in batch])
+        before = Scorer(policy)(pack(batch)).new.split([item.sampled for item in batch])
     own = []
-    for each, logs in zip(batch, before, strict=True):
+    for item, logs in zip(batch, before, strict=True):
         values = iter(logs.tolist())
-        own.append(replaced(each, logprobs=[next(values) if bit else 0.0 for bit in each.mask]))
+        own.append(replaced(item, logprobs=[next(values) if bit else 0.0 for bit in item.mask]))
     stats = Learner(Scorer(policy), named("pooled"), OptimiserSettings(rate=1e-3)).step(own)
     assert (stats.trajectories, stats.computed, stats.silent) == (9, 6, 3)
     assert stats.summary.mismatch_kl == pytest.approx(0.0, abs=1e-6)
     assert stats.summary.ess == pytest.approx(1.0, abs=1e-4)
     assert stats.summary.clipped_low == stats.summary.clipped_high == 0.0
-    assert stats.summary.tokens == sum(each.sampled for each in own if each.group != "p1")
+    assert stats.summary.tokens == sum(item.sampled for item in own if item.group != "p1")
     assert set(stats.lengths) == {"better", "worse"}
     with torch.no_grad():
-        after = Scorer(policy)(pack(own)).new.split([each.sampled for each in own])
-    for each, old, new in zip(own, before, after, strict=True):
-        if each.group != "p1":
-            assert (new.mean() > old.mean()) == (each.reward > 0.5)
+        after = Scorer(policy)(pack(own)).new.split([item.sampled for item in own])
+    for item, old, new in zip(own, before, after, strict=True):
+        if item.group != "p1":
+            assert (new.mean() > old.mean()) == (item.reward > 0.5)
 
 
 def test_a_batch_that_says_nothing_changes_nothing() -> None:
     policy = model()
     before = flat(policy)
-    stats = Learner(Scorer(policy), named("pooled")).step([each for each in samples(0) if each.group == "p1"])
+    stats = Learner(Scorer(policy), named("pooled")).step([item for item in samples(0) if item.group == "p1"])
     assert (stats.computed, stats.silent) == (0, 3)
     assert torch.equal(flat(policy), before)
 
@@ -372,17 +372,17 @@ BROKEN = {
     "first token sampled from nothing": {"mask": [1, 1]},
     "token outside the vocabulary": {"tokens": [1, 40]},
     "temperature not a number from 0 up": {"temperature": float("inf")},
-    "sampled with top_p or top_k: its logprobs are of another distribution than the policy's": {"whole": False},
+    "sampled with top_p or top_k: its logprobs are of another distribution than the policy's": {"complete": False},
 }
-WHOLE = Sample(tokens=[1, 2], mask=[0, 1], logprobs=[0.0, -0.5])
+COMPLETE = Sample(tokens=[1, 2], mask=[0, 1], logprobs=[0.0, -0.5])
 
 
 @pytest.mark.parametrize("reason", sorted(BROKEN))
 def test_broken_samples_are_refused_with_a_reason(reason: str) -> None:
-    assert refusal(WHOLE, 40) is None
-    broken = replaced(WHOLE, **BROKEN[reason])
+    assert refusal(COMPLETE, 40) is None
+    broken = replaced(COMPLETE, **BROKEN[reason])
     assert refusal(broken, 40) == reason
-    assert accepted([WHOLE, broken], 40) == ([WHOLE], [("", reason)])
+    assert accepted([COMPLETE, broken], 40) == ([COMPLETE], [("", reason)])
 
 
 @pytest.mark.parametrize("value", [float("-inf"), float("nan")])
@@ -433,22 +433,22 @@ def test_batches_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_an_episode_counts_once_however_many_pieces_it_is_in(name: str) -> None:
     """Two of four earn 1: pieces of one must not move the mean, the deviation or anybody's weight."""
-    whole = [replaced(each, group="p", reward=float(n % 2)) for n, each in enumerate(samples(3, groups=1, size=4))]
+    complete = [replaced(item, group="p", reward=float(n % 2)) for n, item in enumerate(samples(3, groups=1, size=4))]
     nothing = Sample(tokens=[4, 5], mask=[0, 0], logprobs=[0.0, 0.0])
     pieces = [
-        replaced(piece, group="p", reward=each.reward, episode=f"p/{n}")
-        for n, each in enumerate(whole)
-        for piece in ([each, nothing, nothing] if n == 1 else [each])
+        replaced(piece, group="p", reward=item.reward, episode=f"p/{n}")
+        for n, item in enumerate(complete)
+        for piece in ([item, nothing, nothing] if n == 1 else [item])
     ]
     assert episodes(pieces) == [0, 1, 1, 1, 2, 3]
-    found = gradient(pieces, named(name, length=LENGTH))
-    assert torch.allclose(found, gradient(whole, named(name, length=LENGTH)), rtol=1e-4, atol=1e-7)
+    result = gradient(pieces, named(name, length=LENGTH))
+    assert torch.allclose(result, gradient(complete, named(name, length=LENGTH)), rtol=1e-4, atol=1e-7)
 
 
 def test_pieces_share_the_weight_of_their_episode() -> None:
     long, other = samples(3, groups=1, size=2)
-    first, second = (replaced(each, group="p", reward=1.0, episode="p/0") for each in samples(5, groups=1, size=2))
-    batch = [first, second, *(replaced(each, group="p", reward=0.0) for each in (long, other))]
+    first, second = (replaced(item, group="p", reward=1.0, episode="p/0") for item in samples(5, groups=1, size=2))
+    batch = [first, second, *(replaced(item, group="p", reward=0.0) for item in (long, other))]
     rewards = rewards_of(batch)
     assert rewards.rewards.tolist() == [1.0, 0.0, 0.0]
     assert rewards.lengths.tolist() == [first.sampled + second.sampled, long.sampled, other.sampled]
@@ -469,7 +469,7 @@ def shaped(name: str, corrections: list[str]) -> Objective:
 @pytest.mark.parametrize("name", ["pooled", "grpo", "dapo", "cispo"])
 def test_one_token_is_not_the_whole_gradient(name: str, corrections: list[str], reported: float) -> None:
     clean = engines_own(samples(11, groups=6, size=4))
-    number = next(n for n, each in enumerate(clean) if each.reward == 0.0)  # PPO's clip does not bound it
+    number = next(n for n, item in enumerate(clean) if item.reward == 0.0)  # PPO's clip does not bound it
     at = clean[number].mask.index(1)
     logprobs = [reported if t == at else value for t, value in enumerate(clean[number].logprobs)]
     strange = [*clean[:number], replaced(clean[number], logprobs=logprobs), *clean[number + 1 :]]
@@ -484,7 +484,7 @@ def test_the_share_of_the_steepest_token_is_logged() -> None:
     stats = Learner(Scorer(model()), shaped("pooled", [])).step(clean)
     tokens = stats.summary.tokens
     assert 1 / tokens <= stats.summary.largest_share < 10 / tokens
-    number = next(n for n, each in enumerate(clean) if each.reward == 0.0)
+    number = next(n for n, item in enumerate(clean) if item.reward == 0.0)
     logprobs = [-14.0 if t == clean[number].mask.index(1) else value for t, value in enumerate(clean[number].logprobs)]
     clean[number] = replaced(clean[number], logprobs=logprobs)
     stats = Learner(Scorer(model()), named("pooled")).step(clean)
@@ -494,9 +494,9 @@ def test_the_share_of_the_steepest_token_is_logged() -> None:
 def engines_own(batch: list[Sample]) -> list[Sample]:
     """The same, of an engine that computes as the trainer does."""
     with torch.no_grad():
-        new = Scorer(model())(pack(batch)).new.split([each.sampled for each in batch])
+        new = Scorer(model())(pack(batch)).new.split([item.sampled for item in batch])
     made = []
-    for each, values in zip(batch, new, strict=True):
+    for item, values in zip(batch, new, strict=True):
         said = iter(values.tolist())
-        made.append(replaced(each, logprobs=[next(said) if bit else 0.0 for bit in each.mask]))
+        made.append(replaced(item, logprobs=[next(said) if bit else 0.0 for bit in item.mask]))
     return made

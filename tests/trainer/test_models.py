@@ -47,15 +47,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def folder_of(kind: str, folder: Path, **changes: Any) -> Path:
+def directory_of(kind: str, directory: Path, **changes: Any) -> Path:
     """A tiny model of this architecture with random weights, saved by transformers."""
     torch.manual_seed(3)
     config = transformers.AutoConfig.for_model(kind, **{**SMALL, **KINDS.get(kind, {}), **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for parameter in model.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.1 if parameter.ndim == 1 else 0.2)
-    model.save_pretrained(folder)
-    return folder
+    model.save_pretrained(directory)
+    return directory
 
 
 def batch(seed: int = 0) -> list[Sample]:
@@ -71,25 +71,25 @@ def batch(seed: int = 0) -> list[Sample]:
 
 def plain(model: nn.Module, samples: list[Sample]) -> Tensor:
     """log π of the sampled tokens by the model's own forward pass, one trajectory at a time."""
-    found = []
+    result = []
     for sample in samples:
         logs = torch.log_softmax(model(torch.tensor([sample.tokens])).logits[0].float(), -1)
-        found += [logs[t - 1, sample.tokens[t]] for t, bit in enumerate(sample.mask) if bit]
-    return torch.stack(found)
+        result += [logs[t - 1, sample.tokens[t]] for t, bit in enumerate(sample.mask) if bit]
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("recompute", [False, True])
 def test_scores_and_gradients_are_those_of_transformers(kind: str, recompute: bool, tmp_path: Path) -> None:
-    folder, samples = folder_of(kind, tmp_path), batch()
-    ours = load(folder)
+    directory, samples = directory_of(kind, tmp_path), batch()
+    ours = load(directory)
     assert not isinstance(ours, Qwen3)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").train()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").train()
     expected = plain(theirs, samples)
-    found = Scorer(ours, recompute=recompute)(pack(samples)).new
-    assert torch.allclose(found, expected, atol=1e-5)
+    result = Scorer(ours, recompute=recompute)(pack(samples)).new
+    assert torch.allclose(result, expected, atol=1e-5)
     expected.sum().backward()
-    found.sum().backward()
+    result.sum().backward()
     for (name, left), right in zip(theirs.named_parameters(), ours.parameters(), strict=True):
         assert torch.allclose(left.grad, right.grad, rtol=1e-4, atol=1e-5), name
 
@@ -101,7 +101,7 @@ def test_our_qwen3_and_that_of_transformers_take_the_same_step(tmp_path: Path) -
         patch.setattr("trainer.models.load.is_plain", lambda _: False)
         theirs = load(tmp_path)
     assert not isinstance(theirs, Qwen3)
-    stats = [Learner(Scorer(each), named("gspo")).step(batch()) for each in (model, theirs)]
+    stats = [Learner(Scorer(item), named("gspo")).step(batch()) for item in (model, theirs)]
     assert stats[0].grad_norm == pytest.approx(stats[1].grad_norm, rel=1e-4)
     for (name, left), right in zip(model.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(left, right, atol=1e-5), name
@@ -114,7 +114,7 @@ def test_adapters_alone_are_trained_and_merged_when_exported(kind: str, tmp_path
     if kind == "ours":
         policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
     else:
-        folder_of(kind, base)
+        directory_of(kind, base)
     model = load(base, lora=Lora(rank=4, alpha=8))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     learner = Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2))
@@ -125,7 +125,7 @@ def test_adapters_alone_are_trained_and_merged_when_exported(kind: str, tmp_path
     exported = load(export(model, tmp_path / "out", base=base))
     assert set(exported.state_dict()) >= set(merged(model)) - {"lm_head.weight"}
     with torch.no_grad():
-        ours, theirs = (Scorer(each)(pack(batch(5))).new for each in (model, exported))
+        ours, theirs = (Scorer(item)(pack(batch(5))).new for item in (model, exported))
     assert torch.allclose(ours, theirs, atol=1e-5)
     untrained = Scorer(load(base))(pack(batch(5))).new
     assert not torch.allclose(untrained, theirs, atol=1e-3)
@@ -139,7 +139,7 @@ def test_of_a_model_with_adapters_these_alone_are_published(kind: str, tmp_path:
     if kind == "ours":
         policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
     else:
-        folder_of(kind, base)
+        directory_of(kind, base)
     lora = Lora(rank=4, alpha=8)
     model = load(base, lora=lora)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_an_exported_folder_loads_in_transformers_with_its_tokenizer(kind: str, 
     if kind == "ours":
         policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
     else:
-        folder_of(kind, base)
+        directory_of(kind, base)
     model = load(base)
     Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2)).step(batch())
     out = export(model, tmp_path / "out", base=base)
@@ -179,7 +179,7 @@ def test_an_exported_folder_loads_in_transformers_with_its_tokenizer(kind: str, 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_a_trained_version_is_exported_with_its_head_tied_or_not(kind: str, tmp_path: Path) -> None:
     """What `pagurus export` writes: transformers finds in it what was published."""
-    model = load(folder_of(kind, tmp_path / "base"))
+    model = load(directory_of(kind, tmp_path / "base"))
     assert model.config.tie_word_embeddings == (kind == "qwen2")
     Learner(Scorer(model), named("pooled"), OptimiserSettings(rate=1e-2)).step(batch())
     files = {"config.json": (tmp_path / "base" / "config.json").read_bytes()}
@@ -197,9 +197,9 @@ def test_a_trained_version_is_exported_with_its_head_tied_or_not(kind: str, tmp_
 
 def test_half_precision_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
     """A step of 1e-5, which bf16 weights would lose, is kept; scores are near those of fp32."""
-    model = load(folder_of("llama", tmp_path))
+    model = load(directory_of("llama", tmp_path))
     kinds = []
-    model.model.layers[0].mlp.register_forward_hook(lambda *each: kinds.append(each[2].dtype))  # type: ignore[union-attr, index]
+    model.model.layers[0].mlp.register_forward_hook(lambda *item: kinds.append(item[2].dtype))  # type: ignore[union-attr, index]
     exact = Scorer(model)(pack(batch())).new
     scorer = Scorer(model, bf16=True)
     rough = scorer(pack(batch())).new
@@ -215,10 +215,10 @@ def test_half_precision_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) 
 
 def test_recomputation_keeps_less_for_long_trajectories(tmp_path: Path) -> None:
     """Bytes that autograd keeps for the backward pass of one long trajectory, with and without."""
-    model = load(folder_of("llama", tmp_path, num_hidden_layers=6, max_position_embeddings=4096))
+    model = load(directory_of("llama", tmp_path, num_hidden_layers=6, max_position_embeddings=4096))
     tokens = [1 + t % 40 for t in range(2048)]
     long = Sample(tokens=tokens, mask=[0] + [1] * 2047, logprobs=[0.0] + [-1.0] * 2047)
-    kept: dict[bool, int] = {}
+    retained: dict[bool, int] = {}
     for recompute in (False, True):
         storages: dict[int, int] = {}
 
@@ -228,9 +228,9 @@ def test_recomputation_keeps_less_for_long_trajectories(tmp_path: Path) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             Scorer(model, recompute=recompute)(pack([long]))
-        kept[recompute] = sum(storages.values())
+        retained[recompute] = sum(storages.values())
         model.gradient_checkpointing_disable()  # type: ignore[operator]
-    assert kept[True] < kept[False] / 4
+    assert retained[True] < retained[False] / 4
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -15,18 +15,18 @@ from tests.support.objective_reference import FACTORS, LOSSES, Batch, corrected,
 from trainer.objectives import (
     OBJECTIVES,
     BatchCounts,
-    Figures,
+    Metrics,
     Objective,
     Rewards,
     SampledTokens,
+    complete_divisor,
     credit,
     named,
-    whole_divisor,
     with_corrections,
 )
 from trainer.objectives.advantage import silent
-from trainer.objectives.figures import by_outcome
 from trainer.objectives.losses import distillation, imitation, on_policy_distillation
+from trainer.objectives.metrics import by_outcome
 
 LONGEST = 32
 
@@ -55,7 +55,7 @@ def make(seed: int, *, spread: float = 0.4) -> Batch:
 
 
 def flat(batch: Batch, name: str) -> Tensor:
-    return torch.tensor(np.concatenate([each[name] for each in batch]), dtype=torch.float64)
+    return torch.tensor(np.concatenate([item[name] for item in batch]), dtype=torch.float64)
 
 
 def rewards_of(objective: Objective, batch: Batch) -> Rewards:
@@ -63,9 +63,9 @@ def rewards_of(objective: Objective, batch: Batch) -> Rewards:
     if objective.kl is not None and objective.kl.place == "reward":
         penalty = objective.kl.beta * (flat(batch, "new") - flat(batch, "reference"))
     return Rewards(
-        torch.tensor([each["reward"] for each in batch], dtype=torch.float64),
-        torch.tensor([each["group"] for each in batch]),
-        torch.tensor([len(each["engine"]) for each in batch]),
+        torch.tensor([item["reward"] for item in batch], dtype=torch.float64),
+        torch.tensor([item["group"] for item in batch]),
+        torch.tensor([len(item["engine"]) for item in batch]),
         penalty,
         flat(batch, "value_before") if objective.advantage.baseline == "critic" else None,
     )
@@ -86,11 +86,11 @@ def loss_of(objective: Objective, batch: Batch, new: Tensor, *, proximal: bool =
         reference=flat(batch, "reference"),
         **more,
     )
-    return objective.loss(tokens, Figures()) / whole_divisor(objective, rewards, earned.counts)
+    return objective.loss(tokens, Metrics()) / complete_divisor(objective, rewards, earned.counts)
 
 
 def split(batch: Batch, values: Tensor) -> list[np.ndarray]:
-    ends = np.cumsum([len(each["engine"]) for each in batch])[:-1]
+    ends = np.cumsum([len(item["engine"]) for item in batch])[:-1]
     return np.split(values.detach().numpy(), ends)
 
 
@@ -156,13 +156,13 @@ def test_value_loss_equals_its_reference() -> None:
     both.backward()
     assert value.grad is not None
     for at in range(len(value)):
-        moved = [dict(each) for each in batch]
+        moved = [dict(item) for item in batch]
         sides = []
         for sign in (1, -1):
             shifted = value.detach().clone()
             shifted[at] += sign * 1e-6
-            for each, part in zip(moved, split(batch, shifted), strict=True):
-                each["value"] = part
+            for item, part in zip(moved, split(batch, shifted), strict=True):
+                item["value"] = part
             sides.append(ppo_value(moved, frozen))
         assert value.grad[at].item() == pytest.approx((sides[0] - sides[1]) / 2e-6, abs=1e-6)
 
@@ -184,7 +184,7 @@ def test_groups_that_come_one_by_one_make_the_whole(name: str) -> None:
     objective, batch = without_value(name), make(3)
     total, counts = 0.0, BatchCounts()
     for group in (2, 0, 1):
-        part = [each for each in batch if each["group"] == group]
+        part = [item for item in batch if item["group"] == group]
         rewards = rewards_of(objective, part)
         earned = credit(objective, rewards)
         new = flat(part, "new")
@@ -194,39 +194,39 @@ def test_groups_that_come_one_by_one_make_the_whole(name: str) -> None:
             new, flat(part, "engine"), sequence, earned.advantage, earned.share, nothing,
             reference=flat(part, "reference"),
         )  # fmt: skip
-        total += float(objective.loss(tokens, Figures()))
+        total += float(objective.loss(tokens, Metrics()))
         counts += earned.counts
-    divided = total / whole_divisor(objective, rewards_of(objective, batch), counts)
+    divided = total / complete_divisor(objective, rewards_of(objective, batch), counts)
     assert divided == pytest.approx(loss_of(objective, batch, flat(batch, "new")).item(), rel=1e-10)
 
 
 def test_silent_groups_bear_no_gradient_and_are_named() -> None:
     batch = make(0)
     rewards = rewards_of(named("dapo"), batch)
-    assert silent(rewards).tolist() == [each["group"] == 1 for each in batch]
+    assert silent(rewards).tolist() == [item["group"] == 1 for item in batch]
     for name in ("dr_grpo", "gspo", "dapo", "rloo", "pooled", "lite_ppo", "cispo"):
         new = flat(batch, "new").requires_grad_()
         loss_of(named(name), batch, new).backward()
         assert new.grad is not None
-        for each, part in zip(batch, split(batch, new.grad), strict=True):
-            assert each["group"] != 1 or np.abs(part).max() == 0
-        assert credit(named(name), rewards).needed.tolist() == [each["group"] != 1 for each in batch]
+        for item, part in zip(batch, split(batch, new.grad), strict=True):
+            assert item["group"] != 1 or np.abs(part).max() == 0
+        assert credit(named(name), rewards).needed.tolist() == [item["group"] != 1 for item in batch]
 
 
 def test_the_mean_is_over_the_batch_and_not_over_those_with_an_advantage() -> None:
     batch = make(0)
-    silence = [each for each in batch if each["group"] == 1]
+    silence = [item for item in batch if item["group"] == 1]
     counts = {name: credit(named(name), rewards_of(named(name), batch)).counts for name in ("pooled", "dapo")}
-    everything = sum(len(each["engine"]) for each in batch)
+    everything = sum(len(item["engine"]) for item in batch)
     assert counts["pooled"] == BatchCounts(len(batch), everything)
-    assert counts["dapo"] == BatchCounts(len(batch) - 4, everything - sum(len(each["engine"]) for each in silence))
+    assert counts["dapo"] == BatchCounts(len(batch) - 4, everything - sum(len(item["engine"]) for item in silence))
 
 
 def test_two_normalisers_that_are_both_called_batch_deviation() -> None:
     """Rewards 0 and 1 in one group, 4 and 5 in another: 0.5 within groups, 2.38 in the batch."""
     rewards = Rewards(torch.tensor([0.0, 1, 4, 5]).double(), torch.tensor([0, 0, 1, 1]), torch.ones(4).long())
-    pooled = whole_divisor(named("pooled"), rewards, BatchCounts(1, 1))
-    lite = whole_divisor(named("lite_ppo"), rewards, BatchCounts(1, 1))
+    pooled = complete_divisor(named("pooled"), rewards, BatchCounts(1, 1))
+    lite = complete_divisor(named("lite_ppo"), rewards, BatchCounts(1, 1))
     assert pooled == pytest.approx(0.5)
     assert lite == pytest.approx(float(np.std([0, 1, 4, 5], ddof=1)), abs=1e-5)
 
@@ -240,19 +240,19 @@ def test_a_trajectory_alone_in_its_group_has_no_advantage() -> None:
 def test_figures_of_parts_add_up_and_say_how_far_the_engine_is() -> None:
     batch = make(2)
     new, engine = flat(batch, "new"), flat(batch, "engine")
-    whole, parts = Figures(), Figures()
+    complete, parts = Metrics(), Metrics()
     zeros = torch.zeros_like(new)
     everything = SampledTokens(new, engine, zeros.long(), zeros, zeros, zeros + 0.5)
-    whole.add(everything, zeros, (new > engine).double() - (new < engine).double(), zeros + 1)
+    complete.add(everything, zeros, (new > engine).double() - (new < engine).double(), zeros + 1)
     for half in (slice(0, 20), slice(20, None)):
         part = SampledTokens(new[half], engine[half], zeros[half].long(), zeros[half], zeros[half], zeros[half] + 0.5)
-        one = Figures()
+        one = Metrics()
         bit = (new[half] > engine[half]).double() - (new[half] < engine[half]).double()
         one.add(part, zeros[half], bit, zeros[half] + 1)
         parts = parts + one
-    assert parts.result().items() == pytest.approx(whole.result().items())
+    assert parts.result().items() == pytest.approx(complete.result().items())
     k = np.exp((new - engine).numpy())
-    summary = whole.result()
+    summary = complete.result()
     assert summary.ess == pytest.approx(k.sum() ** 2 / (len(k) * (k**2).sum()))
     assert summary.mismatch_kl == pytest.approx(np.mean(k - 1 - np.log(k)))
     assert summary.clipped_low == pytest.approx(np.mean(k < 1))

@@ -29,8 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def padded(batch: Batch, name: str) -> Tensor:
     rows = torch.zeros(len(batch), LONGEST, dtype=torch.float64)
-    for row, each in zip(rows, batch, strict=True):
-        row[: len(each[name])] = torch.tensor(each[name])
+    for row, item in zip(rows, batch, strict=True):
+        row[: len(item[name])] = torch.tensor(item[name])
     return rows
 
 
@@ -38,7 +38,7 @@ def published(batch: Batch, advantages: list[float], settings: dict[str, Any]) -
     """``GRPOTrainer._compute_loss`` of trl, with our log-probabilities in the place of a model's."""
     from trl import GRPOTrainer
 
-    mask = torch.tensor([[t < len(each["engine"]) for t in range(LONGEST)] for each in batch]).int()
+    mask = torch.tensor([[t < len(item["engine"]) for t in range(LONGEST)] for item in batch]).int()
     this = SimpleNamespace(
         **{"epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, "importance_sampling_level": "token", **settings},
         _get_per_token_logps_and_entropies=lambda *_, **__: (padded(batch, "new"), torch.zeros(mask.shape), None),
@@ -69,12 +69,12 @@ def published(batch: Batch, advantages: list[float], settings: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_objective_equals_trl(name: str) -> None:
-    batch = [each for each in make(5) if name != "dapo" or each["group"] != 1]
+    batch = [item for item in make(5) if name != "dapo" or item["group"] != 1]
     advantages = []
-    for each in batch:
-        peers = rewards_of(batch, each["group"])
+    for item in batch:
+        peers = rewards_of(batch, item["group"])
         scale = 1.0 if name == "dr_grpo" else peers.std(ddof=1) + 1e-6
-        advantages.append(float((each["reward"] - peers.mean()) / scale))
+        advantages.append(float((item["reward"] - peers.mean()) / scale))
     ours = loss_of(without_value(name), batch, flat(batch, "new")).item()
     assert ours == pytest.approx(published(batch, advantages, SETTINGS[name]), abs=1e-6)
     assert np.isfinite(ours)

@@ -16,7 +16,7 @@ from examples.fix_the_service import WORDS, demonstrate
 from examples.fix_the_service.demonstrations import script
 from examples.fix_the_service.scenario import BREAKAGES, scenario
 from rollout.engine.embedded.model import load_model
-from rollout.environments import folder as task
+from rollout.environments import directory as task
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
 from trainer.config import TrainConfig, open_run
@@ -92,19 +92,19 @@ def test_fit_lowers_the_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"),
+    ("name", "minimum", "limit"),
     [("fix_the_service", 0.25, 0.5), ("finish_the_migration", 0.2, 0.5), ("frozen_lake", 0.15, 0.4)],
 )
-def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves(name: str, least: float, most: float) -> None:
+def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves(name: str, minimum: float, limit: float) -> None:
     """On held-out seeds of the twin, sampled at T = 1. Fits of the first for three seeds gave 0.31 to 0.40."""
     example = Example.of(name)
-    found = recipe.evaluate(example, load_model(example.start), policy.load_tokenizer(example.start), 256)
-    assert least <= found <= most
+    result = recipe.evaluate(example, load_model(example.start), policy.load_tokenizer(example.start), 256)
+    assert minimum <= result <= limit
 
 
 def test_a_folder_that_is_no_task_says_what_to_do(tmp_path: Path) -> None:
-    found = task.load(EXAMPLE)
-    assert (found.name, found.start) == ("fix_the_service", EXAMPLE / "start")
+    result = task.load(EXAMPLE)
+    assert (result.name, result.start) == ("fix_the_service", EXAMPLE / "start")
     with pytest.raises(NotFound, match="no folder"):
         task.load(tmp_path / "nowhere")
     with pytest.raises(Invalid, match=r"__init__\.py"):
@@ -126,23 +126,23 @@ class Greet(Environment):
 def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_with(tmp_path: Path) -> None:
     file = tmp_path / "greet.py"
     file.write_text(TWO_METHODS)
-    found = task.load(file)
-    assert (found.name, found.environment.__name__, found.start) == ("greet", "Greet", None)
+    result = task.load(file)
+    assert (result.name, result.environment.__name__, result.start) == ("greet", "Greet", None)
     with pytest.raises(Invalid, match="no policy to begin with"):
         open_run(TrainConfig(task=file, out=tmp_path / "runs"))
     with pytest.raises(NotFound, match="no model"):
         open_run(TrainConfig(task=file, out=tmp_path / "runs", model=tmp_path))
-    folder, config = open_run(TrainConfig(task=file, out=tmp_path / "runs", model=EXAMPLE / "start"))
-    assert config.model == EXAMPLE / "start" and folder.is_dir()
-    take(EXAMPLE / "start", folder / "policy")
-    taken, start = load_model(folder / "policy").state_dict(), load_model(EXAMPLE / "start").state_dict()
+    directory, config = open_run(TrainConfig(task=file, out=tmp_path / "runs", model=EXAMPLE / "start"))
+    assert config.model == EXAMPLE / "start" and directory.is_dir()
+    take(EXAMPLE / "start", directory / "policy")
+    taken, start = load_model(directory / "policy").state_dict(), load_model(EXAMPLE / "start").state_dict()
     assert all(torch.equal(taken[name], value) for name, value in start.items())
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "bloom"}')
     with pytest.raises(Invalid, match=r"attention of its own.*--engine vllm"):
         open_run(TrainConfig(task=file, out=tmp_path / "runs", model=tmp_path / "other"))
     with pytest.raises(NotFound, match="no tokenizer"):
-        take(tmp_path / "other", folder / "policy")
+        take(tmp_path / "other", directory / "policy")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_wit
 def test_sandboxes_and_priority_follow_the_cores_that_are_free(
     cores: int, busy: float, sandboxes: int, pace: float, nice: int
 ) -> None:
-    found = sizing.choose(cores, busy)
-    assert (found.concurrency, found.pace, found.nice) == (sandboxes, pace, nice)
+    result = sizing.choose(cores, busy)
+    assert (result.concurrency, result.pace, result.nice) == (sandboxes, pace, nice)
     chosen = sizing.choose(cores, busy, concurrency=5, pace=0.0)
     assert (chosen.concurrency, chosen.pace) == (5, 0.0)
 

@@ -16,9 +16,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 STEPS, GROUPS, SIZE, WORDS = 4, 2, 2, 64
 
 
-def record(folder: Path) -> None:
+def record(directory: Path) -> None:
     """A store with the batches of some steps, of trajectories that are seeded noise."""
-    store, chance = SampleStore(folder), random.Random(5)
+    store, chance = SampleStore(directory), random.Random(5)
     fence = store.acquire("rollout")
     store.issue(range(STEPS * GROUPS), fence)
     for step in range(STEPS):

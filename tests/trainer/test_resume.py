@@ -33,7 +33,7 @@ def equal(left: Learner, right: Learner) -> bool:
     """Weights and the optimiser's state, bit by bit."""
     ours, theirs = left.scorer.state_dict(), right.scorer.state_dict()
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    states = [list(each.optimisers[0].state_dict()["state"].values()) for each in (left, right)]
+    states = [list(item.optimisers[0].state_dict()["state"].values()) for item in (left, right)]
     return same and all(
         torch.equal(mine[name], other[name]) for mine, other in zip(*states, strict=True) for name in mine
     )
@@ -49,9 +49,9 @@ def test_what_was_saved_comes_back_bit_by_bit_and_goes_on_the_same(objective: st
         saves.save(first, ResumeState(step=step + 1, version=step, consumed=[f"p{step}"], totals={"turns": 7}))
     assert len(saves_in(tmp_path)) == KEEP
     second = learner(seed=5, objective=objective)
-    found = Saves(tmp_path).load(second)
-    assert found is not None
-    assert (found.step, found.version, found.consumed, found.totals) == (4, 3, ["p3"], {"turns": 7})
+    result = Saves(tmp_path).load(second)
+    assert result is not None
+    assert (result.step, result.version, result.consumed, result.totals) == (4, 3, ["p3"], {"turns": 7})
     assert equal(first, second)
     assert first.step(samples(9)).summary == second.step(samples(9)).summary
     assert equal(first, second)
@@ -101,9 +101,9 @@ def test_a_damaged_newest_save_is_passed_over_and_said(damage: str, tmp_path: Pa
     else:
         shards.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
     again = Saves(tmp_path)
-    found = again.load(learner())
-    assert found is not None
-    assert found.step == 1
+    result = again.load(learner())
+    assert result is not None
+    assert result.step == 1
     assert "step-000002 is damaged" in again.notes[0]
     shutil.rmtree(tmp_path / "step-000001")
     with pytest.raises(TrainerFailed, match="no save"):
@@ -116,9 +116,9 @@ def test_what_an_interrupted_save_left_is_not_seen(tmp_path: Path) -> None:
     saves.save(one, ResumeState(step=1))
     (tmp_path / ".new").mkdir()
     (tmp_path / ".new" / "__0_0.distcp").write_bytes(b"torn")
-    found = Saves(tmp_path).newest()
-    assert found is not None
-    assert found.step == 1
+    result = Saves(tmp_path).newest()
+    assert result is not None
+    assert result.step == 1
     one.step(samples(1))
     Saves(tmp_path).save(one, ResumeState(step=2))
     assert [path.name for path in saves_in(tmp_path)] == ["step-000001", "step-000002"]

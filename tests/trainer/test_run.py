@@ -18,7 +18,7 @@ import pytest
 from coordinator import local
 from rollout.gantt import engines
 from rollout.gantt.chart import chart
-from rollout.labels import BOOK, KEPT, PREPARED
+from rollout.labels import LEDGER, PREPARED, RETAINED
 from rollout.service.protocol import RolloutCounters
 from rollout.store import decisions, servers
 from rollout.store.lock import own
@@ -51,41 +51,41 @@ def begin(run: Path) -> Program:
 OWNED = ("supervisor", "rollout", "trainer")
 
 
-def all_live(folder: Path) -> bool:
+def all_live(directory: Path) -> bool:
     """Whether each of these roles has a living process, whose number its lock has."""
-    living = {state.name: str(state.pid) for state in local.states(folder) if state.alive}
-    locks = [folder / f"{role}.lock" for role in OWNED]
+    living = {state.name: str(state.pid) for state in local.states(directory) if state.alive}
+    locks = [directory / f"{role}.lock" for role in OWNED]
     return [living.get(role) for role in OWNED] == [lock.read_text() if lock.exists() else "" for lock in locks]
 
 
 def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_path: Path) -> None:
     """kill -9 of each role: while turns are under way, right after a batch was handed out, and after a step."""
-    folder, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.1, stream=True, versions=0))
+    directory, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.1, stream=True, versions=0))
     instants = {
         ("rollout", "engine"): ("journal.sqlite", "select count(*) >= 3 from turns"),
         ("trainer",): ("samples.sqlite", "select count(*) from prompts where state='handed'"),
         ("supervisor", "rollout", "trainer"): ("samples.sqlite", "select count(*) from prompts where state='consumed'"),
     }
-    process = begin(folder)
+    process = begin(directory)
     try:
         for roles, (file, query) in instants.items():
-            while process.poll() is None and not (rows(folder, file, query) and all_live(folder)):
+            while process.poll() is None and not (rows(directory, file, query) and all_live(directory)):
                 time.sleep(0.02)  # who was killed at the last instant must be back to be killed again
             assert process.poll() is None, "it ended before it could be killed"
             for role in OWNED:
                 with pytest.raises(Conflict):
-                    own(folder, f"{role}.lock")  # a second owner is refused while it lives
-            assert all(local.restart(folder, role) for role in roles)
+                    own(directory, f"{role}.lock")  # a second owner is refused while it lives
+            assert all(local.restart(directory, role) for role in roles)
             if "supervisor" in roles:
                 process.wait(END_TIMEOUT)
-                process = begin(folder)
-        assert process.wait(500) == 0, (folder / "rollout.log").read_text()
+                process = begin(directory)
+        assert process.wait(500) == 0, (directory / "rollout.log").read_text()
     finally:
         process.end()
-    assert not any(state.alive for state in local.states(folder))
-    run = SimpleNamespace(folder=folder)
+    assert not any(state.alive for state in local.states(directory))
+    run = SimpleNamespace(directory=directory)
 
-    summary = json.loads((run.folder / "summary.json").read_text())
+    summary = json.loads((run.directory / "summary.json").read_text())
     assert set(summary) >= FIELDS
     assert summary["steps"] == summary["policy_version"] == 3
     assert summary["trajectories_lost"] == 0
@@ -95,62 +95,62 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     assert {*PARTS, "evaluation"} == set(summary["wall_split_s"]) and summary["wall_split_s"]["trainer"] > 0
     assert sum(summary["wall_split_s"].values()) <= summary["wall_s"] + 1.0
     for name in ("reward.png", "verdicts.png", "bytes.png"):
-        assert (run.folder / name).read_bytes().startswith(b"\x89PNG")
-    assert [line["step"] for line in read_lines(run.folder / "metrics.jsonl") if "reward_held_out" in line] == [0, 3]
-    assert list((run.folder / "tensorboard").iterdir())
-    published = VersionStore(run.folder / "weights")
+        assert (run.directory / name).read_bytes().startswith(b"\x89PNG")
+    assert [line["step"] for line in read_lines(run.directory / "metrics.jsonl") if "reward_held_out" in line] == [0, 3]
+    assert list((run.directory / "tensorboard").iterdir())
+    published = VersionStore(run.directory / "weights")
     assert [ref.version for ref in published.versions()] == [0, 1, 2, 3]
-    assert export(run.folder, tmp_path / "exported") == 3
-    spent = [line["weights"] for line in read_lines(run.folder / "metrics.jsonl") if "weights" in line]
-    assert spent and all(each["versions_behind"] <= 1 for each in spent)
-    changes = [each["sync_bytes"] for each in spent if "sync_bytes" in each]  # a rollout begins with what it finds
+    assert export(run.directory, tmp_path / "exported") == 3
+    spent = [line["weights"] for line in read_lines(run.directory / "metrics.jsonl") if "weights" in line]
+    assert spent and all(item["versions_behind"] <= 1 for item in spent)
+    changes = [item["sync_bytes"] for item in spent if "sync_bytes" in item]  # a rollout begins with what it finds
     assert "sync_bytes" in spent[-1] and all(size > 0 for size in changes)
-    store = SampleStore(run.folder / "rollout")
+    store = SampleStore(run.directory / "rollout")
     account = store.account()
     batches = [store.batch(step) for step in range(3)]
     store.close()
     prompts = [group.prompt for batch in batches if batch is not None for group in batch.groups]
     assert account.consumed == len(prompts) == len(set(prompts)) == 6 and account.given_up == 0
     assert any(t.continued for batch in batches if batch is not None for t in batch.trajectories)
-    replayed = decisions.replay(run.folder / "rollout")
+    replayed = decisions.replay(run.directory / "rollout")
     assert replayed.identical == replayed.decisions > 0, replayed.first_difference
-    noted = list(servers.read(run.folder / "rollout"))
-    assert {each.server for each in noted} == {"engine"} and max(each.load for each in noted) > 1
-    page = chart(run.folder / "rollout", "a run", seconds=3600)
+    noted = list(servers.read(run.directory / "rollout"))
+    assert {item.server for item in noted} == {"engine"} and max(item.load for item in noted) > 1
+    page = chart(run.directory / "rollout", "a run", seconds=3600)
     for shown in (engines.ANSWERS, engines.STATES["updating"], engines.STATES[servers.LEFT], engines.IN["command"]):
         assert f"</i> {escape(shown)}<td>" in page, shown
     left = asyncio.run(_sandboxes(daemon))
     assert {(info.state, *info.labels) for info in left} == {
-        ("dead", PREPARED, BOOK),  # for the next run of these seeds
-        ("dead", KEPT),  # of the newest trajectories, to be visited
+        ("dead", PREPARED, LEDGER),  # for the next run of these seeds
+        ("dead", RETAINED),  # of the newest trajectories, to be visited
     }
-    assert sum(KEPT in info.labels for info in left) <= 16
+    assert sum(RETAINED in info.labels for info in left) <= 16
 
 
 def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
     daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _ = open_run(small(tmp_path / "runs", steps=2, held_out=1, faults=0, ranks=2, staleness=0))
-    process = begin(folder)
+    directory, _ = open_run(small(tmp_path / "runs", steps=2, held_out=1, faults=0, ranks=2, staleness=0))
+    process = begin(directory)
     try:
         while process.poll() is None and not rows(
-            folder, "samples.sqlite", "select count(*) from prompts where state='consumed'"
+            directory, "samples.sqlite", "select count(*) from prompts where state='consumed'"
         ):
             time.sleep(0.02)  # the next batch is only begun now: ranks have nothing to end with for seconds
-        victim = read(folder / "ranks" / "beats")[1].pid
-        assert {"rank-0", "rank-1"} <= {state.name for state in local.states(folder)}
-        assert local.restart(folder, "rank-1")
-        assert process.wait(500) == 0, (folder / "rollout.log").read_text()
+        victim = read(directory / "ranks" / "beats")[1].pid
+        assert {"rank-0", "rank-1"} <= {state.name for state in local.states(directory)}
+        assert local.restart(directory, "rank-1")
+        assert process.wait(500) == 0, (directory / "rollout.log").read_text()
     finally:
         process.end()
     assert f"rank 1 (pid {victim}) was killed by signal 9: all 2 ranks are started again" in capfd.readouterr().out
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
     assert (summary["policy_version"], summary["trajectories_lost"]) == (2, 0)
-    saves = [decoded(path) for path in saves_in(folder / "resume")]
+    saves = [decoded(path) for path in saves_in(directory / "resume")]
     assert [(state.step, state.ranks, state.totals["trajectories"] > 0) for state in saves] == [
         (1, 2, True), (2, 2, True),
     ]  # fmt: skip
-    assert [line["step"] for line in read_lines(folder / "metrics.jsonl") if "train/entropy" in line] == [1, 2]
+    assert [line["step"] for line in read_lines(directory / "metrics.jsonl") if "train/entropy" in line] == [1, 2]
 
 
 def decoded(save: Path) -> ResumeState:
@@ -165,11 +165,11 @@ async def _sandboxes(daemon: Daemon) -> list[Any]:
 def test_no_such_image_is_said_before_anything_is_spent(
     daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _ = open_run(small(tmp_path / "runs", image="nope"))
-    with begin(folder) as process:
+    directory, _ = open_run(small(tmp_path / "runs", image="nope"))
+    with begin(directory) as process:
         assert process.wait(300) == 1
     assert "the rollout stopped: no image 'nope'; there are: debian" in capfd.readouterr().err
-    assert not (folder / "summary.json").exists()
+    assert not (directory / "summary.json").exists()
 
 
 def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
@@ -179,16 +179,16 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
     out.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=19m", "pagurus-test", str(out)], check=True)
     try:
-        folder, _ = open_run(small(out, steps=1))
-        with begin(folder) as process:
+        directory, _ = open_run(small(out, steps=1))
+        with begin(directory) as process:
             assert process.wait(300) == 1
         said = capfd.readouterr().out
         assert "is full" in said
-        assert f"pagurus train --resume {folder}" in said
+        assert f"pagurus train --resume {directory}" in said
         subprocess.run(["mount", "-o", "remount,size=256m", str(out)], check=True)
-        with begin(folder) as process:
+        with begin(directory) as process:
             assert process.wait(300) == 0
-        assert json.loads((folder / "summary.json").read_text())["trajectories_lost"] == 0
+        assert json.loads((directory / "summary.json").read_text())["trajectories_lost"] == 0
     finally:
         subprocess.run(["umount", str(out)], check=True)
 

@@ -20,5 +20,5 @@ def test_a_trajectory_with_a_break_is_two_samples_of_its_group() -> None:
     assert (second.tokens, second.mask, second.logprobs) == ([4, 5, 6], [0, 0, 1], [0, 0, -3])
     assert (first.name, second.name) == ("p/3", "p/3+1") and first.reward == second.reward == 0.5
     trajectory.breaks = []
-    (whole,) = samples(Batch(version=5, groups=[Group(prompt="p", seed=0, trajectories=[trajectory])], oldest=0))
-    assert whole.tokens == trajectory.tokens and whole.mask == trajectory.mask
+    (complete,) = samples(Batch(version=5, groups=[Group(prompt="p", seed=0, trajectories=[trajectory])], oldest=0))
+    assert complete.tokens == trajectory.tokens and complete.mask == trajectory.mask

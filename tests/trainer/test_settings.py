@@ -25,7 +25,7 @@ from trainer.config import TrainConfig, gather, rollout_plan
 from trainer.learner import Learner, rewards_of
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
-from trainer.objectives import KL, Advantage, Clip, Figures, Rewards, SampledTokens, bounded, build, credit, named
+from trainer.objectives import KL, Advantage, Clip, Metrics, Rewards, SampledTokens, bounded, build, credit, named
 from trainer.objectives.advantage import Overlong, gae
 from trainer.settings import EvaluationSettings, ObjectiveSettings, OptimiserSettings, flat
 from trainer.steps import work_plan
@@ -33,18 +33,18 @@ from trainer.steps import work_plan
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
 
 
-def told(*settings: str, **options: Any) -> TrainConfig:
+def reported(*settings: str, **options: Any) -> TrainConfig:
     return gather(EXAMPLE, options, settings)
 
 
 def test_any_leaf_is_set_by_its_path() -> None:
-    made = told(
+    made = reported(
         "objective.clip.high=0.28", "optimiser.rate=1e-6", "optimiser.betas=[0.9, 0.99]", "sampling.temperature=0.7",
         "evaluation.samples=4", "objective.corrections=['tis']", "over_stale=drop", "template.enable_thinking=false",
     )  # fmt: skip
-    found = dict(flat(made))
-    assert found["objective.clip.high"] == 0.28 and found["optimiser.rate"] == 1e-6
-    assert found["optimiser.betas"] == (0.9, 0.99) and found["over_stale"] == "drop"
+    result = dict(flat(made))
+    assert result["objective.clip.high"] == 0.28 and result["optimiser.rate"] == 1e-6
+    assert result["optimiser.betas"] == (0.9, 0.99) and result["over_stale"] == "drop"
     assert made.sampling == Sampling(max_tokens=16, temperature=0.7)  # what is not set stays
     assert made.template == {"enable_thinking": False} and made.evaluation.samples == 4
 
@@ -71,14 +71,14 @@ def test_settings_overrule_options_which_overrule_the_file(tmp_path: Path) -> No
 )
 def test_wrong_settings_are_refused_by_their_path(text: str, said: str) -> None:
     with pytest.raises(Invalid, match=said):
-        told(text)
+        reported(text)
 
 
 def test_the_dry_run_prints_every_leaf_and_the_resolved_objective() -> None:
     shown = CliRunner().invoke(application, ["train", str(EXAMPLE), "--dry-run", "objective.clip.high=0.31"])
     assert shown.exit_code == 0, shown.output
     rows = {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line}
-    assert rows >= {name for name, _ in flat(told())}
+    assert rows >= {name for name, _ in flat(reported())}
     assert "high=0.31" in shown.output.replace(" ", "") and "within_groups" in shown.output
 
 
@@ -118,13 +118,13 @@ def test_the_entropy_has_the_gradient_of_a_softmax() -> None:
     for chunk in (1 << 20, 33):  # in one part, in parts of three rows
         ours = logprobs(hidden, head, targets, warmth, chunk=chunk)
         for chosen in ((0, 1), (1,), (0,)):
-            wanted = torch.autograd.grad(
+            target = torch.autograd.grad(
                 sum((weights[i] * plain[i]).sum() for i in chosen), (hidden, head), retain_graph=True
             )
-            found = torch.autograd.grad(
+            result = torch.autograd.grad(
                 sum((weights[i] * ours[i]).sum() for i in chosen), (hidden, head), retain_graph=True
             )
-            for one, other in zip(wanted, found, strict=True):
+            for one, other in zip(target, result, strict=True):
                 assert torch.allclose(one, other, atol=1e-12)
 
 
@@ -135,14 +135,14 @@ def test_a_weighted_kl_is_multiplied_by_the_ratio() -> None:
     tokens = SampledTokens(new, engine, torch.zeros(2).long(), zeros, zeros + 0.5, zeros, reference=reference)
     made = build(msgspec.convert({"preset": "dapo", "kl": {"beta": 0.1, "weighted": True}}, ObjectiveSettings))
     x = reference - new
-    wanted = (0.5 * 0.1 * (x.exp() - 1 - x) * (new - engine).exp()).sum()
-    assert made.loss(tokens, Figures()).item() == pytest.approx(wanted.item())
+    target = (0.5 * 0.1 * (x.exp() - 1 - x) * (new - engine).exp()).sum()
+    assert made.loss(tokens, Metrics()).item() == pytest.approx(target.item())
 
 
 def loop(advantage: Advantage, batch: Rewards) -> np.ndarray:
     """Equation 16 of arXiv 1506.02438, term by term, in numpy."""
     assert batch.values is not None
-    values, found, at = batch.values.numpy(), np.zeros(len(batch.values)), 0
+    values, result, at = batch.values.numpy(), np.zeros(len(batch.values)), 0
     penalty = np.zeros(len(values)) if batch.penalty is None else batch.penalty.numpy()
     for length, reward in zip(batch.lengths.tolist(), batch.rewards.tolist(), strict=True):
         running = following = 0.0
@@ -152,9 +152,9 @@ def loop(advantage: Advantage, batch: Rewards) -> np.ndarray:
                 earned + advantage.discount * following - values[t] + advantage.discount * advantage.trace * running
             )
             following = values[t]
-            found[t] = running
+            result[t] = running
         at += length
-    return found
+    return result
 
 
 @pytest.mark.parametrize("trace", [0.0, 0.95, 1.0])
@@ -257,9 +257,9 @@ def test_eight_bit_state_says_what_it_needs() -> None:
 
 
 def test_every_timeout_has_a_key() -> None:
-    made = told("timeouts.step=7", "timeouts.refused=8", "timeouts.host=9", "timeouts.collective=10")
+    made = reported("timeouts.step=7", "timeouts.refused=8", "timeouts.host=9", "timeouts.collective=10")
     rollout = rollout_plan(made, EXAMPLE / "start")
-    assert (rollout.config.limits.step_s, rollout.config.patience, rollout.host_timeout) == (7.0, 8.0, 9.0)
+    assert (rollout.config.limits.step_s, rollout.config.timeout, rollout.host_timeout) == (7.0, 8.0, 9.0)
     assert work_plan(made, Path()).timeout == 10.0
 
 
@@ -267,7 +267,7 @@ def test_the_page_of_settings_is_that_of_the_structs() -> None:
     script = Path(__file__).parents[2] / "scripts" / "settings.py"
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert printed == (script.parents[1] / "docs" / "settings.md").read_text(), "python scripts/settings.py --write"
-    assert printed.count("\n| `") == len(list(flat(told())))
+    assert printed.count("\n| `") == len(list(flat(reported())))
 
 
 def test_evaluations_sample_as_training_but_for_what_they_say() -> None:

@@ -55,25 +55,25 @@ def shared(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
 def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: Path) -> None:
     """Two ranks, one killed between steps and one within; then the newest save is torn, and one process goes on."""
     torch.set_num_threads(1)
-    expected = LocalSteps(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "complete"))
     for step in range(4):
         expected.step(samples(step), state(step + 1))
     said: list[str] = []
-    together = DistributedSteps(shared(tmp_path, "ranks"), ranks=2, tell=said.append)
+    together = DistributedSteps(shared(tmp_path, "ranks"), ranks=2, report=said.append)
     together.begin(None)
     try:
         together.step(samples(0), state(1))
-        victim = read(together.fleet.folder / "beats")[1]
+        victim = read(together.fleet.directory / "beats")[1]
         os.kill(victim.pid, signal.SIGKILL)
-        wait_for(lambda: (together.look(), said)[1], "the dead rank is named")
+        wait_for(lambda: (together.poll(), said)[1], "the dead rank is named")
         assert f"rank 1 (pid {victim.pid}) was killed by signal 9" in said[0]
         together.step(samples(1), state(2))
-        killer = threading.Timer(0.2, lambda: os.kill(read(together.fleet.folder / "beats")[0].pid, signal.SIGKILL))
+        killer = threading.Timer(0.2, lambda: os.kill(read(together.fleet.directory / "beats")[0].pid, signal.SIGKILL))
         killer.start()
         stats = together.step(samples(2), state(3))
         killer.join()
         assert stats == {} or stats["trajectories"] == 9
-        pids = [beat.pid for beat in read(together.fleet.folder / "beats")]
+        pids = [beat.pid for beat in read(together.fleet.directory / "beats")]
     finally:
         together.close()
     assert all(ended(pid) for pid in pids)
@@ -82,11 +82,11 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
     torn = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
     torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     saves = Saves(tmp_path / "resume")
-    found = saves.newest()
-    assert found is not None and (found.step, found.consumed, found.totals) == (2, ["p2"], {"turns": 20})
+    result = saves.newest()
+    assert result is not None and (result.step, result.consumed, result.totals) == (2, ["p2"], {"turns": 20})
     assert "step-000003 is damaged and passed over" in saves.notes[0]
     alone = LocalSteps(shared(tmp_path, "ranks"))
-    alone.begin(found)
+    alone.begin(result)
     for step in (2, 3):
         alone.step(samples(step), state(step + 1))
     assert near(dict(alone.model.state_dict()), dict(expected.model.state_dict()))
@@ -95,7 +95,7 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
 def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_path: Path) -> None:
     """As beside a GPU with `offload`; a run goes from one to the other, and the weights are published whole."""
     torch.set_num_threads(1)
-    expected = LocalSteps(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "complete"))
     for step in range(3):
         expected.step(samples(step), state(step + 1))
     plain = LocalSteps(shared(tmp_path, "plain"))
@@ -109,30 +109,30 @@ def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_
         plain.begin(spread.saves.newest())
         spread.step(samples(2), state(3))
         plain.learner.complete(samples(2), rate=plain.plan.rate(2))
-        found = {name: local(tensor) for name, tensor in published(spread.model).items()}
+        result = {name: local(tensor) for name, tensor in published(spread.model).items()}
     finally:
         spread.close()
     assert not dist.is_initialized()
-    assert near(found, published(expected.model)) and near(published(plain.model), published(expected.model))
+    assert near(result, published(expected.model)) and near(published(plain.model), published(expected.model))
 
 
 @pytest.mark.parametrize("fate", ["all there", "one replaced"])
 def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path: Path) -> None:
     """Two ranks are fed group by group and lose one meanwhile; the step is what one process does with the batch."""
     torch.set_num_threads(1)
-    expected = LocalSteps(plan(tmp_path, "whole"))
+    expected = LocalSteps(plan(tmp_path, "complete"))
     batches = [samples(step) for step in range(2)]
     groups = [batches[1][at : at + 3] for at in range(0, 9, 3)]
     if fate == "one replaced":
         batches[1] = [*batches[1][3:], *samples(7)[:3]]
     for step, batch in enumerate(batches):
         expected.step(batch, state(step + 1))
-    together = DistributedSteps(plan(tmp_path, "ranks"), ranks=2, tell=lambda text: None)
+    together = DistributedSteps(plan(tmp_path, "ranks"), ranks=2, report=lambda text: None)
     together.fleet.feed(0, 0, samples(9))  # of a trainer that died: nobody may compute it
     together.begin(None)
 
     def phases() -> list[str]:
-        return [beat.phase for beat in read(together.fleet.folder / "beats")]
+        return [beat.phase for beat in read(together.fleet.directory / "beats")]
 
     try:
         assert together.streams
@@ -140,8 +140,8 @@ def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path
         together.feed(groups[0])
         together.feed(groups[1])
         wait_for(lambda: phases() == ["wait for batch 1, 2 parts done"] * 2, "what was fed is computed")
-        os.kill(read(together.fleet.folder / "beats")[1].pid, signal.SIGKILL)
-        wait_for(lambda: (together.look(), together._losses)[1], "the dead rank is seen")
+        os.kill(read(together.fleet.directory / "beats")[1].pid, signal.SIGKILL)
+        wait_for(lambda: (together.poll(), together._losses)[1], "the dead rank is seen")
         wait_for(lambda: phases() == ["wait for batch 1, 2 parts done"] * 2, "what was fed is computed again")
         stats = together.step(batches[1], state(2))
     finally:
@@ -153,7 +153,7 @@ def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path
 def test_a_number_that_is_not_finite_is_said_and_nothing_is_started_again(tmp_path: Path) -> None:
     made = plan(tmp_path, "nan", settings=OptimiserSettings(rate=1e30, budget=64))
     said: list[str] = []
-    together = DistributedSteps(made, ranks=2, tell=said.append)
+    together = DistributedSteps(made, ranks=2, report=said.append)
     together.begin(None)
     try:
         with pytest.raises(TrainerFailed, match="not finite") as caught:
@@ -170,10 +170,10 @@ def test_a_full_disk_is_said_as_that_whatever_died_of_it(tmp_path: Path) -> None
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "pagurus-test", str(place)], check=True)
     try:
         made = plan(tmp_path, "small/ranks")
-        together = DistributedSteps(made, ranks=1, tell=lambda text: None)
+        together = DistributedSteps(made, ranks=1, report=lambda text: None)
         together.begin(None)
         try:
-            wait_for(lambda: read(together.fleet.folder / "beats"), "a rank lives")
+            wait_for(lambda: read(together.fleet.directory / "beats"), "a rank lives")
             (place / "filler").write_bytes(b"x" * (os.statvfs(place).f_bavail * 4096 - (64 << 10)))
             with pytest.raises(OSError) as caught:
                 together.step(samples(0), state(1))
@@ -197,10 +197,10 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     )
 
     owner = Program([sys.executable, "-c", program, msgspec.json.encode(made).decode()])
-    folder = Path(made.folder)
+    directory = Path(made.directory)
     try:
-        wait_for(lambda: len(read(folder / "beats")) == 2, "two ranks live")
-        first, second = (beat.pid for beat in read(folder / "beats"))
+        wait_for(lambda: len(read(directory / "beats")) == 2, "two ranks live")
+        first, second = (beat.pid for beat in read(directory / "beats"))
         os.kill(second, signal.SIGSTOP)
     finally:
         owner.destroy()
@@ -217,7 +217,7 @@ def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_hint(
 ) -> None:
     monkeypatch.setattr(steps, "MAX_LOSSES", 1)
     made = plan(tmp_path, "hopeless", lora=None)
-    together = DistributedSteps(made, ranks=1, tell=lambda text: None)
+    together = DistributedSteps(made, ranks=1, report=lambda text: None)
     together.begin(None)
     unknown = Sample(tokens=[0, 1], mask=[0, 1], logprobs=[0.0, -1.0], reward=1.0, group="g")
     log = together.fleet.log
@@ -239,5 +239,5 @@ def test_of_ranks_that_stand_the_one_outside_of_collectives_is_named(
         for rank in range(2)
     ]
     lost = judge(beats, 100.0, silent=10.0, stuck=60.0)
-    assert [each.rank for each in lost] == named
+    assert [item.rank for item in lost] == named
     assert lost[-1].reason.endswith("has been in step 3 for 90.0 s, at sleep (env.py:3)")

@@ -18,8 +18,8 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
 
 
 def test_every_combination_is_a_point() -> None:
-    found = [point.settings for point in grid(["a=1,2", "b=[1, 2],x", "c='p,q'"])]
-    assert found == [[a, b, "c='p,q'"] for a in ("a=1", "a=2") for b in ("b=[1, 2]", "b=x")]
+    result = [point.settings for point in grid(["a=1,2", "b=[1, 2],x", "c='p,q'"])]
+    assert result == [[a, b, "c='p,q'"] for a in ("a=1", "a=2") for b in ("b=[1, 2]", "b=x")]
     assert [point.settings for point in grid([])] == [[]]
     assert split("{a=1,b=2},3") == ["{a=1,b=2}", "3"]
     for wrong in ("a", "a=", "a=1,", "=1"):
@@ -62,7 +62,7 @@ def test_a_grid_runs_and_the_same_command_continues_it(tmp_path: Path, monkeypat
     assert rows[3].settings == {"optimiser.rate": "1e-5", "seed": "1"}
     stored = msgspec.json.decode((Path(rows[3].run) / "plan.json").read_bytes(), type=TrainConfig, dec_hook=_path)
     assert stored.optimiser.rate == 1e-5 and stored.objective == ObjectiveSettings()
-    (first.folder / "mended").touch()
+    (first.directory / "mended").touch()
     rows = Sweep(plan, axes).run()
     assert [row.state for row in rows] == ["done"] * 4 and len(begun) == 6
 

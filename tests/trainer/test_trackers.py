@@ -33,7 +33,7 @@ class Service:
             self.settings[id] = config
             log = self.runs.setdefault(id, [])
             return SimpleNamespace(
-                log=lambda figures, step: log.append((step, figures)), finish=lambda: self.ended.append(id)
+                log=lambda metrics, step: log.append((step, metrics)), finish=lambda: self.ended.append(id)
             )
 
         made.init = init  # type: ignore[attr-defined]
@@ -76,25 +76,25 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 @pytest.mark.parametrize(("name", "run"), [("wandb", "run-a"), ("mlflow", "id-run-a")])
 def test_a_run_that_goes_on_goes_on_in_its_tracker(name: str, run: str, service: Service, tmp_path: Path) -> None:
-    folder = tmp_path / "run-a"
-    folder.mkdir()
+    directory = tmp_path / "run-a"
+    directory.mkdir()
     for step in (1, 2):  # two processes, one after the other
-        with MetricsRecorder(folder, [open_tracker(name, folder, {"steps": "2"})]) as recorder:
-            recorder.step(step, {"reward": 0.5, "wall": {"engine": float(step)}, "note": "words", "whole": True})
-    run = identity(folder) if name == "wandb" else run
-    figures: dict[int, dict[str, float]] = {}
-    for step, told in service.runs[run]:
-        figures.setdefault(step, {}).update(told)
-    assert figures == {step: {"reward": 0.5, "wall/engine": float(step)} for step in (1, 2)}
+        with MetricsRecorder(directory, [open_tracker(name, directory, {"steps": "2"})]) as recorder:
+            recorder.step(step, {"reward": 0.5, "wall": {"engine": float(step)}, "note": "words", "complete": True})
+    run = identity(directory) if name == "wandb" else run
+    metrics: dict[int, dict[str, float]] = {}
+    for step, reported in service.runs[run]:
+        metrics.setdefault(step, {}).update(reported)
+    assert metrics == {step: {"reward": 0.5, "wall/engine": float(step)} for step in (1, 2)}
     assert service.settings[run] == {"steps": "2"} and service.ended == [run, run]
     assert len(service.runs) == 1
-    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1, 2]
+    assert [line["step"] for line in read_lines(directory / "metrics.jsonl")] == [1, 2]
 
 
 def test_runs_of_one_name_are_different_runs(tmp_path: Path) -> None:
     one, other = tmp_path / "a" / "20260101-101500", tmp_path / "b" / "20260101-101500"
-    for folder in (one, other):
-        folder.mkdir(parents=True)
+    for directory in (one, other):
+        directory.mkdir(parents=True)
     assert identity(one) != identity(other) and identity(one) == identity(one)
     assert identity(one).startswith(one.name)
 

@@ -15,7 +15,7 @@ from rollout.weights.layout import rank_rows
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
 from rollout.weights.relay import Relay
-from rollout.weights.source import FolderSource, HttpSource, source_of
+from rollout.weights.source import DirectorySource, HttpSource, source_of
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import Ref
 from sandbox.errors import NotFound
@@ -32,17 +32,17 @@ def rows(tensors: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
     return {name: tensor[slice(*rank_rows(len(tensor), rank, 2))] for name, tensor in tensors.items()}
 
 
-def publish(rank: int, folder: Path, apart: bool) -> None:
+def publish(rank: int, directory: Path, apart: bool) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    store = VersionStore(folder / (f"weights-{rank}" if apart else "weights"))
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    store = VersionStore(directory / (f"weights-{rank}" if apart else "weights"))
     walk = Walk(scale=8)
     shapes = {name: tensor.shape for name, tensor in walk.tensors.items()}
-    publisher = Publisher(store, ranks=Ranks(rank, 2), slots=2, whole_every=100, keep=2, apart=apart)
+    publisher = Publisher(store, ranks=Ranks(rank, 2), slots=2, complete_every=100, keep=2, apart=apart)
     for version in range(VERSIONS):
         if version == RESTART:
             publisher.close()
-            publisher = Publisher(store, ranks=Ranks(rank, 2), slots=2, whole_every=100, keep=2, apart=apart)
+            publisher = Publisher(store, ranks=Ranks(rank, 2), slots=2, complete_every=100, keep=2, apart=apart)
             assert publisher.resume(rows(walk.tensors, rank), shapes)
         publisher.start(version, rows(walk.step(1e-7), rank), FILES, shapes=shapes)
         assert (ref := publisher.wait()) is not None and ref.version == version
@@ -50,10 +50,10 @@ def publish(rank: int, folder: Path, apart: bool) -> None:
     dist.destroy_process_group()
 
 
-def published(folder: Path, *, apart: bool) -> Walk:
+def published(directory: Path, *, apart: bool) -> Walk:
     """By two processes; the weights of the last version."""
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=publish, args=(rank, folder, apart)) for rank in range(2)]
+    ranks = [context.Process(target=publish, args=(rank, directory, apart)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -70,15 +70,15 @@ def published(folder: Path, *, apart: bool) -> Walk:
 async def test_two_ranks_publish_and_two_slices_read(tmp_path: Path) -> None:
     walk, store = await asyncio.to_thread(published, tmp_path, apart=False), VersionStore(tmp_path / "weights")
     assert [ref.version for ref in store.versions()][-1] == VERSIONS - 1
-    changes = [store.manifest(ref).whole is None for ref in store.versions()]
+    changes = [store.manifest(ref).complete is None for ref in store.versions()]
     assert changes[-2:] == [True, True]  # they went on after the restart
     fetched = []
     for part, parts in ((0, 1), (0, 2), (1, 2)):
-        puller = Puller(FolderSource(store), Mirror(tmp_path / f"{part}-{parts}", part=part, parts=parts), name="p")
+        puller = Puller(DirectorySource(store), Mirror(tmp_path / f"{part}-{parts}", part=part, parts=parts), name="p")
         fetched.append((await puller.pull()).spent.bytes)
         assert same(tmp_path / f"{part}-{parts}", walk.tensors, part=part, parts=parts)
         await puller.close()
-    assert all(0.4 * fetched[0] < each < 0.6 * fetched[0] for each in fetched[1:])
+    assert all(0.4 * fetched[0] < item < 0.6 * fetched[0] for item in fetched[1:])
 
 
 async def test_each_rank_serves_what_it_wrote(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_each_rank_serves_what_it_wrote(tmp_path: Path) -> None:
     stores = [VersionStore(tmp_path / f"weights-{rank}") for rank in range(2)]
     listed = [[ref.version for ref in store.versions()] for store in stores]
     assert listed[0] == listed[1] and listed[0][-1] == VERSIONS - 1
-    contents = [{path.name for path in (store.folder / "chunks").glob("??/*")} for store in stores]
+    contents = [{path.name for path in (store.directory / "chunks").glob("??/*")} for store in stores]
     assert contents[0] - contents[1] and contents[1] - contents[0]
     async with served(Relay(stores[0]).application()) as first, served(Relay(stores[1]).application()) as second:
         relay = Relay(VersionStore(tmp_path / "relay"), source_of(f"{first},{second}"))
@@ -99,7 +99,7 @@ async def test_each_rank_serves_what_it_wrote(tmp_path: Path) -> None:
                 fetched.append((await puller.pull()).spent.bytes)
                 assert same(tmp_path / f"{part}-{parts}", walk.tensors, part=part, parts=parts)
                 await puller.close()
-            assert all(0.4 * fetched[0] < each < 0.6 * fetched[0] for each in fetched[1:])
+            assert all(0.4 * fetched[0] < item < 0.6 * fetched[0] for item in fetched[1:])
             assert set(stores[0].readers()) == set(stores[1].readers()) == {"p01", "p02", "p12"}
             missing = HttpSource(near)
             with pytest.raises(NotFound, match="no weights"):

@@ -17,16 +17,16 @@ def branched(group: Group) -> bool:
 
 def segment_advantages(group: Group) -> list[tuple[list[int], list[float]]]:
     """Of each trajectory: which tokens it counts (1), and the advantage of each token; 0 where it counts none."""
-    leaves = [Leaf((each.index, each.start), len(each.turns), each.reward, each.lineage) for each in group.trajectories]
+    leaves = [Leaf((item.index, item.start), len(item.turns), item.reward, item.lineage) for item in group.trajectories]
     forest, own = Forest(leaves), counted(leaves)
-    found = []
+    result = []
     for leaf, trajectory in zip(leaves, group.trajectories, strict=True):
         of_turn = [0.0] * leaf.turns
         for segment in forest.segments(leaf.name):
             for turn in range(segment.first, segment.last):
                 of_turn[turn] = segment.advantage * forest.sharing(leaf, turn)
-        found.append(_per_token(trajectory, of_turn, own[leaf.name]))
-    return found
+        result.append(_per_token(trajectory, of_turn, own[leaf.name]))
+    return result
 
 
 def _per_token(trajectory: Trajectory, of_turn: list[float], first: int) -> tuple[list[int], list[float]]:

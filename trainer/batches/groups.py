@@ -39,7 +39,7 @@ def _of_group(group: Group, oldest: int) -> list[Sample]:
             reward=trajectory.reward,
             group=group.prompt,
             temperature=trajectory.temperature,
-            whole=trajectory.whole,
+            complete=trajectory.complete,
             truncated=trajectory.status == "truncated",
             version=trajectory.oldest or 0,
             episode=f"{trajectory.prompt}/{trajectory.index}" if trajectory.breaks else "",
@@ -57,7 +57,7 @@ def _both(mask: list[int], own: list[int]) -> list[int]:
 def staleness(trajectories: list[Trajectory], version: int) -> Counter[int]:
     """How many trajectories are how many versions old: `version` minus the oldest of their spans."""
     return Counter(
-        version - min(known)
+        version - min(existing)
         for trajectory in trajectories
-        if (known := [spoken for spoken in trajectory.versions if spoken >= 0])
+        if (existing := [spoken for spoken in trajectory.versions if spoken >= 0])
     )

@@ -30,7 +30,7 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     truncated: bool = False
     version: int = 0  # of the oldest weights in it
     name: str = ""
-    whole: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
+    complete: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
     episode: str = ""  # pieces of one episode have its name and come one after the other; "": it is one piece
     advantages: list[float] = []  # per token, where the group is a tree: its segments' own; else none
 
@@ -41,11 +41,11 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
 
 def episodes(samples: Sequence[Sample]) -> list[int]:
     """Number of each sample's episode, counted from 0. Example: episodes "a", "a", "", "" are [0, 0, 1, 2]."""
-    found: list[int] = []
+    result: list[int] = []
     for at, sample in enumerate(samples):
         goes_on = at > 0 and bool(sample.episode) and _same(samples[at - 1], sample)
-        found.append((found[-1] if found else -1) + (not goes_on))
-    return found
+        result.append((result[-1] if result else -1) + (not goes_on))
+    return result
 
 
 def _same(one: Sample, other: Sample) -> bool:
@@ -78,7 +78,7 @@ def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> st
         return "reward not finite"
     if not (math.isfinite(sample.temperature) and sample.temperature >= 0):
         return "temperature not a number from 0 up"
-    if not sample.whole:
+    if not sample.complete:
         return "sampled with top_p or top_k: its logprobs are of another distribution than the policy's"
     return None
 
@@ -87,15 +87,15 @@ def accepted(
     samples: Sequence[Sample], vocabulary: int, positions: int | None = None
 ) -> tuple[list[Sample], list[tuple[str, str]]]:
     """Those that may be trained on, and of each other one its name and the reason."""
-    kept: list[Sample] = []
+    retained: list[Sample] = []
     refused: list[tuple[str, str]] = []
     for sample in samples:
         reason = refusal(sample, vocabulary, positions)
         if reason is None:
-            kept.append(sample)
+            retained.append(sample)
         else:
             refused.append((sample.name or sample.group, reason))
-    return kept, refused
+    return retained, refused
 
 
 class SampleLog:
@@ -104,20 +104,20 @@ class SampleLog:
     ``log.write(3, samples)``, then ``log.read(3)``. A file is there whole or not at all.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, directory: Path):
+        self.directory = directory
 
     def path(self, step: int) -> Path:
-        return self.folder / f"batch-{step:06d}.zst"
+        return self.directory / f"batch-{step:06d}.zst"
 
     def write(self, step: int, samples: Sequence[Sample]) -> Path:
         return self._write(self.path(step), samples)
 
     def read(self, step: int) -> list[Sample]:
-        found = self._read(self.path(step))
-        if found is None:
-            raise NotFound(f"no batch of step {step} in {self.folder}", hint="it is written before a step")
-        return found
+        result = self._read(self.path(step))
+        if result is None:
+            raise NotFound(f"no batch of step {step} in {self.directory}", hint="it is written before a step")
+        return result
 
     def write_part(self, step: int, number: int, samples: Sequence[Sample]) -> None:
         """Groups of a batch that is not complete yet. All parts are written before the batch."""
@@ -129,14 +129,14 @@ class SampleLog:
 
     def forget(self, step: int) -> None:
         """The batch of this step and its parts."""
-        for path in (self.path(step), *self.folder.glob(f"part-{step:06d}-*.zst")):
+        for path in (self.path(step), *self.directory.glob(f"part-{step:06d}-*.zst")):
             path.unlink(missing_ok=True)
 
     def _part(self, step: int, number: int) -> Path:
-        return self.folder / f"part-{step:06d}-{number:04d}.zst"
+        return self.directory / f"part-{step:06d}-{number:04d}.zst"
 
     def _write(self, path: Path, samples: Sequence[Sample]) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         return durable.publish(path, zstandard.compress(msgspec.msgpack.encode(list(samples)), 3))
 
     def _read(self, path: Path) -> list[Sample] | None:
@@ -147,4 +147,4 @@ class SampleLog:
         return msgspec.msgpack.decode(content, type=list[Sample])
 
     def steps(self) -> list[int]:
-        return sorted(int(path.stem.removeprefix("batch-")) for path in self.folder.glob("batch-*.zst"))
+        return sorted(int(path.stem.removeprefix("batch-")) for path in self.directory.glob("batch-*.zst"))

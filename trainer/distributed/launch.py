@@ -48,9 +48,9 @@ class Fleet:
 
     def __init__(self, plan: WorkPlan, *, ranks: int, silent: float = SILENT, stuck: float = STUCK):
         self.plan, self.ranks, self.silent, self.stuck = plan, ranks, silent, stuck
-        self.folder = Path(plan.folder)
-        self.log = SampleLog(self.folder / "log")
-        self.states = StateLog(self.folder / "log")
+        self.directory = Path(plan.directory)
+        self.log = SampleLog(self.directory / "log")
+        self.states = StateLog(self.directory / "log")
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Fleet:
@@ -63,16 +63,16 @@ class Fleet:
     def start(self) -> None:
         """Starts all ranks; they go on from the last save."""
         self.stop()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         self._end_left()
-        for old in (*(self.folder / "beats").glob("rank-*"), *(self.folder / "results").glob("*.json")):
+        for old in (*(self.directory / "beats").glob("rank-*"), *(self.directory / "results").glob("*.json")):
             old.unlink()
-        path, pid = self.folder / "plan.json", os.getpid()
+        path, pid = self.directory / "plan.json", os.getpid()
         owner = RoleRecord(name="owner", pid=pid, started=started(pid) or 0, at=time.time())
         plan = msgspec.structs.replace(self.plan, owner=owner)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.plan.threads), "TOKENIZERS_PARALLELISM": "false"}
-        with (self.folder / "ranks.log").open("ab") as log:
+        with (self.directory / "ranks.log").open("ab") as log:
             self._began = log.tell()
             self._process = subprocess.Popen(
                 [
@@ -105,7 +105,7 @@ class Fleet:
 
     def wait(self, step: int) -> Result:
         """Until step `step` is taken."""
-        path = self.folder / "results" / f"step-{step:06d}.json"
+        path = self.directory / "results" / f"step-{step:06d}.json"
         while not path.exists():
             if step > self.plan.steps:
                 raise Invalid(f"the plan ends with step {self.plan.steps}", hint="start with a longer plan")
@@ -115,7 +115,7 @@ class Fleet:
 
     def weights(self, step: int) -> dict[str, torch.Tensor]:
         """Of the model after step `step`, whole."""
-        return load_file(self.folder / "weights" / f"step-{step:06d}.safetensors")
+        return load_file(self.directory / "weights" / f"step-{step:06d}.safetensors")
 
     def check(self) -> None:
         """Raises RankLost if a rank died or hangs; then none is left."""
@@ -125,9 +125,9 @@ class Fleet:
             self.stop()
             self._raise_said()
             raise RankLost(
-                self._cause(), hint=f"see {self.folder / 'ranks.log'}; start again to go on from the last save"
+                self._cause(), hint=f"see {self.directory / 'ranks.log'}; start again to go on from the last save"
             )
-        beats = read(self.folder / "beats")
+        beats = read(self.directory / "beats")
         lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
         if lost and code is None:
             if any(_ended(beat.process) for beat in beats):
@@ -137,7 +137,7 @@ class Fleet:
                     return
             self.stop()
             self._raise_said()
-            raise RankLost("; ".join(each.reason for each in lost), hint="start again to go on from the last save")
+            raise RankLost("; ".join(item.reason for item in lost), hint="start again to go on from the last save")
 
     def stop(self) -> None:
         """Ends all ranks, whatever state they are in. Idempotent."""
@@ -154,27 +154,27 @@ class Fleet:
 
     def _end_left(self) -> None:
         """Ranks whose torchrun or owner is gone, and that are stopped, so that they have not ended by themselves."""
-        for beat in read(self.folder / "beats"):
+        for beat in read(self.directory / "beats"):
             _kill(beat.process)
 
     def _raise_said(self) -> None:
         """What a rank knew of why it could not go on."""
-        if shutil.disk_usage(self.folder).free < FULL:
-            raise OSError(errno.ENOSPC, f"no space left in {self.folder}")
-        for path in sorted((self.folder / "results").glob("said-*.json")):
+        if shutil.disk_usage(self.directory).free < FULL:
+            raise OSError(errno.ENOSPC, f"no space left in {self.directory}")
+        for path in sorted((self.directory / "results").glob("said-*.json")):
             said = msgspec.json.decode(path.read_bytes(), type=Said)
             if said.errno is not None:
                 raise OSError(said.errno, said.message)
             raise TrainerFailed(said.message, hint=said.hint)
 
     def _cause(self) -> str:
-        with (self.folder / "ranks.log").open("rb") as log:
+        with (self.directory / "ranks.log").open("rb") as log:
             log.seek(self._began)
             text = log.read().decode("utf-8", "replace")
-        found = CAUSE.search(text[text.rfind("Root Cause") :])
-        if found is None:
+        result = CAUSE.search(text[text.rfind("Root Cause") :])
+        if result is None:
             return f"torchrun ended: {text.strip().splitlines()[-1] if text.strip() else 'no output'}"
-        rank, code, pid = found.groups()
+        rank, code, pid = result.groups()
         how = f"was killed by signal {-int(code)}" if int(code) < 0 else f"ended with status {code}"
         return f"rank {rank} (pid {pid}) {how}"
 
@@ -188,7 +188,7 @@ def _ended(rank: RoleRecord) -> bool:
 
 def _children(pid: int) -> list[int]:
     """Of this process, as the kernel has them now."""
-    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+    return [int(item) for path in Path(f"/proc/{pid}/task").glob("*/children") for item in path.read_text().split()]
 
 
 def _kill(rank: RoleRecord) -> None:

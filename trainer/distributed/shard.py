@@ -29,15 +29,15 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
     precision = MixedPrecisionPolicy()
     if scorer.bf16:
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    kept = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
+    retained = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
     if ranks.device.type == "cuda" and not offload:
         scorer.to(ranks.device)
     for module in (*scorer.layers(), scorer):
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=kept)
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=retained)
     return scorer
 
 
-def whole(scorer: Scorer, ranks: Ranks) -> dict[str, Tensor]:
+def complete(scorer: Scorer, ranks: Ranks) -> dict[str, Tensor]:
     """All weights of the model, complete, in the host's memory, on rank 0; elsewhere nothing. All ranks take part."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(scorer, options=options)

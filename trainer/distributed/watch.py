@@ -56,17 +56,17 @@ class LostRank:
 
 def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> list[LostRank]:
     """Those that keep the run from going on. Pure. Phases that begin with "wait" are nobody's fault."""
-    found = [
+    result = [
         LostRank(
             beat.rank, f"rank {beat.rank} (pid {beat.pid}) gave no sign for {now - beat.at:.1f} s, in: {beat.phase}"
         )
         for beat in beats
         if now - beat.at > silent
     ]
-    if found or not beats:
-        return found
+    if result or not beats:
+        return result
     newest = max(beat.since for beat in beats)
-    behind = [beat for beat in beats if beat.progress == min(each.progress for each in beats)]
+    behind = [beat for beat in beats if beat.progress == min(item.progress for item in beats)]
     if now - newest <= stuck or all(beat.phase.startswith("wait") for beat in beats):
         return []
     guilty = [beat for beat in behind if not beat.waits] or behind
@@ -82,9 +82,9 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
 class Heart:
     """``with Heart(folder, rank) as heart: heart.phase("forward")``. A thread writes the signs."""
 
-    def __init__(self, folder: Path, rank: int, *, owner: RoleRecord | None = None):
+    def __init__(self, directory: Path, rank: int, *, owner: RoleRecord | None = None):
         """`owner`: the process that this rank works for, and does not outlive."""
-        self.path = folder / f"rank-{rank}.json"
+        self.path = directory / f"rank-{rank}.json"
         pid, now = os.getpid(), time.time()
         self._beat = Beat(rank, pid, now, 0, "wait for the others", now, started(pid) or 0)
         self._owner = owner
@@ -145,6 +145,6 @@ class Heart:
         return text, False
 
 
-def read(folder: Path) -> list[Beat]:
+def read(directory: Path) -> list[Beat]:
     """The newest sign of each rank."""
-    return [msgspec.json.decode(path.read_bytes(), type=Beat) for path in sorted(folder.glob("rank-*.json"))]
+    return [msgspec.json.decode(path.read_bytes(), type=Beat) for path in sorted(directory.glob("rank-*.json"))]

@@ -34,7 +34,7 @@ from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
-from trainer.distributed.shard import shard, whole
+from trainer.distributed.shard import complete, shard
 from trainer.distributed.watch import Heart
 from trainer.isolate import careful_step
 from trainer.learner import Learner
@@ -52,7 +52,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     """What ranks are told: ``plan.json`` of their folder. Paths are absolute."""
 
     model: str  # folder that training starts from
-    folder: str  # of log/, beats/, results/, weights/
+    directory: str  # of log/, beats/, results/, weights/
     steps: int
     seed: int = 0
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -71,7 +71,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
     @property
     def resume(self) -> Path:
-        return Path(self.saves or Path(self.folder, "resume"))
+        return Path(self.saves or Path(self.directory, "resume"))
 
     @property
     def chosen(self) -> Objective:
@@ -104,22 +104,22 @@ class Said(msgspec.Struct, kw_only=True):
 class StateLog:
     """What the run is after each batch: written before the batch, saved with the step that is taken on it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, directory: Path):
+        self.directory = directory
 
     def path(self, step: int) -> Path:
-        return self.folder / f"state-{step:06d}.json"
+        return self.directory / f"state-{step:06d}.json"
 
     def write(self, state: ResumeState) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         durable.publish(self.path(state.step), msgspec.json.encode(state))
 
     def read(self, step: int) -> ResumeState:
         try:
-            found = msgspec.json.decode(self.path(step).read_bytes(), type=ResumeState)
+            result = msgspec.json.decode(self.path(step).read_bytes(), type=ResumeState)
         except FileNotFoundError:
             return ResumeState(step=step, version=step)
-        return found
+        return result
 
 
 def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
@@ -128,10 +128,10 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     np.random.seed(plan.seed)
     torch.manual_seed(plan.seed)
     objective = plan.chosen
-    folder = Path(plan.model)
+    directory = Path(plan.model)
 
     def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
-        made = Scorer(load(folder, lora=lora), recompute=plan.recompute, critic=critic, bf16=plan.bf16)
+        made = Scorer(load(directory, lora=lora), recompute=plan.recompute, critic=critic, bf16=plan.bf16)
         return shard(made, ranks, offload=plan.offload)
 
     policy = scorer(plan.lora, critic=objective.value is not None)
@@ -144,9 +144,9 @@ class RankWorker:
 
     def __init__(self, plan: WorkPlan, ranks: Ranks = ALONE, phase: Callable[[str], None] = lambda _: None):
         self.plan, self.ranks, self.phase = plan, ranks, phase
-        self.folder = Path(plan.folder)
-        self.log = SampleLog(self.folder / "log")
-        self.states = StateLog(self.folder / "log")
+        self.directory = Path(plan.directory)
+        self.log = SampleLog(self.directory / "log")
+        self.states = StateLog(self.directory / "log")
         self.phase("load")
         self.learner = make_learner(plan, ranks)
         self.learner.on_micro_batch = lambda: phase(f"step {self.step}")
@@ -161,7 +161,7 @@ class RankWorker:
         """To the end of the plan. A step that was saved when its rank died is told again."""
         if self.step:
             self._hand_over()
-            self._tell(Result(step=self.step, saved=True, stats={}))
+            self._report(Result(step=self.step, saved=True, stats={}))
         while self.step < self.plan.steps:
             samples = self._next()
             self.phase(f"step {self.step}")
@@ -177,7 +177,7 @@ class RankWorker:
                 self.saves.start_save(self.learner, state)
             self._hand_over()
             self.saves.wait_saved()
-            self._tell(Result(step=self.step, saved=saved, stats=stats.items()))
+            self._report(Result(step=self.step, saved=saved, stats=stats.items()))
         self.phase("end")
 
     def _next(self) -> list[Sample]:
@@ -200,32 +200,32 @@ class RankWorker:
 
     def _hand_over(self) -> None:
         """The weights of this step, whole, for whoever publishes them."""
-        tensors = whole(self.learner.scorer, self.ranks)
+        tensors = complete(self.learner.scorer, self.ranks)
         if self.ranks.rank == 0:
-            folder = self.folder / "weights"
-            folder.mkdir(exist_ok=True)
-            aside = folder / ".new"
+            directory = self.directory / "weights"
+            directory.mkdir(exist_ok=True)
+            aside = directory / ".new"
             save_file(_apart(tensors), aside)
-            aside.rename(folder / f"step-{self.step:06d}.safetensors")
-            (folder / f"step-{self.step - 2:06d}.safetensors").unlink(missing_ok=True)
+            aside.rename(directory / f"step-{self.step:06d}.safetensors")
+            (directory / f"step-{self.step - 2:06d}.safetensors").unlink(missing_ok=True)
 
-    def _tell(self, result: Result) -> None:
+    def _report(self, result: Result) -> None:
         if self.ranks.rank != 0:
             return
-        folder = self.folder / "results"
-        folder.mkdir(exist_ok=True)
-        durable.publish(folder / f"step-{result.step:06d}.json", msgspec.json.encode(result), durable=False)
+        directory = self.directory / "results"
+        directory.mkdir(exist_ok=True)
+        durable.publish(directory / f"step-{result.step:06d}.json", msgspec.json.encode(result), durable=False)
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Each memory once: a tied head is written under the name of what it is tied to."""
-    seen: set[int] = set()
-    found = {}
+    observed: set[int] = set()
+    result = {}
     for name, tensor in tensors.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            found[name] = tensor.contiguous()
-    return found
+        if tensor.data_ptr() not in observed:
+            observed.add(tensor.data_ptr())
+            result[name] = tensor.contiguous()
+    return result
 
 
 def _write_down(roles: Path, rank: int, log: str) -> None:
@@ -239,15 +239,15 @@ def _write_down(roles: Path, rank: int, log: str) -> None:
     adopted.write(roles, role)
 
 
-def _say(folder: Path, rank: int, error: PagurusError | OSError) -> None:
+def _say(directory: Path, rank: int, error: PagurusError | OSError) -> None:
     """On a full disk even this may not be written; who watches looks at the disk as well."""
     said = Said(message=str(error))
     if isinstance(error, PagurusError):
         said = Said(message=error.message, hint=error.hint)
     elif isinstance(error, OSError):
         said.errno = error.errno
-    (folder / "results").mkdir(exist_ok=True)
-    durable.publish(folder / "results" / f"said-{rank}.json", msgspec.json.encode(said), durable=False)
+    (directory / "results").mkdir(exist_ok=True)
+    durable.publish(directory / "results" / f"said-{rank}.json", msgspec.json.encode(said), durable=False)
 
 
 def main(argv: list[str]) -> int:
@@ -258,15 +258,15 @@ def main(argv: list[str]) -> int:
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
     torch.set_num_threads(plan.threads)
     return_freed_memory()
-    folder, rank = Path(plan.folder), int(os.environ.get("RANK", "0"))
-    with Heart(folder / "beats", rank, owner=plan.owner) as heart:
+    directory, rank = Path(plan.directory), int(os.environ.get("RANK", "0"))
+    with Heart(directory / "beats", rank, owner=plan.owner) as heart:
         if plan.roles:
-            _write_down(Path(plan.roles), rank, str(folder / "ranks.log"))
+            _write_down(Path(plan.roles), rank, str(directory / "ranks.log"))
         ranks = join(timeout=plan.timeout)
         try:
             RankWorker(plan, ranks, heart.phase).run()
         except (PagurusError, OSError) as error:
-            _say(folder, rank, error)
+            _say(directory, rank, error)
             raise
         finally:
             leave()

@@ -31,18 +31,18 @@ def attend(
 
         left = -1 if window is None else window - 1
         bounds, longest = packed.bounds, packed.longest
-        found = varlen_attn(
+        result = varlen_attn(
             q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(left, 0), enable_gqa=grouped
         )
-        assert isinstance(found, Tensor)
-        return found
+        assert isinstance(result, Tensor)
+        return result
     parts = []
     for one, keys, values in zip(*(part.split(packed.lengths) for part in (q, k, v)), strict=True):
         length = len(one)
         mask = None
         if window is not None and window < length:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        seen = F.scaled_dot_product_attention(
+        observed = F.scaled_dot_product_attention(
             one.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
@@ -51,7 +51,7 @@ def attend(
             scale=scale,
             enable_gqa=grouped,
         )
-        parts.append(seen[0].transpose(0, 1))
+        parts.append(observed[0].transpose(0, 1))
     return torch.cat(parts)
 
 
@@ -61,8 +61,8 @@ def transformers_attention(
     """The same, as transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
     packed: PackedBatch = options["packed"]
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    found = attend(q, k, v, packed, scale=options.get("scaling"), window=options.get("sliding_window"))
-    return found[None], None
+    result = attend(q, k, v, packed, scale=options.get("scaling"), window=options.get("sliding_window"))
+    return result[None], None
 
 
 def register() -> None:

@@ -58,24 +58,24 @@ class Lora:
         return json.dumps(msgspec.to_builtins(config), indent=1).encode()
 
 
-def configuration(folder: Path) -> dict[str, Any]:
+def configuration(directory: Path) -> dict[str, Any]:
     """``config.json`` of a model folder."""
     try:
-        content: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+        content: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
-        raise NotFound(f"{folder} is no model: it has no config.json", hint="name a Hugging Face folder") from None
+        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face folder") from None
     except ValueError as error:
-        raise Invalid(f"{folder}/config.json is damaged: {error}", hint="download the model again") from None
+        raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
     return content
 
 
-def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
+def load(directory: Path, *, lora: Lora | None = None) -> nn.Module:
     """The model of a folder, in fp32, ready for gradients."""
-    content = configuration(folder)
-    if is_plain(content) and (folder / "model.safetensors").exists():
-        model: nn.Module = load_model(folder)
+    content = configuration(directory)
+    if is_plain(content) and (directory / "model.safetensors").exists():
+        model: nn.Module = load_model(directory)
     else:
-        model = _load_transformers(folder, content)
+        model = _load_transformers(directory, content)
     if lora is not None:
         _adapt(model, lora)
     for module in model.modules():
@@ -104,46 +104,46 @@ def take(start: Path, base: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     others = [start / name for name in ("generation_config.json", *TOKENIZER) if name not in NEEDED]
-    for path in (*(start / name for name in NEEDED), *weights, *(each for each in others if each.is_file())):
+    for path in (*(start / name for name in NEEDED), *weights, *(item for item in others if item.is_file())):
         shutil.copyfile(path, aside / path.name)
     shutil.rmtree(base, ignore_errors=True)
     aside.rename(base)
 
 
-def empty(folder: Path, *, lora: Lora | None = None) -> nn.Module:
+def empty(directory: Path, *, lora: Lora | None = None) -> nn.Module:
     """The model of a folder without its weights: for estimates, under `trainer.estimate.ghostly`."""
-    content = configuration(folder)
+    content = configuration(directory)
     if is_plain(content):
-        model: nn.Module = Qwen3(ModelConfig.load(folder))
+        model: nn.Module = Qwen3(ModelConfig.load(directory))
     else:
-        _refuse_logits(folder, content)
+        _refuse_logits(directory, content)
         from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import
 
         attention.register()
-        known = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(known, attn_implementation=attention.NAME, dtype=torch.float32)
+        existing = AutoConfig.from_pretrained(directory, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(existing, attn_implementation=attention.NAME, dtype=torch.float32)
     if lora is not None:
         _adapt(model, lora)
     return model.train()
 
 
-def _refuse_logits(folder: Path, content: Mapping[str, Any]) -> None:
+def _refuse_logits(directory: Path, content: Mapping[str, Any]) -> None:
     changed = [name for name in CHANGED_LOGITS if content.get(name) not in (None, 1.0)]
     if changed:
-        raise Invalid(f"{folder}: {', '.join(changed)} is not supported", hint="use a model with plain logits")
+        raise Invalid(f"{directory}: {', '.join(changed)} is not supported", hint="use a model with plain logits")
 
 
-def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
-    _refuse_logits(folder, content)
+def _load_transformers(directory: Path, content: Mapping[str, Any]) -> nn.Module:
+    _refuse_logits(directory, content)
     from transformers import AutoModelForCausalLM  # seconds to import
 
     attention.register()
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation=attention.NAME, dtype=torch.float32, local_files_only=True
+            directory, attn_implementation=attention.NAME, dtype=torch.float32, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
-        raise Invalid(f"transformers cannot load {folder}: {error}", hint="try it there first") from None
+        raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
     if not getattr(model, "_supports_attention_backend", False):
         raise Invalid(
             f"{type(model).__name__} has attention of its own, which would mix packed trajectories",
@@ -171,12 +171,12 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
     """
     state = {name: tensor.detach() for name, tensor in (tensors or model.state_dict()).items()}
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    found = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+    result = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
     for name, module in layers.items():
         scaling: float = module.scaling["default"]
         down, up = (state[f"{name}.lora_{side}.default.weight"] for side in "AB")
-        found[f"{name}.weight"] = found[f"{name}.weight"] + scaling * (up.float() @ down.float())
-    return found
+        result[f"{name}.weight"] = result[f"{name}.weight"] + scaling * (up.float() @ down.float())
+    return result
 
 
 def published(model: nn.Module) -> dict[str, Tensor]:
@@ -196,16 +196,16 @@ def published(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def export(model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
+def export(model: nn.Module, directory: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
     """Writes a Hugging Face folder that transformers and vLLM load, synced. `base`: where the tokenizer comes from."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         if (base / name).exists():
-            shutil.copyfile(base / name, folder / name)
+            shutil.copyfile(base / name, directory / name)
     if isinstance(model, Qwen3):
-        save_model(model, folder, tensors=merged(model, tensors))
+        save_model(model, directory, tensors=merged(model, tensors))
     else:
-        model.save_pretrained(folder, state_dict=merged(model, tensors))  # type: ignore[operator]
-        for path in folder.iterdir():
+        model.save_pretrained(directory, state_dict=merged(model, tensors))  # type: ignore[operator]
+        for path in directory.iterdir():
             durable.sync(path)
-    return folder
+    return directory

@@ -22,8 +22,8 @@ def logprobs(
     hidden [T, hidden], head [V, hidden], targets [T], temperature [T].
     """
     rows = max(1, chunk // head.shape[0])
-    found: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, head, targets, temperature, rows)  # type: ignore[no-untyped-call]
-    return found
+    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, head, targets, temperature, rows)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _LogProbs(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _LogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(hidden.dtype, torch.float32)
         chosen, entropy = hidden.new_zeros(len(hidden), dtype=kind), hidden.new_zeros(len(hidden), dtype=kind)
-        kept: Tensor | None = None
+        retained: Tensor | None = None
         at = 0
         for part, target, warmth in _parts(rows, hidden, targets, temperature):
             here = slice(at, at + len(part))
@@ -46,9 +46,11 @@ class _LogProbs(torch.autograd.Function):
             chosen[here] = logs.gather(-1, target[:, None])[:, 0]
             shares = logs.exp()
             entropy[here] = -torch.linalg.vecdot(shares, logs)
-            kept = shares if len(part) == len(hidden) else None
+            retained = shares if len(part) == len(hidden) else None
             at += len(part)
-        context.save_for_backward(hidden, head, targets, temperature, entropy, *([] if kept is None else [kept]))
+        context.save_for_backward(
+            hidden, head, targets, temperature, entropy, *([] if retained is None else [retained])
+        )
         context.rows = rows
         context.set_materialize_grads(False)
         return chosen, entropy
@@ -57,7 +59,7 @@ class _LogProbs(torch.autograd.Function):
     def backward(
         context: Any, above: Tensor | None, for_entropy: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden, head, targets, temperature, entropy, *kept = context.saved_tensors
+        hidden, head, targets, temperature, entropy, *retained = context.saved_tensors
         above = torch.zeros_like(entropy) if above is None else above
         slopes = torch.zeros_like(entropy) if for_entropy is None else for_entropy
         for_hidden = torch.empty_like(hidden) if context.needs_input_grad[0] else None
@@ -66,7 +68,7 @@ class _LogProbs(torch.autograd.Function):
         for part, target, warmth, slope, bonus, spread in _parts(
             context.rows, hidden, targets, temperature, above, slopes, entropy
         ):
-            shares = kept[0] if kept else _log_softmax(part, head, warmth).exp_()
+            shares = retained[0] if retained else _log_softmax(part, head, warmth).exp_()
             step = shares * (-slope / warmth)[:, None]
             if for_entropy is not None:
                 step -= (torch.xlogy(shares, shares) + shares * spread[:, None]) * (bonus / warmth)[:, None]

@@ -50,19 +50,19 @@ def tokenizer(words: Sequence[str]) -> Tokenizer:
     return made
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a policy folder. Text that spells a special token does not become one."""
-    loaded = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    loaded = Tokenizer.from_file(str(directory / "tokenizer.json"))
     loaded.encode_special_tokens = True
     return loaded
 
 
-def make(folder: Path, words: Sequence[str], *, seed: int, shape: Shape | None = None) -> Qwen3:
-    """Writes a fresh policy with random weights into `folder` and returns its model."""
+def make(directory: Path, words: Sequence[str], *, seed: int, shape: Shape | None = None) -> Qwen3:
+    """Writes a fresh policy with random weights into `directory` and returns its model."""
     shape = shape or Shape()
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     made = tokenizer(words)
-    made.save(str(folder / "tokenizer.json"))
+    made.save(str(directory / "tokenizer.json"))
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": shape.context,
@@ -71,10 +71,10 @@ def make(folder: Path, words: Sequence[str], *, seed: int, shape: Shape | None =
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
     model = Qwen3(configuration(made.get_vocab_size(), shape))
     model.initialise(seed)
-    save_model(model, folder)
+    save_model(model, directory)
     return model
 
 

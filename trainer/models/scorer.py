@@ -62,8 +62,8 @@ class Scorer(nn.Module):
     def positions(self) -> int | None:
         """Tokens of the longest sequence that the model has positions for, where it says so."""
         config: Any = self.model.config
-        found = getattr(config, "max_position_embeddings", None)
-        return int(found) if found else None
+        result = getattr(config, "max_position_embeddings", None)
+        return int(result) if result else None
 
     def layers(self) -> list[nn.Module]:
         """The repeated blocks: what is sharded and checkpointed one by one."""
@@ -93,10 +93,10 @@ class Scorer(nn.Module):
                 packed.tokens, packed.positions, lambda q, k, v: attend(q, k, v, packed), recompute=again
             )
         model: Any = self.model
-        found = model.get_decoder()(
+        result = model.get_decoder()(
             input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, packed=packed
         )
-        hidden: Tensor = found.last_hidden_state[0]
+        hidden: Tensor = result.last_hidden_state[0]
         return hidden
 
     def head(self) -> Tensor:

@@ -29,9 +29,9 @@ from __future__ import annotations
 from trainer.objectives.advantage import Advantage, Overlong, Rewards, token_advantages
 from trainer.objectives.aggregate import Aggregate, BatchCounts
 from trainer.objectives.correction import Correction
-from trainer.objectives.credit import Credit, credit, whole_divisor
-from trainer.objectives.figures import Figures
+from trainer.objectives.credit import Credit, complete_divisor, credit
 from trainer.objectives.losses import DUAL, KL, Clip, SampledTokens, Value
+from trainer.objectives.metrics import Metrics
 from trainer.objectives.table import OBJECTIVES, Objective, bounded, build, named, with_corrections
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "Clip",
     "Correction",
     "Credit",
-    "Figures",
+    "Metrics",
     "Objective",
     "Overlong",
     "Rewards",
@@ -52,9 +52,9 @@ __all__ = [
     "Value",
     "bounded",
     "build",
+    "complete_divisor",
     "credit",
     "named",
     "token_advantages",
-    "whole_divisor",
     "with_corrections",
 ]

@@ -91,23 +91,23 @@ class Rewards:
 def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     """A_t [T] of a complete batch. Example: rewards [1, 0] of one group, `group`: [0.5, -0.5], once per token."""
     if advantage.baseline == "critic":
-        found = gae(advantage, batch)
+        result = gae(advantage, batch)
     elif batch.earned is not None:
-        found = batch.earned if batch.penalty is None else batch.earned + _returns(batch) - _whole(batch)
+        result = batch.earned if batch.penalty is None else batch.earned + _returns(batch) - _complete(batch)
     elif batch.penalty is not None:
-        found = _returns(batch) - _per_token(_baselines(advantage, batch), batch.lengths)
+        result = _returns(batch) - _per_token(_baselines(advantage, batch), batch.lengths)
     else:
-        found = _per_token(batch.rewards - _baselines(advantage, batch), batch.lengths)
+        result = _per_token(batch.rewards - _baselines(advantage, batch), batch.lengths)
     if advantage.baseline == "batch":
-        found = found - found.mean()
+        result = result - result.mean()
     if advantage.baseline in ("batch", "critic") and advantage.scale == "batch":
-        return (found - found.mean()) / (_deviation(found) + FLOOR)
+        return (result - result.mean()) / (_deviation(result) + FLOOR)
     if advantage.scale == "group":
-        return found / _per_token(_group_deviations(batch) + FLOOR, batch.lengths)
-    return found / divisor(advantage, batch)
+        return result / _per_token(_group_deviations(batch) + FLOOR, batch.lengths)
+    return result / divisor(advantage, batch)
 
 
-def _whole(batch: Rewards) -> Tensor:
+def _complete(batch: Rewards) -> Tensor:
     return _per_token(batch.rewards, batch.lengths)
 
 
@@ -161,11 +161,11 @@ def gae(advantage: Advantage, batch: Rewards) -> Tensor:
 def _returns(batch: Rewards) -> Tensor:
     """R_i - Σ_{s ≥ t} penalty_s for every token: what REINFORCE++ calls the token's reward to go (section 3)."""
     assert batch.penalty is not None
-    found = torch.empty_like(batch.penalty)
+    result = torch.empty_like(batch.penalty)
     for at, length, reward in _spans(batch):
         rest = batch.penalty[at : at + length].flip(0).cumsum(0).flip(0)
-        found[at : at + length] = reward - rest
-    return found
+        result[at : at + length] = reward - rest
+    return result
 
 
 def _spans(batch: Rewards) -> list[tuple[int, int, float]]:
@@ -204,11 +204,11 @@ def _group_deviations(batch: Rewards) -> Tensor:
 
 def _by_group(batch: Rewards, of: Callable[[Tensor], Tensor]) -> Tensor:
     """[N]: `of(rewards of the group)` put back to where the group's trajectories are."""
-    found = torch.zeros_like(batch.rewards)
+    result = torch.zeros_like(batch.rewards)
     for group in batch.groups.unique():
         here = batch.groups == group
-        found[here] = of(batch.rewards[here])
-    return found
+        result[here] = of(batch.rewards[here])
+    return result
 
 
 def _deviation(values: Tensor) -> Tensor:

@@ -37,18 +37,18 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
     advantage = objective.advantage
     if objective.streams and advantage.scale in ("batch", "within_groups"):
         advantage = replace(advantage, scale="none")
-    found = token_advantages(advantage, batch)
+    result = token_advantages(advantage, batch)
     share = torch.where(counted, objective.aggregate.numerator(batch.lengths), 0.0).to(batch.rewards.dtype)
     counts = BatchCounts(int(counted.sum()), int(batch.lengths[counted].sum()))
     number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
-    moved = torch.zeros_like(batch.rewards).index_add(0, number, (found != 0).to(batch.rewards.dtype)) > 0
+    moved = torch.zeros_like(batch.rewards).index_add(0, number, (result != 0).to(batch.rewards.dtype)) > 0
     in_loss = objective.kl is not None and objective.kl.place == "loss"
     always = objective.value is not None or in_loss or objective.entropy > 0
     needed = counted & (batch.lengths > 0) & (moved | always)
-    return Credit(found, torch.repeat_interleave(share, batch.lengths), counts, needed)
+    return Credit(result, torch.repeat_interleave(share, batch.lengths), counts, needed)
 
 
-def whole_divisor(objective: Objective, batch: Rewards, counts: BatchCounts) -> float:
+def complete_divisor(objective: Objective, batch: Rewards, counts: BatchCounts) -> float:
     """What the summed losses of a complete batch are divided by, once."""
     late = divisor(objective.advantage, batch) if objective.streams else 1.0
     return objective.aggregate.denominator(counts) * late

@@ -19,7 +19,6 @@ from sandbox.errors import Invalid
 from trainer.objectives.advantage import Advantage, Overlong
 from trainer.objectives.aggregate import Aggregate
 from trainer.objectives.correction import Correction
-from trainer.objectives.figures import Figures
 from trainer.objectives.losses import (
     DUAL,
     INFINITE,
@@ -33,6 +32,7 @@ from trainer.objectives.losses import (
     surrogate,
     value_loss,
 )
+from trainer.objectives.metrics import Metrics
 from trainer.settings import ClipSettings, CorrectionSettings, ObjectiveSettings
 
 T = TypeVar("T")
@@ -68,30 +68,30 @@ class Objective:
         late_divisor = self.advantage.scale in ("batch", "within_groups")
         return not self.advantage.needs_batch and not (late_divisor and (self.kl is not None or self.entropy))
 
-    def loss(self, tokens: SampledTokens, figures: Figures) -> Tensor:
-        """The part of the batch's loss that these tokens make: a scalar. Adds to `figures`."""
+    def loss(self, tokens: SampledTokens, metrics: Metrics) -> Tensor:
+        """The part of the batch's loss that these tokens make: a scalar. Adds to `metrics`."""
         old = tokens.before if self.corrections else tokens.engine
-        each, bit = surrogate(self.ratio, self.clip, tokens, old)
+        item, bit = surrogate(self.ratio, self.clip, tokens, old)
         weight = torch.ones_like(tokens.engine)
         mismatch = tokens.before - tokens.engine
         for correction in self.corrections:
             weight = weight * correction.factor(mismatch, tokens.sequence)
-        each = each * weight
+        item = item * weight
         if self.kl is not None and self.kl.place == "loss":
             assert tokens.reference is not None, "a KL term needs log-probabilities of a reference"
             term = self.kl.beta * divergence(self.kl.kind, tokens.new, tokens.reference)
-            each = each + (term * log_ratio(self.ratio, tokens, old).exp() if self.kl.weighted else term)
+            item = item + (term * log_ratio(self.ratio, tokens, old).exp() if self.kl.weighted else term)
         if self.entropy:
-            each = each - self.entropy * tokens.entropy
+            item = item - self.entropy * tokens.entropy
         if self.value is not None:
-            each = each + value_loss(self.value, tokens)
-        each = each * tokens.share
-        figures.add(tokens, each.detach(), bit, weight)
-        return each.sum()
+            item = item + value_loss(self.value, tokens)
+        item = item * tokens.share
+        metrics.add(tokens, item.detach(), bit, weight)
+        return item.sum()
 
 
 GROUP = Advantage(baseline="group", scale="group")
-TOKEN, SEQUENCE, WHOLE = Aggregate(kind="token"), Aggregate(kind="sequence"), Aggregate(kind="constant")
+TOKEN, SEQUENCE, COMPLETE = Aggregate(kind="token"), Aggregate(kind="sequence"), Aggregate(kind="constant")
 
 OBJECTIVES: dict[str, Objective] = {
     "grpo": Objective(
@@ -100,7 +100,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "dr_grpo": Objective(
         source="arXiv 2503.20783, section 3.2; the constant L is the longest answer",
-        advantage=Advantage(baseline="group"), ratio="token", clip=Clip(), aggregate=WHOLE,
+        advantage=Advantage(baseline="group"), ratio="token", clip=Clip(), aggregate=COMPLETE,
     ),
     "dapo": Objective(
         source="arXiv 2503.14476, equations 8 to 12; ε = 0.2 and 0.28",
@@ -117,7 +117,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "rloo": Objective(
         source="arXiv 2402.14740, equation 9; the trajectory is one action",
-        advantage=Advantage(baseline="leave_one_out"), ratio="none", clip=None, aggregate=WHOLE,
+        advantage=Advantage(baseline="leave_one_out"), ratio="none", clip=None, aggregate=COMPLETE,
     ),
     "ppo": Objective(
         source="arXiv 1707.06347, equations 7 and 9, with arXiv 1506.02438 for the advantages",
@@ -192,8 +192,8 @@ def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
 
 
 def _changed(part: P, settings: msgspec.Struct, *names: str) -> P:
-    found = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-    return dataclasses.replace(part, **found)  # type: ignore[type-var]
+    result = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    return dataclasses.replace(part, **result)  # type: ignore[type-var]
 
 
 def _clip(row: Objective, settings: ObjectiveSettings) -> Clip | None:
@@ -224,11 +224,11 @@ def _kl(row: Objective, settings: ObjectiveSettings) -> KL | None:
 
 def with_corrections(objective: Objective, names: Sequence[str | CorrectionSettings]) -> Objective:
     """The row with these corrections. Example: ``with_corrections(named("dapo"), ["tis"])``."""
-    chosen = [CorrectionSettings(name=each) if isinstance(each, str) else each for each in names]
-    found = tuple(_changed(_lookup(CORRECTIONS, each.name, "correction"), each, "low", "high") for each in chosen)
-    if found and objective.ratio == "none":
+    chosen = [CorrectionSettings(name=item) if isinstance(item, str) else item for item in names]
+    result = tuple(_changed(_lookup(CORRECTIONS, item.name, "correction"), item, "low", "high") for item in chosen)
+    if result and objective.ratio == "none":
         raise Invalid("an objective without a ratio takes no corrections", hint="name one with a ratio, as dapo")
-    return dataclasses.replace(objective, corrections=found)
+    return dataclasses.replace(objective, corrections=result)
 
 
 def _lookup(table: Mapping[str, T], name: str, what: str) -> T:

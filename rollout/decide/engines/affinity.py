@@ -28,7 +28,7 @@ class ServerRates(msgspec.Struct, frozen=True, array_like=True):
     hardware: str
     read: float  # per token of a prompt
     step: float  # per token of an answer that is alone
-    beside: float  # that each answer beside adds to it
+    alongside: float  # that each answer beside adds to it
     age: int = 0  # answers elsewhere since one of this class was measured
 
 
@@ -59,17 +59,17 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     first: int  # tokens of the first piece
     sampled: int  # tokens in all
     sampled_s: float  # from the first piece to the last
-    beside: float  # other answers on the server, in the mean
+    alongside: float  # other answers on the server, in the mean
 
 
-def cost(rates: ServerRates, crowd: Crowd, need: TokenDemand, *, anew: float = 0.0) -> float:
-    """Seconds that a request adds there: to itself and to those beside it. `anew`: tokens that another server holds.
+def cost(rates: ServerRates, crowd: Crowd, need: TokenDemand, *, redo: float = 0.0) -> float:
+    """Seconds that a request adds there: to itself and to those beside it. `redo`: tokens that another server holds.
 
     >>> cost(ServerRates("a", 0.001, 0.02, 0.001), Crowd(10), TokenDemand(100, 50)) == 0.1 + 50 * (0.03 + 0.01)
     True
     """
-    read = (crowd.reading + (crowd.readers + 1) * (need.read + anew)) * rates.read
-    return read + need.sampled * (rates.step + 2 * rates.beside * crowd.answers)
+    read = (crowd.reading + (crowd.readers + 1) * (need.read + redo)) * rates.read
+    return read + need.sampled * (rates.step + 2 * rates.alongside * crowd.answers)
 
 
 class _Mean:
@@ -92,55 +92,55 @@ class _Class:
 
     def __init__(self, half: float):
         self.read, self.tokens = _Mean(half), _Mean(half)
-        self.beside, self.step = _Mean(half), _Mean(half)
+        self.alongside, self.step = _Mean(half), _Mean(half)
         self.squares, self.products = _Mean(half), _Mean(half)
-        self.seen_at = 0
+        self.observed_at = 0
 
     def see(self, answer: MeasuredAnswer, at: int) -> None:
-        self.seen_at = at
+        self.observed_at = at
         self.read.see(answer.read_s)
         self.tokens.see(answer.read + answer.ahead)
         if (rest := answer.sampled - answer.first) > 0:
             step = answer.sampled_s / rest
-            self.beside.see(answer.beside)
+            self.alongside.see(answer.alongside)
             self.step.see(step)
-            self.squares.see(answer.beside**2)
-            self.products.see(answer.beside * step)
+            self.squares.see(answer.alongside**2)
+            self.products.see(answer.alongside * step)
 
     def rates(self, hardware: str, now: int) -> ServerRates | None:
         """A line through steps by the answers beside them: least squares, neither part below zero."""
         if not self.step.weight:
             return None
-        beside, step = self.beside.value, self.step.value
-        variance = self.squares.value - beside**2
-        slope = (self.products.value - beside * step) / variance if variance > 1e-3 else 0.0
-        slope = min(max(slope, 0.0), step / beside if beside > 0 else 0.0)
+        alongside, step = self.alongside.value, self.step.value
+        variance = self.squares.value - alongside**2
+        slope = (self.products.value - alongside * step) / variance if variance > 1e-3 else 0.0
+        slope = min(max(slope, 0.0), step / alongside if alongside > 0 else 0.0)
         read = self.read.value / self.tokens.value if self.tokens.value else 0.0
-        return ServerRates(hardware, read, step - slope * beside, slope, now - self.seen_at)
+        return ServerRates(hardware, read, step - slope * alongside, slope, now - self.observed_at)
 
 
 class Profiles:
-    """``known.learn(answered)``, then ``known.need("calculator")`` and ``known.rates()``"""
+    """``existing.learn(answered)``, then ``existing.need("calculator")`` and ``existing.rates()``"""
 
     def __init__(self, *, turns: float = 8, answers: float = 64):
         """Half of the weight is on an environment's last `turns`, and on a class's last `answers`."""
         self._turns, self._answers = turns, answers
         self._kinds: dict[str, tuple[_Mean, _Mean]] = {}
         self._classes: dict[str, _Class] = {}
-        self._seen = 0
+        self._observed = 0
 
     def learn(self, answer: MeasuredAnswer) -> None:
-        self._seen += 1
+        self._observed += 1
         read, sampled = self._kinds.setdefault(answer.kind, (_Mean(self._turns), _Mean(self._turns)))
         read.see(answer.new)
         sampled.see(answer.sampled)
-        self._classes.setdefault(answer.hardware, _Class(self._answers)).see(answer, self._seen)
+        self._classes.setdefault(answer.hardware, _Class(self._answers)).see(answer, self._observed)
 
     def need(self, kind: str) -> TokenDemand | None:
-        known = self._kinds.get(kind)
-        return None if known is None else TokenDemand(known[0].value, known[1].value)
+        existing = self._kinds.get(kind)
+        return None if existing is None else TokenDemand(existing[0].value, existing[1].value)
 
     def rates(self) -> list[ServerRates]:
         """Of the classes of which something is known."""
-        found = [known.rates(name, self._seen) for name, known in self._classes.items()]
-        return [each for each in found if each is not None]
+        result = [existing.rates(name, self._observed) for name, existing in self._classes.items()]
+        return [item for item in result if item is not None]

@@ -17,7 +17,7 @@ EARLIEST, LATEST = 0.2, 0.5  # share of answers that have ended
 SLOWER = 1.1  # what is measured of a step beside other work is not known much better
 
 
-def staying(engines: int, answers: int, done: float, *, base: float, each: float, slots: int) -> int:
+def staying(engines: int, answers: int, done: float, *, base: float, item: float, slots: int) -> int:
     """Engines that go on decoding: all of them, as long as nothing is won.
 
     `answers`: on their way, over all engines. `done`: share of the rollout's answers that have ended. A decoding step
@@ -30,7 +30,7 @@ def staying(engines: int, answers: int, done: float, *, base: float, each: float
         return engines
 
     def step(among: int) -> float:
-        return base + each * -(-answers // among)
+        return base + item * -(-answers // among)
 
     fit = (n for n in range(1, engines) if answers <= n * slots and step(n) <= SLOWER * step(engines))
     return next(fit, engines)
@@ -38,12 +38,12 @@ def staying(engines: int, answers: int, done: float, *, base: float, each: float
 
 def rest(view: RolloutView) -> Rest | None:
     """The same for a live run: where its trainer waits for a batch, and nobody rests yet."""
-    crew = view.crew
-    if crew is None or crew.rested or not crew.base + crew.each or not view.asked or view.training:
+    fleet = view.fleet
+    if fleet is None or fleet.rested or not fleet.base + fleet.item or not view.requested or view.training:
         return None
     members = [member for group in view.running for member in group.members]
     on_way = sum(member.state in ("waiting", "running") for member in members)
     ended = len(members) - on_way + sum(len(group.oldest) for group in view.buffered)
     done = ended / max(1, ended + on_way)
-    stay = staying(crew.engines, on_way, done, base=crew.base, each=crew.each, slots=crew.slots)
-    return None if stay == crew.engines else Rest(stay)
+    stay = staying(fleet.engines, on_way, done, base=fleet.base, item=fleet.item, slots=fleet.slots)
+    return None if stay == fleet.engines else Rest(stay)

@@ -33,23 +33,27 @@ class StepTimes:
     """``steps.see(31, 0.02)``, then ``steps.line()``: through medians, for some steps take longer for other reasons."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, deque[float]] = {}
+        self._observed: dict[int, deque[float]] = {}
 
     def see(self, answers: int, seconds: float) -> None:
-        self._seen.setdefault(answers, deque(maxlen=RECENT)).append(seconds)
+        self._observed.setdefault(answers, deque(maxlen=RECENT)).append(seconds)
 
     def line(self) -> tuple[float, float]:
         """Seconds of a step without any answer, and those that each adds. Both 0 while nothing is known.
 
         Numbers of answers that hardly differ say little of what each adds: then it is taken for less.
         """
-        known = [(answers, median(found), len(found)) for answers, found in self._seen.items() if len(found) >= FEWEST]
-        if not known:
+        existing = [
+            (answers, median(result), len(result))
+            for answers, result in self._observed.items()
+            if len(result) >= FEWEST
+        ]
+        if not existing:
             return 0.0, 0.0
-        all_answers, medians, counts = zip(*known, strict=True)
+        all_answers, medians, counts = zip(*existing, strict=True)
         mean, step = fmean(all_answers, counts), fmean(medians, counts)
-        spread = sum(counts) * (NARROW * mean) ** 2 + sum(count * (at - mean) ** 2 for at, _, count in known)
-        slope = sum(count * (at - mean) * found for at, found, count in known) / spread
+        spread = sum(counts) * (NARROW * mean) ** 2 + sum(count * (at - mean) ** 2 for at, _, count in existing)
+        slope = sum(count * (at - mean) * result for at, result, count in existing) / spread
         slope = min(max(slope, 0.0), step / mean)
         return step - slope * mean, slope
 
@@ -61,7 +65,7 @@ class AnswerTimer:
     def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float, steps: StepTimes | None = None):
         """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds. `steps` are told."""
         self.server, self.kind, self.new, self.read, self._steps = server, kind, new, read, steps
-        self._asked, self._ahead, self._beside = now, server.reading, server.load - 1
+        self._requested, self._ahead, self._alongside = now, server.reading, server.load - 1
         self._first_at = self._last = now
         self._first = self._sampled = self._load = 0
         self._reads = True
@@ -75,7 +79,7 @@ class AnswerTimer:
             self._steps.see(load, (now - self._last) / tokens)
         self._last, self._load = now, 0 if self.server.readers else load  # 0: prompts are read before the next piece
         if self._reads:
-            self._first, self._first_at, self._beside = tokens, now, self.server.load - 1
+            self._first, self._first_at, self._alongside = tokens, now, self.server.load - 1
             self._was_read()
         self._sampled += tokens
 
@@ -93,11 +97,11 @@ class AnswerTimer:
             new=self.new,
             read=self.read,
             ahead=self._ahead,
-            read_s=self._first_at - self._asked,
+            read_s=self._first_at - self._requested,
             first=self._first,
             sampled=self._sampled,
             sampled_s=self._last - self._first_at,
-            beside=(self._beside + self.server.load - 1) / 2,
+            alongside=(self._alongside + self.server.load - 1) / 2,
         )
 
     def _was_read(self) -> None:

@@ -6,7 +6,7 @@ more requests than its slots; of two requests the one of lower priority number, 
 
 ================  ====================================================================================
 a request goes    to the server that holds its prefix (`homes`), unless that is overloaded: it has more
-                  than `overload` times the load of the least loaded one, and `slack` requests more;
+                  than `overload` times the load of the least loaded one, and `headroom` requests more;
                   else to one that is lent, else to the least loaded one; it waits when every server is
                   full or none serves. One is lent that serves users, and takes what they leave room for
 of servers of     to the one where it adds least to the time of all (rollout.decide.engines.affinity); one that holds
@@ -31,7 +31,7 @@ State = Literal["starting", "serving", "updating", "draining", "down", "resting"
 
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     overload: float = 1.5  # times the least load
-    slack: int = 4  # requests
+    headroom: int = 4  # requests
     silence: float = 60.0  # seconds without a sign of life, while something was asked
     stall: float = 2.0  # the same, of a server that is lent
     update: float = 180.0  # seconds for taking weights
@@ -52,7 +52,7 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
     hardware: str = ""
     readers: int = 0  # requests that have not got a token yet
     reading: int = 0  # tokens of their prompts
-    lent: bool = False  # its slots are what its users leave
+    colocated: bool = False  # its slots are what its users leave
 
 
 class RoutedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -76,12 +76,12 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
 class Send(msgspec.Struct, frozen=True, tag="send"):
     key: int
     server: str
-    why: Literal["prefix", "lent", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
+    why: Literal["prefix", "colocated", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
 
 
-def order(ask: RoutedRequest) -> tuple[int, int]:
+def order(request: RoutedRequest) -> tuple[int, int]:
     """Who goes first."""
-    return ask.priority, ask.key
+    return request.priority, request.key
 
 
 def route(view: RouteView, rules: RoutingRules) -> list[Send]:
@@ -89,35 +89,41 @@ def route(view: RouteView, rules: RoutingRules) -> list[Send]:
     serving = {server.name: server for server in view.servers if server.state == "serving"}
     several = len({server.hardware for server in serving.values()}) > 1
     sent: list[Send] = []
-    for ask in sorted(view.waiting, key=order):
+    for request in sorted(view.waiting, key=order):
         free = [server for server in serving.values() if server.load < server.slots]
         if not free:
             break
-        send = _by_cost(ask, free, list(serving.values()), view.rates, rules) if several else None
-        send = send or _by_load(ask, free, serving, rules)
-        serving[send.server] = _with(serving[send.server], ask)
+        send = _by_cost(request, free, list(serving.values()), view.rates, rules) if several else None
+        send = send or _by_load(request, free, serving, rules)
+        serving[send.server] = _with(serving[send.server], request)
         sent.append(send)
     return sent
 
 
-def _by_load(ask: RoutedRequest, free: list[ServerView], serving: dict[str, ServerView], rules: RoutingRules) -> Send:
+def _by_load(
+    request: RoutedRequest, free: list[ServerView], serving: dict[str, ServerView], rules: RoutingRules
+) -> Send:
     by_load = sorted(free, key=lambda server: (server.load, server.tokens, server.name))
-    least, home = by_load[0], next((server for server in by_load if server.name in ask.homes), None)
-    if home is not None and home.load <= max(rules.overload * least.load, least.load + rules.slack):
-        return Send(ask.key, home.name, "prefix")
-    if (lent := next((server for server in by_load if server.lent), None)) is not None:
-        return Send(ask.key, lent.name, "lent")
-    if not ask.homes:
-        return Send(ask.key, least.name, "least")
-    return Send(ask.key, least.name, "overloaded" if any(name in serving for name in ask.homes) else "moved")
+    minimum, home = by_load[0], next((server for server in by_load if server.name in request.homes), None)
+    if home is not None and home.load <= max(rules.overload * minimum.load, minimum.load + rules.headroom):
+        return Send(request.key, home.name, "prefix")
+    if (colocated := next((server for server in by_load if server.colocated), None)) is not None:
+        return Send(request.key, colocated.name, "colocated")
+    if not request.homes:
+        return Send(request.key, minimum.name, "least")
+    return Send(request.key, minimum.name, "overloaded" if any(name in serving for name in request.homes) else "moved")
 
 
 def _by_cost(
-    ask: RoutedRequest, free: list[ServerView], serving: list[ServerView], known: list[ServerRates], rules: RoutingRules
+    request: RoutedRequest,
+    free: list[ServerView],
+    serving: list[ServerView],
+    existing: list[ServerRates],
+    rules: RoutingRules,
 ) -> Send | None:
     """None: too little is known to say."""
-    rates = {each.hardware: each for each in known}
-    home = next((server for server in free if server.name in ask.homes), None)
+    rates = {item.hardware: item for item in existing}
+    home = next((server for server in free if server.name in request.homes), None)
     tried = [
         server
         for server in free
@@ -125,29 +131,29 @@ def _by_cost(
         and sum(other.load for other in serving if other.hardware == server.hardware) < rules.trials
     ]
     if tried and home is None:
-        return Send(ask.key, min(tried, key=lambda server: (server.load, server.name)).name, "trial")
+        return Send(request.key, min(tried, key=lambda server: (server.load, server.name)).name, "trial")
     measured = [server for server in free if server.hardware in rates]
-    if ask.need is None or not measured:
+    if request.need is None or not measured:
         return None
-    need = ask.need
+    need = request.need
 
     def added(server: ServerView) -> float:
         crowd = Crowd(server.load, server.readers, server.reading)
-        return cost(rates[server.hardware], crowd, need, anew=0 if server is home else ask.held)
+        return cost(rates[server.hardware], crowd, need, redo=0 if server is home else request.held)
 
     best = min(measured, key=lambda server: (added(server), server.load, server.name))
     if home is None or home.hardware not in rates:
-        return Send(ask.key, best.name, "moved" if ask.homes else "cheapest")
+        return Send(request.key, best.name, "moved" if request.homes else "cheapest")
     stays = added(home) <= (1 + rules.hysteresis) * added(best)
-    return Send(ask.key, home.name, "prefix") if stays else Send(ask.key, best.name, "dearer")
+    return Send(request.key, home.name, "prefix") if stays else Send(request.key, best.name, "dearer")
 
 
-def _with(server: ServerView, ask: RoutedRequest) -> ServerView:
-    new = ask.tokens - (ask.held if server.name in ask.homes else 0)
+def _with(server: ServerView, request: RoutedRequest) -> ServerView:
+    new = request.tokens - (request.held if server.name in request.homes else 0)
     return msgspec.structs.replace(
         server,
         load=server.load + 1,
-        tokens=server.tokens + ask.tokens,
+        tokens=server.tokens + request.tokens,
         readers=server.readers + 1,
         reading=server.reading + new,
     )
@@ -159,10 +165,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: State
     ended: bool = False  # its process, or its connection: it refused
-    asked_since: float | None = None  # the oldest request or probe that waits for a sign of life
-    heard: float = 0.0  # the last sign of life: a token, an answered probe
+    requested_since: float | None = None  # the oldest request or probe that waits for a sign of life
+    last_seen: float = 0.0  # the last sign of life: a token, an answered probe
     updating_since: float | None = None
-    lent: bool = False
+    colocated: bool = False
 
 
 def judge(signs: Signs, rules: RoutingRules, now: float) -> Literal["well", "lost", "hung"]:
@@ -171,10 +177,10 @@ def judge(signs: Signs, rules: RoutingRules, now: float) -> Literal["well", "los
         return "lost"
     if signs.updating_since is not None:
         return "hung" if now - signs.updating_since > rules.update else "well"
-    if signs.asked_since is None:
+    if signs.requested_since is None:
         return "well"
-    patience = rules.stall if signs.lent else rules.silence
-    return "hung" if now - max(signs.asked_since, signs.heard) > patience else "well"
+    timeout = rules.stall if signs.colocated else rules.silence
+    return "hung" if now - max(signs.requested_since, signs.last_seen) > timeout else "well"
 
 
 class Taking(msgspec.Struct, frozen=True, array_like=True):
@@ -191,5 +197,5 @@ def next_to_update(servers: list[Taking], version: int, *, at_once: int) -> list
     busy = [server for server in servers if server.state == "updating"]
     behind = sorted(server.name for server in servers if server.state == "serving" and server.version != version)
     serving = sum(server.state == "serving" for server in servers)
-    room = min(at_once - len(busy), max(serving - 1, 1 if not busy else 0))
-    return behind[: max(0, room)]
+    capacity = min(at_once - len(busy), max(serving - 1, 1 if not busy else 0))
+    return behind[: max(0, capacity)]

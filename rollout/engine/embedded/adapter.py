@@ -33,17 +33,17 @@ class LoraLinear(nn.Linear):
 
 
 def load_served(
-    folder: Path, base: Path | None = None, *, device: str = "cpu", dtype: str = "float32", paged: bool = False
+    directory: Path, base: Path | None = None, *, device: str = "cpu", dtype: str = "float32", paged: bool = False
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model of a folder, or of an adapter in it beside its base; and by published name what versions change."""
-    config = adapter.config_of(folder)
+    config = adapter.config_of(directory)
     if config is None:
-        model = load(folder, device=device, dtype=dtype, paged=paged)
+        model = load(directory, device=device, dtype=dtype, paged=paged)
         return model, dict(model.state_dict())
-    found = adapter.base_of(folder, base)
-    assert found is not None, "the folder has an adapter"
-    model = load(found, device=device, dtype=dtype, paged=paged)
-    pairs = load_file(folder / adapter.WEIGHTS)
+    result = adapter.base_of(directory, base)
+    assert result is not None, "the folder has an adapter"
+    model = load(result, device=device, dtype=dtype, paged=paged)
+    pairs = load_file(directory / adapter.WEIGHTS)
     weights: dict[str, Tensor] = {}
     for module in sorted({adapter.module_of(name) for name in pairs}):
         parent, _, last = module.rpartition(".")

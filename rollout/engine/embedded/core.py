@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rollout.decide.engines.lending import Lending
+from rollout.decide.engines.colocation import Colocation
 from rollout.decide.engines.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import StagedChanges
-from rollout.engine.embedded.lending import share
+from rollout.engine.embedded.colocation import share
 from rollout.engine.embedded.model import Qwen3
 from rollout.engine.embedded.paged import PagedModel
 from rollout.engine.embedded.pretrained import facts, layers
@@ -43,7 +43,7 @@ class SamplingSequence(Sequence):
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     finish: str | None = None  # stop, length, abort, or error
-    told: int = 0  # of its sampled tokens, how many its stream was told
+    reported: int = 0  # of its sampled tokens, how many its stream was told
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,28 +69,29 @@ class Core:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         *,
         version: str,
         slots: int,
         length: int,
         retained: int | None = None,
         base: Path | None = None,
-        lending: Lending | None = None,
+        colocation: Colocation | None = None,
         cache: int | None = None,
         device: str = "cpu",
         dtype: str = "float32",
         paged: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says. `lending`:
+        """`base`: the model that an adapter in `directory` is beside, where it is not where the adapter says.
+        `colocation`:
         requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
         these are follows from how often it is too small (rollout.decide.engines.parallel). `dtype`: float32 or
         bfloat16. `paged`: also of our own model."""
-        self.folder = folder
+        self.directory = directory
         self.version = version
         self.broken: str | None = None  # why no weights are served
-        self.model, self.weights = load_served(folder, base, device=device, dtype=dtype, paged=paged)
+        self.model, self.weights = load_served(directory, base, device=device, dtype=dtype, paged=paged)
         self.model.eval()  # weights: what versions change, by published name
         self.facts = facts(self.model)
         length = min(length, self.facts.length or length)
@@ -99,18 +100,18 @@ class Core:
         if isinstance(self.model, Qwen3):
             self.cache = Rows(self.model, rows=slots + retained, length=length)
         else:
-            room = {"rows": slots + retained, "slots": slots, "length": length, "cache": cache or slots * length}
-            self.cache = PagedModel(self.model, layers(self.model), **room)
+            capacity = {"rows": slots + retained, "slots": slots, "length": length, "cache": cache or slots * length}
+            self.cache = PagedModel(self.model, layers(self.model), **capacity)
         self.scheduler = Scheduler(
             slots=slots,
             retained=retained,
             length=length,
-            lends=lending is not None,
+            colocates=colocation is not None,
             cache=self.cache.tokens or cache,
             held=self.cache.held,
         )
         self._planner, self._preempted = Planner(slots), 0
-        self.lending, self._clock = lending, clock
+        self.colocation, self._clock = colocation, clock
         self.requests: dict[str, SamplingSequence] = {}
         self.statistics = EngineStatistics(version=version)
 
@@ -122,7 +123,7 @@ class Core:
         top = self.facts.vocabulary
         if any(not 0 <= token < top for token in request.tokens):
             raise ValueError(f"token ids must be in 0..{top - 1}")
-        if self.lending is not None and self.lending.frozen and request.lent:
+        if self.colocation is not None and self.colocation.frozen and request.colocated:
             raise EngineFailed("users need all of this engine until its next version", hint="ask another one")
         request.since = request.since or self._clock()
         self.scheduler.add(request)
@@ -142,15 +143,15 @@ class Core:
 
     def step(self) -> list[SamplingSequence]:
         """Compute one step; the requests that it finished."""
-        if self.lending is None:
+        if self.colocation is None:
             return self._compute(self.scheduler.schedule())
         began = self._clock()
-        step = share(self.lending, self.scheduler, began)
-        ended = self.abort([request.id for request in self.requests.values() if request.lent]) if step.cut else []
+        step = share(self.colocation, self.scheduler, began)
+        ended = self.abort([request.id for request in self.requests.values() if request.colocated]) if step.cut else []
         plan = self.scheduler.schedule(step)
         ended += self._compute(plan)
         read = sum(piece.end - piece.start for piece in plan.prefill)
-        self.lending.took(len(plan.decode), read, self._clock() - began)
+        self.colocation.took(len(plan.decode), read, self._clock() - began)
         return ended
 
     def _compute(self, plan: EngineStep) -> list[SamplingSequence]:
@@ -192,8 +193,8 @@ class Core:
     def _next_version(self) -> None:
         """A step of the run is over."""
         scheduler = self.scheduler
-        if self.lending is not None:
-            self.lending.frozen = False
+        if self.colocation is not None:
+            self.colocation.frozen = False
         self._planner.ended(scheduler.preemptions - self._preempted)
         self._preempted = scheduler.preemptions
         scheduler.sequences = max(1, scheduler.slots // self._planner.degree)
@@ -201,7 +202,7 @@ class Core:
     def checksums(self) -> dict[str, str]:
         """sha256 of every parameter's bytes under its published name, and of the head where it is the embedding's."""
         named = {tensor.data_ptr() for tensor in self.weights.values()}
-        others = {name: each for name, each in self.model.state_dict().items() if each.data_ptr() not in named}
+        others = {name: item for name, item in self.model.state_dict().items() if item.data_ptr() not in named}
         digests = {
             name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()).hexdigest()
             for name, tensor in {**others, **self.weights}.items()

@@ -46,11 +46,11 @@ class ModelConfig:
     pad_token_id: int | None = None
 
     @classmethod
-    def load(cls, folder: Path | str) -> ModelConfig:
-        raw: dict[str, Any] = json.loads((Path(folder) / "config.json").read_bytes())
+    def load(cls, directory: Path | str) -> ModelConfig:
+        raw: dict[str, Any] = json.loads((Path(directory) / "config.json").read_bytes())
         if raw.get("model_type") != "qwen3":
             raise ValueError(
-                f"{folder}/config.json: model_type {raw.get('model_type')!r}, the embedded engine has qwen3"
+                f"{directory}/config.json: model_type {raw.get('model_type')!r}, the embedded engine has qwen3"
             )
         rope = raw.get("rope_parameters") or {}
         if "rope_theta" in rope:  # where transformers 5 writes it
@@ -302,16 +302,16 @@ class Qwen3(nn.Module):
         return self.head(self.model.norm(x))
 
 
-def load_model(folder: Path | str) -> Qwen3:
+def load_model(directory: Path | str) -> Qwen3:
     """The model of a Hugging Face folder (one ``model.safetensors``), in float32."""
-    model = Qwen3(ModelConfig.load(folder))
-    load_weights(model, folder)
+    model = Qwen3(ModelConfig.load(directory))
+    load_weights(model, directory)
     return model
 
 
-def load_weights(model: Qwen3, folder: Path | str) -> None:
+def load_weights(model: Qwen3, directory: Path | str) -> None:
     """Replace all weights. Every tensor must be there and nothing else may be."""
-    tensors = load_file(Path(folder) / "model.safetensors")
+    tensors = load_file(Path(directory) / "model.safetensors")
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     else:
@@ -320,7 +320,7 @@ def load_weights(model: Qwen3, folder: Path | str) -> None:
 
 
 def save_model(
-    model: Qwen3, folder: Path | str, *, untie: bool = False, tensors: Mapping[str, Tensor] | None = None
+    model: Qwen3, directory: Path | str, *, untie: bool = False, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write config.json, generation_config.json and model.safetensors, synced. The tokenizer is the caller's.
 
@@ -328,16 +328,16 @@ def save_model(
     `untie` writes a tied head as a tensor of its own: vLLM's CPU build does not follow a tied head when weights are
     reloaded in flight (it goes on with the head of the first load).
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in (tensors or model.state_dict()).items()}
     config = model.config
     if untie and config.tie_word_embeddings:
         config = replace(config, tie_word_embeddings=False)
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     generation = {"eos_token_id": config.eos_token_id, "do_sample": True, "temperature": 1.0}
-    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    for path in folder.iterdir():
+    (directory / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    for path in directory.iterdir():
         durable.sync(path)

@@ -48,28 +48,28 @@ class AttentionRows:
     at: Tensor  # [n or piece]: where their tokens lie among the N
     blocks: Tensor  # [rows, L / SIZE]
     positions: Tensor  # [n, 1] or [1, piece]
-    whole: bool  # a prompt from its beginning: no mask is needed
-    known: dict[Any, Tensor] = field(default_factory=dict)  # what all layers have in common
+    complete: bool  # a prompt from its beginning: no mask is needed
+    existing: dict[Any, Tensor] = field(default_factory=dict)  # what all layers have in common
 
     def chosen(self, groups: int, blocks: int) -> Tensor:
         """Where the blocks lie in a layer's tensor, for each of its heads."""
-        if groups not in self.known:
+        if groups not in self.existing:
             heads = torch.arange(groups, device=self.blocks.device)[:, None]
-            self.known[groups] = (heads * blocks + self.blocks.view(-1)).view(-1)
-        return self.known[groups]
+            self.existing[groups] = (heads * blocks + self.blocks.view(-1)).view(-1)
+        return self.existing[groups]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[rows, positions, L]: what is added to scores."""
         name = ("mask", window)
-        if name not in self.known:
-            seen = torch.arange(self.blocks.shape[1] * SIZE, device=self.blocks.device)
-            hidden = seen > self.positions[:, :, None]
+        if name not in self.existing:
+            observed = torch.arange(self.blocks.shape[1] * SIZE, device=self.blocks.device)
+            hidden = observed > self.positions[:, :, None]
             if window is not None:
-                hidden |= seen <= self.positions[:, :, None] - window
-            self.known[name] = torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
+                hidden |= observed <= self.positions[:, :, None] - window
+            self.existing[name] = torch.zeros(hidden.shape, dtype=dtype, device=observed.device).masked_fill_(
                 hidden, float("-inf")
             )
-        return self.known[name]
+        return self.existing[name]
 
 
 class PagedModel:
@@ -80,7 +80,7 @@ class PagedModel:
         self.model, self.layers = model, layers
         weights = next(model.parameters())
         self._device = weights.device
-        self.token_bytes = sum(each.count * (each.key + each.value) for each in layers) * weights.element_size()
+        self.token_bytes = sum(item.count * (item.key + item.value) for item in layers) * weights.element_size()
         if self._device.type == "cuda":
             cache = min(cache, int(FILLED * torch.cuda.mem_get_info(self._device)[0]) // self.token_bytes)
         self.tokens = max(length, cache)
@@ -88,12 +88,12 @@ class PagedModel:
         self._tables = BlockTables(rows, self._blocks)
         try:
             self._keys, self._values = (
-                [_zeros(each.count * self._blocks, SIZE * getattr(each, kind), weights) for each in layers]
+                [_zeros(item.count * self._blocks, SIZE * getattr(item, kind), weights) for item in layers]
                 for kind in ("key", "value")
             )
         except (RuntimeError, MemoryError) as error:
-            wanted = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
-            raise EngineFailed(f"a cache of {wanted} does not fit: {error}", hint="give a smaller --cache") from None
+            target = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
+            raise EngineFailed(f"a cache of {target} does not fit: {error}", hint="give a smaller --cache") from None
         self._gathered = [weights.new_empty(0), weights.new_empty(0)]
         self._parts: list[AttentionRows] = []
         self._places: Tensor  # [N] where the step's keys and values are kept
@@ -114,21 +114,21 @@ class PagedModel:
 
     def wipe(self, row: int) -> None:
         """What this row alone holds is not finite: whoever gets these blocks must not see it behind a mask."""
-        for kept, heads in self._kept():
-            kept.view(heads.count, self._blocks, -1)[:, self._tables.own(row)] = 0
+        for retained, heads in self._retained():
+            retained.view(heads.count, self._blocks, -1)[:, self._tables.own(row)] = 0
 
     @torch.inference_mode()
     def compute(self, step: EngineStep, scheduler: Scheduler) -> Tensor:
         """Logits [., V] after each decoded sequence's newest token, then after the end of each piece. One pass."""
-        spans = [(each, each.computed, each.computed + 1) for each in step.decode]
+        spans = [(item, item.computed, item.computed + 1) for item in step.decode]
         spans += [(piece.sequence, piece.start, piece.end) for piece in step.prefill]
         for sequence, start, end in spans:
             copied = self._tables.extend(sequence.row, start, end, scheduler.evict)
             if copied is not None:
-                for kept, heads in self._kept():
-                    blocks = kept.view(heads.count, self._blocks, -1)
+                for retained, heads in self._retained():
+                    blocks = retained.view(heads.count, self._blocks, -1)
                     blocks[:, copied[1]] = blocks[:, copied[0]]
-        tokens = self._tensor([token for each, start, end in spans for token in each.tokens[start:end]])
+        tokens = self._tensor([token for item, start, end in spans for token in item.tokens[start:end]])
         positions = self._plan(spans)
         last = self._tensor([end - start for _, start, end in spans]).cumsum(0) - 1
         logits: Tensor = self.model(
@@ -139,26 +139,26 @@ class PagedModel:
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         """q [H, N, D], k and v [G, N, D] of one layer -> [N, H, D]. Keeps k and v."""
         layer, scale = module.layer_idx, options.get("scaling")
-        heads, kept = self.layers[layer], (self._keys[layer], self._values[layer])
-        for tensor, new in zip(kept, (k, v), strict=True):
+        heads, retained = self.layers[layer], (self._keys[layer], self._values[layer])
+        for tensor, new in zip(retained, (k, v), strict=True):
             tensor.view(heads.count, -1, new.shape[-1]).index_copy_(1, self._places, new.to(tensor.dtype))
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[-1])
         for part in self._parts:
             chosen, rows = part.chosen(heads.count, self._blocks), len(part.blocks)
             keys, values = (
-                self._gather(side, kept[side], chosen).view(heads.count, rows, -1, kept[side].shape[1] // SIZE)
+                self._gather(side, retained[side], chosen).view(heads.count, rows, -1, retained[side].shape[1] // SIZE)
                 for side in (0, 1)
             )
             out[part.at] = _attention(q[:, part.at].to(keys.dtype), keys, values, part, heads.window, scale).to(q.dtype)
         return out
 
-    def _gather(self, side: int, kept: Tensor, chosen: Tensor) -> Tensor:
+    def _gather(self, side: int, retained: Tensor, chosen: Tensor) -> Tensor:
         """Blocks, one after the other. The memory is used again: fresh memory costs more than what is written to it."""
-        size = len(chosen) * kept.shape[1]
+        size = len(chosen) * retained.shape[1]
         if self._gathered[side].numel() < size:
-            self._gathered[side] = kept.new_empty(size)
+            self._gathered[side] = retained.new_empty(size)
         out = self._gathered[side][:size].view(len(chosen), -1)
-        return torch.index_select(kept, 0, chosen, out=out)
+        return torch.index_select(retained, 0, chosen, out=out)
 
     def _plan(self, spans: list[tuple[Sequence, int, int]]) -> Tensor:
         """Which tokens are attended to together; the positions [N] of all."""
@@ -166,27 +166,27 @@ class PagedModel:
         single, parts = dict[int, list[tuple[int, list[int], int]]](), []
         for sequence, start, end in spans:
             table = self._tables.tables[sequence.row]
-            places += [table[each // SIZE] * SIZE + each % SIZE for each in range(start, end)]
+            places += [table[item // SIZE] * SIZE + item % SIZE for item in range(start, end)]
             positions += range(start, end)
             if end - start == 1:  # by length: what is gathered is at most twice what is needed
                 single.setdefault(len(table).bit_length(), []).append((at, table, start))
             else:
                 where = torch.arange(at, at + end - start, device=self._device)
                 rows = torch.arange(start, end, device=self._device)[None]
-                parts.append(AttentionRows(where, self._tensor([table]), rows, whole=start == 0))
+                parts.append(AttentionRows(where, self._tensor([table]), rows, complete=start == 0))
             at += end - start
         for some in single.values():
             wide = max(len(table) for _, table, _ in some)
             blocks = [[*table, *[table[0]] * (wide - len(table))] for _, table, _ in some]
-            where, rows = self._tensor([each[0] for each in some]), self._tensor([each[2] for each in some])
-            parts.append(AttentionRows(where, self._tensor(blocks), rows[:, None], whole=False))
+            where, rows = self._tensor([item[0] for item in some]), self._tensor([item[2] for item in some])
+            parts.append(AttentionRows(where, self._tensor(blocks), rows[:, None], complete=False))
         self._parts, self._places = parts, self._tensor(places)
         return self._tensor(positions)
 
     def _tensor(self, numbers: list[Any]) -> Tensor:
         return torch.tensor(numbers, device=self._device)
 
-    def _kept(self) -> Iterable[tuple[Tensor, Heads]]:
+    def _retained(self) -> Iterable[tuple[Tensor, Heads]]:
         return zip((*self._keys, *self._values), (*self.layers, *self.layers), strict=True)
 
 
@@ -205,11 +205,11 @@ def _attention(
     if rows > 1 or q.shape[1] == 1:  # a row's heads of one group are its queries
         q = q.unflatten(0, (groups, -1)).transpose(1, 2)
         mask = part.mask(window, q.dtype)[None].expand(groups, -1, q.shape[2], -1)
-        found = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
-        return found.permute(1, 0, 2, 3).flatten(1, 2)
-    plain = part.whole and (window is None or window >= q.shape[1])
+        result = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        return result.permute(1, 0, 2, 3).flatten(1, 2)
+    plain = part.complete and (window is None or window >= q.shape[1])
     end = q.shape[1] if plain else length
-    found = F.scaled_dot_product_attention(
+    result = F.scaled_dot_product_attention(
         q[None],
         keys.transpose(0, 1)[:, :, :end],
         values.transpose(0, 1)[:, :, :end],
@@ -218,12 +218,12 @@ def _attention(
         scale=scale,
         enable_gqa=groups != len(q),
     )
-    return found[0].transpose(0, 1)
+    return result[0].transpose(0, 1)
 
 
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """As transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
-    found: Tensor = options["pages"].attend(module, query[0], key[0], value[0], options)
-    return found[None], None
+    result: Tensor = options["pages"].attend(module, query[0], key[0], value[0], options)
+    return result[None], None

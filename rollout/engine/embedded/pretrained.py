@@ -39,31 +39,35 @@ class Facts:
     tied: bool  # the head is the embedding
 
 
-def load(folder: Path, *, device: str = "cpu", dtype: str = "float32", paged: bool = False) -> nn.Module:
+def load(directory: Path, *, device: str = "cpu", dtype: str = "float32", paged: bool = False) -> nn.Module:
     """Our own Qwen3 where the folder is one, in float32 on a CPU; else, or where pages are asked for, transformers'
     model. Raises Invalid."""
-    plain = is_plain(json.loads((folder / "config.json").read_bytes())) and (folder / "model.safetensors").exists()
+    plain = (
+        is_plain(json.loads((directory / "config.json").read_bytes())) and (directory / "model.safetensors").exists()
+    )
     if plain and device == "cpu" and dtype == "float32" and not paged:
-        return load_model(folder)
+        return load_model(directory)
 
     def read(auto: Any, config: Any, options: dict[str, Any]) -> nn.Module:
-        model, told = auto.from_pretrained(folder, config=config, output_loading_info=True, **OFFLINE, **options)
+        model, reported = auto.from_pretrained(directory, config=config, output_loading_info=True, **OFFLINE, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if told[kind]:
-                raise Invalid(f"{folder}: {kind.replace('_', ' ')} {sorted(told[kind])[:3]}", hint="publish it again")
+            if reported[kind]:
+                raise Invalid(
+                    f"{directory}: {kind.replace('_', ' ')} {sorted(reported[kind])[:3]}", hint="publish it again"
+                )
         return model.to(device)  # type: ignore[no-any-return]
 
-    return _made(folder, read, dtype=DTYPES[dtype])
+    return _made(directory, read, dtype=DTYPES[dtype])
 
 
-def refuse(folder: Path) -> None:
+def refuse(directory: Path) -> None:
     """Raises Invalid for a folder that this engine does not serve, without loading its weights."""
-    content = json.loads((folder / "config.json").read_bytes())
+    content = json.loads((directory / "config.json").read_bytes())
     if is_plain(content):
-        ModelConfig.load(folder)
+        ModelConfig.load(directory)
         return
     with torch.device("meta"), contextlib.suppress(RuntimeError):  # of code that looks at values: the server has some
-        layers(_made(folder, lambda auto, config, options: auto.from_config(config, **options)))
+        layers(_made(directory, lambda auto, config, options: auto.from_config(config, **options)))
 
 
 def facts(model: nn.Module) -> Facts:
@@ -72,8 +76,8 @@ def facts(model: nn.Module) -> Facts:
     if isinstance(model, Qwen3):
         return Facts(config.vocab_size, config.max_position_embeddings, frozenset({config.eos_token_id}), tied)
     text, generation = config.get_text_config(), getattr(model, "generation_config", config)
-    told = generation.eos_token_id
-    ends = frozenset([told] if isinstance(told, int) else told or [])
+    reported = generation.eos_token_id
+    ends = frozenset([reported] if isinstance(reported, int) else reported or [])
     return Facts(text.vocab_size, getattr(text, "max_position_embeddings", None), ends, tied)
 
 
@@ -86,13 +90,13 @@ def layers(model: nn.Module) -> list[Heads]:
     config: Any = model.config
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    found = []
+    result = []
     for layer, kind in enumerate(kinds):
         heads = probe.heads.get(layer)
         if heads is None or kind not in LAYERS or (kind == "sliding_attention" and heads.window is None):
             raise Invalid(f"{type(model).__name__}: layer {layer} ({kind}) is not plain attention", hint=HINT)
-        found.append(heads)
-    return found
+        result.append(heads)
+    return result
 
 
 class _Probe:
@@ -109,19 +113,19 @@ class _Probe:
         return q.new_zeros(q.shape[1], len(q), v.shape[-1])
 
 
-def _made(folder: Path, make: Callable[[Any, Any, dict[str, Any]], nn.Module], **options: Any) -> nn.Module:
+def _made(directory: Path, make: Callable[[Any, Any, dict[str, Any]], nn.Module], **options: Any) -> nn.Module:
     """By transformers, with our attention in the place of its own."""
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM  # seconds to import
 
     AttentionInterface.register(NAME, attention)
     try:
-        config = AutoConfig.from_pretrained(folder, **OFFLINE)
+        config = AutoConfig.from_pretrained(directory, **OFFLINE)
         model = make(AutoModelForCausalLM, config, {"attn_implementation": NAME, **options})
     except (OSError, ValueError, KeyError) as error:
-        raise Invalid(f"transformers cannot load {folder}: {error}", hint="try it there first") from None
+        raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") in CHANGING:
-        raise Invalid(f"{folder}: its rotations ({rope['rope_type']}) depend on what is beside it", hint=HINT)
+        raise Invalid(f"{directory}: its rotations ({rope['rope_type']}) depend on what is beside it", hint=HINT)
     if not getattr(model, "_supports_attention_backend", False):
         raise Invalid(f"{type(model).__name__} has attention of its own", hint=HINT)
     return model.eval()

@@ -24,7 +24,7 @@ class Rows:
     def __init__(self, model: Qwen3, *, rows: int, length: int):
         self.model = model
         self._cache = KVCache(model.config, rows, length)
-        self.token_bytes = sum(each[0, :, 0].nbytes for each in (*self._cache.keys, *self._cache.values))
+        self.token_bytes = sum(item[0, :, 0].nbytes for item in (*self._cache.keys, *self._cache.values))
 
     def copy(self, copies: Iterable[CacheCopy], scheduler: Scheduler) -> None:
         for copy in copies:
@@ -40,7 +40,7 @@ class Rows:
 
     def compute(self, step: EngineStep, scheduler: Scheduler) -> Tensor:
         """Logits [., V] after each decoded sequence's newest token, then after the end of each piece."""
-        found = []
+        result = []
         if step.decode:
             # Rows that are still being prefilled take part with a token of no meaning, written to the position that
             # their own prefill or decode overwrites: cheaper than gathering the ready rows.
@@ -48,9 +48,9 @@ class Rows:
             running = scheduler.running[: max(chosen) + 1]
             tokens = torch.tensor([sequence.tokens[sequence.computed] for sequence in running])
             positions = torch.tensor([sequence.computed for sequence in running])
-            found.append(self.model.decode(tokens, positions, self._cache)[chosen])
+            result.append(self.model.decode(tokens, positions, self._cache)[chosen])
         if step.prefill:
             pieces = [(piece.sequence.row, piece.start, piece.end) for piece in step.prefill]
             read = [token for piece in step.prefill for token in piece.sequence.tokens[piece.start : piece.end]]
-            found.append(self.model.prefill(torch.tensor(read), pieces, self._cache))
-        return torch.cat(found)
+            result.append(self.model.prefill(torch.tensor(read), pieces, self._cache))
+        return torch.cat(result)

@@ -2,7 +2,7 @@
 
 Owns: admission, batching, reuse of cached prefixes, the rows. Does not own: tensors, sampling, clocks, requests.
 Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, users' before rollouts' where the
-engine lends to these (`Lending`), so that decoding needs no gather;
+engine lends to these (`Colocation`), so that decoding needs no gather;
 positions ``[0, computed)`` of a sequence's row hold keys and values of its tokens under the current weights.
 Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else: by copying
 (rows), or by using the same blocks twice (paged).
@@ -48,7 +48,7 @@ class Sequence:
         self.prompt = len(self.tokens)
 
     @property
-    def lent(self) -> bool:
+    def colocated(self) -> bool:
         """A rollout's, where the engine serves users."""
         return self.priority > 0
 
@@ -93,7 +93,7 @@ class RetainedSequence:
 
 
 class StepBudget(Protocol):
-    """How much a step does, where the engine lends (rollout.decide.engines.slack)."""
+    """How much a step does, where the engine lends (rollout.decide.engines.headroom)."""
 
     @property
     def users_prompt(self) -> int: ...
@@ -127,28 +127,28 @@ def common_prefix(left: Tokens[int], right: Tokens[int]) -> int:
 
 def _pieces(sequences: Tokens[Sequence], budget: int) -> list[PrefillChunk]:
     """What is read of their prompts. Whoever begins as one before it does waits for that one, and has it then."""
-    found = list[PrefillChunk]()
+    result = list[PrefillChunk]()
     for sequence in sequences:
         at = sequence.computed
         if (
             sequence.ready
             or budget <= 0
-            or any(piece.start >= at and _gain(piece.sequence, sequence) for piece in found)
+            or any(piece.start >= at and _gain(piece.sequence, sequence) for piece in result)
         ):
             continue
-        found.append(PrefillChunk(sequence, at, min(len(sequence.tokens), at + budget)))
-        budget -= found[-1].end - at
-    return found
+        result.append(PrefillChunk(sequence, at, min(len(sequence.tokens), at + budget)))
+        budget -= result[-1].end - at
+    return result
 
 
-def _gain(source: Sequence, target: Sequence, most: int | None = None) -> int:
-    """How many tokens of `target` lie beyond what it has computed and are also (the first `most`) of `source`; 0 where
+def _gain(source: Sequence, target: Sequence, limit: int | None = None) -> int:
+    """How many tokens of `target` lie beyond what it has computed and are also (the first `limit`) of `source`; 0 where
     they are too few."""
     at = target.computed
     beyond = slice(at, at + MINIMUM_REUSE)
     if source.tokens[beyond] != target.tokens[beyond]:  # so for most pairs: it costs little to know
         return 0
-    shared = min(common_prefix(source.tokens[:most], target.tokens), len(target.tokens) - 1) - at
+    shared = min(common_prefix(source.tokens[:limit], target.tokens), len(target.tokens) - 1) - at
     return shared if shared >= MINIMUM_REUSE else 0
 
 
@@ -164,17 +164,18 @@ class Scheduler:
         retained: int,
         length: int,
         prefill_budget: int = 1024,
-        lends: bool = False,
+        colocates: bool = False,
         cache: int | None = None,
         held: Callable[[int], int] | None = None,
     ):
-        """`lends`: requests of a priority above 0 are rollouts', which get at most half of the slots. `cache`: tokens
+        """`colocates`: requests of a priority above 0 are rollouts', which get at most half of the slots. `cache`:
+        tokens
         of all running sequences together; the newest are put back and run again when there are more. `held`: what so
         many rows take of it, where these have some of it in common."""
         if min(slots, length, prefill_budget) < 1 or retained < 0:
             raise ValueError("slots, length and prefill_budget must be positive")
         self.slots, self.length, self.prefill_budget = slots, length, prefill_budget
-        self.lends, self.cache, self._in_rows = lends, cache, held
+        self.colocates, self.cache, self._in_rows = colocates, cache, held
         self.sequences = slots  # that run at once
         self.preemptions = self.reused = 0  # sequences put back; tokens that were not computed again
         self.running: list[Sequence] = []
@@ -188,7 +189,7 @@ class Scheduler:
         return not self.running and not self.waiting
 
     @property
-    def lent_slots(self) -> int:
+    def colocated_slots(self) -> int:
         return max(1, self.slots // 2)
 
     def add(self, sequence: Sequence) -> None:
@@ -207,13 +208,13 @@ class Scheduler:
         copies = self._fit()
         copies += [copy for sequence in self._admissible() for copy in self._admit(sequence)]
         copies += self._shared()
-        users, lent = self.running[: self.users], self.running[self.users :]
+        users, colocated = self.running[: self.users], self.running[self.users :]
         if share is None:
             return EngineStep(
-                copies, _pieces(self.running, self.prefill_budget), [each for each in self.running if each.ready]
+                copies, _pieces(self.running, self.prefill_budget), [item for item in self.running if item.ready]
             )
-        prefill = _pieces(users, share.users_prompt) + _pieces(lent, share.rollout_prompt)
-        decode = [each for each in users if each.ready] + [each for each in lent if each.ready][: share.rollouts]
+        prefill = _pieces(users, share.users_prompt) + _pieces(colocated, share.rollout_prompt)
+        decode = [item for item in users if item.ready] + [item for item in colocated if item.ready][: share.rollouts]
         return EngineStep(copies, prefill, decode)
 
     def finish(self, sequence: Sequence, *, retain: bool = True) -> list[CacheCopy]:
@@ -255,7 +256,7 @@ class Scheduler:
             self._retained[row] = RetainedSequence()
         return row
 
-    def room(self, waiting: Tokens[Sequence]) -> int:
+    def capacity(self, waiting: Tokens[Sequence]) -> int:
         """How many of these could begin now, in this order."""
         running, held = len(self.running), self._held()
         for count, sequence in enumerate(waiting):
@@ -271,10 +272,10 @@ class Scheduler:
 
     def _held(self) -> int:
         """Tokens, with the one that each running sequence gets in this step. After all copies were executed."""
-        whole = sum(len(sequence.tokens) for sequence in self.running) + len(self.running)
+        complete = sum(len(sequence.tokens) for sequence in self.running) + len(self.running)
         if self._in_rows is None:
-            return whole
-        return whole - sum(sequence.computed for sequence in self.running) + self._in_rows(len(self.running))
+            return complete
+        return complete - sum(sequence.computed for sequence in self.running) + self._in_rows(len(self.running))
 
     def _fit(self) -> list[CacheCopy]:
         """Puts back the newest until the others fit."""
@@ -291,8 +292,8 @@ class Scheduler:
         """Users come first, for `add` puts them there."""
         held = self._held()
         while self.waiting and self._fits(self.waiting[0], len(self.running), held):
-            lent = self.lends and self.waiting[0].lent
-            if lent and len(self.running) - self.users >= self.lent_slots:
+            colocated = self.colocates and self.waiting[0].colocated
+            if colocated and len(self.running) - self.users >= self.colocated_slots:
                 return
             held += len(self.waiting[0].tokens) + 1
             yield self.waiting.popleft()
@@ -302,7 +303,7 @@ class Scheduler:
         copies = []
         self.running.append(sequence)
         row = len(self.running) - 1
-        if not (self.lends and sequence.lent):
+        if not (self.colocates and sequence.colocated):
             copies += self._move(self.users, row)
             row, self.users = self.users, self.users + 1
         self.running[row], sequence.row = sequence, row
@@ -322,9 +323,9 @@ class Scheduler:
         for late in self.running:
             if late.ready:
                 continue
-            ahead = [each for each in self.running if each.computed >= late.computed + MINIMUM_REUSE]
+            ahead = [item for item in self.running if item.computed >= late.computed + MINIMUM_REUSE]
             gain, early = max(
-                ((_gain(each, late, each.computed), each) for each in ahead), key=_first, default=(0, late)
+                ((_gain(item, late, item.computed), item) for item in ahead), key=_first, default=(0, late)
             )
             if gain:
                 copies.append(self._reuse(early.row, late, late.computed + gain))

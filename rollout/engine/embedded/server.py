@@ -26,10 +26,10 @@ import msgspec
 import torch
 from aiohttp import web
 
-from rollout.decide.engines.lending import Lending
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.colocation import Colocation
+from rollout.decide.engines.headroom import Budget
 from rollout.engine import protocol as wire
-from rollout.engine import spare
+from rollout.engine import standby
 from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
@@ -50,11 +50,11 @@ class EngineServer:
     def __init__(self, thread: EngineThread, weights: PulledWeights | None = None):
         self.thread, self.weights = thread, weights
         self._calls = 0  # under way
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
 
     async def idle(self, seconds: float) -> None:
         """Returns when nobody has called for so long: who started this server is gone, and nobody took it over."""
-        while self._calls or time.monotonic() - self._heard < seconds:  # noqa: ASYNC110 - the event is that none came
+        while self._calls or time.monotonic() - self._last_seen < seconds:  # noqa: ASYNC110 - the event is that none came
             await asyncio.sleep(min(seconds, 5.0))
         log.info("nobody has called for %g s", seconds)
 
@@ -65,7 +65,7 @@ class EngineServer:
             return await handler(request)
         finally:
             self._calls -= 1
-            self._heard = time.monotonic()
+            self._last_seen = time.monotonic()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20, middlewares=[self._count, errors])
@@ -127,8 +127,8 @@ class EngineServer:
         await out.prepare(http)
         try:
             await out.write(chunk(request, first))
-            async for each in grown:
-                await out.write(chunk(request, each))
+            async for item in grown:
+                await out.write(chunk(request, item))
             await out.write(b"data: [DONE]\n\n")
             await out.write_eof()
         finally:
@@ -191,8 +191,8 @@ class EngineServer:
         counts = self.thread.core.statistics
         scheduler = self.thread.core.scheduler
         counts.paused, counts.sequences = self.thread.paused, scheduler.sequences
-        lending = self.thread.core.lending
-        counts.lends = 0 if lending is None or lending.frozen else scheduler.lent_slots
+        colocation = self.thread.core.colocation
+        counts.colocates = 0 if colocation is None or colocation.frozen else scheduler.colocated_slots
         counts.running, counts.waiting = len(scheduler.running), len(scheduler.waiting)
         return answer(counts)
 
@@ -271,7 +271,7 @@ async def serve(
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, ssl_context=tls).start()
-    log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
+    log.info("serving %s as version %s on %s:%d", core.directory, core.version, host, port)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again and again would hold up a step
     waiters: list[asyncio.Future[Any]] = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
@@ -311,9 +311,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--margin", type=float, default=0.5, help="share of what was promised that is left unused")
     parser.add_argument("--steps", type=Path, help="with --ttft: a folder for a log of all steps and why they were so")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
-    if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
+    if (reported := standby.reported(sys.argv[1:] if arguments is None else arguments)) is None:
         return
-    options = parser.parse_args(told)
+    options = parser.parse_args(reported)
     if options.tls is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         parser.error("an engine that others reach answers whoever has the run's key alone: give --tls")
     torch.set_num_threads(options.threads)
@@ -329,17 +329,17 @@ async def run(options: argparse.Namespace) -> None:
     try:
         if weights is not None:
             options.version = str(await weights.first(options.at))
-        lending = None
+        colocation = None
         if options.ttft is not None:
             budget = Budget(ttft=options.ttft, tpot=options.tpot, margin=options.margin)
-            lending = Lending(budget, log=options.steps and StepLog(options.steps, budget).append)
+            colocation = Colocation(budget, log=options.steps and StepLog(options.steps, budget).append)
         core = Core(
             options.model,
             version=options.version,
             slots=options.slots,
             length=options.length,
             base=options.base,
-            lending=lending,
+            colocation=colocation,
             cache=options.cache,
             device=options.device,
             dtype=options.dtype,

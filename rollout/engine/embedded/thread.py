@@ -39,8 +39,8 @@ class Progress(msgspec.Struct):
     @classmethod
     def of(cls, request: SamplingSequence) -> Progress:
         spans = [wire.VersionSpan(span.version, span.start, span.end) for span in request.spans]
-        told = request.told
-        return cls(request.tokens[request.prompt + told :], request.logprobs[told:], spans, request.finish)
+        reported = request.reported
+        return cls(request.tokens[request.prompt + reported :], request.logprobs[reported:], spans, request.finish)
 
 
 class EngineThread:
@@ -175,13 +175,13 @@ class EngineThread:
         """Tells the streams what is new."""
         news = []
         for request, progress in list(self._streams.items()):
-            if len(request.logprobs) > request.told or request.finish is not None:
+            if len(request.logprobs) > request.reported or request.finish is not None:
                 news.append((progress, Progress.of(request)))
-                request.told = len(request.logprobs)
+                request.reported = len(request.logprobs)
             if request.finish is not None:
                 del self._streams[request]
         if news:
-            self._loop.call_soon_threadsafe(_tell, news)
+            self._loop.call_soon_threadsafe(_report, news)
 
     def _deliver(self, requests: list[SamplingSequence]) -> None:
         for request in requests:
@@ -190,7 +190,7 @@ class EngineThread:
                 _resolve(future, request)
 
 
-def _tell(news: list[tuple[asyncio.Queue[Progress], Progress]]) -> None:
+def _report(news: list[tuple[asyncio.Queue[Progress], Progress]]) -> None:
     for progress, grown in news:
         progress.put_nowait(grown)
 

@@ -51,7 +51,7 @@ class PulledWeights:
                 fetch_s=pulled.spent.fetch_s,
                 write_s=pulled.spent.write_s,
                 check_s=pulled.spent.check_s,
-                whole=self._writes is None,
+                complete=self._writes is None,
             )
 
     def apply(self, core: Core, version: int, *, recompute: bool) -> float:

@@ -96,14 +96,14 @@ class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Update) -> None:
-        found = msgspec.msgpack.decode(Path(update_info.file).read_bytes(), type=VllmPatchFile)
-        if self.version != found.since:
-            raise ValueError(f"changes from version {found.since} do not fit weights of version {self.version}")
-        ready = list(self._mine(found.patches))
+        result = msgspec.msgpack.decode(Path(update_info.file).read_bytes(), type=VllmPatchFile)
+        if self.version != result.since:
+            raise ValueError(f"changes from version {result.since} do not fit weights of version {self.version}")
+        ready = list(self._mine(result.patches))
         self.version = None  # until all is written
-        for each in ready:  # one at a time: each is laid out as large as its tensor
-            load_checkpoint_weight_patches(self.model, [each], validate_unique_indices=False)
-        self.version = found.version
+        for item in ready:  # one at a time: each is laid out as large as its tensor
+            load_checkpoint_weight_patches(self.model, [item], validate_unique_indices=False)
+        self.version = result.version
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -114,9 +114,9 @@ class PagurusTransfer(WeightTransferEngine):  # type: ignore[misc]
             positions = np.frombuffer(patch.positions, dtype=np.int64)
             values = np.frombuffer(patch.values, dtype=np.int16)
             if patch.split is not None and self.parts > 1 and patch.shape[patch.split] % self.parts == 0:
-                each = patch.shape[patch.split] // self.parts
+                item = patch.shape[patch.split] // self.parts
                 inner = math.prod(patch.shape[patch.split + 1 :])
-                inside = positions // inner % patch.shape[patch.split] // each == self.part
+                inside = positions // inner % patch.shape[patch.split] // item == self.part
                 positions, values = positions[inside], values[inside]
             if len(positions):
                 yield CheckpointWeightPatch(

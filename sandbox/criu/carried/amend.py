@@ -30,21 +30,21 @@ IPC_RMID = 0
 
 def times(container: Container, paths: list[str]) -> Times:
     """Times of these paths in the file tree of a container that has no processes yet. Blocks."""
-    found = []
+    result = []
     with safe_path.directory(container.trees()[0]) as root:
         for path in paths:
             with contextlib.suppress(OSError), _parent(root, path) as (parent, name):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                found.append((path, status.st_atime_ns, status.st_mtime_ns))
-    return found
+                result.append((path, status.st_atime_ns, status.st_mtime_ns))
+    return result
 
 
-def set_times(init: int, owed: Times) -> None:
+def set_times(init: int, pending: Times) -> None:
     """Give them back in the file tree of the process `init`. Blocks."""
-    if not owed:
+    if not pending:
         return
     with safe_path.root_of(init) as root:
-        for path, accessed, modified in owed:
+        for path, accessed, modified in pending:
             with contextlib.suppress(FileNotFoundError), _parent(root, path) as (parent, name):
                 os.utime(name, ns=(accessed, modified), dir_fd=parent, follow_symlinks=False)
 
@@ -66,11 +66,11 @@ def _remove(numbers: list[int]) -> None:
 
 def numbers(container: Container) -> dict[int, int]:
     """Host pid of each process by its number in the sandbox. Blocks."""
-    found = {}
+    result = {}
     for pid in container.tasks():
         if (inside := inner_pid(pid)) is not None and inside != pid:
-            found[inside] = pid
-    return found
+            result[inside] = pid
+    return result
 
 
 def stop(container: Container, stopped: dict[int, int]) -> None:
@@ -79,10 +79,10 @@ def stop(container: Container, stopped: dict[int, int]) -> None:
     They take them before anything else when they are let go. The tree was restored as if they ran: CRIU stops them by
     a signal as well, which a held task has not taken yet, and whoever seizes it then waits in vain for it to be taken.
     """
-    known = numbers(container) if stopped else {}
+    existing = numbers(container) if stopped else {}
     for number, sent in stopped.items():
-        with closing(os.pidfd_open(known[number])) as pidfd:
-            if inner_pid(known[number]) == number:
+        with closing(os.pidfd_open(existing[number])) as pidfd:
+            if inner_pid(existing[number]) == number:
                 signal.pidfd_send_signal(pidfd, sent)
 
 

@@ -53,7 +53,7 @@ class Datagram(msgspec.Struct, array_like=True):
 
 def groups_of(pid: int) -> list[Group]:
     """The multicast groups that somebody in the network of this process has joined. Blocks."""
-    found: list[Group] = []
+    result: list[Group] = []
     with contextlib.suppress(OSError), open(f"/proc/{pid}/net/igmp") as file:
         index = 0
         for line in file.readlines()[1:]:
@@ -61,12 +61,12 @@ def groups_of(pid: int) -> list[Group]:
             if line[0].isdigit():
                 index = int(words[0])
             else:
-                found.append((index, socket.inet_ntoa(struct.pack("=I", int(words[0], 16)))))
+                result.append((index, socket.inet_ntoa(struct.pack("=I", int(words[0], 16)))))
     with contextlib.suppress(OSError), open(f"/proc/{pid}/net/igmp6") as file:
         for line in file:
             number, _, address = line.split()[:3]
-            found.append((int(number), socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))))
-    return [(index, name) for index, name in found if name not in _EVERYBODY and not _solicited(name)]
+            result.append((int(number), socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))))
+    return [(index, name) for index, name in result if name not in _EVERYBODY and not _solicited(name)]
 
 
 def _solicited(name: str) -> bool:
@@ -76,22 +76,22 @@ def _solicited(name: str) -> bool:
 
 def joined(one: socket.socket, groups: list[Group]) -> list[Group]:
     """Those of these groups that this socket has joined. Raises CheckpointFailed for one that it joined in part."""
-    found = []
+    result = []
     for index, name in groups:
         family = socket.AF_INET6 if ":" in name else socket.AF_INET
         if family != one.family:
             continue
-        asked = ctypes.create_string_buffer(_FILTER.pack(index, 0, _address(name), 0, 0), _FILTER.size)
+        requested = ctypes.create_string_buffer(_FILTER.pack(index, 0, _address(name), 0, 0), _FILTER.size)
         size = ctypes.c_uint32(_FILTER.size)
-        if _libc.getsockopt(one.fileno(), Levels[family], _MCAST_MSFILTER, asked, ctypes.byref(size)) == 0:
-            *_, mode, sources = _FILTER.unpack(asked.raw)
+        if _libc.getsockopt(one.fileno(), Levels[family], _MCAST_MSFILTER, requested, ctypes.byref(size)) == 0:
+            *_, mode, sources = _FILTER.unpack(requested.raw)
             if (mode, sources) != (_EXCLUDE, 0):
                 raise CheckpointFailed(
                     f"a socket of the sandbox takes the multicast group {name} from some senders only",
                     hint="join the whole group (IP_ADD_MEMBERSHIP), or close it",
                 )
-            found.append((index, name))
-    return found
+            result.append((index, name))
+    return result
 
 
 def join(one: socket.socket, groups: list[Group]) -> list[str]:
@@ -130,17 +130,17 @@ def unread(one: socket.socket) -> list[Datagram]:
 
 def peeked(one: socket.socket) -> list[tuple[bytes, Any]]:
     """(content, sender) of the datagrams that wait in a socket, the oldest first; none is taken out."""
-    found: list[tuple[bytes, Any]] = []
+    result: list[tuple[bytes, Any]] = []
     before = one.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
     one.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
     try:
-        while len(found) < MAX_DATAGRAMS:
-            found.append(one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        while len(result) < MAX_DATAGRAMS:
+            result.append(one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         pass
     finally:
         one.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, before)
-    return found
+    return result
 
 
 def packets(one: socket.socket, datagrams: list[Datagram]) -> list[Packet]:

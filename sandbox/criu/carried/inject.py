@@ -56,8 +56,8 @@ class Standing:
         `data` lies in its memory meanwhile: at the address that stands for an argument None.
         """
         thread = self._threads[pid][0]
-        with _memory(thread) as memory, _kept(thread, memory) as registers:
-            at = _room(pid, registers[_SP], len(data))
+        with _memory(thread) as memory, _retained(thread, memory) as registers:
+            at = _capacity(pid, registers[_SP], len(data))
             before = _peek(memory, at, len(data))
             changed = list(registers)
             changed[_AX], changed[_ORIG_AX] = number, (1 << 64) - 1
@@ -69,8 +69,8 @@ class Standing:
                 _set_registers(thread, changed)
                 for _ in ("enters", "leaves"):
                     _ptrace(_CONT_TO_SYSCALL, thread)
-                    if (seen := _stopped(thread)) != _AT_CALL:
-                        raise RestoreFailed(f"task {thread} stopped with {seen} instead of making a system call")
+                    if (observed := _stopped(thread)) != _AT_CALL:
+                        raise RestoreFailed(f"task {thread} stopped with {observed} instead of making a system call")
                 result: int = struct.unpack("=q", struct.pack("=Q", _registers(thread)[_AX]))[0]
             finally:
                 _poke(memory, at, before)
@@ -80,11 +80,11 @@ class Standing:
 @contextlib.contextmanager
 def standing(pids: list[int], *, thaw: Callable[[], None], freeze: Callable[[], None]) -> Iterator[Standing]:
     """Seize every thread of the frozen processes `pids`; `thaw` and `freeze` act on all of them."""
-    threads = {pid: found for pid in pids if (found := _alive(pid))}
+    threads = {pid: result for pid in pids if (result := _alive(pid))}
     seized: list[int] = []
     thawed = False
     try:
-        for thread in (one for found in threads.values() for one in found):
+        for thread in (one for result in threads.values() for one in result):
             _ptrace(_SEIZE, thread, data=_TRACESYSGOOD | _SUSPEND_SECCOMP)
             seized.append(thread)
             _ptrace(_INTERRUPT, thread)
@@ -106,16 +106,16 @@ def standing(pids: list[int], *, thaw: Callable[[], None], freeze: Callable[[], 
 
 def _alive(pid: int) -> list[int]:
     """The threads of a process but for those that have ended, the first one first; empty when it is gone."""
-    found = []
+    result = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in procfs.threads(pid):
             if procfs.stat(f"/proc/{pid}/task/{thread}/stat")[procfs.STATE] not in procfs.ENDED:
-                found.append(thread)
-    return found
+                result.append(thread)
+    return result
 
 
 @contextlib.contextmanager
-def _kept(thread: int, memory: int) -> Iterator[list[int]]:
+def _retained(thread: int, memory: int) -> Iterator[list[int]]:
     """The registers of a thread; they, its signal mask and its restartable sequence are put back."""
     registers, mask, sequence = _registers(thread), ctypes.create_string_buffer(8), _sequence(thread)
     under_way = _peek(memory, sequence + _RSEQ_CS, 8 if sequence else 0)
@@ -151,13 +151,13 @@ def _instruction(pid: int, memory: int) -> int:
     """Where code of a process holds a `syscall` instruction: its vDSO has some."""
     for start, end, access, name in _maps(pid):
         if access.startswith("r-x") and name == "[vdso]":
-            found = _peek(memory, start, end - start).find(_SYSCALL)
-            if found >= 0:
-                return start + found
+            result = _peek(memory, start, end - start).find(_SYSCALL)
+            if result >= 0:
+                return start + result
     raise RestoreFailed(f"process {pid} has no vDSO with a system call in it")
 
 
-def _room(pid: int, stack: int, size: int) -> int:
+def _capacity(pid: int, stack: int, size: int) -> int:
     """Where `size` bytes may lie for a moment: below the stack, else in the first memory that can be written."""
     below = (stack - _RED_ZONE - size) & ~15
     writable = [(start, end) for start, end, access, _ in _maps(pid) if access == "rw-p" and end - start >= size]
@@ -204,8 +204,8 @@ def _stopped(thread: int) -> int:
 def _wait(thread: int) -> int:
     deadline = time.monotonic() + TIMEOUT
     while True:
-        found, status = os.waitpid(thread, _WALL | os.WNOHANG)
-        if found:
+        result, status = os.waitpid(thread, _WALL | os.WNOHANG)
+        if result:
             return status
         if time.monotonic() > deadline:
             raise RestoreFailed(f"task {thread} does not stop (in an uninterruptible wait)", hint="try again")

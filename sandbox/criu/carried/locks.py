@@ -40,7 +40,7 @@ class Lock:
     length: int
 
 
-def owed(directory: Path) -> list[Lock]:
+def pending(directory: Path) -> list[Lock]:
     """The POSIX locks of an image directory. Blocks."""
     image = image_files.read(directory / "filelocks.img", image_files.messages().file_lock_entry)
     entries = image.entries if image is not None else []
@@ -57,18 +57,18 @@ def _held(pid: int, fd: int, numbers: dict[int, int]) -> list[Lock]:
         content = Path(f"/proc/{numbers[pid]}/fdinfo/{fd}").read_bytes()
     except (FileNotFoundError, KeyError):
         return []
-    found = []
+    result = []
     for kind, first, last in _LINE.findall(content):
         start = int(first)
-        found.append(Lock(pid, fd, _KINDS[kind], start, 0 if last == b"EOF" else int(last) + 1 - start))
-    return found
+        result.append(Lock(pid, fd, _KINDS[kind], start, 0 if last == b"EOF" else int(last) + 1 - start))
+    return result
 
 
 def take(lost: list[Lock], numbers: dict[int, int], tasks: inject.Standing) -> None:
     """Have the processes take these again, while nobody else can. Blocks."""
     for lock in lost:
-        wanted = _FLOCK.pack(lock.kind, os.SEEK_SET, lock.start, lock.length, 0)
-        if (result := tasks.call(numbers[lock.pid], _FCNTL, lock.fd, fcntl.F_SETLK, None, data=wanted)) < 0:
+        target = _FLOCK.pack(lock.kind, os.SEEK_SET, lock.start, lock.length, 0)
+        if (result := tasks.call(numbers[lock.pid], _FCNTL, lock.fd, fcntl.F_SETLK, None, data=target)) < 0:
             raise RestoreFailed(
                 f"process {lock.pid} cannot lock bytes {lock.start} to {lock.start + lock.length - 1} of descriptor "
                 f"{lock.fd} again: {os.strerror(-result)}",

@@ -98,7 +98,7 @@ class Fill:
 
 def split(directory: Path, lean: Path) -> Fill | None:
     """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks."""
-    found = []
+    result = []
     if sum(path.stat().st_size for path in directory.glob("pages-*.img")) < MIN_PARALLEL_BYTES:
         return None
     for path in directory.glob("mm-*.img"):
@@ -106,16 +106,16 @@ def split(directory: Path, lean: Path) -> Fill | None:
         pagemap = image_files.read(directory / f"pagemap-{pid}.img", *_pagemap_kinds())
         mm = image_files.read(path, image_files.messages().mm_entry)
         if mm is not None and pagemap is not None and len(pagemap.entries) > 1:
-            found.append((pid, pagemap, mm.entries[0].vmas))
-    eligible = _unshared({pid: [(v.start, v.end) for v in vmas if _eligible(v)] for pid, _, vmas in found})
+            result.append((pid, pagemap, mm.entries[0].vmas))
+    eligible = _unshared({pid: [(v.start, v.end) for v in vmas if _eligible(v)] for pid, _, vmas in result})
     total = 0
     chosen = []
-    for pid, pagemap, _ in found:
+    for pid, pagemap, _ in result:
         without = _kernel_written(directory, pid) | waits.pages(directory, pid)
-        kept, runs = divide(pagemap.entries[1:], eligible[pid], without)
+        retained, runs = divide(pagemap.entries[1:], eligible[pid], without)
         total += sum(run.size for run in runs)
         if runs:
-            chosen.append((pid, pagemap, kept, runs))
+            chosen.append((pid, pagemap, retained, runs))
     if total < MIN_PARALLEL_BYTES:
         return None
     fill = Fill()
@@ -123,13 +123,13 @@ def split(directory: Path, lean: Path) -> Fill | None:
     replaced = set()
     with contextlib.ExitStack() as undo:
         undo.callback(fill.close)
-        for pid, pagemap, kept, runs in chosen:
+        for pid, pagemap, retained, runs in chosen:
             pages = f"pages-{pagemap.entries[0].pages_id}.img"
             memory = ProcessMemory(pid, directory / pages, runs, _map(directory / pages))
             fill.memories.append(memory)
             assert memory.mapped is not None
-            _write_rest(lean / pages, memory.mapped, kept)
-            pagemap.entries[1:] = [entry for entry, _ in kept]
+            _write_rest(lean / pages, memory.mapped, retained)
+            pagemap.entries[1:] = [entry for entry, _ in retained]
             pagemap.write(lean / f"pagemap-{pid}.img")
             replaced |= {pages, f"pagemap-{pid}.img"}
         undo.pop_all()
@@ -145,9 +145,9 @@ def _pagemap_kinds() -> tuple[type[Record], type[Record]]:
 
 
 def _eligible(vma: Record) -> bool:
-    wanted = REGULAR | ANON_PRIVATE
+    target = REGULAR | ANON_PRIVATE
     return (
-        vma.status & wanted == wanted
+        vma.status & target == target
         and not vma.status & (STACK | GUARD | SHADOW)
         and vma.prot & READ_WRITE == READ_WRITE
         and not vma.flags & MAP_GROWSDOWN
@@ -158,8 +158,8 @@ def _unshared(ranges: dict[int, list[tuple[int, int]]]) -> dict[int, list[tuple[
     """Of the ranges of each process, sorted, the parts that no other process has."""
     edges = sorted(
         (at, change, pid)
-        for pid, found in ranges.items()
-        for span in found
+        for pid, result in ranges.items()
+        for span in result
         for at, change in zip(span, (1, -1), strict=True)
     )
     alone: dict[int, list[tuple[int, int]]] = {pid: [] for pid in ranges}
@@ -198,7 +198,7 @@ def divide(
     entries: Sequence[Record], ranges: Sequence[tuple[int, int]], without: set[int]
 ) -> tuple[list[tuple[Record, tuple[int, int]]], list[PageRun]]:
     """Divide a pagemap into what CRIU restores, each record with its (offset, size) in the pages, and runs for us."""
-    kept: list[tuple[Record, tuple[int, int]]] = []
+    retained: list[tuple[Record, tuple[int, int]]] = []
     runs: list[PageRun] = []
     excepted = sorted(without)
     ends = [end for _, end in ranges]
@@ -206,10 +206,10 @@ def divide(
     for entry in entries:
         flags, size = entry.flags, (entry.nr_pages or entry.compat_nr_pages) * PAGE
         if flags & PARENT or entry.in_parent or not (flags & PRESENT or not entry.HasField("flags")):
-            kept.append((entry, (offset, 0)))
+            retained.append((entry, (offset, 0)))
             continue
         if size < MIN_RUN:
-            kept.append((entry, (offset, size)))
+            retained.append((entry, (offset, size)))
             offset += size
             continue
         first = entry.vaddr
@@ -226,9 +226,9 @@ def divide(
             if ours:
                 _append(runs, PageRun(start, at, end - start))
             else:
-                kept.append((_part(entry, start, end), (at, end - start)))
+                retained.append((_part(entry, start, end), (at, end - start)))
         offset += size
-    return kept, runs
+    return retained, runs
 
 
 def _one_within(places: Sequence[int], first: int, last: int) -> bool:
@@ -286,9 +286,9 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
 
-def _write_rest(path: Path, pages: mmap.mmap, kept: Sequence[tuple[Record, tuple[int, int]]]) -> None:
+def _write_rest(path: Path, pages: mmap.mmap, retained: Sequence[tuple[Record, tuple[int, int]]]) -> None:
     with memoryview(pages) as view, open(path, "wb", buffering=0) as file:
-        for _, (offset, size) in kept:
+        for _, (offset, size) in retained:
             with view[offset : offset + size] as part:
                 written = 0
                 while written < size:

@@ -35,12 +35,12 @@ Names = dict[int, bytes]  # file id of the link in files.img -> another name of 
 def decode(content: bytes) -> Names:
     """The names of an image, from wherever it came. Raises ValueError when no dump has written it."""
     try:
-        found = msgspec.msgpack.decode(content, type=Names)
+        result = msgspec.msgpack.decode(content, type=Names)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    if len(found) > MAX_ENTRIES or any(len(name) > MAX_PATH or b"\0" in name for name in found.values()):
+    if len(result) > MAX_ENTRIES or any(len(name) > MAX_PATH or b"\0" in name for name in result.values()):
         raise ValueError("a name that no file can have")
-    return found
+    return result
 
 
 def take_away(container: Container, images: Path) -> None:
@@ -48,7 +48,7 @@ def take_away(container: Container, images: Path) -> None:
     links = _links(images)
     if not links:
         return
-    found: Names = {}
+    result: Names = {}
     with safe_path.directory(container.trees()[0]) as root, safe_path.directory(container.tree) as tree:
         made = set(links.values())
         for number, path in links.items():
@@ -56,19 +56,19 @@ def take_away(container: Container, images: Path) -> None:
                 if (other := _another(root, tree, path, made)) is not None:
                     with _parent(root, path) as (parent, name):
                         os.unlink(name, dir_fd=parent)
-                    found[number] = other
-    if found:
-        (images / FILE).write_bytes(msgspec.msgpack.encode(found))
+                    result[number] = other
+    if result:
+        (images / FILE).write_bytes(msgspec.msgpack.encode(result))
 
 
 def link_again(container: Container, images: Path) -> None:
     """Make the links again in the file tree of a container that has no processes yet. Blocks."""
-    owed = _owed(images)
-    if not owed:
+    pending = _pending(images)
+    if not pending:
         return
     root_id = container.spec.uid_base
     with safe_path.directory(container.trees()[0]) as root, safe_path.as_sandbox_root(root_id):
-        for path, other in owed:
+        for path, other in pending:
             try:
                 with _parent(root, other) as (holder, old), _parent(root, path) as (parent, new):
                     os.link(old, new, src_dir_fd=holder, dst_dir_fd=parent, follow_symlinks=False)
@@ -83,17 +83,17 @@ def link_again(container: Container, images: Path) -> None:
 
 def drop(container: Container, images: Path) -> None:
     """Remove what :func:`link_again` made for a restore that failed. Blocks."""
-    owed = _owed(images)
-    if not owed:
+    pending = _pending(images)
+    if not pending:
         return
     with contextlib.suppress(OSError, SandboxDead), safe_path.directory(container.trees()[0]) as root:
-        for path, other in owed:
+        for path, other in pending:
             with contextlib.suppress(OSError), _parent(root, path) as (parent, name):
                 if _same(root, path, other):
                     os.unlink(name, dir_fd=parent)
 
 
-def _owed(images: Path) -> list[tuple[bytes, bytes]]:
+def _pending(images: Path) -> list[tuple[bytes, bytes]]:
     """The path of each link that was taken away, and another name of its file."""
     try:
         names = decode((images / FILE).read_bytes())
@@ -126,8 +126,8 @@ def _another(root: int, tree: int, link: bytes, made: set[bytes]) -> bytes | Non
 
 def _same(root: int, one: bytes, other: bytes) -> bool:
     with _parent(root, one) as (here, name), _parent(root, other) as (there, second):
-        found = os.stat(name, dir_fd=here, follow_symlinks=False)
-        return os.path.samestat(found, os.stat(second, dir_fd=there, follow_symlinks=False))
+        result = os.stat(name, dir_fd=here, follow_symlinks=False)
+        return os.path.samestat(result, os.stat(second, dir_fd=there, follow_symlinks=False))
 
 
 @contextlib.contextmanager

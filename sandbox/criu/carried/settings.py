@@ -44,7 +44,7 @@ _SETATTR, _GETATTR = 314, 315
 _CAPABILITIES_3 = 0x20080522
 _OF_PROCESS = 1  # ioprio: one task, by its number
 _IDLE, _BEST_EFFORT = 3, 2  # classes of input and output that anybody may choose
-_DEFAULT_SLACK = 50_000  # ns
+_DEFAULT_HEADROOM = 50_000  # ns
 _KEEP_POLICY, _KEEP_PARAMS = 0x08, 0x10
 _TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
 
@@ -59,7 +59,7 @@ class TaskSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     thread: int
     processors: list[int] | None = None
     io_priority: int | None = None
-    slack: int | None = None  # ns by which its timers may be late
+    headroom: int | None = None  # ns by which its timers may be late
     slice: int | None = None  # ns that it runs at a time
 
 
@@ -153,9 +153,9 @@ def _frozen(pid: int, pidfd: int) -> FrozenProcess:
 
 def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
     """What is set in these processes. Blocks; some 10 µs a thread and 50 µs a socket."""
-    found = KernelSettings()
+    result = KernelSettings()
     usual = _Usual()
-    seen: set[str] = set()
+    observed: set[str] = set()
     groups: list[datagrams.Group] | None = None
     for one in processes:
         if groups is None:
@@ -163,23 +163,23 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
         for pid, inner in one.threads.items():
             with contextlib.suppress(OSError):
                 if (task := usual.differing(pid, inner)) is not None:
-                    found.tasks.append(task)
+                    result.tasks.append(task)
         for number, link in one.links:
-            if link in seen or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
+            if link in observed or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
                 continue
-            seen.add(link)
+            observed.add(link)
             with contextlib.suppress(OSError):
                 settings = DescriptorSettings(process=one.inner, number=number)
                 plain = msgspec.structs.replace(settings)
                 if link.startswith("/dev/"):
                     settings.exclusive = _is_exclusive(one, number)
                 else:
-                    _look_at_owner(one, number, settings)
+                    _poll_at_owner(one, number, settings)
                 if link.startswith("socket:["):
-                    _look(one.descriptor(number), settings, groups)
+                    _poll(one.descriptor(number), settings, groups)
                 if settings != plain:
-                    found.descriptors.append(settings)
-    return found
+                    result.descriptors.append(settings)
+    return result
 
 
 def _is_exclusive(one: FrozenProcess, number: int) -> bool:
@@ -187,12 +187,12 @@ def _is_exclusive(one: FrozenProcess, number: int) -> bool:
         return _exclusive(descriptor)
 
 
-def _look_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings) -> None:
+def _poll_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings) -> None:
     """Of a pipe or socket, where they differ from those of one that the sandbox's root has just made."""
     status = os.stat(f"/proc/{one.pid}/fd/{number}")
     first = one.first_id
     owner = (status.st_uid - first, status.st_gid - first)
-    if not all(0 <= each < IDS for each in owner):
+    if not all(0 <= item < IDS for item in owner):
         return  # it is the host's: the output of a command
     if owner != (0, 0):
         settings.owner = owner
@@ -200,7 +200,7 @@ def _look_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings
         settings.mode = mode
 
 
-def _look(descriptor: int, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
+def _poll(descriptor: int, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
     with socket.socket(fileno=descriptor) as opened:
         settings.options = differing(opened)
         if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
@@ -223,9 +223,9 @@ class _Usual:
             task.processors = sorted(processors)
         if priority := _called(_IOPRIO_GET, _OF_PROCESS, pid):
             task.io_priority = priority
-        slack = int(procfs.read_bytes(f"/proc/{pid}/timerslack_ns"))
-        if slack not in (_DEFAULT_SLACK, 0):
-            task.slack = slack
+        headroom = int(procfs.read_bytes(f"/proc/{pid}/timerslack_ns"))
+        if headroom not in (_DEFAULT_HEADROOM, 0):
+            task.headroom = headroom
         schedule = _schedule(pid)
         if schedule.policy in (os.SCHED_OTHER, os.SCHED_BATCH) and schedule.runtime != self._slice:
             task.slice = schedule.runtime
@@ -241,9 +241,9 @@ class _Schedule(ctypes.Structure):
 
 
 def _schedule(pid: int) -> Any:
-    found = _Schedule()
-    _called(_GETATTR, pid, ctypes.byref(found), ctypes.sizeof(found), 0)
-    return found
+    result = _Schedule()
+    _called(_GETATTR, pid, ctypes.byref(result), ctypes.sizeof(result), 0)
+    return result
 
 
 def _exclusive(descriptor: int) -> bool:
@@ -280,11 +280,11 @@ def load(directory: Path) -> KernelSettings:
 def decode(content: bytes) -> KernelSettings:
     """The settings of an image, from wherever it came. Raises ValueError when no dump has written it."""
     try:
-        found = msgspec.msgpack.decode(content, type=KernelSettings)
+        result = msgspec.msgpack.decode(content, type=KernelSettings)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    for one in found.descriptors:
-        if one.owner is not None and not all(0 <= each < IDS for each in one.owner):
+    for one in result.descriptors:
+        if one.owner is not None and not all(0 <= item < IDS for item in one.owner):
             raise ValueError("an owner that no sandbox has")
         if one.mode is not None and one.mode & ~0o777:
             raise ValueError("rights that no pipe has")
@@ -295,14 +295,14 @@ def decode(content: bytes) -> KernelSettings:
             ipaddress.ip_address(datagram.sender)
             if not 0 <= datagram.port < 1 << 16 or len(datagram.content) > 1 << 16:
                 raise ValueError("a datagram that nobody can send")
-    return found
+    return result
 
 
 def facts(directory: Path) -> dict[str, Any]:
     """The same for a comparison."""
-    found = load(directory)
-    listed: dict[str, Any] = {f"thread {task.thread} settings": msgspec.to_builtins(task) for task in found.tasks}
-    for one in found.descriptors:
+    result = load(directory)
+    listed: dict[str, Any] = {f"thread {task.thread} settings": msgspec.to_builtins(task) for task in result.tasks}
+    for one in result.descriptors:
         listed[f"process {one.process} descriptor {one.number} settings"] = msgspec.to_builtins(one)
     return listed
 
@@ -353,8 +353,8 @@ def _put_back(settings: KernelSettings, numbers: dict[int, int], packets: list[d
 def _threads(pid: int) -> list[tuple[int, int]]:
     """(number, number in the sandbox) of each; none when it is gone."""
     with contextlib.suppress(OSError):
-        found = [(thread, procfs.inner_pid(f"{pid}/task/{thread}")) for thread in procfs.threads(pid)]
-        return [(thread, inner) for thread, inner in found if inner is not None]
+        result = [(thread, procfs.inner_pid(f"{pid}/task/{thread}")) for thread in procfs.threads(pid)]
+        return [(thread, inner) for thread, inner in result if inner is not None]
     return []
 
 
@@ -363,9 +363,9 @@ def _set_task(pid: int, task: TaskSettings) -> None:
         os.sched_setaffinity(pid, there)
     if task.io_priority is not None and task.io_priority >> 13 in (_BEST_EFFORT, _IDLE):
         _called(_IOPRIO_SET, _OF_PROCESS, pid, task.io_priority & 0xFFFF)
-    if task.slack is not None and 0 < task.slack < 1 << 63:
+    if task.headroom is not None and 0 < task.headroom < 1 << 63:
         with open(f"/proc/{pid}/timerslack_ns", "wb", buffering=0) as file:
-            file.write(str(task.slack).encode())
+            file.write(str(task.headroom).encode())
     if task.slice is not None and 0 < task.slice < 1 << 63:
         schedule = _schedule(pid)
         if schedule.policy in (os.SCHED_OTHER, os.SCHED_BATCH):

@@ -15,7 +15,7 @@ import functools
 import socket
 from collections.abc import Iterator
 
-ROOM = 64  # bytes of a value
+CAPACITY = 64  # bytes of a value
 Options = dict[str, bytes]
 
 _SOL_UDP, _SOL_NETLINK = 17, 270
@@ -95,7 +95,7 @@ def put_back(one: socket.socket, options: Options) -> list[str]:
             continue
         level, number = _NUMBERS[name]
         with contextlib.suppress(OSError):
-            if one.getsockopt(level, number, ROOM) == options[name]:
+            if one.getsockopt(level, number, CAPACITY) == options[name]:
                 continue
         try:
             one.setsockopt(level, number, options[name])
@@ -108,7 +108,7 @@ def _values(one: socket.socket) -> Iterator[tuple[str, bytes]]:
     for name in _names(one):
         level, number = _NUMBERS[name]
         with contextlib.suppress(OSError):  # an older kernel, or another kind of socket
-            yield name, one.getsockopt(level, number, ROOM)
+            yield name, one.getsockopt(level, number, CAPACITY)
 
 
 def _names(one: socket.socket) -> tuple[str, ...]:

@@ -38,19 +38,19 @@ def _locked(directory: Path) -> list[int]:
 def _limits(directory: Path) -> dict[int, int]:
     """Bytes that each message queue may hold, by its id. In the image, messages stand between the queues."""
     kinds = image_files.messages()
-    found = {}
+    result = {}
     for path in directory.glob("ipcns-msg-*.img"):
         content, at = path.read_bytes(), 8
         while at + 4 <= len(content):
             size = int.from_bytes(content[at : at + 4], "little")
             queue = kinds.ipc_msg_entry.FromString(content[at + 4 : at + 4 + size])
             at += 4 + size
-            found[queue.desc.id] = queue.qbytes
+            result[queue.desc.id] = queue.qbytes
             for _ in range(queue.qnum):
                 size = int.from_bytes(content[at : at + 4], "little")
                 message = kinds.ipc_msg.FromString(content[at + 4 : at + 4 + size])
                 at += 4 + size + (message.msize + 7) // 8 * 8
-    return found
+    return result
 
 
 def _set(segments: list[int], queues: dict[int, int]) -> None:

@@ -67,19 +67,19 @@ def parse(content: bytes) -> list[InterruptedWait] | None:
     magic, count = _HEAD.unpack_from(content)
     if magic != _MAGIC or count > _MAX_ENTRIES or len(content) != _HEAD.size + count * _ENTRY.size:
         return None
-    found = []
+    collected = []
     for process, thread, result, argument, nr, ip, sp, left, *places in _ENTRY.iter_unpack(content[_HEAD.size :]):
         if result not in _INTERRUPTED or nr >= _CALLS or not -1 <= argument < len(_ARGUMENTS) or left < 0:
             return None
         pairs = tuple((at, min(size, _MAX_PLACE)) for at, size in zip(places[::2], places[1::2], strict=True))
-        found.append(InterruptedWait(process, thread, result, argument, nr, ip, sp, left, pairs))
-    return found
+        collected.append(InterruptedWait(process, thread, result, argument, nr, ip, sp, left, pairs))
+    return collected
 
 
 def pages(directory: Path, process: int) -> set[int]:
     """Pages of a process that its calls read when they are taken up, or that are written for that."""
-    found: set[int] = set()
+    result: set[int] = set()
     for wait in read(directory):
         for at, size in wait.places if wait.process == process else ():
-            found.update(range(at // PAGE * PAGE, at + size, PAGE))
-    return found
+            result.update(range(at // PAGE * PAGE, at + size, PAGE))
+    return result

@@ -83,7 +83,7 @@ def _path(text: str | bytes, what: str) -> bytes:
     return path
 
 
-def check_mounts(images: CriuImages, wanted: GateLookups) -> dict[int, str]:
+def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
     """Mount point of each mount: those that the shim makes, and no other."""
     ((_, name),) = images.of("mountpoints")
     entries = images.table(name, "mnt_entry")
@@ -112,16 +112,16 @@ def check_mounts(images: CriuImages, wanted: GateLookups) -> dict[int, str]:
             good = (same or (entry.fstype == OVERLAY and root in COVERS)) and entry.parent_mnt_id == parent and not key
         else:
             good = isinstance(key, str) and re.fullmatch(EXTERNAL_MOUNT + r"\d{1,2}", key) is not None
-            wanted.mounts.append(point)
+            target.mounts.append(point)
         need(good, f"{place} is of no sandbox")
     keys = [entry.ext_key for entry in entries if entry.ext_key]
     need(sorted(keys) == sorted(f"{EXTERNAL_MOUNT}{number}" for number in range(len(keys))), "a mount of the host")
     by_key = {entry.ext_key: points[entry.mnt_id] for entry in entries if entry.ext_key}
-    wanted.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(keys))]
+    target.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(keys))]
     return points
 
 
-def check_files(images: CriuImages, mounts: Mapping[int, str], wanted: GateLookups) -> dict[int, Record]:
+def check_files(images: CriuImages, mounts: Mapping[int, str], target: GateLookups) -> dict[int, Record]:
     """The table of open files, by id."""
     entries = images.table("files.img", "file_entry")
     need(len(entries) <= MAX_FILES, f"{len(entries)} open files")
@@ -140,17 +140,17 @@ def check_files(images: CriuImages, mounts: Mapping[int, str], wanted: GateLooku
     others = _others(images)
     for entry in entries:
         if entry.type == REG:
-            _regular(entry.reg, mounts, remaps.get(entry.id), wanted, others.get(entry.id))
+            _regular(entry.reg, mounts, remaps.get(entry.id), target, others.get(entry.id))
         elif entry.HasField("usk"):
-            _socket(entry.usk, mounts, wanted)
+            _socket(entry.usk, mounts, target)
         elif entry.HasField("ify"):
-            _watches(entry.ify, wanted)
+            _watches(entry.ify, target)
         elif entry.type in (FIFO, TTY):
             holder = entry.fifo if entry.type == FIFO else entry.tty
             need(not holder.HasField("regf_id") or _is(files, holder.regf_id, REG), "a FIFO or terminal without a file")
         elif entry.type == NS:
             need(entry.nsf.ns_cflag != namespaces.IDS["net"], "a descriptor of a network namespace", "close it")
-    _ghosts_apart(wanted)
+    _ghosts_apart(target)
     return files
 
 
@@ -164,9 +164,9 @@ Remap = tuple[int, Record | None, int]
 
 def _remaps(images: CriuImages, files: Mapping[int, Record]) -> dict[int, Remap]:
     """What comes back in another way than by its path, by the id of the file."""
-    found: dict[int, Remap] = {}
+    result: dict[int, Remap] = {}
     for remap in images.table("remap-fpath.img", "remap_file_path_entry"):
-        need(_is(files, remap.orig_id, REG) and remap.orig_id not in found, "a deleted file that there is not")
+        need(_is(files, remap.orig_id, REG) and remap.orig_id not in result, "a deleted file that there is not")
         need(remap.HasField("remap_type"), "images of an old CRIU")
         ghost = None
         if remap.remap_type == GHOST:
@@ -175,8 +175,8 @@ def _remaps(images: CriuImages, files: Mapping[int, Record]) -> dict[int, Remap]
             need(_is(files, remap.remap_id, REG) and remap.remap_id != remap.orig_id, "a link that there is not")
         else:
             need(remap.remap_type == PROCFS and 0 < remap.remap_id < PIDS, "a file of /proc")
-        found[remap.orig_id] = (remap.remap_type, ghost, remap.remap_id)
-    return found
+        result[remap.orig_id] = (remap.remap_type, ghost, remap.remap_id)
+    return result
 
 
 def _ghost(images: CriuImages, name: str) -> Record:
@@ -221,7 +221,7 @@ def _others(images: CriuImages) -> dict[int, bytes]:
 
 
 def _regular(
-    file: Record, mounts: Mapping[int, str], remap: Remap | None, wanted: GateLookups, other: bytes | None
+    file: Record, mounts: Mapping[int, str], remap: Remap | None, target: GateLookups, other: bytes | None
 ) -> None:
     what = f"file {file.id}"
     path = _path(file.name, what)
@@ -237,19 +237,19 @@ def _regular(
     if mount == "/proc" or mount in MASKED or mount == "/dev/pts":
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
-        wanted.ghosts.append(ImagePath(path, mount, file.id, ghost.mode, ghost=number))
+        target.ghosts.append(ImagePath(path, mount, file.id, ghost.mode, ghost=number))
     elif other is not None:
         need(kind is None and mount == "/", f"{path[:80]!r} is linked to a file elsewhere")
-        wanted.present.append(ImagePath(_path(other, f"another name of {what}"), mount, file.id))
-        wanted.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
+        target.present.append(ImagePath(_path(other, f"another name of {what}"), mount, file.id))
+        target.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
     elif kind is None:
-        wanted.present.append(named)
+        target.present.append(named)
     else:
         need(kind == LINKED, f"{path[:80]!r} is no file of /proc")
-        wanted.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
+        target.ghosts.append(ImagePath(path, mount, file.id, S_IFREG))
 
 
-def _socket(socket: Record, mounts: Mapping[int, str], wanted: GateLookups) -> None:
+def _socket(socket: Record, mounts: Mapping[int, str], target: GateLookups) -> None:
     name = bytes(socket.name)
     need(not socket.uflags and len(name) <= 108, f"socket {socket.id} leads outside the sandbox", "close it")
     if not name.rstrip(b"\0") or name[:1] == b"\0":
@@ -262,10 +262,10 @@ def _socket(socket: Record, mounts: Mapping[int, str], wanted: GateLookups) -> N
     need(mount != "/proc" and mount not in MASKED, f"socket {socket.id} lies in /proc")
     if socket.HasField("file_perms"):
         need(max(socket.file_perms.uid, socket.file_perms.gid) < IDS, f"socket {socket.id} belongs to nobody here")
-    wanted.sockets.append(ImagePath(path, mount, socket.id, S_IFSOCK))
+    target.sockets.append(ImagePath(path, mount, socket.id, S_IFSOCK))
 
 
-def _watches(group: Record, wanted: GateLookups) -> None:
+def _watches(group: Record, target: GateLookups) -> None:
     """By handle CRIU would open any file of a file system, also of the host's below a mount."""
     for watch in group.wd:
         handle = watch.f_handle
@@ -273,12 +273,12 @@ def _watches(group: Record, wanted: GateLookups) -> None:
         need(handle.path, "a watched file has no path in the sandbox", "close the watch, or watch a copy of the file")
         path = b"/" + raw(handle.path).lstrip(b"/")
         path = b"/" if path == b"/." else path  # as CRIU writes the root
-        wanted.watched.append(ImagePath(_path(path, "a watch"), "", group.id))
+        target.watched.append(ImagePath(_path(path, "a watch"), "", group.id))
 
 
-def _ghosts_apart(wanted: GateLookups) -> None:
+def _ghosts_apart(target: GateLookups) -> None:
     """CRIU makes one deleted directory after the other and removes each: none may lie in another."""
-    directories = [ghost for ghost in wanted.ghosts if ghost.mode & S_IFMT == S_IFDIR]
+    directories = [ghost for ghost in target.ghosts if ghost.mode & S_IFMT == S_IFDIR]
     for ghost in directories:
         for other in directories:
             need(

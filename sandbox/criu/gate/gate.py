@@ -66,12 +66,12 @@ def of_directory(directory: Path) -> CriuImages:
                 continue
             if entry.name == layers.BELOW:
                 continue  # no image: what a capture has of earlier ones
-            found = entry.stat(follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
+            result = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(result.st_mode):
                 raise ImageRefused(f"{entry.name[:80]!r} is no image")
-            sizes[entry.name] = found.st_size
-            files.add((entry.name, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size))
-    return CriuImages(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"), frozenset(files))
+            sizes[entry.name] = result.st_size
+            files.add((entry.name, result.st_dev, result.st_ino, result.st_mtime_ns, result.st_size))
+    return CriuImages(sizes, lambda name: dumpfile.complete(f"{directory}/{name}"), frozenset(files))
 
 
 @contextlib.contextmanager
@@ -110,13 +110,13 @@ def checked(images: CriuImages) -> GateLookups:
     """:func:`check`, once for the same images: those of a dump that ends, and of each restore and fork from it."""
     if images.identity is None:
         return check(images)
-    wanted = _checked.get(images.identity) or check(images)
-    if len(images.identity) + wanted.paths > MAX_REMEMBERED:
-        return wanted
-    _checked[images.identity] = wanted
+    target = _checked.get(images.identity) or check(images)
+    if len(images.identity) + target.paths > MAX_REMEMBERED:
+        return target
+    _checked[images.identity] = target
     while len(_checked) > MAX_CHECKED:
         _checked.pop(next(iter(_checked)), None)
-    return wanted
+    return target
 
 
 def imported(files: Mapping[str, bytes], pages: Mapping[str, int]) -> None:
@@ -136,21 +136,21 @@ def _filter() -> bytes:
     return subprocess.run([paths.shim(), "--filter"], check=True, capture_output=True).stdout
 
 
-def look_up(wanted: GateLookups, opened: Mapping[str, int]) -> None:
+def look_up(target: GateLookups, opened: Mapping[str, int]) -> None:
     """Look every path up, in the trees that CRIU will see. Raises Refusal. Blocks, some microseconds for each path."""
-    if any(point not in opened for point in wanted.mounts) or len(wanted.mounts) != len(opened) - 1:
+    if any(point not in opened for point in target.mounts) or len(target.mounts) != len(opened) - 1:
         raise ImageRefused("its mounts are not those of the sandbox", "restore it into a sandbox with the same mounts")
-    seen: set[tuple[str, bytes, int, bool]] = set()
-    for named in wanted.present:
+    observed: set[tuple[str, bytes, int, bool]] = set()
+    for named in target.present:
         key = (named.mount, named.path, named.mode, named.link)
-        if key not in seen:
-            seen.add(key)
+        if key not in observed:
+            observed.add(key)
             _present(named, opened)
-    for named in wanted.ghosts:
+    for named in target.ghosts:
         _ghost(named, opened)
-    for named in wanted.sockets:
+    for named in target.sockets:
         _socket(named, opened)
-    for named in wanted.watched:
+    for named in target.watched:
         mount = max((point for point in opened if below(named.path, point)), key=len)
         _present(ImagePath(named.path, mount, named.id), opened)
 
@@ -172,7 +172,7 @@ def refuse_lost(images: CriuImages, opened: Mapping[str, int], excluded: Collect
 
 def _holders(images: CriuImages, file: int) -> dict[int, str]:
     """Numbers and names of the processes that hold a file, work in it, map it or run it."""
-    found = {}
+    result = {}
     for task in images.table("pstree.img", "pstree_entry"):
         pid = task.pid
         if f"ids-{pid}.img" not in images:
@@ -188,8 +188,8 @@ def _holders(images: CriuImages, file: int) -> dict[int, str]:
         }
         held |= {entry.id for entry in images.table(f"fdinfo-{files}.img", "fdinfo_entry")}
         if file in held:
-            found[pid] = str(images.one(f"core-{pid}.img", "core_entry").tc.comm)
-    return found
+            result[pid] = str(images.one(f"core-{pid}.img", "core_entry").tc.comm)
+    return result
 
 
 # ---------------------------------------------------------------------------- one path
@@ -207,12 +207,12 @@ def _below(named: ImagePath, opened: Mapping[str, int]) -> tuple[int, bytes]:
 def _present(named: ImagePath, opened: Mapping[str, int]) -> None:
     fd, path = _below(named, opened)
     try:
-        found = _mode(fd, path, _REAL)
+        result = _mode(fd, path, _REAL)
     except OSError as error:
         raise _refusal(named, error) from None
-    if stat.S_ISLNK(found) and not named.link:
+    if stat.S_ISLNK(result) and not named.link:
         raise ImageRefused(f"a symbolic link stands at {printable(named.path)}, which a process holds", CHANGED)
-    if named.mode and stat.S_IFMT(found) != stat.S_IFMT(named.mode):
+    if named.mode and stat.S_IFMT(result) != stat.S_IFMT(named.mode):
         raise ImageRefused(f"{printable(named.path)}, which a process holds, is another kind of file now", CHANGED)
 
 
@@ -223,7 +223,7 @@ def _ghost(named: ImagePath, opened: Mapping[str, int]) -> None:
     directory = stat.S_ISDIR(named.mode)
     while True:
         try:
-            found = _mode(fd, parent or b".", _REAL)
+            result = _mode(fd, parent or b".", _REAL)
             break
         except FileNotFoundError as error:
             if directory:
@@ -232,7 +232,7 @@ def _ghost(named: ImagePath, opened: Mapping[str, int]) -> None:
             parent, _, _ = parent.rpartition(b"/")
         except OSError as error:
             raise _refusal(named, error) from None
-    if not stat.S_ISDIR(found):
+    if not stat.S_ISDIR(result):
         raise ImageRefused(f"what is above the deleted {printable(named.path)} is no directory now", LEAVE)
     if directory:
         if _there(fd, path, named):

@@ -36,21 +36,21 @@ def check(images: CriuImages) -> GateLookups:
         need(waits.parse(images.content(waits.NAME)) is not None, f"{waits.NAME} cannot be read")
     tasks = task_tree(images)
     check_namespaces(images, tasks)
-    wanted = GateLookups()
-    mounts = check_mounts(images, wanted)
-    files = check_files(images, mounts, wanted)
+    target = GateLookups()
+    mounts = check_mounts(images, target)
+    files = check_files(images, mounts, target)
     for pid, threads in tasks.items():
         check_task(images, pid, threads, files)
     check_signals(images, tasks, files)
     check_rest(images)
-    return wanted
+    return target
 
 
 def deleted(images: CriuImages) -> list[ImagePath]:
     """The deleted files and directories of a dump that is not complete yet."""
-    wanted = GateLookups()
-    check_files(images, check_mounts(images, wanted), wanted)
-    return wanted.ghosts
+    target = GateLookups()
+    check_files(images, check_mounts(images, target), target)
+    return target.ghosts
 
 
 def check_rest(images: CriuImages) -> None:

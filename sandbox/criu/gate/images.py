@@ -94,21 +94,21 @@ class CriuImages:
         """All records of an image that consists of nothing else; [] when it is not there."""
         if name not in self.sizes:
             return []
-        found = self._parsed.get(name)
-        if found is None:
+        result = self._parsed.get(name)
+        if result is None:
             types = [getattr(image_files.messages(), kind) for kind in kinds]
             try:
-                found = image_files.parse(self._read(name), *types).entries
+                result = image_files.parse(self._read(name), *types).entries
             except (DecodeError, struct.error, CheckpointFailed, IndexError) as error:
                 raise ImageRefused(f"{name} cannot be read: {error}") from None
-            self._parsed[name] = found
-        return found
+            self._parsed[name] = result
+        return result
 
     def one(self, name: str, kind: str) -> Any:
         """The only record of an image."""
-        found = self.table(name, kind)
-        need(len(found) == 1, f"{name} has {len(found)} records instead of one")
-        return found[0]
+        result = self.table(name, kind)
+        need(len(result) == 1, f"{name} has {len(result)} records instead of one")
+        return result[0]
 
     def records(self, name: str, kind: str, extra: Callable[[Any], int]) -> Iterator[Any]:
         """Records that are followed by `extra` bytes each."""

@@ -13,7 +13,7 @@ from sandbox.criu.gate.images import IDS, MAX_FILES, OPEN_FLAGS, PAGE, PIDS, REG
 
 MAX_TASKS = 1 << 15
 MAX_ADDRESS = (1 << 47) - 4096
-CAPABILITIES = 0xA80425FB  # native/confine.c: `kept`
+CAPABILITIES = 0xA80425FB  # native/confine.c: `retained`
 PERSONALITIES = frozenset({0, 0x8, 0x20000, 0x20008})  # native/confine.c
 POLICIES = frozenset({0, 3, 5})  # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE: what needs no capability
 GUARD = 1 << 16  # of the status of a mapping
@@ -28,15 +28,15 @@ def task_tree(images: CriuImages) -> dict[int, list[int]]:
     entries = images.table("pstree.img", "pstree_entry")
     need(0 < len(entries) <= MAX_TASKS, f"{len(entries)} processes")
     tasks: dict[int, list[int]] = {}
-    seen: set[int] = set()
+    observed: set[int] = set()
     for number, entry in enumerate(entries):
         threads = list(entry.threads)
         if f"mm-{entry.pid}.img" not in images and len(threads) <= 1:
             threads = [entry.pid]  # a zombie: CRIU writes any number
         need(entry.pid in threads, f"process {entry.pid} has no thread of its own number")
         need(all(0 < one < PIDS for one in threads), "a number of a thread that no kernel gives")
-        need(not seen.intersection(threads) and len(set(threads)) == len(threads), "two threads of one number")
-        seen.update(threads)
+        need(not observed.intersection(threads) and len(set(threads)) == len(threads), "two threads of one number")
+        observed.update(threads)
         need(entry.pgid < PIDS and entry.sid < PIDS, "a group or session that no kernel gives")
         first = number == 0
         need((entry.pid == 1) == first, "the first process is not pid 1")

@@ -34,11 +34,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def check_frozen(processes: Iterable[FrozenProcess], sandbox: str) -> None:
     """Raise CheckpointFailed for the first of these processes that holds what cannot come back. Blocks."""
     for one in processes:
-        for what, hint in _found(one):
+        for what, hint in _result(one):
             raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", hint=hint, sandbox=sandbox)
 
 
-def _found(one: FrozenProcess) -> Iterator[tuple[str, str]]:
+def _result(one: FrozenProcess) -> Iterator[tuple[str, str]]:
     if _exit_signal(one.pid) != signal.SIGCHLD:
         yield "tells its parent of its end by another signal than SIGCHLD", "make it with SIGCHLD, as fork does"
     for pid, inner in one.threads.items():
@@ -115,8 +115,8 @@ def _is_semaphore(pid: int, descriptor: int) -> bool:
 def _is_writable(pid: int, descriptor: int) -> bool:
     """Only by writing is a trigger made, and nobody is told whether there is one."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
-        found = re.search(rb"flags:\s*(\d+)", file.read())
-        return found is not None and int(found[1], 8) & os.O_ACCMODE != os.O_RDONLY
+        result = re.search(rb"flags:\s*(\d+)", file.read())
+        return result is not None and int(result[1], 8) & os.O_ACCMODE != os.O_RDONLY
     return False
 
 
@@ -125,11 +125,11 @@ def _is_writable(pid: int, descriptor: int) -> bool:
 
 def check_images(directory: Path, entries: Sequence[Record], sandbox: str) -> None:
     """Likewise for what the images tell, after the thaw; `entries` are those of files.img. Blocks."""
-    for what, hint in _told(directory, entries):
+    for what, hint in _reported(directory, entries):
         raise CheckpointFailed(what, hint=hint, sandbox=sandbox)
 
 
-def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def _reported(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str]]:
     kinds = image_files.messages()
     tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
     processes = [entry.pid for entry in tree.entries] if tree is not None else []
@@ -157,11 +157,11 @@ def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str
 def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
     """System V segments that were made with SHM_NORESERVE, which CRIU makes without: the kernel would refuse them."""
     swap = re.search(rb"^SwapTotal: *(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (int(swap[1]) << 10 if swap else 0)
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (int(swap[1]) << 10 if swap else 0)
     for path in directory.glob("ipcns-shm-*.img"):
         image = image_files.read(path, image_files.messages().ipc_shm_entry)
         for one in image.entries if image is not None else ():
-            if one.size > most:
+            if one.size > limit:
                 yield (
                     f"a System V segment of the sandbox (key {one.desc.key:#x}) is larger than the memory of the host",
                     "make it smaller, or remove it (ipcrm)",
@@ -171,18 +171,18 @@ def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
 def _of_others(directory: Path, entries: Sequence[Record], processes: list[int]) -> Iterator[tuple[str, str]]:
     """Files below /proc/PID that another process than that one holds: at a restore they may not be there yet."""
     kinds = image_files.messages()
-    found = {}
+    result = {}
     for entry in entries:
         if entry.HasField("reg") and (match := re.match(r"/?proc/(\d+)(/|$)", image_files.text(entry.reg.name))):
-            found[entry.id] = int(match[1])
-    for pid in processes if found else ():
+            result[entry.id] = int(match[1])
+    for pid in processes if result else ():
         ids = image_files.read(directory / f"ids-{pid}.img", kinds.task_kobj_ids_entry)
         if ids is None:
             continue
         held = image_files.read(directory / f"fdinfo-{ids.entries[0].files_id}.img", kinds.fdinfo_entry)
         for one in held.entries if held is not None else ():
-            if found.get(one.id, pid) != pid:
+            if result.get(one.id, pid) != pid:
                 yield (
-                    f"process {pid} of the sandbox holds /proc/{found[one.id]}, descriptor {one.fd}",
+                    f"process {pid} of the sandbox holds /proc/{result[one.id]}, descriptor {one.fd}",
                     "close it, or hold a pidfd",
                 )

@@ -59,8 +59,8 @@ def _mappings(pid: int, sizes: dict[tuple[int, int], int]) -> None:
 
 
 def _note(link: str, sizes: dict[tuple[int, int], int]) -> None:
-    found = os.stat(link)
-    sizes[found.st_dev, found.st_ino] = found.st_size
+    result = os.stat(link)
+    sizes[result.st_dev, result.st_ino] = result.st_size
 
 
 def _segments(inside: Inside) -> list[int]:

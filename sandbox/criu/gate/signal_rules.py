@@ -28,8 +28,8 @@ def check_signals(images: CriuImages, tasks: Mapping[int, list[int]], files: Map
     for file in files.values():
         _owner(file, tasks, groups)
         if file.HasField("pidfd"):
-            known = file.pidfd.nspid == DEAD_PROCESS or file.pidfd.nspid in tasks
-            need(known, f"file {file.id} is a pidfd of {file.pidfd.nspid}, which there is not")
+            existing = file.pidfd.nspid == DEAD_PROCESS or file.pidfd.nspid in tasks
+            need(existing, f"file {file.id} is a pidfd of {file.pidfd.nspid}, which there is not")
     for terminal in images.table("tty-info.img", "tty_info_entry"):
         need(terminal.sid in sessions | {0}, f"a terminal of session {terminal.sid}, which there is not")
         need(terminal.pgrp < PIDS, "a terminal whose signals go to a group that no kernel gives")
@@ -67,8 +67,8 @@ def owner_of(file: Record) -> Record | None:
 
 def owns(owner: Record, processes: Iterable[int], groups: Iterable[int]) -> bool:
     """Whether it is one of these processes or groups, or nobody. A single thread cannot be brought back as an owner."""
-    known = {OWNER_PROCESS: processes, OWNER_GROUP: groups}.get(owner.pid_type, ())
-    return not owner.pid or owner.pid in known
+    existing = {OWNER_PROCESS: processes, OWNER_GROUP: groups}.get(owner.pid_type, ())
+    return not owner.pid or owner.pid in existing
 
 
 def _owner(file: Record, tasks: Mapping[int, list[int]], groups: set[int]) -> None:
@@ -84,8 +84,8 @@ def _timer(timer: Record, pid: int, threads: list[int]) -> None:
     kind = timer.it_sigev_notify
     need(kind in (TO_PROCESS, TO_NOBODY, BY_THREAD, TO_THREAD), f"a timer of process {pid} tells in no known way")
     need(timer.si_signo <= SIGNALS, f"a timer of process {pid} sends signal {timer.si_signo}")
-    told = kind != TO_THREAD or timer.notify_thread_id in threads
-    need(told, f"a timer of process {pid} signals {timer.notify_thread_id}, which is no thread of it")
+    reported = kind != TO_THREAD or timer.notify_thread_id in threads
+    need(reported, f"a timer of process {pid} signals {timer.notify_thread_id}, which is no thread of it")
 
 
 def _queue(signals: Iterable[Record], who: str) -> None:

@@ -57,12 +57,12 @@ class TrackedProcess:
     descriptor: int
     registered: set[userfault.Mapping] = field(default_factory=set)
 
-    def register(self, pid: int, *, anew: bool) -> None:
+    def register(self, pid: int, *, redo: bool) -> None:
         """Register mappings that are new. Raises HasAio; OSError when the process is another program now, or gone."""
-        found = set(userfault.private_mappings(pid))
-        wanted = found if anew else found - self.registered
-        done = {mapping for mapping in wanted if userfault.register(self.descriptor, mapping)}
-        self.registered = found & (done | self.registered)
+        result = set(userfault.private_mappings(pid))
+        target = result if redo else result - self.registered
+        done = {mapping for mapping in target if userfault.register(self.descriptor, mapping)}
+        self.registered = result & (done | self.registered)
 
 
 class Tracker:
@@ -76,7 +76,7 @@ class Tracker:
         self._last: dict[int, Layers] = {}  # of each process, by its number in the sandbox
         self._numbers: dict[int, int] = {}  # of the processes in the capture that is being made: in the sandbox
         self._untracked: set[tuple[int, bytes]] = set()
-        self._asked: dict[int, bytes] = {}  # processes that are to make a userfaultfd
+        self._requested: dict[int, bytes] = {}  # processes that are to make a userfaultfd
         self._captures = 0
 
     @property
@@ -99,9 +99,9 @@ class Tracker:
     def prepare(self, container: Container, images: Path) -> None:
         """Say to the CRIU that will dump into `images` what it is to do with each process."""
         self._captures += 1
-        self._numbers, self._asked = {}, {}
-        wanted: dict[int, Order] = {}
-        alive = {pid: started for pid in container.kept_tasks() if (started := _started(pid))}
+        self._numbers, self._requested = {}, {}
+        target: dict[int, Order] = {}
+        alive = {pid: started for pid in container.retained_tasks() if (started := _started(pid))}
         for pid, one in list(self._processes.items()):
             if alive.get(pid) != one.started:
                 self._let_go(pid)
@@ -110,19 +110,19 @@ class Tracker:
             if (pid, started) in self._untracked:
                 continue
             if pid in self._processes and self._renew(pid, started):
-                wanted[pid] = Order.PROTECT
+                target[pid] = Order.PROTECT
                 if inner_pid(pid) in self._last:
-                    wanted[pid] |= Order.SKIP
+                    target[pid] |= Order.SKIP
             elif _own_bytes(pid) >= MIN_TRACKED:
-                wanted[pid] = Order.ATTACH | Order.PROTECT
-                self._asked[pid] = started
-        if wanted:
-            orders.write(images, wanted)
+                target[pid] = Order.ATTACH | Order.PROTECT
+                self._requested[pid] = started
+        if target:
+            orders.write(images, target)
 
     def _renew(self, pid: int, started: bytes) -> bool:
         """Whether a process is tracked still, its new mappings too."""
         try:
-            self._processes[pid].register(pid, anew=self._captures % REGISTER_ALL == 0)
+            self._processes[pid].register(pid, redo=self._captures % REGISTER_ALL == 0)
         except userfault.HasAio:
             self._untracked.add((pid, started))
         except OSError as error:
@@ -141,13 +141,13 @@ class Tracker:
     def begin(self, images: Path, criu: int) -> None:
         """Take over the userfaultfds that were made; `criu`: pidfd of the one that has them."""
         made = orders.read(images).descriptors
-        self._untracked |= {(pid, started) for pid, started in self._asked.items() if pid not in made}
+        self._untracked |= {(pid, started) for pid, started in self._requested.items() if pid not in made}
         for pid, number in made.items():
             descriptor = descriptor_of(criu, number)
             one = TrackedProcess(_started(pid), descriptor)
             try:
                 userfault.enable(descriptor)
-                one.register(pid, anew=True)
+                one.register(pid, redo=True)
             except (OSError, userfault.HasAio):
                 self._untracked.add((pid, one.started))
                 os.close(descriptor)
@@ -174,21 +174,21 @@ class Tracker:
         orders.remove(directory)
         last, self._last = self._last, {}
         files: dict[str, Layers] = {}
-        kept: dict[int, Layers] = {}
+        retained: dict[int, Layers] = {}
         (directory / BELOW).mkdir(mode=0o700)
         for pid, answer in answers.processes.items():
             number = self._numbers.get(pid)  # None: it has no userfaultfd, and all its pages are there
             if number is not None and (directory / f"pagemap-{number}.img").exists():
-                name, found = self._layers(directory, number, answer, last.get(number))
-                files[name] = found
+                name, result = self._layers(directory, number, answer, last.get(number))
+                files[name] = result
                 if answer.protected:
-                    kept[number] = found
+                    retained[number] = result
         if not files:
             (directory / BELOW).rmdir()
             return
         layers.write(directory, files)
-        self._drop_unused(kept)
-        self._last = kept
+        self._drop_unused(retained)
+        self._last = retained
 
     def _layers(self, directory: Path, number: int, answer: ProcessAnswer, last: Layers | None) -> tuple[str, Layers]:
         """The file of pages of a process and where all of its pages lie, whose files are in BELOW then."""
@@ -197,44 +197,48 @@ class Tracker:
         image = image_files.read(directory / pagemap, kinds.pagemap_head, kinds.pagemap_entry)
         assert image is not None
         name = f"pages-{image.entries[0].pages_id}.img"
-        found = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.unwritten, last)
-        if len(found.names) > MAX_LAYERS:
-            found = self._squashed(found)
-        own = self._directory / (found.names[0] + SUFFIX)
+        result = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.unwritten, last)
+        if len(result.names) > MAX_LAYERS:
+            result = self._squashed(result)
+        own = self._directory / (result.names[0] + SUFFIX)
         with contextlib.suppress(FileNotFoundError):  # it has no pages of its own
             os.link(directory / name, own)
-        for each in found.names[1:]:
-            os.link(self._directory / (each + SUFFIX), directory / BELOW / (each + SUFFIX))
+        for item in result.names[1:]:
+            os.link(self._directory / (item + SUFFIX), directory / BELOW / (item + SUFFIX))
         image.entries[1:] = [
             kinds.pagemap_entry(vaddr=first * PAGE, compat_nr_pages=0, nr_pages=count, flags=PRESENT)
-            for first, count in _spans(found.pages)
+            for first, count in _spans(result.pages)
         ]
         image.write(directory / BELOW / pagemap)
-        return name, found
+        return name, result
 
-    def _squashed(self, found: Layers) -> Layers:
+    def _squashed(self, result: Layers) -> Layers:
         """The same with few files: all but the capture's own and the largest become one; that too if much is dead."""
-        sizes = np.bincount(found.layer, minlength=len(found.names))
+        sizes = np.bincount(result.layer, minlength=len(result.names))
         largest = 1 + int(sizes[1:].argmax())
-        whole = (self._directory / (found.names[largest] + SUFFIX)).stat().st_size // PAGE
-        gathered = found.layer > 0
-        if sizes[largest] >= MAX_DEAD * whole:
-            gathered &= found.layer != largest
-        part = Layers("", found.names, found.pages[gathered], found.layer[gathered], found.place[gathered])
+        complete = (self._directory / (result.names[largest] + SUFFIX)).stat().st_size // PAGE
+        gathered = result.layer > 0
+        if sizes[largest] >= MAX_DEAD * complete:
+            gathered &= result.layer != largest
+        part = Layers("", result.names, result.pages[gathered], result.layer[gathered], result.place[gathered])
         sources = [
-            layers.mapped(self._directory / (each + SUFFIX)) if index else memoryview(b"")
-            for index, each in enumerate(found.names)
+            layers.mapped(self._directory / (item + SUFFIX)) if index else memoryview(b"")
+            for index, item in enumerate(result.names)
         ]
         made = secrets.token_hex(8)
         layers.copy_pages(sources, part.runs(), self._directory / (made + SUFFIX))
-        left = (found.names[0], made, *([found.names[largest]] if not gathered[found.layer == largest].any() else []))
-        layer = np.where(gathered, 1, np.where(found.layer == 0, 0, 2)).astype(np.int32)
-        place = found.place.copy()
+        left = (
+            result.names[0],
+            made,
+            *([result.names[largest]] if not gathered[result.layer == largest].any() else []),
+        )
+        layer = np.where(gathered, 1, np.where(result.layer == 0, 0, 2)).astype(np.int32)
+        place = result.place.copy()
         place[gathered] = np.arange(int(gathered.sum()))
-        return Layers(found.pagemap, left, found.pages, layer, place)
+        return Layers(result.pagemap, left, result.pages, layer, place)
 
-    def _drop_unused(self, kept: dict[int, Layers]) -> None:
-        used = {name + SUFFIX for each in kept.values() for name in each.names}
+    def _drop_unused(self, retained: dict[int, Layers]) -> None:
+        used = {name + SUFFIX for item in retained.values() for name in item.names}
         for entry in os.scandir(self._directory):
             if entry.name not in used:
                 os.unlink(entry.path)

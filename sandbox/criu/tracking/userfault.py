@@ -64,8 +64,8 @@ def private_mappings(pid: int) -> Iterator[Mapping]:
     """Those whose pages belong to the process. Raises HasAio; OSError when it is gone."""
     with open(f"/proc/{pid}/maps", "rb") as file:
         content = file.read()
-    for found in _MAPPING.finditer(content):
-        start, end, _, sharing, name = found.groups()
+    for result in _MAPPING.finditer(content):
+        start, end, _, sharing, name = result.groups()
         if name.startswith(AIO):
             raise HasAio
         if sharing == b"p" and not name.startswith(_KERNELS):
@@ -157,8 +157,8 @@ def _scan(pagemap: int, at: int, size: int, flags: int, mask: int) -> list[tuple
 
 def _unwritten(pagemap: int, at: int, size: int) -> int:
     """How many of these pages a dump would leave out."""
-    found = _scan(pagemap, at, size, 0, 0)
-    return sum((end - start) // PAGE for start, end, kind in found if kind == _WPALLOWED | _PRESENT)
+    result = _scan(pagemap, at, size, 0, 0)
+    return sum((end - start) // PAGE for start, end, kind in result if kind == _WPALLOWED | _PRESENT)
 
 
 def supported() -> bool:

@@ -78,7 +78,7 @@ async def test_every_call_of_the_clients(host: Client, tmp_path: Path) -> None:
         async with host.create(IMAGE, gateway=Gateway(upstream="scripted", agent="outside")) as sandbox:
             token = await sandbox.gateway.token()
             made = await _calls(str(token.base_url), token.token, model, tmp_path)
-            exchanges = [each.path for each in await sandbox.gateway.exchanges()]
+            exchanges = [item.path for item in await sandbox.gateway.exchanges()]
     assert made == [
         ("chat", TEXT),
         *(("chat stream", word) for word in TEXT.split()),
@@ -111,9 +111,9 @@ async def _calls(base: str, token: str, model: Model, tmp_path: Path) -> list[tu
     assert program.stdin is not None and program.stdout is not None and program.stderr is not None
     made = []
     async for line in program.stdout:
-        each = json.loads(line)
-        made.append((each["call"], each["gave"]))
-        if each["call"] == "chat stream":
+        item = json.loads(line)
+        made.append((item["call"], item["gave"]))
+        if item["call"] == "chat stream":
             program.stdin.write(b"\n")
             model.shown.release()
     errors = await program.stderr.read()

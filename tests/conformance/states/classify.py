@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass
-class Seen:
+class Observed:
     """What became of one state.
 
     `kind`: restored; refused at the dump; impossible to make; differs after the restore or in the fork; broken (the
@@ -71,15 +71,15 @@ class Seen:
 
 
 @dataclass
-class Found:
+class CrashResult:
     """What was seen of all."""
 
-    seen: dict[str, Seen] = field(default_factory=dict)
-    tell: Callable[[str], None] = lambda text: None
+    observed: dict[str, Observed] = field(default_factory=dict)
+    report: Callable[[str], None] = lambda text: None
 
     def note(self, name: str, kind: str, said: str = "") -> None:
-        self.seen[name] = Seen(kind, said)
-        self.tell(f"{name}: {kind} {said}")
+        self.observed[name] = Observed(kind, said)
+        self.report(f"{name}: {kind} {said}")
 
 
 def compiled(directory: Path) -> Path:
@@ -100,17 +100,17 @@ def rows(program: Path) -> list[Row]:
 class States:
     """Sandboxes with processes in given states."""
 
-    def __init__(self, ours: Ours, program: Path, found: Found):
+    def __init__(self, ours: Ours, program: Path, result: CrashResult):
         self._ours = ours
         self._program = program
-        self._found = found
+        self._result = result
 
-    async def classify(self, wanted: Sequence[Row]) -> None:
+    async def classify(self, target: Sequence[Row]) -> None:
         """Fill in what is seen of each of these rows."""
-        together = [row for row in wanted if row.promise.kind not in ("refused",)]
+        together = [row for row in target if row.promise.kind not in ("refused",)]
         for first in range(0, len(together), TOGETHER):
             await self._divide([row.name for row in together[first : first + TOGETHER]])
-        for row in wanted:
+        for row in target:
             if row.promise.kind == "refused":
                 await self._divide([row.name])
 
@@ -118,10 +118,10 @@ class States:
         failed = await self._try(names)
         if failed is None:
             return
-        left = [name for name in names if name not in self._found.seen]
+        left = [name for name in names if name not in self._result.observed]
         if len(left) == 1:
             kind = "refused" if isinstance(failed, CheckpointFailed) else "broken"
-            self._found.note(left[0], kind, f"{failed} | hint: {failed.hint}")
+            self._result.note(left[0], kind, f"{failed} | hint: {failed.hint}")
         else:
             await self._divide(left[: len(left) // 2])
             await self._divide(left[len(left) // 2 :])
@@ -151,8 +151,8 @@ class States:
             made = await self._call(container, "start", names)
             for name, text in made.items():
                 if text.startswith("impossible: "):
-                    self._found.note(name, "impossible", text.removeprefix("impossible: "))
-            names = [name for name in names if name not in self._found.seen]
+                    self._result.note(name, "impossible", text.removeprefix("impossible: "))
+            names = [name for name in names if name not in self._result.observed]
             if not names:
                 return None
             before = await self._call(container, "ask", names)
@@ -160,7 +160,7 @@ class States:
                 return None
             again = await self._call(container, "ask", names)
             self._note_unlike(names, before, again, "unstable")
-            names = [name for name in names if name not in self._found.seen]
+            names = [name for name in names if name not in self._result.observed]
             if not names:
                 return None
             trees: list[Path] = []
@@ -189,8 +189,8 @@ class States:
         self._note_unlike(names, before, restored, "differs")
         self._note_unlike(names, before, forked, "differs", "in the fork: ")
         for name in names:
-            if name not in self._found.seen:
-                self._found.note(name, "restored")
+            if name not in self._result.observed:
+                self._result.note(name, "restored")
         return None
 
     async def _without_blind(self, names: list[str], before: dict[str, str]) -> list[str]:
@@ -200,8 +200,8 @@ class States:
             unmade = await self._call(plain, "ask", names)
         for name in names:
             if unmade.get(name) == before.get(name) and name not in ALWAYS:
-                self._found.note(name, "blind", f"also without it: {before[name][:80]}")
-        return [name for name in names if name not in self._found.seen]
+                self._result.note(name, "blind", f"also without it: {before[name][:80]}")
+        return [name for name in names if name not in self._result.observed]
 
     async def _fork(self, images: Path, tree: Path, names: Sequence[str]) -> dict[str, str]:
         child = await Container.prepare(self._ours.spec(self._ours.snapshot(tree, readonly=False)))
@@ -217,8 +217,8 @@ class States:
     ) -> None:
         for name in names:
             old, new = before.get(name, "no answer"), after.get(name, "no answer")
-            if (old != new or old == "no answer") and name not in self._found.seen:
-                self._found.note(name, kind, f"{where}{_around(old, new)} became {_around(new, old)}")
+            if (old != new or old == "no answer") and name not in self._result.observed:
+                self._result.note(name, kind, f"{where}{_around(old, new)} became {_around(new, old)}")
 
 
 def _around(text: str, other: str) -> str:
@@ -227,15 +227,15 @@ def _around(text: str, other: str) -> str:
     return repr(text[max(0, same - 30) : same + 50])
 
 
-async def look(image: Path, only: Sequence[str], tell: Callable[[str], None]) -> tuple[list[Row], Found]:
+async def poll(image: Path, only: Sequence[str], report: Callable[[str], None]) -> tuple[list[Row], CrashResult]:
     """Classify all rows, or those with these names or groups, in sandboxes of their own."""
-    directory = aftermath.folder("pagurus-bench-", "/var/tmp")
-    found = Found(tell=tell)
+    directory = aftermath.directory("pagurus-bench-", "/var/tmp")
+    result = CrashResult(report=report)
     try:
         program = await asyncio.to_thread(compiled, directory)
-        wanted = [row for row in rows(program) if not only or row.name in only or row.group in only]
+        target = [row for row in rows(program) if not only or row.name in only or row.group in only]
         async with Ours(directory, image) as ours:
-            await States(ours, program, found).classify(wanted)
+            await States(ours, program, result).classify(target)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return wanted, found
+    return target, result

@@ -21,11 +21,11 @@ class Promise:
     reason: str = ""
 
 
-def _each(kind: str, **reasons: str) -> dict[str, Promise]:
+def _item(kind: str, **reasons: str) -> dict[str, Promise]:
     return {name: Promise(kind, reason) for names, reason in reasons.items() for name in names.split("__")}
 
 
-_REFUSED = _each(
+_REFUSED = _item(
     "refused",
     proc_namespace="close it",
     event_semaphore="use a POSIX semaphore or a pipe",
@@ -35,7 +35,7 @@ _REFUSED = _each(
     shared_directory="CLONE_FS",
     shared_memory_space="CLONE_VM",
     personality__personality_32__thread_personality="setarch",
-    end_told_otherwise="SIGCHLD",
+    end_reported_otherwise="SIGCHLD",
     pipe_both_ways="use a FIFO",
     deleted_file_in_the_way="remove it",
     memory_attributes="removexattr",
@@ -55,7 +55,7 @@ _REFUSED = _each(
     unix_urgent__tcp_urgent__unix_senders__unix_sender_gone="read it first",
 )
 
-_NAMED = _each(
+_NAMED = _item(
     "named",
     inotify_queue="what happened to a watched file before the restore is not told again",
     epoll_edge_spent="an edge is told once more, as an edge may always be",
@@ -96,7 +96,7 @@ _CONFINED = "not allowed in a sandbox"
 _UNSEEN = "not allowed in a sandbox, since it could not be seen at the dump; programs find a kernel without it"
 _LACKING = "this kernel or processor lacks it"
 
-_IMPOSSIBLE = _each(
+_IMPOSSIBLE = _item(
     "impossible",
     terminal_locked__mount_descriptor__performance_counter__kernel_program__ring__fanotify_group=_CONFINED,
     filter_listener__filter_logs__own_namespace__keyring__memory_policy__policy_deadline=_CONFINED,

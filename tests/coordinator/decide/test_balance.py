@@ -19,17 +19,17 @@ LONG = dict.fromkeys("abcdef", 100.0)
 
 
 def host(name: str, sandboxes: int, **fields: object) -> HostView:
-    known: dict = {"cpus": 2.0, "memory_bytes": 100.0, "memory_free": 90.0, "images": IMAGES}
-    return HostView(name, **{**known, **fields, "sandboxes": sandboxes})
+    existing: dict = {"cpus": 2.0, "memory_bytes": 100.0, "memory_free": 90.0, "images": IMAGES}
+    return HostView(name, **{**existing, **fields, "sandboxes": sandboxes})
 
 
 def residents(name: str, count: int, **fields: object) -> list[MovableSandbox]:
-    known: dict = {"images": IMAGES, "idle": 1.0}
-    return [MovableSandbox(f"{name}-{number:02}", name, **{**known, **fields}) for number in range(count)]
+    existing: dict = {"images": IMAGES, "idle": 1.0}
+    return [MovableSandbox(f"{name}-{number:02}", name, **{**existing, **fields}) for number in range(count)]
 
 
 def moved(hosts: list[HostView], here: list[MovableSandbox], steady: dict[str, float] = LONG) -> list[tuple[str, str]]:
-    return [(each.source, each.target) for each in balance.decide(hosts, here, [], steady)]
+    return [(item.source, item.target) for item in balance.decide(hosts, here, [], steady)]
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def moved(hosts: list[HostView], here: list[MovableSandbox], steady: dict[str, f
 )
 def test_a_full_host_gives_to_an_empty_one(counts: tuple[int, ...], expected: int) -> None:
     hosts = [host(name, count) for name, count in zip("abcd", counts, strict=True)]
-    here = [each for one in hosts for each in residents(one.name, one.sandboxes)]
-    found = moved(hosts, here)
-    assert len(found) == expected
+    here = [item for one in hosts for item in residents(one.name, one.sandboxes)]
+    result = moved(hosts, here)
+    assert len(result) == expected
     fullest, emptiest = max(counts), min(counts)
-    assert all(counts["abcd".index(source)] == fullest for source, _ in found)
-    assert all(counts["abcd".index(target)] == emptiest for _, target in found)
+    assert all(counts["abcd".index(source)] == fullest for source, _ in result)
+    assert all(counts["abcd".index(target)] == emptiest for _, target in result)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_a_host_that_is_to_be_emptied_gives_all_and_first() -> None:
 def test_those_with_a_copy_there_move_first_then_those_idle_longest() -> None:
     here = residents("a", 4)
     here = [replace(here[0], idle=5.0), replace(here[1], idle=9.0), replace(here[2], copies=frozenset("b")), here[3]]
-    found = balance.decide([host("a", 9), host("b", 0)], here, [], LONG)
-    assert [move.sandbox for move in found] == ["a-02", "a-01"]
+    result = balance.decide([host("a", 9), host("b", 0)], here, [], LONG)
+    assert [move.sandbox for move in result] == ["a-02", "a-01"]
     many = residents("a", 200)
     assert balance.offered([*many, replace(many[0], sandbox="old", idle=2.0)])[0].sandbox == "old"
     assert len(balance.offered(many)) == balance.OFFERED
@@ -108,28 +108,28 @@ def test_moves_make_shares_more_even_until_nothing_moves(
         name: host(name, count, cpus=float(cpus), draining=name in draining, alive=name not in away)
         for name, (count, cpus) in zip("abcdef", drawn, strict=False)
     }
-    here = {each.sandbox: each for one in hosts.values() for each in residents(one.name, one.sandboxes)}
+    here = {item.sandbox: item for one in hosts.values() for item in residents(one.name, one.sandboxes)}
     total, rounds, ever = len(here), 0, Counter[str]()
     while True:
         before = sum(one.sandboxes**2 / one.cpus for one in hosts.values() if not one.draining)
         view = (list(hosts.values()), list(here.values()), [], LONG)
-        found = balance.decide(*view)
+        result = balance.decide(*view)
         again = msgspec.json.decode(
             msgspec.json.encode(view), type=tuple[list[HostView], list[MovableSandbox], list, dict]
         )
-        assert balance.decide(*again) == found  # as it is logged, it is decided again
-        if not found:
+        assert balance.decide(*again) == result  # as it is logged, it is decided again
+        if not result:
             break
-        taking_part = Counter(name for move in found for name in (move.source, move.target))
+        taking_part = Counter(name for move in result for name in (move.source, move.target))
         assert max(taking_part.values()) <= AT_ONCE
-        for move in found:
+        for move in result:
             source, target = hosts[move.source], hosts[move.target]
             assert source.alive and target.alive and not target.draining and here[move.sandbox].host == source.name
             here[move.sandbox] = replace(here[move.sandbox], host=target.name)
             hosts[move.source] = replace(source, sandboxes=source.sandboxes - 1)
             hosts[move.target] = replace(target, sandboxes=target.sandboxes + 1)
             ever[move.sandbox] += 1
-        if not any(move.source in draining for move in found):
+        if not any(move.source in draining for move in result):
             assert sum(one.sandboxes**2 / one.cpus for one in hosts.values() if not one.draining) < before
         rounds += 1
         assert rounds <= 2 * total
@@ -138,18 +138,18 @@ def test_moves_make_shares_more_even_until_nothing_moves(
         assert all(one.sandboxes == 0 for one in hosts.values() if one.draining and one.alive)
         for full in able:
             for other in able:
-                least = max(1 / max(full.cpus, other.cpus), 0.1 * total / sum(one.cpus for one in able))
+                minimum = max(1 / max(full.cpus, other.cpus), 0.1 * total / sum(one.cpus for one in able))
                 gain = (full.sandboxes - 1) / full.cpus - (other.sandboxes + 1) / other.cpus
-                assert full is other or gain < least + 1e-9
+                assert full is other or gain < minimum + 1e-9
 
 
 @given(counts, st.data())
 def test_moves_under_way_count_where_they_lead(drawn: list[tuple[int, int]], data: st.DataObject) -> None:
     hosts = [host(name, count, cpus=float(cpus)) for name, (count, cpus) in zip("abcdef", drawn, strict=False)]
-    here = [each for one in hosts for each in residents(one.name, one.sandboxes)]
+    here = [item for one in hosts for item in residents(one.name, one.sandboxes)]
     begun = balance.decide(hosts, here, [], LONG)
     names = {move.sandbox for move in begun}
-    left = [each for each in here if each.sandbox not in names]
+    left = [item for item in here if item.sandbox not in names]
     assert balance.decide(hosts, left, begun, LONG) == []  # what can begin has begun
     if begun:
         over = data.draw(st.sampled_from(begun))

@@ -24,7 +24,7 @@ PRICES = {"GPU": 2.5, "CPU": 0.05}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "amounts", "prices", "told"),
+    ("seconds", "amounts", "prices", "reported"),
     [
         (3600, {"GPU": 1}, PRICES, 2.5),
         (1800, {"GPU": 2, "CPU": 8}, PRICES, 2.7),
@@ -35,9 +35,9 @@ PRICES = {"GPU": 2.5, "CPU": 0.05}
     ],
 )
 def test_a_cost_is_hours_times_amounts_times_prices(
-    seconds: float, amounts: dict[str, float], prices: dict[str, float], told: float
+    seconds: float, amounts: dict[str, float], prices: dict[str, float], reported: float
 ) -> None:
-    assert cost(seconds, amounts, prices) == pytest.approx(told)
+    assert cost(seconds, amounts, prices) == pytest.approx(reported)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_prices_that_are_none_are_refused(given: list[str]) -> None:
 
 
 def test_a_coordinator_does_not_start_with_prices_that_are_none(tmp_path: Path) -> None:
-    folders = ["--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
+    directories = ["--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
     ran = subprocess.run(
-        [sys.executable, "-m", "coordinator", *folders, "--price", "GPU=-2"], capture_output=True, text=True
+        [sys.executable, "-m", "coordinator", *directories, "--price", "GPU=-2"], capture_output=True, text=True
     )
     assert ran.returncode == 1 and "GPU=2.5" in ran.stderr, ran.stderr
 
@@ -80,10 +80,12 @@ def test_a_real_coordinator_tells_costs(tmp_path: Path) -> None:
     try:
         cluster.start()
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        told = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, check=True).stdout
+        reported = subprocess.run(
+            [*command, "--json"], env=environment, capture_output=True, text=True, check=True
+        ).stdout
     finally:
         cluster.clean()
-    assert "5.20" in said and json.loads(told)[0]["cost"] == pytest.approx(5.2, rel=0.001)
+    assert "5.20" in said and json.loads(reported)[0]["cost"] == pytest.approx(5.2, rel=0.001)
 
 
 async def test_a_book_is_not_closed_under_who_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +123,11 @@ async def test_jobs_tell_what_they_have_cost(tmp_path: Path) -> None:
     store.change(begun.id, state="done")
     store.close()
     priced, free = Jobs(tmp_path, prices=parse_prices(["GPU=2.5", "CPU=0.05"])), Jobs(tmp_path)
-    told = {each.id: each.cost for each in await priced.all()}
-    assert told[waits.id] == 0 and told[begun.id] == (await priced.job(begun.id)).cost == pytest.approx(2.6, rel=0.01)
-    assert told[apart.id] == pytest.approx(15.2, rel=0.01)  # its trainer's and its engines' too
-    assert [each.cost for each in await free.all()] == [None, None, None]
+    reported = {item.id: item.cost for item in await priced.all()}
+    assert reported[waits.id] == 0 and reported[begun.id] == (await priced.job(begun.id)).cost == pytest.approx(
+        2.6, rel=0.01
+    )
+    assert reported[apart.id] == pytest.approx(15.2, rel=0.01)  # its trainer's and its engines' too
+    assert [item.cost for item in await free.all()] == [None, None, None]
     await priced.close()
     await free.close()

@@ -42,9 +42,9 @@ def test_a_sandbox_goes_on_from_the_newest_state(
 ) -> None:
     hosts = [host("one", alive=False), *(host(n, alive=n in alive, sandboxes=n == "two") for n in ("two", "three"))]
     lost = LostSandbox("s-1", "one", copies, home, frozenset({"i"}))
-    found = decide([lost], hosts, {"one"})
-    wanted = [] if expected is None else [Revive("s-1", expected[0], "one", expected[1], stored=expected[2])]
-    assert found == wanted
+    result = decide([lost], hosts, {"one"})
+    target = [] if expected is None else [Revive("s-1", expected[0], "one", expected[1], stored=expected[2])]
+    assert result == target
     assert decide([lost], hosts, set()) == []
 
 
@@ -60,8 +60,8 @@ def test_a_sandbox_goes_on_where_that_was_prepared(
     prepared: str, home: str, copies: Sequence[CheckpointCopy], target: str
 ) -> None:
     hosts = [host("one", alive=False), host("two", sandboxes=1), host("three")]
-    (found,) = decide([LostSandbox("s-1", "one", copies, home, prepared=prepared)], hosts, {"one"})
-    assert found.target == target
+    (result,) = decide([LostSandbox("s-1", "one", copies, home, prepared=prepared)], hosts, {"one"})
+    assert result.target == target
 
 
 names = st.sampled_from(["one", "two", "three"])
@@ -90,12 +90,12 @@ def test_a_sandbox_goes_on_only_where_its_newest_state_is_and_its_own_host_acts_
     lost: list[LostSandbox], alive: frozenset[str], over: frozenset[str]
 ) -> None:
     hosts = [host(name, alive=name in alive) for name in ("one", "two", "three")]
-    found = decide(lost, hosts, over)
-    assert len(found) <= len(lost)
-    for revive in found:
+    result = decide(lost, hosts, over)
+    assert len(result) <= len(lost)
+    for revive in result:
         assert revive.target in alive and revive.source in over - alive and revive.target != revive.source
-        able = [each for each in lost if (each.sandbox, each.host) == (revive.sandbox, revive.source)]
-        assert any(_holds(each, revive) for each in able)
+        able = [item for item in lost if (item.sandbox, item.host) == (revive.sandbox, revive.source)]
+        assert any(_holds(item, revive) for item in able)
 
 
 def _holds(lost: LostSandbox, revive: Revive) -> bool:
@@ -107,14 +107,14 @@ def _holds(lost: LostSandbox, revive: Revive) -> bool:
 def test_those_of_the_store_are_spread() -> None:
     hosts = [host("one", alive=False), host("two"), host("three")]
     lost = [LostSandbox(f"s-{n}", "one", [STORED], images=frozenset({"i"})) for n in range(6)]
-    targets = [each.target for each in decide(lost, hosts, {"one"})]
+    targets = [item.target for item in decide(lost, hosts, {"one"})]
     assert sorted(targets) == ["three"] * 3 + ["two"] * 3
 
 
 def test_those_that_somebody_waits_for_come_first() -> None:
     lost = [LostSandbox(f"s-{n}", "one", [NEW], images=frozenset({"i"}), waited=n == 3) for n in range(5)]
-    found = decide(lost, [host("one", alive=False), host("two")], {"one"})
-    assert [each.sandbox for each in found] == ["s-3", "s-0", "s-1", "s-2", "s-4"]
+    result = decide(lost, [host("one", alive=False), host("two")], {"one"})
+    assert [item.sandbox for item in result] == ["s-3", "s-0", "s-1", "s-2", "s-4"]
 
 
 def test_a_state_goes_to_the_store_where_no_host_can_take_it() -> None:

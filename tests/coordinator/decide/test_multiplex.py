@@ -32,7 +32,7 @@ jobs_of = st.lists(
         slowdown=st.floats(1, 4),
     ),
     max_size=7,
-    unique_by=lambda each: each.name,
+    unique_by=lambda item: item.name,
 )
 
 
@@ -93,8 +93,8 @@ def test_a_job_takes_other_machines_where_turns_on_the_fullest_would_take_too_lo
     first, second = job("a", 470, 200, rollout_nodes=2, slowdown=3.0), job("b", 400, 200, rollout_nodes=2, slowdown=3.0)
     third = job("c", 210, 180, rollout_nodes=4, train_nodes=1, slowdown=1.79)
     group: JobGroup | None = alone(third)
-    for each in (second, first):
-        group = group and join(group, each, PRICES)
+    for item in (second, first):
+        group = group and join(group, item, PRICES)
     assert group is not None and group.rollout_nodes == 6 and not group.faults(PRICES)
     assert group.members[2].nodes == (4, 5)
 
@@ -105,7 +105,7 @@ def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[SharedJ
     for groups in (plan(jobs, PRICES), in_order(jobs, PRICES)):
         assert [fault for group in groups for fault in group.faults(PRICES)] == []
         assert sorted(member.job.name for group in groups for member in group.members) == sorted(
-            each.name for each in jobs
+            item.name for item in jobs
         )
         for group in groups:
             for member in group.members:
@@ -118,8 +118,8 @@ def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[SharedJ
 @given(jobs_of)
 def test_many_at_once_is_the_same_as_one_after_another(jobs: list[SharedJob]) -> None:
     groups: list[JobGroup] = []
-    for each in jobs:
-        placed = place(groups, each, PRICES)
+    for item in jobs:
+        placed = place(groups, item, PRICES)
         if placed.index is None:
             groups.append(placed.group)
         else:
@@ -158,7 +158,7 @@ def test_plans_are_within_two_percent_of_the_cheapest_there_is() -> None:
     ours, best = 0.0, 0.0
     for seed in range(25):
         jobs = drawn(seed)
-        mine, least = total(plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
-        assert mine >= least - 1e-6, f"instance {seed}: cheaper than the cheapest"
-        ours, best = ours + mine, best + least
+        mine, minimum = total(plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
+        assert mine >= minimum - 1e-6, f"instance {seed}: cheaper than the cheapest"
+        ours, best = ours + mine, best + minimum
     assert ours <= 1.02 * best

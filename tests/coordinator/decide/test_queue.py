@@ -11,11 +11,11 @@ MACHINES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}]
 
 
 def started(view: QueueView) -> list[str]:
-    return [each.job for each in decide(view) if isinstance(each, StartJob)]
+    return [item.job for item in decide(view) if isinstance(item, StartJob)]
 
 
 def reasons(view: QueueView) -> dict[str, str]:
-    return {each.job: each.reason for each in decide(view) if isinstance(each, WaitJob)}
+    return {item.job: item.reason for item in decide(view) if isinstance(item, WaitJob)}
 
 
 def test_the_higher_priority_comes_first_then_the_older() -> None:
@@ -81,7 +81,7 @@ jobs = st.lists(
         number=st.integers(),
     ),
     max_size=8,
-    unique_by=lambda each: each.job,
+    unique_by=lambda item: item.job,
 )
 
 
@@ -94,11 +94,11 @@ def test_never_more_is_given_than_there_is_and_every_job_is_told_something(
 ) -> None:
     view = QueueView(waiting, begun, machines, quotas)
     actions = decide(view)
-    assert sorted(each.job for each in actions) == sorted(each.job for each in waiting)
-    named = {each.job: each for each in waiting}
+    assert sorted(item.job for item in actions) == sorted(item.job for item in waiting)
+    named = {item.job: item for item in waiting}
     for owner in ("a", "b"):
         given_out = total(named[job].needs for job in started(view) if named[job].owner == owner)
-        before = total(each.needs for each in begun if each.owner == owner)
+        before = total(item.needs for item in begun if item.owner == owner)
         for name, limit in quotas.get(owner, quotas.get("", {})).items():
             assert not given_out.get(name) or given_out[name] + before.get(name, 0.0) <= limit
     given_out, before, all_of = (

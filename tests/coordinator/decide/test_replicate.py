@@ -14,11 +14,11 @@ def _host(name: str) -> HostView:
 
 
 def _copied(
-    durable: str, *kept: ReplicaCopy, hosts: str = "abc", busy: dict[str, int] | None = None, new: bool = False
+    durable: str, *retained: ReplicaCopy, hosts: str = "abc", busy: dict[str, int] | None = None, new: bool = False
 ) -> list[tuple[str, str]]:
-    subject = Subject("s-1", "a", durable, frozenset({"i"}), kept, new=new)
-    found = replicate.decide([_host(name) for name in hosts], [subject], busy or {}, 2)
-    return [(copy.target, copy.base) for copy in found]
+    subject = Subject("s-1", "a", durable, frozenset({"i"}), retained, new=new)
+    result = replicate.decide([_host(name) for name in hosts], [subject], busy or {}, 2)
+    return [(copy.target, copy.base) for copy in result]
 
 
 def test_two_hosts_have_copies_and_take_the_newest_in_turn() -> None:
@@ -45,12 +45,12 @@ def test_the_copy_of_a_host_that_is_away_is_waited_for_a_while() -> None:
 
 def test_a_host_that_may_be_lost_gets_no_copy_until_that_is_known() -> None:
     hosts = [_host("a"), _host("b"), replace(_host("c"), doubted=True), _host("d")]
-    for kept, target in (
+    for retained, target in (
         ((ReplicaCopy("c-1", "b"), ReplicaCopy("c-0", "c")), ["b"]),  # the other one has the older copy
         ((ReplicaCopy("c-1", "c"),), []),  # another one would need all of it
         ((), ["b"]),
     ):
-        subject = Subject("s-1", "a", "c-2", frozenset({"i"}), kept, waited=True)
+        subject = Subject("s-1", "a", "c-2", frozenset({"i"}), retained, waited=True)
         assert [copy.target for copy in replicate.decide(hosts, [subject], {}, 2)] == target
     second = Subject("s-1", "a", "c-2", frozenset({"i"}), (ReplicaCopy("c-2", "b"),))
     assert [copy.target for copy in replicate.decide(hosts, [second], {}, 2)] == ["d"]
@@ -73,5 +73,5 @@ def test_where_it_went_on_the_next_copy_builds_upon_an_older_one_of_another_host
 
 def test_copies_are_spread_as_the_sandboxes_that_they_may_become() -> None:
     subjects = [Subject(f"s-{number}", "a", "c-1", frozenset({"i"})) for number in range(6)]
-    found = replicate.decide([_host(name) for name in "abcd"], subjects, {}, 9)
-    assert sorted(copy.target for copy in found) == ["b", "b", "c", "c", "d", "d"]
+    result = replicate.decide([_host(name) for name in "abcd"], subjects, {}, 9)
+    assert sorted(copy.target for copy in result) == ["b", "b", "c", "c", "d", "d"]

@@ -36,7 +36,7 @@ def test_all_of_any_group_take_all_their_turns(seed: int) -> None:
     """Jobs on some of four machines each, which ask when they like and take as long as they like."""
     draw = random.Random(seed)
     uses = {f"job-{n}": tuple(sorted(draw.sample(range(4), draw.randint(1, 4)))) for n in range(5)}
-    rounds, asks, works = dict.fromkeys(uses, 0), set[str](), set[str]()
+    rounds, requests, works = dict.fromkeys(uses, 0), set[str](), set[str]()
     for _ in range(100_000):
         if min(rounds.values()) == 10 and not works:
             break
@@ -44,12 +44,14 @@ def test_all_of_any_group_take_all_their_turns(seed: int) -> None:
         if job in works:
             works.remove(job)
         else:
-            asks.add(job)
-        busy = {machine for each in works for machine in uses[each]}
-        assert len(busy) == sum(len(uses[each]) for each in works), "a machine works for two"
-        turns = [MachineSlot(name, rounds[name], n, uses[name], name in asks - works) for n, name in enumerate(uses)]
+            requests.add(job)
+        busy = {machine for item in works for machine in uses[item]}
+        assert len(busy) == sum(len(uses[item]) for item in works), "a machine works for two"
+        turns = [
+            MachineSlot(name, rounds[name], n, uses[name], name in requests - works) for n, name in enumerate(uses)
+        ]
         for name in due([turn for turn in turns if turn.round < 10], busy):
             works.add(name)
-            asks.discard(name)
+            requests.discard(name)
             rounds[name] += 1
     assert set(rounds.values()) == {10}

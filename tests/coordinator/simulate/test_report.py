@@ -38,23 +38,23 @@ SHOWN: dict[str, tuple[str, dict[str, int]]] = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_report_has_the_plot_and_the_figures(name: str) -> None:
     label, small = SHOWN[name]
-    figures: dict[str, Any] = SCENARIOS[name](1, **small)  # type: ignore[call-arg]
-    plot = figures.pop("plot")
-    text = page(name, "what it compares", 1, figures, plot)
+    metrics: dict[str, Any] = SCENARIOS[name](1, **small)  # type: ignore[call-arg]
+    plot = metrics.pop("plot")
+    text = page(name, "what it compares", 1, metrics, plot)
     (svg,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert label in svg and escape(plot.title) in text and "<script" not in text and "src=" not in text
-    for figure, value in flat(figures):
+    for figure, value in flat(metrics):
         assert f"<td>{escape(figure)}</td><td>{escape(value)}</td>" in text
-    assert escape(figures.get("inputs", "")) in text
+    assert escape(metrics.get("inputs", "")) in text
 
 
 def test_the_verb_writes_the_report_beside_the_same_figures(tmp_path: Path) -> None:
     plain = CliRunner().invoke(verbs, ["replication", "--json"])
     came = CliRunner().invoke(verbs, ["replication", "--json", "--report", str(tmp_path / "report.html")])
     assert came.exit_code == 0 and json.loads(came.stdout) == json.loads(plain.stdout)
-    figures = json.loads(came.stdout)
+    metrics = json.loads(came.stdout)
     text = (tmp_path / "report.html").read_text()
-    assert f"<td>ratio</td><td>{figures['ratio']}</td>" in text and figures["inputs"] in text
+    assert f"<td>ratio</td><td>{metrics['ratio']}</td>" in text and metrics["inputs"] in text
 
 
 def test_what_is_written_into_a_page_is_text() -> None:

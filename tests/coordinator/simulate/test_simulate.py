@@ -21,25 +21,25 @@ from rollout.decide.view import SchedulingRules
 
 def ends(rates: StepCosts, *requests: tuple[float, float, float]) -> list[float]:
     """When requests of (asked at, prompt, tokens) are answered."""
-    clock, found = VirtualClock(), [0.0] * len(requests)
+    clock, result = VirtualClock(), [0.0] * len(requests)
     engine = SimulatedEngine(clock, rates)
     for number, (at, prompt, tokens) in enumerate(requests):
 
-        def ask(number: int = number, prompt: float = prompt, tokens: float = tokens) -> None:
-            engine.ask(prompt=prompt, tokens=tokens, done=lambda: found.__setitem__(number, clock.now))
+        def request(number: int = number, prompt: float = prompt, tokens: float = tokens) -> None:
+            engine.request(prompt=prompt, tokens=tokens, done=lambda: result.__setitem__(number, clock.now))
 
-        clock.after(at, ask)
+        clock.after(at, request)
     clock.run()
     assert engine.load == 0 and engine.tokens == pytest.approx(sum(tokens for _, _, tokens in requests))
-    return found
+    return result
 
 
 def test_things_of_one_time_happen_in_the_order_in_which_they_were_asked_for() -> None:
-    clock, seen = VirtualClock(), list[tuple[str, float]]()
+    clock, observed = VirtualClock(), list[tuple[str, float]]()
     for name, seconds in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
-        clock.after(seconds, lambda name=name: seen.append((name, clock.now)))  # type: ignore[misc]
+        clock.after(seconds, lambda name=name: observed.append((name, clock.now)))  # type: ignore[misc]
     clock.run()
-    assert seen == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
+    assert observed == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
     with pytest.raises(ValueError, match="past"):
         clock.after(-1, lambda: None)
 
@@ -59,13 +59,13 @@ def test_who_finds_no_slot_waits_and_prompts_are_read_in_their_order() -> None:
 
 
 def test_a_cancelled_answer_frees_its_slot_and_is_never_done() -> None:
-    clock, seen = VirtualClock(), list[str]()
+    clock, observed = VirtualClock(), list[str]()
     engine = SimulatedEngine(clock, StepCosts(base=0.01, slots=1))
-    first = engine.ask(prompt=0, tokens=100, done=lambda: seen.append("first"))
-    engine.ask(prompt=0, tokens=100, done=lambda: seen.append("second"))
+    first = engine.request(prompt=0, tokens=100, done=lambda: observed.append("first"))
+    engine.request(prompt=0, tokens=100, done=lambda: observed.append("second"))
     clock.after(0.5, lambda: engine.cancel(first))
     clock.run()
-    assert seen == ["second"] and clock.now == pytest.approx(1.5) and engine.load == 0
+    assert observed == ["second"] and clock.now == pytest.approx(1.5) and engine.load == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,8 +140,8 @@ def test_staleness_hides_the_trainer_behind_the_next_rollouts() -> None:
 
 
 def test_answers_never_wait_longer_than_the_bound_of_list_scheduling() -> None:
-    figures = scenarios.queue(1)
-    assert figures["within_bound"] == figures["runs"] == 20 and figures["worst_of_bound"] <= 1
+    metrics = scenarios.queue(1)
+    assert metrics["within_bound"] == metrics["runs"] == 20 and metrics["worst_of_bound"] <= 1
 
 
 # --------------------------------------------------------------------------- jobs
@@ -161,11 +161,11 @@ def test_two_even_jobs_take_turns_without_waiting() -> None:
     assert course.slowdown == {"a": 1.0, "b": 1.0} and course.switches == 38
 
 
-def shortened(seed: int, least: float) -> jobs.Durations:
+def shortened(seed: int, minimum: float) -> jobs.Durations:
     draw = np.random.default_rng(seed)
 
     def durations(job: SharedJob, step: int) -> tuple[float, float]:
-        return job.rollout * float(draw.uniform(least, 1)), job.train * float(draw.uniform(least, 1))
+        return job.rollout * float(draw.uniform(minimum, 1)), job.train * float(draw.uniform(minimum, 1))
 
     return durations
 
@@ -175,8 +175,8 @@ def shortened(seed: int, least: float) -> jobs.Durations:
 def test_no_job_waits_longer_than_it_may_and_no_machine_works_for_two(seed: int) -> None:
     """At worst-case durations and at shorter ones."""
     for group in plan(shared.drawn_jobs(seed, 6), Prices()):
-        for least in (1.0, 0.5):
-            course = jobs.run(group, shortened(seed, least), steps=24)
+        for minimum in (1.0, 0.5):
+            course = jobs.run(group, shortened(seed, minimum), steps=24)
             assert course.steps == {member.job.name: 24 for member in group.members}
             for member in group.members:
                 # a step in the mean; the first ones, before all have begun, may be a cycle off in 23
@@ -190,9 +190,9 @@ def test_no_job_waits_longer_than_it_may_and_no_machine_works_for_two(seed: int)
 
 
 def test_jobs_in_groups_cost_less_and_none_waits_longer_than_it_may() -> None:
-    figures = shared.mux(3, count=10, steps=6)
-    assert figures["rent_ratio_disaggregated"] > 1.2 and figures["slowest_of_allowed"] <= 1.0
-    assert figures["control"] == 1.0
+    metrics = shared.mux(3, count=10, steps=6)
+    assert metrics["rent_ratio_disaggregated"] > 1.2 and metrics["slowest_of_allowed"] <= 1.0
+    assert metrics["control"] == 1.0
 
 
 def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
@@ -205,28 +205,28 @@ def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
     )
     # Half of the answers, and of the groups, are there after a second; 32 are left, which one engine holds. Seven
     # eighths of the GPUs compute from then and the switch on: a third of the tokens, 2 s of all GPUs' work.
-    assert (plain.rollout, plain.whole, plain.gone) == pytest.approx((10.0, 16.0, 0.0))
+    assert (plain.rollout, plain.complete, plain.gone) == pytest.approx((10.0, 16.0, 0.0))
     assert (moved.gone, moved.rollout, moved.hidden) == pytest.approx((1.0, 10.0, 1 / 3))
-    assert moved.whole == pytest.approx(10 + 4 + handover.SWITCH)
+    assert moved.complete == pytest.approx(10 + 4 + handover.SWITCH)
     one = handover.SharedMachinePool(
         trained_on=1, switch=0.5, prompt=800.0
     )  # of which one trains: at its full pace, at once
     moved = handover.Rollout(lengths, rates, 12.0, moves=True, machines=one).run()
-    assert (moved.hidden, moved.whole) == pytest.approx((1 / 3, 10 + 8 + 0.5))
+    assert (moved.hidden, moved.complete) == pytest.approx((1 / 3, 10 + 8 + 0.5))
 
 
 def test_answers_that_move_to_another_engine_go_on_where_they_were() -> None:
     clock = VirtualClock()
     engine = SimulatedEngine(clock, StepCosts(base=0.01))
-    request = engine.ask(prompt=0, tokens=100, done=lambda: None)
-    clock.after(0.3, lambda: seen.append(engine.progress(request)))
-    seen = list[tuple[float, float]]()
+    request = engine.request(prompt=0, tokens=100, done=lambda: None)
+    clock.after(0.3, lambda: observed.append(engine.progress(request)))
+    observed = list[tuple[float, float]]()
     clock.run()
-    assert seen == [pytest.approx((30.0, 70.0))]
+    assert observed == [pytest.approx((30.0, 70.0))]
 
 
 def test_sandboxes_move_to_hosts_that_came_back_and_only_then() -> None:
-    found = balancing.figures(2, seconds=600.0)
-    assert found["held_most_of_mean"] < found["held_most_of_mean_without"]
-    assert found["held_deviation_of_mean"] < 0.5 * found["held_deviation_of_mean_without"]
-    assert 0 < found["moves_of_revived"] <= 1.1 and found["control"] == 0
+    result = balancing.metrics(2, seconds=600.0)
+    assert result["held_most_of_mean"] < result["held_most_of_mean_without"]
+    assert result["held_deviation_of_mean"] < 0.5 * result["held_deviation_of_mean_without"]
+    assert 0 < result["moves_of_revived"] <= 1.1 and result["control"] == 0

@@ -39,7 +39,7 @@ _RECORD = struct.Struct("<BQI")  # kind, offset, length; data follows
 _IN, _OUT = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
 _ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
 _BUFFER = (1 << 20) + 8192
-_MOST = 1 << 17  # bytes of one write
+_LIMIT = 1 << 17  # bytes of one write
 ROOT, DISK = 1, 2
 ENOENT, ENOSYS = 2, 38
 
@@ -100,7 +100,7 @@ class _Server:
         self._size = os.fstat(self._image).st_size
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={self._fuse},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={_MOST}"
+        options = f"fd={self._fuse},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={_LIMIT}"
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mount(b"recorder", os.fsencode(mount), b"fuse.recorder", 6, options.encode()):
             raise OSError(ctypes.get_errno(), f"mount {mount}")
@@ -125,8 +125,9 @@ class _Server:
         match opcode:
             case 26:  # INIT
                 _, minor, ahead, flags = struct.unpack_from("<IIII", body)
-                wanted = flags & (1 << 5 | 1 << 22)  # BIG_WRITES, MAX_PAGES
-                return struct.pack("<IIIIHHIIHHIIHHI20x", 7, min(minor, 31), ahead, wanted, 1, 1, _MOST, 1, 32, 0, 0, 0,
+                target = flags & (1 << 5 | 1 << 22)  # BIG_WRITES, MAX_PAGES
+                return struct.pack("<IIIIHHIIHHIIHHI20x", 7, min(minor, 31), ahead, target, 1, 1, _LIMIT, 1, 32, 0, 0,
+                0,
                                    0, 0, 0)[:64]  # fmt: skip
             case 1:  # LOOKUP
                 if node == ROOT and bytes(body).rstrip(b"\0") == b"disk":

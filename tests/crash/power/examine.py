@@ -29,7 +29,7 @@ from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
 from sandbox.tree import hashing
 from sandbox.tree.pool import BtrfsPool
-from tests.crash.power.story import EMPTY, Found, mark
+from tests.crash.power.story import EMPTY, CrashResult, mark
 
 #: All disks of a story hold sandboxes of the same names, which are those of their control groups on this host.
 ONE_DAEMON = threading.Lock()
@@ -52,16 +52,16 @@ def mounted(disk: Path, point: Path) -> Iterator[None]:
 
 def _users(point: Path) -> list[str]:
     """Who holds something below a mount point."""
-    found = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=False).stdout.splitlines()
-    found = [line for line in found if str(point) in line]
+    result = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=False).stdout.splitlines()
+    result = [line for line in result if str(point) in line]
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             held = {os.readlink(link) for link in (entry / "fd").iterdir()} if entry.name.isdigit() else set()
             files = sorted(link for link in held if link.startswith(str(point)))
             mounts = "its mounts" if f"{point}/" in (entry / "mountinfo").read_text() else ""
             if files or mounts:
-                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()[:60]!r} {files[:3]} {mounts}")
-    return found
+                result.append(f"{entry.name} {(entry / 'cmdline').read_bytes()[:60]!r} {files[:3]} {mounts}")
+    return result
 
 
 def host_on(point: Path, directory: Path, tree: Path, module: str = "daemon") -> BenchHost:
@@ -93,27 +93,27 @@ class Examiner:
         self.point = directory / f"point-{name}"
         self.point.mkdir()
 
-    def examine(self, disk: Path, *, daemon: bool) -> Found:
+    def examine(self, disk: Path, *, daemon: bool) -> CrashResult:
         """What is on a disk. Whatever keeps it from being read is told as well."""
         try:
             return self._examine(disk, daemon=daemon)
         except (OSError, ValueError, RuntimeError, sqlite3.Error, PagurusError, subprocess.CalledProcessError) as error:
-            return Found(unreadable=f"{type(error).__name__}: {error}")
+            return CrashResult(unreadable=f"{type(error).__name__}: {error}")
 
-    def _examine(self, disk: Path, *, daemon: bool) -> Found:
+    def _examine(self, disk: Path, *, daemon: bool) -> CrashResult:
         with mounted(disk, self.point):
             state = self.point / "state"
             # The disks look like one to btrfs: let it forget the one before.
             subprocess.run(["btrfs", "device", "scan", "--forget"], check=False, capture_output=True)
             pool = BtrfsPool(state).ensure()
             try:
-                known, rows = load(state / "catalogue.sqlite")
+                existing, rows = load(state / "catalogue.sqlite")
                 damage = contents(rows, state, self.files)
             finally:
                 pool.close()
             if daemon:
                 damage += self.started(state)
-        return Found(known, rows, tuple(damage))
+        return CrashResult(existing, rows, tuple(damage))
 
     def started(self, state: Path) -> list[str]:
         """What a real daemon says that starts on this disk."""
@@ -127,15 +127,15 @@ class Examiner:
 
     async def _verify(self, host: BenchHost) -> list[str]:
         async with host.client() as client:
-            found = [f"{r.checkpoint}: {'; '.join(r.damage)}" for r in await client.store.verify() if r.damage]
-            found += [
+            result = [f"{r.checkpoint}: {'; '.join(r.damage)}" for r in await client.store.verify() if r.damage]
+            result += [
                 f"{info.id}: {info.error}"
                 for info in await client.store.checkpoints()
                 if (info.error or "").startswith(LOST)
             ]
             for info in await client.sandboxes():
                 await (await client.get(info.id)).restore(verify=True)  # from the latest whole one, whatever was cut
-        return found
+        return result
 
 
 def load(path: Path) -> tuple[str, dict[str, CheckpointRow]]:
@@ -150,12 +150,12 @@ def load(path: Path) -> tuple[str, dict[str, CheckpointRow]]:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if not version:
             return EMPTY, {}
-        known = mark(database)
+        existing = mark(database)
         blobs = [row[0] for row in database.execute("SELECT row FROM checkpoints")]
     finally:
         database.close()
     rows = [msgspec.msgpack.decode(blob, type=CheckpointRow) for blob in blobs]
-    return known, {row.id: row for row in rows}
+    return existing, {row.id: row for row in rows}
 
 
 def contents(rows: dict[str, CheckpointRow], state: Path, files: Mapping[str, hashing.Digest]) -> list[str]:
@@ -183,7 +183,7 @@ def contents(rows: dict[str, CheckpointRow], state: Path, files: Mapping[str, ha
             expected = hashing.Digest.load(hashes) if hashes.exists() else files.get(owner or "")
             if expected is None:
                 raise ValueError(f"nothing is known of what the file snapshot {owner} holds")
-            wrong += [f"{owner}: {each}" for each in hashing.damage(snapshot, expected)]
+            wrong += [f"{owner}: {item}" for item in hashing.damage(snapshot, expected)]
         again = store.add(os.urandom(4096))  # and it goes on from there
         store.verify(again.numbers)
     finally:

@@ -62,22 +62,22 @@ class Story:
 
     def wrong(self, rows: Mapping[str, CheckpointRow], position: int) -> list[str]:
         """What the answers until `position` do not allow."""
-        found = []
+        result = []
         for name, lives in self.checkpoints.items():
             row = rows.get(name)
             there = row is not None and row.state is CheckpointState.DURABLE
             if not there and any(life.durable <= position < life.leaving for life in lives):
-                found.append(f"{name} was answered as durable and is {row.state if row else 'not there'}")
+                result.append(f"{name} was answered as durable and is {row.state if row else 'not there'}")
             last = [life for life in lives if life.begun <= position][-1]
             if last.gone <= position and row is not None:
-                found.append(f"{name} was answered as removed and is there")
+                result.append(f"{name} was answered as removed and is there")
         for name, changes in self.labels.items():
             row = rows.get(name)
-            known = [text for _, answered, text in changes if answered <= position]
-            begun = [text for asked, answered, text in changes if asked <= position < answered]
-            if row is not None and known and row.label not in {known[-1], *begun}:
-                found.append(f"{name} was labelled {known[-1]!r} and is labelled {row.label!r}")
-        return found
+            existing = [text for _, answered, text in changes if answered <= position]
+            begun = [text for requested, answered, text in changes if requested <= position < answered]
+            if row is not None and existing and row.label not in {existing[-1], *begun}:
+                result.append(f"{name} was labelled {existing[-1]!r} and is labelled {row.label!r}")
+        return result
 
 
 # ---------------------------------------------------------------------------- what was committed
@@ -101,22 +101,22 @@ class Ledger:
     def read(cls, trace: Path) -> Ledger:
         """Carry out the recorded transactions once more, in memory."""
         database = _empty()
-        found = []
+        result = []
         try:
             for begun, committed, durable, changes in _records(trace):
                 for statements in changes:
                     QueuedWrite(Statements([(sql, values) for sql, values in statements])).apply(
                         database, "the catalogue"
                     )
-                found.append(Transaction(begun, committed, durable, mark(database)))
+                result.append(Transaction(begun, committed, durable, mark(database)))
         finally:
             database.close()
-        return cls(found)
+        return cls(result)
 
-    def wrong(self, found: str, position: int) -> list[str]:
-        """Whether the catalogue with the mark `found` may come back after a power cut at `position`."""
-        oldest = max(n for n, each in enumerate(self.transactions) if each.durable and each.committed <= position)
-        numbers = [n for n, each in enumerate(self.transactions) if each.mark == found]
+    def wrong(self, result: str, position: int) -> list[str]:
+        """Whether the catalogue with the mark `result` may come back after a power cut at `position`."""
+        oldest = max(n for n, item in enumerate(self.transactions) if item.durable and item.committed <= position)
+        numbers = [n for n, item in enumerate(self.transactions) if item.mark == result]
         if not numbers:
             return ["the catalogue is none that ever was"]
         if not any(oldest <= number and self.transactions[number].begun <= position for number in numbers):
@@ -125,7 +125,7 @@ class Ledger:
 
     def newest(self, position: int) -> str:
         """The mark of the catalogue after the last transaction that had begun."""
-        return [each.mark for each in self.transactions if each.begun <= position][-1]
+        return [item.mark for item in self.transactions if item.begun <= position][-1]
 
 
 def mark(database: sqlite3.Connection) -> str:
@@ -156,7 +156,7 @@ def _records(trace: Path) -> Iterable[tuple[int, int, bool, list[Any]]]:
 
 
 @dataclass(frozen=True)
-class Found:
+class CrashResult:
     """What one disk holds. `damage`: what its catalogue calls durable and is not whole, or why nothing can be read."""
 
     mark: str = ""

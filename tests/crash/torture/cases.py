@@ -83,7 +83,7 @@ class Case:
     @property
     def sets_moving_times(self) -> tuple[str, ...]:
         """Names whose times it sets, where such times also move by themselves."""
-        return tuple(name for word, name in _MOVING.items() if any(word in each for each in self.program))
+        return tuple(name for word, name in _MOVING.items() if any(word in item for item in self.program))
 
     @property
     def sets_back(self) -> bool:
@@ -91,9 +91,9 @@ class Case:
         return any(word.endswith(".restored") for word in self.program)
 
 
-def build(folder: Path) -> Path:
+def build(directory: Path) -> Path:
     """An image with nothing but the static generator and some files to copy up."""
-    image = folder / "image"
+    image = directory / "image"
     places = [place.path[1:] for place in PLACES.values()]
     for name in (*places, "lower/d", "proc", "dev", "tmp", "root", "etc", "sys"):
         (image / name).mkdir(parents=True, exist_ok=True)
@@ -180,21 +180,21 @@ class Call:
 def calls(image: Path) -> list[Call]:
     """All calls of the generator, by outcome."""
     done = subprocess.run([str(image / "effects"), "--list"], capture_output=True, text=True, check=True)
-    found = []
+    result = []
     for line in done.stdout.splitlines():
         family, name, outcome, *setup = line.split()
-        found.append(Call(family, name, outcome, tuple(setup)))
-    return found
+        result.append(Call(family, name, outcome, tuple(setup)))
+    return result
 
 
-def matrix(found: list[Call]) -> Iterator[Case]:
+def matrix(result: list[Call]) -> Iterator[Case]:
     """Each call x outcome x actor x place, and mappings that are older than the mark in each place.
 
     Sorted by place, because all cases of a place run in the same sandbox.
     """
-    yield from _process_cases(found)
+    yield from _process_cases(result)
     for place in PLACES.values():
-        for call in found:
+        for call in result:
             if call.family == "processes" or (call.family == "shared" and place.path != SHARED):
                 continue
             for actor in ACTORS if place.thorough else ("setns",):
@@ -205,7 +205,7 @@ def matrix(found: list[Call]) -> Iterator[Case]:
                 name = f"store through a mapping made before the mark, by {way}, in {place.name}"
                 yield Case(name, ("fill_fifo",), ("start_mapper",), way, place)
         yield from other_kinds(place)
-    for call in found:
+    for call in result:
         if call.family not in ("processes", "shared") and call.outcome in ("created", "changed"):
             yield Case(f"{call.word} by a moved process in overlay upper", ("--wait", call.word), (), "moved")
 
@@ -221,8 +221,8 @@ def other_kinds(place: Place) -> Iterator[Case]:
         yield Case(f"{call} in {place.name}", (f"main:{call}.changed",), ("start_keeper",), "setns", place)
 
 
-def _process_cases(found: list[Call]) -> Iterator[Case]:
-    for call in found:
+def _process_cases(result: list[Call]) -> Iterator[Case]:
+    for call in result:
         if call.family == "processes":
             for actor, (way, part) in ACTORS.items():
                 yield Case(f"{call.word} by {actor}", (f"{part}:{call.word}",), call.setup, way)

@@ -141,28 +141,28 @@ def _tree(root: str, moving: dict[str, int], excluded: tuple[str, ...]) -> Itera
                 if not directory and entry.name in _SKIPPED:
                     continue
                 full = f"{root}{path}"
-                found = os.lstat(full)
-                if stat.S_ISDIR(found.st_mode) or stat.S_ISFIFO(found.st_mode):
-                    moving[path] = found.st_mtime_ns
-                if stat.S_ISDIR(found.st_mode):
+                result = os.lstat(full)
+                if stat.S_ISDIR(result.st_mode) or stat.S_ISFIFO(result.st_mode):
+                    moving[path] = result.st_mtime_ns
+                if stat.S_ISDIR(result.st_mode):
                     if path != "/dev/pts":
                         pending.append(path)
-                    yield path, (found.st_mode, found.st_uid, found.st_gid, _attributes(full))
+                    yield path, (result.st_mode, result.st_uid, result.st_gid, _attributes(full))
                     continue
                 mount = next((point for point in excluded if path.startswith(point)), "")
-                first = links.setdefault((found.st_dev, found.st_ino, mount), path)
-                yield path, _file(full, found, first)
+                first = links.setdefault((result.st_dev, result.st_ino, mount), path)
+                yield path, _file(full, result, first)
 
 
-def _file(path: str, found: os.stat_result, first: str) -> _File:
+def _file(path: str, result: os.stat_result, first: str) -> _File:
     content: Any = None
-    if stat.S_ISREG(found.st_mode):
-        content = _content(path, found)
-    elif stat.S_ISLNK(found.st_mode):
+    if stat.S_ISREG(result.st_mode):
+        content = _content(path, result)
+    elif stat.S_ISLNK(result.st_mode):
         content = os.readlink(path)
-    when = 0 if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) else found.st_mtime_ns
+    when = 0 if stat.S_ISFIFO(result.st_mode) or stat.S_ISSOCK(result.st_mode) else result.st_mtime_ns
     rest = (
-        found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_nlink, found.st_rdev, content, first,
+        result.st_mode, result.st_uid, result.st_gid, result.st_size, result.st_nlink, result.st_rdev, content, first,
         _attributes(path),
     )  # fmt: skip
     return _File(when, rest)
@@ -171,16 +171,16 @@ def _file(path: str, found: os.stat_result, first: str) -> _File:
 _digests: dict[tuple[int, ...], bytes] = {}
 
 
-def _content(path: str, found: os.stat_result) -> tuple[Any, ...]:
-    identity = (found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+def _content(path: str, result: os.stat_result) -> tuple[Any, ...]:
+    identity = (result.st_dev, result.st_ino, result.st_ctime_ns, result.st_mtime_ns, result.st_size)
     with open(path, "rb", buffering=0) as file:
         flags = _flags(file.fileno())
-        digest = _digests.get(identity) if found.st_size >= _LARGE else None
+        digest = _digests.get(identity) if result.st_size >= _LARGE else None
         if digest is None:
             digest = hashlib.blake2b(file.read(), digest_size=16).digest()
-            if found.st_size >= _LARGE:
+            if result.st_size >= _LARGE:
                 _digests[identity] = digest
-        return digest, tuple(_data(file.fileno(), found.st_size)), flags
+        return digest, tuple(_data(file.fileno(), result.st_size)), flags
 
 
 def _flags(fd: int) -> int | None:
@@ -210,7 +210,7 @@ def _attributes(path: str) -> tuple[tuple[str, bytes], ...]:
 
 def processes_below(cgroup: Path) -> list[int]:
     """Host pids of all processes of this control group and of those below it."""
-    found = []
-    for folder, _, _ in os.walk(cgroup):
-        found += [int(line) for line in Path(folder, "cgroup.procs").read_text().split()]
-    return found
+    result = []
+    for directory, _, _ in os.walk(cgroup):
+        result += [int(line) for line in Path(directory, "cgroup.procs").read_text().split()]
+    return result

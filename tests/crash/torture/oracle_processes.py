@@ -82,10 +82,10 @@ def _descriptors(pid: int) -> Iterator[tuple[Any, ...]]:
         for name in sorted(os.listdir(base / "fd"), key=int):
             target = os.readlink(base / "fd" / name)
             information = (base / "fdinfo" / name).read_text()
-            found = os.stat(base / "fd" / name)
-            size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # no dump is restored over another size
+            result = os.stat(base / "fd" / name)
+            size = result.st_size if stat.S_ISREG(result.st_mode) else 0  # no dump is restored over another size
             nameless = target.endswith(" (deleted)") and _content(str(base / "fd" / name))
-            yield name, target, information, size, nameless or _waiting(pidfd, int(name), target, found.st_mode)
+            yield name, target, information, size, nameless or _waiting(pidfd, int(name), target, result.st_mode)
     finally:
         os.close(pidfd)
 
@@ -95,8 +95,8 @@ def _content(path: str) -> Any:
     if not stat.S_ISREG(os.stat(path).st_mode):
         return None
     with open(path, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        return found.st_mode, found.st_uid, found.st_size, hashlib.blake2b(file.read(), digest_size=16).digest()
+        result = os.fstat(file.fileno())
+        return result.st_mode, result.st_uid, result.st_size, hashlib.blake2b(file.read(), digest_size=16).digest()
 
 
 def _waiting(pidfd: int, number: int, target: str, mode: int) -> Any:
@@ -108,16 +108,16 @@ def _waiting(pidfd: int, number: int, target: str, mode: int) -> Any:
     if fd < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
     try:
-        found: list[Any] = []
+        result: list[Any] = []
         with contextlib.suppress(OSError):  # a listening socket has no bytes
-            found.append(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
+            result.append(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        found.append(poll.poll(0))
+        result.append(poll.poll(0))
         if terminal:
-            found.append(repr(termios.tcgetattr(fd)))
-            found.append(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
-        return [[events for _, events in part] if isinstance(part, list) else part for part in found]
+            result.append(repr(termios.tcgetattr(fd)))
+            result.append(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
+        return [[events for _, events in part] if isinstance(part, list) else part for part in result]
     finally:
         os.close(fd)
 
@@ -130,17 +130,17 @@ def _memory(pid: int) -> bytes:
             span, rights, _, _, _, *path = line.split()
             if "w" not in rights or ("s" in rights and path and not path[0].startswith(_MEMORY) and len(path) == 1):
                 continue
-            at, end = (int(each, 16) for each in span.split("-"))
+            at, end = (int(item, 16) for item in span.split("-"))
             while at < end:
                 memory.seek(at)
                 try:
-                    found = memory.read(end - at)
+                    result = memory.read(end - at)
                 except OSError as error:
                     if error.errno != errno.EIO:
                         raise
-                    found = b""  # a page behind the end of a file
-                total.update(found or b"nothing")
-                at += len(found) or mmap.PAGESIZE
+                    result = b""  # a page behind the end of a file
+                total.update(result or b"nothing")
+                at += len(result) or mmap.PAGESIZE
     return total.digest()
 
 
@@ -149,13 +149,13 @@ def _memory(pid: int) -> bytes:
 
 def _listeners(init: int) -> list[str]:
     """Listening TCP sockets with the length of their queue, and bound UDP ones with theirs."""
-    found = []
+    result = []
     for protocol in ("tcp", "udp"):
         for line in Path(f"/proc/{init}/net/{protocol}").read_text().splitlines()[1:]:
             words = line.split()
             if protocol == "udp" or words[3] == "0A":
-                found.append(f"{protocol} {words[1]} {words[4]}")
-    return sorted(found)
+                result.append(f"{protocol} {words[1]} {words[4]}")
+    return sorted(result)
 
 
 # --------------------------------------------------------------------------- namespaces
@@ -193,21 +193,21 @@ def _message_queues() -> Iterator[tuple[Any, ...]]:
     context = _libc.syscall(_FSOPEN, b"mqueue", 1)
     if context < 0:
         raise OSError(ctypes.get_errno(), "fsopen mqueue")
-    mount = folder = -1
+    mount = directory = -1
     try:
         if _libc.syscall(_FSCONFIG, context, _CREATE, None, None, 0) == 0:
             mount = _libc.syscall(_FSMOUNT, context, 1, 0)
         if mount < 0:
             raise OSError(ctypes.get_errno(), "mount mqueue")
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
-        for name in sorted(os.listdir(folder)):
-            found = os.stat(name, dir_fd=folder)
-            fd = os.open(name, os.O_RDONLY, dir_fd=folder)
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
+        for name in sorted(os.listdir(directory)):
+            result = os.stat(name, dir_fd=directory)
+            fd = os.open(name, os.O_RDONLY, dir_fd=directory)
             try:
-                yield name, found.st_mode, found.st_uid, found.st_gid, os.read(fd, 256)
+                yield name, result.st_mode, result.st_uid, result.st_gid, os.read(fd, 256)
             finally:
                 os.close(fd)
     finally:
-        for fd in (folder, mount, context):
+        for fd in (directory, mount, context):
             if fd >= 0:
                 os.close(fd)

@@ -107,13 +107,13 @@ class Vocabulary:
         return frozenset((*self.harmless, *self.changing, *self.living))
 
     @classmethod
-    def of(cls, found: list[Call]) -> Vocabulary:
+    def of(cls, result: list[Call]) -> Vocabulary:
         """The operations, and of these calls of the matrix those that can run anywhere, in any order."""
         sections = operations()
         harmless = sections["nothing"] + sections["failures"] + sections["made and gone again"]
         changing = sections["content"] + sections["names"] + sections["metadata"]
         living = [name for name in sections["processes"] if name != "start_spinner"]
-        for call in found:
+        for call in result:
             # Who opens a FIFO by the name that the calls of the matrix share waits for a reader that never comes.
             if call.outcome == "restored" or "mount" in call.name or "fifo" in call.name or call.setup:
                 continue
@@ -153,21 +153,21 @@ def drawn(vocabulary: Vocabulary, seed: int, count: int) -> dict[Series, str]:
 
     The same seed, calls and version of hypothesis give the same ones.
     """
-    found: dict[Series, str] = {}
-    seen: set[tuple[Place, Program]] = set()
+    result: dict[Series, str] = {}
+    observed: set[tuple[Place, Program]] = set()
     for number in itertools.count():
-        if len(seen) >= count:
+        if len(observed) >= count:
             break
-        before, batch = len(seen), f"{seed}/{number}"
+        before, batch = len(observed), f"{seed}/{number}"
         collected: list[Series] = []
         _explore(vocabulary, batch, collected.append)
         for series in collected:
-            if len(seen) < count:
-                found.setdefault(series, batch)
-                seen.update((series.place, program) for program in series.programs)
-        if len(seen) == before:  # there are no others
+            if len(observed) < count:
+                result.setdefault(series, batch)
+                observed.update((series.place, program) for program in series.programs)
+        if len(observed) == before:  # there are no others
             break
-    return found
+    return result
 
 
 def minimal(vocabulary: Vocabulary, series: Series, batch: str, missed: Callable[[Series], bool]) -> Series | None:
@@ -178,14 +178,14 @@ def minimal(vocabulary: Vocabulary, series: Series, batch: str, missed: Callable
     """
     from hypothesis.errors import Flaky
 
-    found: list[Series] = []
+    result: list[Series] = []
     met = False
 
     def attempt(one: Series) -> None:
         nonlocal met
         met = met or one == series
-        if (found or one == series) and missed(one):
-            found.append(one)
+        if (result or one == series) and missed(one):
+            result.append(one)
             raise _Missed
 
     with contextlib.suppress(_Missed, Flaky):
@@ -193,7 +193,7 @@ def minimal(vocabulary: Vocabulary, series: Series, batch: str, missed: Callable
     if not met and missed(series):  # other programs are drawn than before: a module with constants came in between
         return series
     # Where a miss is a race, the last one need not be the smallest.
-    return min(reversed(found), key=_size, default=None)
+    return min(reversed(result), key=_size, default=None)
 
 
 class _Missed(Exception):

@@ -43,7 +43,7 @@ from tests.crash.torture.programs import Series, Vocabulary, minimal
 __all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "operations"]
 
 FIRST_UID = 40_000_000
-EACH = 200  # cases in one sandbox, then a fresh one
+ITEM = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
 SETTLING = 3.0  # seconds; a survivor that only computes never waits
 _UNHURRIED = dataclasses.replace(SMALL, seconds=60)
@@ -72,7 +72,7 @@ class Tally:
     succeeded: Counter[str] = field(default_factory=Counter)  # calls of the matrix, by what the kernel answered
     refused: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)  # cases whose truth is not what their outcome promises
-    tell: Callable[[str], None] | None = None  # told of every case
+    report: Callable[[str], None] | None = None  # told of every case
 
     def add(
         self,
@@ -89,11 +89,11 @@ class Tally:
         files = changes.files
         only_times = bool(files) and files == changes.times and not case.sets_times
         unseen = _unseen(case, changes, effects)
-        if self.tell is not None:
-            self.tell(f"{case.name} [{case.way}: {' '.join((*case.setup, '|', *case.program))}] in {case.place.name}")
-            self.tell(f"  judged {verdict}: {judgement.reason}")
-            self.tell(f"  differs: {_said(changes, 20)}")
-            self.tell(f"  seen: {effects}")
+        if self.report is not None:
+            self.report(f"{case.name} [{case.way}: {' '.join((*case.setup, '|', *case.program))}] in {case.place.name}")
+            self.report(f"  judged {verdict}: {judgement.reason}")
+            self.report(f"  differs: {_said(changes, 20)}")
+            self.report(f"  seen: {effects}")
         self._check_oracle(case, changes, self._answered(output))
         self.cases += 1
         self.safest += judgement.safest
@@ -169,9 +169,9 @@ def _unseen(case: Case, changes: oracle.Changes, effects: Effects) -> bool:
     return bool(differs) and not judge(effects).verdict.files
 
 
-def _said(changes: oracle.Changes, most: int = 6) -> str:
-    found = [*changes.files, *changes.processes, *(f"scratch {path}" for path in changes.scratch)]
-    return str(found[:most]) if found else "nothing"
+def _said(changes: oracle.Changes, limit: int = 6) -> str:
+    result = [*changes.files, *changes.processes, *(f"scratch {path}" for path in changes.scratch)]
+    return str(result[:limit]) if result else "nothing"
 
 
 @dataclass
@@ -221,8 +221,8 @@ class Arena:
             await container.start()
             if place.kind in ("tmpfs", "bind"):
                 await self.do(container, f"mount_{place.kind}_here", way="setns", place=place)
-            for each in {WORK, place}:
-                await self.reset(container, each, way="exec")
+            for item in {WORK, place}:
+                await self.reset(container, item, way="exec")
             yield container
         finally:
             self.lost_events += self.inspector.read(container.cgroup.id).lost_events
@@ -301,7 +301,7 @@ class Arena:
         """The file tree of the last mark, and the one now."""
         return self._snapshots.get(container.spec.id)
 
-    async def settle(self, container: Container) -> None:
+    async def finalize(self, container: Container) -> None:
         """Until every process waits: one that was woken shows as running from that instant on.
 
         What a survivor does after the verdict belongs to the next one; on a busy machine it may take its time.
@@ -317,7 +317,7 @@ class Arena:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 tasks, excluded = (
                     oracle.processes_below(container.cgroup.path),
-                    [each.target for each in container.spec.binds],
+                    [item.target for item in container.spec.binds],
                 )
                 return oracle.read(container.init_pid, tasks, excluded)
             await asyncio.sleep(0.001)
@@ -375,7 +375,7 @@ class Lane:
         if stage is not None and not together:
             if case.setup or case.group >= 0:
                 stage.before = None  # not a state that this case starts from
-            if stage.place != case.place or stage.used >= EACH:
+            if stage.place != case.place or stage.used >= ITEM:
                 stage = None
         if stage is None or not await self._prepare(stage, case, reset=not together):
             await self.close()
@@ -390,8 +390,8 @@ class Lane:
         if stage.before is not None:
             return True
         if reset:
-            somebody = len(oracle.processes_below(container.cgroup.path)) > 1
-            await arena.reset(container, case.place, *(["kill_all"] if somebody else []))
+            client = len(oracle.processes_below(container.cgroup.path)) > 1
+            await arena.reset(container, case.place, *(["kill_all"] if client else []))
             now = await arena.truth(container)
             changes = now.since(stage.pristine)
             if changes.files or changes.processes or changes.scratch:
@@ -400,7 +400,7 @@ class Lane:
         if case.setup:
             way = "exec" if case.way == "exec" and "mount_there" not in case.setup else "setns"
             await arena.do(container, *case.setup, way=way, place=case.place)
-        await arena.settle(container)
+        await arena.finalize(container)
         arena.mark(container)
         stage.before = await arena.truth(container)
         return True
@@ -409,7 +409,7 @@ class Lane:
         assert stage.before is not None
         arena = self._arena
         answers = await arena.do(stage.container, *case.program, way=case.way, place=case.place)
-        await arena.settle(stage.container)
+        await arena.finalize(stage.container)
         effects, judgement = await arena.assess(stage.container)
         after = await arena.truth(stage.container)
         changes = after.since(stage.before)

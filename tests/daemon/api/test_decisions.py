@@ -33,8 +33,8 @@ SECRET = "s" * 43
 
 
 def grant(**fields: object) -> Grant:
-    known: dict = {"id": "0" * 12, "name": "n", "scope": "exec", "owner": "team", "created_at": 0.0}
-    return Grant(**{**known, "secret": access.digest(SECRET), **fields})
+    existing: dict = {"id": "0" * 12, "name": "n", "scope": "exec", "owner": "team", "created_at": 0.0}
+    return Grant(**{**existing, "secret": access.digest(SECRET), **fields})
 
 
 # --------------------------------------------------------------------------- access
@@ -125,8 +125,8 @@ def test_tokens_that_change_at_the_same_time_are_all_on_the_disk(
     with ThreadPoolExecutor(8) as pool:
         new = [pool.submit(tokens.create, name="m", scope="read") for _ in range(8)]
         gone = [pool.submit(tokens.revoke, grant.id) for grant, _ in made]
-        made += [each.result() for each in new]
-        assert all(each.result().revoked_at == 1.0 for each in gone)
+        made += [item.result() for item in new]
+        assert all(item.result().revoked_at == 1.0 for item in gone)
     after = TokenStore(file, clock=lambda: 2.0)
     assert after.list() == tokens.list() and len(made) == len(after.list())
     for number, (_, text) in enumerate(made):
@@ -162,8 +162,8 @@ def test_only_the_hash_of_a_secret_is_kept() -> None:
 
 def test_every_number_of_seconds_that_a_caller_says_is_bounded() -> None:
     """Bounds refuse NaN and infinity, which MessagePack can carry and no deadline understands."""
-    wanted = {kind for route in routes() for kind in (route.body, route.query) if kind not in (None, bytes)}
-    unbounded = [found for kind in wanted for found in _unbounded(msgspec.inspect.type_info(kind), kind.__name__)]
+    target = {kind for route in routes() for kind in (route.body, route.query) if kind not in (None, bytes)}
+    unbounded = [result for kind in target for result in _unbounded(msgspec.inspect.type_info(kind), kind.__name__)]
     assert unbounded == []
     for value in (math.nan, math.inf, -1.0):
         with pytest.raises(msgspec.ValidationError):
@@ -173,15 +173,15 @@ def test_every_number_of_seconds_that_a_caller_says_is_bounded() -> None:
 
 def _unbounded(kind: msgspec.inspect.Type, where: str) -> Iterator[str]:
     match kind:
-        case msgspec.inspect.FloatType(le=most, lt=below):
-            if most is None and below is None:
+        case msgspec.inspect.FloatType(le=limit, lt=below):
+            if limit is None and below is None:
                 yield where
         case msgspec.inspect.StructType(fields=fields):
             for field in fields:
                 yield from _unbounded(field.type, f"{where}.{field.name}")
         case msgspec.inspect.UnionType(types=types):
-            for each in types:
-                yield from _unbounded(each, where)
+            for entry in types:
+                yield from _unbounded(entry, where)
         case msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item):
             yield from _unbounded(item, where)
         case msgspec.inspect.DictType(value_type=item):
@@ -189,8 +189,8 @@ def _unbounded(kind: msgspec.inspect.Type, where: str) -> Iterator[str]:
 
 
 def test_the_output_that_a_command_keeps_is_bounded() -> None:
-    for most, fits in ((0, True), (16 << 20, True), ((16 << 20) + 1, False), (-1, False)):
-        raw = msgspec.json.encode({"command": "true", "output_limit": most})
+    for limit, fits in ((0, True), (16 << 20, True), ((16 << 20) + 1, False), (-1, False)):
+        raw = msgspec.json.encode({"command": "true", "output_limit": limit})
         with contextlib.nullcontext() if fits else pytest.raises(msgspec.ValidationError, match="output_limit"):
             msgspec.json.decode(raw, type=ExecRequest)
 
@@ -211,21 +211,21 @@ def test_usage_adds_up_and_what_has_no_limit_is_infinite(limits: list[Limits]) -
     used = quota.usage(limits)
     assert used.sandboxes == len(limits)
     for name in ("cpus", "memory", "disk"):
-        values = [getattr(each, name) for each in limits]
+        values = [getattr(item, name) for item in limits]
         expected = math.inf if None in values else sum(values)
         assert getattr(used, name) == pytest.approx(expected)
 
 
 @given(
-    most=st.builds(Quota, sandboxes=st.none() | st.integers(0, 9), memory=st.none() | st.integers(0, 1 << 41)),
+    limit=st.builds(Quota, sandboxes=st.none() | st.integers(0, 9), memory=st.none() | st.integers(0, 1 << 41)),
     limits=st.lists(LIMITS, max_size=8),
 )
-def test_what_is_admitted_is_within_the_quota(most: Quota, limits: list[Limits]) -> None:
+def test_what_is_admitted_is_within_the_quota(limit: Quota, limits: list[Limits]) -> None:
     used = quota.usage(limits)
-    within = (most.sandboxes is None or used.sandboxes <= most.sandboxes) and (
-        most.memory is None or used.memory <= most.memory
+    within = (limit.sandboxes is None or used.sandboxes <= limit.sandboxes) and (
+        limit.memory is None or used.memory <= limit.memory
     )
-    assert (quota.excess(most, used) == "") == within
+    assert (quota.excess(limit, used) == "") == within
 
 
 def test_a_quota_names_what_is_exceeded() -> None:
@@ -256,31 +256,31 @@ def test_no_window_admits_more_than_the_burst_and_the_rate(rate: float, gaps: li
 # --------------------------------------------------------------------------- repeated calls
 
 
-ASKED, OTHER = b"asked", b"other"
+REQUESTED, OTHER = b"asked", b"other"
 
 
 @pytest.mark.parametrize(
-    ("kept", "repeat", "decision"),
+    ("retained", "repeat", "decision"),
     [
         (None, "once", "carry out"),
         (None, "again", "carry out"),
-        (None, "anew", "carry out"),
-        (CallRecord(ASKED, 200, "k", b"a"), "once", "replay"),
-        (CallRecord(ASKED, 404, "k", b"a"), "again", "replay"),
-        (CallRecord(ASKED, 0), "once", Conflict),
-        (CallRecord(ASKED), "once", Interrupted),
-        (CallRecord(ASKED), "again", "carry out"),
-        (CallRecord(ASKED), "anew", "undo first"),
+        (None, "redo", "carry out"),
+        (CallRecord(REQUESTED, 200, "k", b"a"), "once", "replay"),
+        (CallRecord(REQUESTED, 404, "k", b"a"), "again", "replay"),
+        (CallRecord(REQUESTED, 0), "once", Conflict),
+        (CallRecord(REQUESTED), "once", Interrupted),
+        (CallRecord(REQUESTED), "again", "carry out"),
+        (CallRecord(REQUESTED), "redo", "undo first"),
         (CallRecord(OTHER, 200, "k", b"a"), "once", Conflict),
-        (CallRecord(OTHER), "anew", Conflict),
+        (CallRecord(OTHER), "redo", Conflict),
     ],
 )
-def test_what_a_repeated_call_gets(kept: CallRecord | None, repeat: str, decision: object) -> None:
+def test_what_a_repeated_call_gets(retained: CallRecord | None, repeat: str, decision: object) -> None:
     if isinstance(decision, str):
-        assert idempotency.decide(kept, ASKED, repeat) == decision  # type: ignore[arg-type]
+        assert idempotency.decide(retained, REQUESTED, repeat) == decision  # type: ignore[arg-type]
     else:
         with pytest.raises(decision):  # type: ignore[call-overload]
-            idempotency.decide(kept, ASKED, repeat)  # type: ignore[arg-type]
+            idempotency.decide(retained, REQUESTED, repeat)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.text(max_size=4), min_size=4, max_size=4), st.lists(st.text(max_size=4), min_size=4, max_size=4))
@@ -332,8 +332,8 @@ def test_what_fits_together(fields: dict, refused: str) -> None:
 def test_the_command_line_lies_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "daemon.toml"
     file.write_text('listen = "127.0.0.1:1"\nplain = true\nconnections = 5\nlog_level = "debug"\n')
-    found = config.parse(["--config", str(file), "--listen", "127.0.0.1:2"], {})
-    assert (found.address, found.connections, found.log_level) == (("127.0.0.1", 2), 5, "debug")
+    result = config.parse(["--config", str(file), "--listen", "127.0.0.1:2"], {})
+    assert (result.address, result.connections, result.log_level) == (("127.0.0.1", 2), 5, "debug")
     file.write_text('listn = "127.0.0.1:1"\n')
     with pytest.raises(Invalid, match="listn"):
         config.parse(["--config", str(file)], {})
@@ -343,7 +343,7 @@ def test_the_environment_stands_behind_file_and_options(tmp_path: Path) -> None:
     file = tmp_path / "daemon.toml"
     file.write_text('state = "/from/file"\n')
     environment = {"PAGURUS_STATE": "/from/environment", "PAGURUS_RUN": "/run/other", "PAGURUS_KEEP_LAST": "20"}
-    found = config.parse(["--config", str(file)], environment)
-    assert (found.state, found.run, found.keep_last) == (Path("/from/file"), Path("/run/other"), 20)
+    result = config.parse(["--config", str(file)], environment)
+    assert (result.state, result.run, result.keep_last) == (Path("/from/file"), Path("/run/other"), 20)
     with pytest.raises(Invalid, match="keep_last"):
         config.parse([], {"PAGURUS_KEEP_LAST": "many"})

@@ -29,9 +29,9 @@ def test_no_case_breaks_the_daemon(tmp_path: Path) -> None:
                 return await admin(client)
 
         target = Target(f"http://127.0.0.1:{port}", asyncio.run(token()), IMAGE)
-        found = fuzz(target, examples=EXAMPLES, seed=7, alive=lambda: process.poll() is None)
-        assert (found.server_errors, found.misfits, found.crashes) == ([], [], 0)
-        assert found.operations > 40 and found.statuses["2xx"] > found.operations // 2
+        result = fuzz(target, examples=EXAMPLES, seed=7, alive=lambda: process.poll() is None)
+        assert (result.server_errors, result.misfits, result.crashes) == ([], [], 0)
+        assert result.operations > 40 and result.statuses["2xx"] > result.operations // 2
 
         async def leave() -> dict[str, object]:
             async with Client(daemon.socket) as client:

@@ -44,7 +44,7 @@ async def token(host: Client, scope: str = "exec", **fields: Any) -> NewToken:
 
 def outside(daemon: Daemon, address: str, text: str | None) -> Client:
     """A client over TCP that trusts the daemon's own certificate."""
-    return Client(f"https://{address}", token=text, ca=daemon.state / "tls/cert.pem", patience=0)
+    return Client(f"https://{address}", token=text, ca=daemon.state / "tls/cert.pem", timeout=0)
 
 
 # --------------------------------------------------------------------------- TLS and tokens
@@ -59,21 +59,21 @@ async def test_tcp_needs_tls_and_a_valid_token(daemon: Daemon, host: Client, add
             assert (await client.health())["status"] == "ok"
             with pytest.raises(Unauthorized):
                 await client.sandboxes()
-    async with Client(f"http://{address}", patience=0) as client:
+    async with Client(f"http://{address}", timeout=0) as client:
         with pytest.raises(PagurusError):
             await client.health()
-    async with Client(f"https://{address}", patience=0) as client:
+    async with Client(f"https://{address}", timeout=0) as client:
         with pytest.raises(PagurusError, match="not the daemon"):
             await client.health()
 
 
 async def test_a_fingerprint_stands_for_an_authority(daemon: Daemon, host: Client, address: str) -> None:
-    made, known = await token(host), tls.fingerprint(daemon.state / "tls/cert.pem")
-    assert known in daemon.log.read_text()
-    async with Client(f"https://{address}", token=made.text, ca=known, patience=0) as client:
+    made, existing = await token(host), tls.fingerprint(daemon.state / "tls/cert.pem")
+    assert existing in daemon.log.read_text()
+    async with Client(f"https://{address}", token=made.text, ca=existing, timeout=0) as client:
         assert await client.sandboxes() == []
     other = "sha256:" + "0" * 64
-    async with Client(f"https://{address}", token=made.text, ca=other, patience=0) as client:
+    async with Client(f"https://{address}", token=made.text, ca=other, timeout=0) as client:
         with pytest.raises(PagurusError, match="not the daemon"):
             await client.sandboxes()
 
@@ -147,36 +147,36 @@ async def test_quotas_hold_also_for_what_is_being_made(daemon: Daemon, host: Cli
     made = await token(host, quota=TokenQuota(sandboxes=2, memory=1 << 30))
     small = Limits(memory="256MiB")
     async with outside(daemon, address, made.text) as client:
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(client.create(IMAGE, limits=small)._make() for _ in range(5)), return_exceptions=True
         )
-        kept = [each for each in found if not isinstance(each, BaseException)]
-        assert [type(each) for each in found if isinstance(each, BaseException)] == [TooMany] * 3
-        forks = await kept[0].fork()
+        retained = [item for item in result if not isinstance(item, BaseException)]
+        assert [type(item) for item in result if isinstance(item, BaseException)] == [TooMany] * 3
+        forks = await retained[0].fork()
         assert forks[0].error is not None and "quota" in str(forks[0].error)
-        await kept.pop().remove()
+        await retained.pop().remove()
         with pytest.raises(TooMany, match="memory"):
             await client.create(IMAGE, limits=Limits(memory="1GiB"))
         with pytest.raises(TooMany, match="no limit"):
             await client.create(IMAGE, limits=Limits(memory=None))
-        for sandbox in kept:
+        for sandbox in retained:
             await sandbox.remove()
 
 
 async def test_rate_and_calls_at_once(daemon: Daemon, host: Client, address: str) -> None:
     slow = await token(host, quota=TokenQuota(requests_per_s=0.05))  # one at once, then one in 20 s
     async with outside(daemon, address, slow.text) as client:
-        found = await asyncio.gather(*(client.sandboxes() for _ in range(12)), return_exceptions=True)
-        assert 0 < sum(isinstance(each, TooMany) for each in found) < 12
-        assert {type(each) for each in found} == {list, TooMany}
+        result = await asyncio.gather(*(client.sandboxes() for _ in range(12)), return_exceptions=True)
+        assert 0 < sum(isinstance(item, TooMany) for item in result) < 12
+        assert {type(item) for item in result} == {list, TooMany}
     few = await token(host, quota=TokenQuota(execs=1))
     async with outside(daemon, address, few.text) as client, client.create(IMAGE) as sandbox:
         running = asyncio.ensure_future(sandbox.exec("echo x > /begun; until test -e /enough; do sleep 0.05; done"))
-        beside = await host.get(sandbox.id)  # by somebody without a limit
-        await until(lambda: beside.files.exists("/begun"), "the command runs")
+        alongside = await host.get(sandbox.id)  # by somebody without a limit
+        await until(lambda: alongside.files.exists("/begun"), "the command runs")
         with pytest.raises(TooMany):
             await sandbox.exec("true")
-        await beside.files.write("/enough", b"")
+        await alongside.files.write("/enough", b"")
         assert (await running).exit_code == 0
 
 
@@ -244,10 +244,10 @@ async def test_connections_are_bounded(daemon: Daemon, host: Client) -> None:
             break
     reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
     assert b" 503 " in await reader.read(200)
-    for _, each in [*held, (reader, writer)]:
-        each.close()
+    for _, item in [*held, (reader, writer)]:
+        item.close()
         with contextlib.suppress(ConnectionError):
-            await each.wait_closed()
+            await item.wait_closed()
 
     async def accepts() -> bool:
         with contextlib.suppress(PagurusError):
@@ -271,13 +271,13 @@ async def test_a_token_is_told_of_no_builds_and_no_upstreams_of_others(
         for scope in ("read", "exec"):
             async with outside(daemon, address, (await token(host, scope)).text) as client:
                 assert list(await client.images.steps()) == []
-                (told,) = await client.gateway.upstreams()
-                assert (told.name, told.url, told.headers) == ("model", "", [])
+                (reported,) = await client.gateway.upstreams()
+                assert (reported.name, reported.url, reported.headers) == ("model", "", [])
                 said = ""
                 for path in ("/v1/images", "/v1/statistics", "/v1/gateway", "/v1/network", "/v1/sandboxes"):
                     said += str(await client.call("GET", path, Any))
                 assert not any(secret in said for secret in ("10.1.2.3", "password", sandbox.id, made.id))
-        (known,) = await host.gateway.upstreams()
-        assert known.url == "http://10.1.2.3:8000/secret-path"
+        (existing,) = await host.gateway.upstreams()
+        assert existing.url == "http://10.1.2.3:8000/secret-path"
         await host.images.prune()
     await host.gateway.drop("model")

@@ -22,9 +22,9 @@ from tests.support.daemon_host import IMAGE, Daemon, missing
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-async def keyed(raw: aiohttp.ClientSession, path: str, key: str, **asked: Any) -> tuple[int, Any, bool]:
+async def keyed(raw: aiohttp.ClientSession, path: str, key: str, **requested: Any) -> tuple[int, Any, bool]:
     """(status, body, whether it was a kept answer)"""
-    async with raw.post(path, json=asked, headers={"Idempotency-Key": key}) as answer:
+    async with raw.post(path, json=requested, headers={"Idempotency-Key": key}) as answer:
         return answer.status, await answer.json(), "Idempotency-Replayed" in answer.headers
 
 
@@ -95,23 +95,23 @@ async def test_the_sdk_sends_again_what_can_do_no_harm(daemon: Daemon, host: Cli
 async def test_what_a_killed_daemon_had_begun(tmp_path: Path) -> None:
     clock = 1000.0
     answers = Answers(tmp_path / "answers", clock=lambda: clock)
-    assert await answers.claim("a", b"asked", "anew") == (None, False)
+    assert await answers.claim("a", b"asked", "redo") == (None, False)
     assert await answers.claim("b", b"asked", "again") == (None, False)
-    answers.settle("b", 200, "k", b"done")
+    answers.finalize("b", 200, "k", b"done")
     assert await answers.claim("c", b"asked", "once") == (None, False)
     answers.release("c")
     assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o600
     answers.close()
 
     after = Answers(tmp_path / "answers", clock=lambda: clock)
-    assert await after.claim("a", b"asked", "anew") == (None, True)
-    kept, _ = await after.claim("b", b"asked", "again")
-    assert kept is not None and (kept.status, kept.answer) == (200, b"done")
+    assert await after.claim("a", b"asked", "redo") == (None, True)
+    retained, _ = await after.claim("b", b"asked", "again")
+    assert retained is not None and (retained.status, retained.answer) == (200, b"done")
     assert await after.claim("c", b"asked", "once") == (None, False)
     for number in range(300):  # a sweep comes by now and then
         clock += 1000
         await after.claim(f"n{number}", b"asked", "once")
-        after.settle(f"n{number}", 200, "k", b"")
+        after.finalize(f"n{number}", 200, "k", b"")
     assert await after.claim("b", b"other", "again") == (None, False)
     after.close()
 
@@ -124,16 +124,16 @@ async def test_what_is_too_much_is_forgotten_but_never_what_is_under_way(
     await answers.claim("first", b"asked", "once")
     for number in range(600):
         await answers.claim(f"n{number}", b"asked", "once")
-        answers.settle(f"n{number}", 200, "k", bytes(10))
-    kept, _ = await answers.claim("n599", b"asked", "once")
-    assert kept is not None and kept.answer == bytes(10)
+        answers.finalize(f"n{number}", 200, "k", bytes(10))
+    retained, _ = await answers.claim("n599", b"asked", "once")
+    assert retained is not None and retained.answer == bytes(10)
     assert await answers.claim("n0", b"other", "once") == (None, False)
-    answers.settle("first", 200, "k", b"done")
+    answers.finalize("first", 200, "k", b"done")
     answers.close()
 
     after = Answers(tmp_path / "answers")
-    kept, _ = await after.claim("first", b"asked", "once")
-    assert kept is not None and kept.answer == b"done"
+    retained, _ = await after.claim("first", b"asked", "once")
+    assert retained is not None and retained.answer == b"done"
     with pytest.raises(Interrupted):
         await after.claim("n0", b"other", "once")
     after.close()
@@ -144,22 +144,22 @@ async def test_nobodys_calls_make_the_daemon_forget_anothers(tmp_path: Path, mon
     monkeypatch.setattr(idempotency, "MAX_COUNT", 500)
     answers = Answers(tmp_path / "answers")
     await answers.claim("mine", b"asked", "once", "me")
-    answers.settle("mine", 200, "k", b"done")
-    most = 0
+    answers.finalize("mine", 200, "k", b"done")
+    limit = 0
     for number in range(2000):
         await answers.claim(f"n{number}", b"asked", "once", "greedy")
-        answers.settle(f"n{number}", 200, "k", bytes(number % 2 * 3000))
+        answers.finalize(f"n{number}", 200, "k", bytes(number % 2 * 3000))
         held = answers._rooms["greedy"]
-        most = max(most, held.size)
+        limit = max(limit, held.size)
         assert held.count <= 500 + idempotency._SWEEP
-    assert most <= 10_000
-    kept, _ = await answers.claim("mine", b"asked", "once", "me")
-    assert kept is not None and kept.answer == b"done"
+    assert limit <= 10_000
+    retained, _ = await answers.claim("mine", b"asked", "once", "me")
+    assert retained is not None and retained.answer == b"done"
     answers.close()
 
     after = Answers(tmp_path / "answers")
-    kept, _ = await after.claim("mine", b"asked", "once", "me")
-    assert kept is not None and after._rooms["me"].count == 1 and after._rooms["greedy"].size <= 10_000
+    retained, _ = await after.claim("mine", b"asked", "once", "me")
+    assert retained is not None and after._rooms["me"].count == 1 and after._rooms["greedy"].size <= 10_000
     after.close()
 
 
@@ -169,6 +169,6 @@ async def test_a_former_daemons_keys_name_no_caller(tmp_path: Path) -> None:
     former.execute("INSERT INTO calls VALUES (1, 'a', 1e12, x'61', 200, 'k', x'62')")
     former.close()
     answers = Answers(tmp_path / "answers")
-    kept, _ = await answers.claim("a", b"a", "once", "me")
-    assert kept is not None and kept.answer == b"b"
+    retained, _ = await answers.claim("a", b"a", "once", "me")
+    assert retained is not None and retained.answer == b"b"
     answers.close()

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def pagurus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    known = {name: value for name, value in os.environ.items() if not name.startswith("PAGURUS_HOST")}
+    existing = {name: value for name, value in os.environ.items() if not name.startswith("PAGURUS_HOST")}
     return subprocess.run(
         [sys.executable, "-m", "pagurus", *arguments],
-        env={**known, **environment},
+        env={**existing, **environment},
         capture_output=True,
         text=True,
         check=False,

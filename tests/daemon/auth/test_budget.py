@@ -21,7 +21,7 @@ def limits(processes: int | None) -> Limits:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "others", "said"),
+    ("target", "others", "said"),
     [
         pytest.param(SMALL, [5000] * 10, "", id="a small one always has room"),
         pytest.param(1000, [], "", id="a large one where there is room"),
@@ -31,12 +31,12 @@ def limits(processes: int | None) -> Limits:
         pytest.param(None, [5000], "1024 processes are too many", id="no limit is one"),
     ],
 )
-def test_who_has_room(wanted: int | None, others: list[int], said: str) -> None:
-    found = excess(limits(wanted), map(limits, others), 10_000)
-    assert bool(found) == bool(said)
+def test_who_has_room(target: int | None, others: list[int], said: str) -> None:
+    result = excess(limits(target), map(limits, others), 10_000)
+    assert bool(result) == bool(said)
     if said:
         with pytest.raises(AssertionError, match=said):
-            raise AssertionError(found)
+            raise AssertionError(result)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_who_has_room(wanted: int | None, others: list[int], said: str) -> None:
     ],
 )
 def test_memory_in_checkpoints(limit: str | None, mine: int, owners: int, said: str) -> None:
-    found = overfull(Limits(checkpoints=limit), mine << 20, owners << 20, 100 << 20)
-    assert said in found and bool(found) == bool(said)
+    result = overfull(Limits(checkpoints=limit), mine << 20, owners << 20, 100 << 20)
+    assert said in result and bool(result) == bool(said)
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "waits"),
+    ("held", "target", "waits"),
     [
         pytest.param(0, 90, False, id="a single one, however large"),
         pytest.param(30, 20, False, id="half of the room"),
@@ -63,18 +63,18 @@ def test_memory_in_checkpoints(limit: str | None, mine: int, owners: int, said: 
         pytest.param(51, 0, True, id="of which nothing is known"),
     ],
 )
-def test_memory_for_captures(held: int, wanted: int, waits: bool) -> None:
-    assert crowds(held, wanted, 100) is waits
+def test_memory_for_captures(held: int, target: int, waits: bool) -> None:
+    assert crowds(held, target, 100) is waits
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 1 << 22))), st.integers(1, 1 << 22))
-def test_large_ones_never_have_more_than_half(asked: list[int | None], budget: int) -> None:
+def test_large_ones_never_have_more_than_half(requested: list[int | None], budget: int) -> None:
     made: list[Limits] = []
-    for processes in asked:
+    for processes in requested:
         if not excess(limits(processes), made, budget):
             made.append(limits(processes))
     assert sum(map(reserved, made)) <= budget // 2
-    assert sum((bounded(each).processes or 0) for each in made) <= budget // 2 + SMALL * len(made)
+    assert sum((bounded(item).processes or 0) for item in made) <= budget // 2 + SMALL * len(made)
 
 
 async def test_a_few_sandboxes_cannot_have_all_processes(host: Client) -> None:
@@ -116,10 +116,10 @@ async def test_a_full_sandbox_is_brought_back_whenever_the_file_system_commits(h
         while not restored.is_set():
             await asyncio.to_thread(btrfs.sync, daemon.state / "pool")
 
-    async with host.create(IMAGE, limits=Limits(disk="24MiB")) as made, asyncio.TaskGroup() as beside:
+    async with host.create(IMAGE, limits=Limits(disk="24MiB")) as made, asyncio.TaskGroup() as alongside:
         await made.exec(f"{held} {asleep('sleep')}; {full}")
         before = await made.captured(await made.checkpoint())
-        beside.create_task(commit())
+        alongside.create_task(commit())
         try:
             for _ in range(4):
                 await made.restore(before, verify=True)

@@ -113,10 +113,10 @@ async def test_a_checkpoint_of_such_a_turn_can_be_restored(host: Client, held: s
         await sb.exec("true")
         done = await sb.exec(act)
         assert done.exit_code == 0, done.stderr
-        found = await sb.checkpoint(wait="durable")
+        result = await sb.checkpoint(wait="durable")
         for verify in (False, True):
             await sb.exec("true > /t/later")
-            await sb.restore(found.id, verify=verify)
+            await sb.restore(result.id, verify=verify)
             assert (await sb.exec(CHECK)).stdout == b"good\n"
 
 
@@ -184,7 +184,7 @@ async def test_what_cannot_come_back_is_refused_with_the_hint(host: Client, lost
 
 
 # Holds one of each. What it reads through its descriptors stays what it was, whatever becomes of their names.
-ONE_OF_EACH = """
+ONE_OF_ITEM = """
 for name in ('plain', 'mapped', 'program'):
     with open(f'/t/{name}', 'wb') as file: file.write(open('/bin/sleep', 'rb').read())
 os.chmod('/t/program', 0o755)
@@ -222,13 +222,13 @@ async def test_whatever_turns_do_to_what_is_held_a_durable_checkpoint_can_be_res
 ) -> None:
     """A checkpoint may be refused, since some of these states cannot be dumped; it never lies."""
     async with daemon.client() as host, host.create(IMAGE) as sb:
-        await sb.exec(python_program(ONE_OF_EACH + SERVE))
+        await sb.exec(python_program(ONE_OF_ITEM + SERVE))
         for acts in turns:
             await sb.exec("; ".join(acts))
             try:
-                found = await sb.checkpoint(wait="durable")
+                result = await sb.checkpoint(wait="durable")
             except CheckpointFailed as error:
                 assert error.hint
                 continue
-            await sb.restore(found.id, verify=True)
+            await sb.restore(result.id, verify=True)
             assert (await sb.exec(CHECK)).stdout == b"good\n", turns

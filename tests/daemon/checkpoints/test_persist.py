@@ -79,7 +79,7 @@ async def services(tmp_path: Path, capturer: Capturer):
 def stored(tmp_path: Path) -> dict[str, CheckpointRow]:
     with contextlib.closing(sqlite3.connect(tmp_path / "c.sqlite")) as database:
         blobs = [blob for (blob,) in database.execute("SELECT row FROM checkpoints")]
-    return {each.id: each for each in (msgspec.msgpack.decode(blob, type=CheckpointRow) for blob in blobs)}
+    return {item.id: item for item in (msgspec.msgpack.decode(blob, type=CheckpointRow) for blob in blobs)}
 
 
 def flight(these: Services, name: str, **fields) -> InFlight:
@@ -99,11 +99,11 @@ async def test_captures_of_one_owner_wait_for_each_other_and_not_those_of_anothe
         waiting = asyncio.create_task(these.need_memory(coming := InFlight(row("c-5", owner="t-a"), row("c-1"))))
         coming.ticket = older[0].ticket  # itself is not waited for
         these.inflights["c-5"] = coming
-        for each in older:
+        for item in older:
             await asyncio.sleep(0)
             assert not waiting.done()
-            each.finish()
-            del these.inflights[each.row.id]
+            item.finish()
+            del these.inflights[item.row.id]
         await waiting
 
 
@@ -111,14 +111,14 @@ async def test_what_moves_is_stored_when_somebody_asks_for_it(tmp_path: Path) ->
     capturer = Capturer(tmp_path)
     async with services(tmp_path, capturer) as these:
         parent, child = row("c-1"), row("c-2", parent="c-1")
-        these.checkpoints.update({each.id: each for each in (parent, child)})
+        these.checkpoints.update({item.id: item for item in (parent, child)})
         inflight = these.inflights["c-2"] = InFlight(child, parent)
         inflight.moving = True
         storing = asyncio.create_task(store_alone(these, inflight))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not capturer.done
-        await inflight.settled(durable=True)
+        await inflight.finalized(durable=True)
         assert capturer.done and child.state is CheckpointState.DURABLE
         await storing
 
@@ -127,7 +127,7 @@ async def test_who_writes_a_row_while_it_becomes_durable_does_not_take_that_back
     capturer = Capturer(tmp_path)
     async with services(tmp_path, capturer) as these:
         grand, parent, child = row("c-1"), row("c-2", parent="c-1"), row("c-3", parent="c-2")
-        these.checkpoints.update({each.id: each for each in (grand, parent, child)})
+        these.checkpoints.update({item.id: item for item in (grand, parent, child)})
         write, between = these.catalogue.write, []
 
         async def overtaken(statements, *, durable: bool = False) -> None:
@@ -173,7 +173,7 @@ async def test_whatever_keeps_it_from_being_durable_is_said_and_tried_again(
     capturer = Broken(tmp_path, error)
     async with services(tmp_path, capturer) as these:
         root, one = row("c-1", dump=None), row("c-2", parent="c-1")
-        these.checkpoints.update({each.id: each for each in (root, one)})
+        these.checkpoints.update({item.id: item for item in (root, one)})
         inflight = InFlight(one, root)
         await store(these, inflight)
         assert (one.state, one.durable_at) == (CheckpointState.CAPTURED, None)
@@ -189,14 +189,14 @@ async def test_whatever_keeps_it_from_being_durable_is_said_and_tried_again(
 
 async def test_who_waits_until_it_is_durable_hastens_all_that_come_before(tmp_path: Path) -> None:
     rows = [row(f"c-{number}") for number in range(4)]
-    inflights = [InFlight(each, rows[0]) for each in rows]
+    inflights = [InFlight(item, rows[0]) for item in rows]
     tickets = [SimpleNamespace(promoted=0) for _ in rows]
     for inflight, ticket in zip(inflights, tickets, strict=True):
         inflight.ticket = SimpleNamespace(
             promote=lambda ticket=ticket: setattr(ticket, "promoted", ticket.promoted + 1)
         )
     inflights[1].before, inflights[2].before = inflights[0], inflights[1]
-    waiting = asyncio.ensure_future(inflights[2].settled(durable=True))
+    waiting = asyncio.ensure_future(inflights[2].finalized(durable=True))
     await asyncio.sleep(0)
     assert [ticket.promoted for ticket in tickets] == [1, 1, 1, 0]
     assert [inflight.durable_waited for inflight in inflights] == [True, True, True, False]
@@ -226,17 +226,17 @@ async def test_what_is_packed_is_read_and_becomes_durable_without_raw_images(tmp
 
 
 async def test_what_is_nowhere_is_lost_with_all_that_share_it(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     async with services(tmp_path, Capturer(tmp_path, raw=False, wrong="its process images c-1")) as these:
-        these.lost = lambda row: told.append(row.id)
+        these.lost = lambda row: reported.append(row.id)
         mine, heir = row("c-1"), row("c-2", dump="c-1", parent="c-1")
         these.checkpoints.update({"c-1": mine, "c-2": heir})
         await store(these, InFlight(mine, mine))
         await store(these, InFlight(heir, mine))
-        assert told == ["c-1", "c-2"]
+        assert reported == ["c-1", "c-2"]
         assert mine.error == f"{UNSTORED}its process images c-1"
         await these.catalogue.write([])
-        assert {each.state for each in stored(tmp_path).values()} == {CheckpointState.FAILED}
+        assert {item.state for item in stored(tmp_path).values()} == {CheckpointState.FAILED}
 
 
 async def test_a_captured_checkpoint_stays_while_others_share_its_content(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_an_id_is_free_when_the_content_is_gone_and_not_when_the_row_is(tm
 def test_the_nearest_whole_ancestor() -> None:
     failed = {"state": CheckpointState.FAILED}
     rows = {
-        each.id: each for each in (row("c-1"), row("c-2", parent="c-1", **failed), row("c-3", parent="c-2", **failed))
+        item.id: item for item in (row("c-1"), row("c-2", parent="c-1", **failed), row("c-3", parent="c-2", **failed))
     }
     assert [nearest(rows, name) for name in ("c-1", "c-2", "c-3", "c-0")] == ["c-1", "c-1", "c-1", "c-0"]
 
@@ -293,7 +293,7 @@ class Host:
     def captured(self, *checkpoints: CheckpointInfo) -> None:
         """As if it had been killed before the rows could say durable."""
         with contextlib.closing(sqlite3.connect(self.daemon.state / "catalogue.sqlite")) as database, database:
-            for name in (each.id for each in checkpoints):
+            for name in (item.id for item in checkpoints):
                 (blob,) = database.execute("SELECT row FROM checkpoints WHERE id = ?", (name,)).fetchone()
                 there = msgspec.msgpack.decode(blob, type=CheckpointRow)
                 there.state, there.durable_at = CheckpointState.CAPTURED, None
@@ -321,26 +321,26 @@ async def test_after_a_kill_nothing_stays_captured(tmp_path_factory: pytest.Temp
     try:
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as client:
-            whole, unpacked, damaged, gone = [await with_service(client) for _ in range(4)]
+            complete, unpacked, damaged, gone = [await with_service(client) for _ in range(4)]
             (fork,) = await client.fork(gone[2].id, 1)
             assert fork.sandbox is not None, fork.error
             await gone[0].remove()
             await unpacked[0].kill()
         daemon.kill()
-        host.captured(whole[2], unpacked[2], damaged[2], gone[2])
+        host.captured(complete[2], unpacked[2], damaged[2], gone[2])
         host.packed(unpacked[2]).unlink()
         content = bytearray(host.packed(damaged[2]).read_bytes())
         content[len(content) // 2] ^= 1
         host.packed(damaged[2]).write_bytes(content)
-        host.raw(whole[1]).mkdir()  # let go of too late, by a daemon that was killed after its row said durable
+        host.raw(complete[1]).mkdir()  # let go of too late, by a daemon that was killed after its row said durable
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as client:
-            for _, _, checkpoint in (whole, gone):
+            for _, _, checkpoint in (complete, gone):
                 said = await client.checkpoint(checkpoint, wait="durable")
                 assert (said.state, said.error) == (CheckpointState.DURABLE, None)
                 assert [report.damage for report in await client.store.verify(said)] == [[]]
-            back = await client.get(whole[0].id)
-            await back.restore(whole[2])
+            back = await client.get(complete[0].id)
+            await back.restore(complete[2])
             assert (await back.exec(f"cat /x; {COUNT}")).text == "2\n1\n"
             for _, _, checkpoint in (unpacked, damaged):
                 said = await client.checkpoint(checkpoint)
@@ -358,6 +358,6 @@ async def test_after_a_kill_nothing_stays_captured(tmp_path_factory: pytest.Temp
             assert again.state is CheckpointState.DURABLE
             await alive.restore(again)
             assert (await alive.exec(f"cat /x; {COUNT}")).text == "2\n1\n"
-        assert not host.raw(whole[1]).exists()
+        assert not host.raw(complete[1]).exists()
     finally:
         daemon.clean()

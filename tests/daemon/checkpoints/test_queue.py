@@ -77,6 +77,6 @@ async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
     await asyncio.gather(*(ticket.done for ticket in tickets))
     assert started[1] - began >= 0.045  # the first had a burst of 1000, and overdrew it by 50
     assert started[2] - began >= 1.095  # the second by 1050 more
-    found = queue.statistics()["compress"]
-    assert (found["queued"], found["running"], found["started"]) == (0, 0, 3)
-    assert found["wait_ms_p99"] >= found["wait_ms_p50"] > 0
+    result = queue.statistics()["compress"]
+    assert (result["queued"], result["running"], result["started"]) == (0, 0, 3)
+    assert result["wait_ms_p99"] >= result["wait_ms_p50"] > 0

@@ -12,8 +12,8 @@ from daemon.checkpoints.schedule import (
     BEHIND,
     BURST,
     CALM,
-    KNOWN,
-    MAX_OWED,
+    EXISTING,
+    MAX_PENDING,
     MIN_DUMP_SECONDS,
     PART,
     QUICK,
@@ -114,16 +114,16 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
         CheckpointStage.HASH: packs,
         CheckpointStage.COMPRESS: packs,
     }
-    schedule, now, known, running, queued = Schedule(limits), 0.0, [], set(), set()
+    schedule, now, existing, running, queued = Schedule(limits), 0.0, [], set(), set()
     for act in acts:
         match act:
             case ("submit", stage, sandbox, deadline, waited):
-                job = StageJob(f"j{len(known)}", stage, sandbox, now + deadline, waited=waited)
-                known.append(job)
+                job = StageJob(f"j{len(existing)}", stage, sandbox, now + deadline, waited=waited)
+                existing.append(job)
                 queued.add(job.id)
                 schedule.submit(job)
-            case ("promote", index) if known:
-                schedule.promote(known[index % len(known)].id)
+            case ("promote", index) if existing:
+                schedule.promote(existing[index % len(existing)].id)
             case ("finish", index) if running:
                 name = sorted(running)[index % len(running)]
                 running.discard(name)
@@ -137,10 +137,10 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
         for stage in limits:
             assert schedule.running(stage) <= limits[stage]
             share = max(1, limits.get(stage, 0) - 1)
-            taken = Counter(job.sharer for job in known if job.id in running and job.stage is stage)
+            taken = Counter(job.sharer for job in existing if job.id in running and job.stage is stage)
             assert all(count <= share for count in taken.values())
             assert schedule.running(stage) == limits.get(stage) or not any(
-                taken[job.sharer] < share for job in known if job.stage is stage and job.id in queued
+                taken[job.sharer] < share for job in existing if job.stage is stage and job.id in queued
             )
     assert schedule.running() == len(running)
 
@@ -205,11 +205,11 @@ def test_a_share_is_kept_and_starves_nobody(jobs: list[tuple[float, str, float, 
     arrivals = sorted(
         (time, number, sandbox, cost, waited) for number, (time, sandbox, cost, waited) in enumerate(jobs)
     )
-    patience, now, started, patient_cost = 30.0, 0.0, {}, 0.0
+    timeout, now, started, patient_cost = 30.0, 0.0, {}, 0.0
     while arrivals or schedule.queued():
         while arrivals and arrivals[0][0] <= now:
             time, number, sandbox, cost, waited = arrivals.pop(0)
-            schedule.submit(StageJob(f"j{number}", CheckpointStage.COMPRESS, sandbox, time + patience, cost, waited))
+            schedule.submit(StageJob(f"j{number}", CheckpointStage.COMPRESS, sandbox, time + timeout, cost, waited))
         for job in schedule.start(now):
             started[job.id] = now
             assert now <= job.deadline + 1e-6
@@ -276,10 +276,10 @@ def is_quick(schedule: Schedule, *sandboxes: str) -> list[bool]:
     jobs = [StageJob(f"again {name}", CheckpointStage.DUMP, name, 1.0) for name in sandboxes]
     for job in jobs:
         schedule.submit(job)
-    found = [job.sharer != UNPROVEN for job in jobs]
+    result = [job.sharer != UNPROVEN for job in jobs]
     for job in jobs:
         schedule.finish(job.id)
-    return found
+    return result
 
 
 def test_no_owner_takes_the_last_slot() -> None:
@@ -346,7 +346,7 @@ def test_what_has_much_to_dump_is_not_quick_before_and_after_it_was_dumped() -> 
     assert {job.sharer for job in schedule.start(0.0)} == {UNPROVEN}
 
 
-@given(st.lists(st.floats(0.015, 5), min_size=2, max_size=KNOWN), st.floats(1, 100))
+@given(st.lists(st.floats(0.015, 5), min_size=2, max_size=EXISTING), st.floats(1, 100))
 def test_a_host_that_slows_all_down_makes_none_slow(times: list[float], slower: float) -> None:
     before, after = Schedule(SIX), Schedule(SIX)
     named = {f"s{number}": took for number, took in enumerate(times)}
@@ -374,7 +374,7 @@ def test_what_takes_long_lets_others_go_first_but_not_for_ever() -> None:
 def test_who_held_a_slot_long_ago_says_nothing_of_the_host_of_now() -> None:
     schedule = Schedule(SIX)
     held(schedule, {"old": 0.01})
-    held(schedule, {f"s{number}": 2.0 for number in range(KNOWN)})
+    held(schedule, {f"s{number}": 2.0 for number in range(EXISTING)})
     assert is_quick(schedule, "s0", "s1") == [True, True]
 
 
@@ -404,7 +404,7 @@ def test_a_cancelled_job_of_a_sharer_at_its_most_never_starts() -> None:
 def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
     schedule, now = Schedule(TWO), 100.0
     for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        assert schedule.strike("a", now) == wait
+        assert schedule.inject("a", now) == wait
         schedule.submit(StageJob("again", CheckpointStage.DUMP, "a", now, waited=True))
         assert started(schedule, now) == []
         assert schedule.queued(CheckpointStage.DUMP) == 1
@@ -415,7 +415,7 @@ def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
     schedule.submit(StageJob("other", CheckpointStage.DUMP, "b", now))
     assert started(schedule, now) == ["other"]
     schedule.finish("other", took=0.1)
-    schedule.strike("a", now)
+    schedule.inject("a", now)
     schedule.succeeded("a", now)
     schedule.submit(StageJob("free", CheckpointStage.DUMP, "a", now))
     schedule.submit(StageJob("new", CheckpointStage.DUMP, "c", now))
@@ -423,7 +423,7 @@ def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
     assert sorted(started(schedule, now)) == ["free", "proven"]  # at once, but it shares with what is new
     schedule.finish("free", took=0.1)
     schedule.succeeded("a", now + 1000)
-    assert schedule.strike("a", now + 1000) == 1.0  # the first again
+    assert schedule.inject("a", now + 1000) == 1.0  # the first again
     schedule.forget("a")
     schedule.submit(StageJob("last", CheckpointStage.DUMP, "a", now))
     assert schedule.wake(now) is None
@@ -447,24 +447,24 @@ def test_who_is_refused_again_and_again_has_one_job_a_second() -> None:
 
 def test_a_refused_sandbox_that_is_struck_waits_for_the_longer_one() -> None:
     schedule = Schedule(TWO)
-    schedule.strike("a", 0.0)
-    schedule.strike("a", 0.0)
+    schedule.inject("a", 0.0)
+    schedule.inject("a", 0.0)
     for _ in range(4):
         assert schedule.refuse("a", 0.0) in (0.0, 2.0)
-    assert schedule.strike("a", 2.0) == 4.0
+    assert schedule.inject("a", 2.0) == 4.0
 
 
 def test_a_strike_is_forgotten_after_a_while() -> None:
     schedule = Schedule(TWO)
-    schedule.strike("a", 0.0)
-    schedule.strike("b", 1000.0)
+    schedule.inject("a", 0.0)
+    schedule.inject("b", 1000.0)
     schedule.submit(StageJob("a", CheckpointStage.DUMP, "a", 1000.0))
     assert started(schedule, 1000.0) == ["a"]
 
 
 def test_a_job_that_waits_for_a_strike_can_be_promoted_and_cancelled() -> None:
     schedule = Schedule(TWO)
-    schedule.strike("a", 0.0)
+    schedule.inject("a", 0.0)
     for name in ("first", "second"):
         schedule.submit(StageJob(name, CheckpointStage.DUMP, "a", 9.0))
     schedule.promote("second")
@@ -493,8 +493,8 @@ def test_what_takes_long_waits_for_its_budget_and_quick_jobs_do_not() -> None:
             names = started(schedule, now)
         schedule.finish("large", took=LONG)
         begun += 1
-    used, most = begun * LONG, 2 * PART * (now + BURST)
-    assert most - LONG <= used <= most + LONG  # all of the budget, and the last one overdraws it
+    used, limit = begun * LONG, 2 * PART * (now + BURST)
+    assert limit - LONG <= used <= limit + LONG  # all of the budget, and the last one overdraws it
 
 
 @pytest.mark.parametrize(("processors", "at_once"), [(1, 1), (2, 1), (8, 4), (64, 5)])
@@ -537,7 +537,7 @@ def test_what_a_job_took_beyond_what_was_expected_is_owed_but_not_for_ever() -> 
     schedule.finish("slow", took=60.0)
     schedule.submit(StageJob("again", CheckpointStage.DUMP, "slow", 0.0, waited=True))
     assert started(schedule) == []
-    assert schedule.wake(0.0) == pytest.approx(MAX_OWED / (2 * PART), abs=0.01)
+    assert schedule.wake(0.0) == pytest.approx(MAX_PENDING / (2 * PART), abs=0.01)
 
 
 def test_what_waits_for_the_budget_while_no_slot_is_free_wakes_nobody() -> None:

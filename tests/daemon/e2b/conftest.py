@@ -23,8 +23,8 @@ class Served:
 
         async def make() -> str:
             async with self.daemon.client() as host:
-                wanted = TokenRequest(name="test", **request)  # type: ignore[arg-type]
-                return (await host.call("POST", "/v1/tokens", NewToken, wanted)).text
+                target = TokenRequest(name="test", **request)  # type: ignore[arg-type]
+                return (await host.call("POST", "/v1/tokens", NewToken, target)).text
 
         return asyncio.run(make())
 

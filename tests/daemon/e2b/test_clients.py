@@ -23,7 +23,7 @@ def outcomes(served: Served, program: list[str | Path], cwd: Path) -> dict[str, 
     others = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
     environment = {**others, "E2B_API_KEY": served.key(), "E2B_API_URL": served.url, "E2B_SANDBOX_URL": served.url}
     ran = subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
-    made = {each["call"]: each["outcome"] for each in map(json.loads, ran.stdout.splitlines())}
+    made = {item["call"]: item["outcome"] for item in map(json.loads, ran.stdout.splitlines())}
     failed = {name: outcome for name, outcome in made.items() if not outcome.startswith(("passed", "absent"))}
     assert not failed, "\n".join(failed.values())
     assert ran.returncode == 0, ran.stderr

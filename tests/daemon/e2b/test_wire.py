@@ -34,8 +34,8 @@ class Client:
             return answer.status, json.loads(raw) if raw else None
 
     async def create(self, **body: object) -> dict[str, str]:
-        wanted = {"templateID": "base", "timeout": 600, "allow_internet_access": False, **body}
-        status, made = await self.control("POST", "/sandboxes", wanted)
+        target = {"templateID": "base", "timeout": 600, "allow_internet_access": False, **body}
+        status, made = await self.control("POST", "/sandboxes", target)
         assert status == 201, made
         return made
 
@@ -66,8 +66,8 @@ class Client:
     async def run(self, made: dict[str, str], command: str, **more: str) -> tuple[str, dict[str, Any]]:
         """Its stdout and its last event."""
         out, end = b"", {}
-        async for each in self.stream(made, "process.Process/Start", start(command), **more):
-            event = each.get("event", {})
+        async for item in self.stream(made, "process.Process/Start", start(command), **more):
+            event = item.get("event", {})
             out += base64.b64decode(event.get("data", {}).get("stdout", ""))
             end = event.get("end", end)
         return out.decode(), end
@@ -128,7 +128,7 @@ async def test_a_lost_stream_ends_the_turn_and_not_the_command(
         await events.aclose()  # type: ignore[attr-defined]
         await until(ended)
     status, listed = await client.call(made, "process.Process/List", {})
-    assert status == 200 and pid in [each["pid"] for each in listed["processes"]]
+    assert status == 200 and pid in [item["pid"] for item in listed["processes"]]
     body = {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"}
     assert await client.call(made, "process.Process/SendSignal", body) == (200, {})
 
@@ -137,15 +137,15 @@ async def test_how_commands_end(client: Client, made: dict[str, str]) -> None:
     _, end = await client.run(made, "kill -9 $$")
     assert end == {"exitCode": -1, "exited": False, "status": "signal: killed", "error": "signal: killed"}
     pieces = client.stream(made, "process.Process/Start", start("sleep 1000"), **{"Connect-Timeout-Ms": "200"})
-    assert [each async for each in pieces][-1]["ended"]["error"]["code"] == "deadline_exceeded"
+    assert [item async for item in pieces][-1]["ended"]["error"]["code"] == "deadline_exceeded"
 
 
 async def test_the_end_is_told_to_who_asks_late(client: Client, made: dict[str, str]) -> None:
-    [begin, *_] = [each async for each in client.stream(made, "process.Process/Start", start("exit 5", tag="named"))]
+    [begin, *_] = [item async for item in client.stream(made, "process.Process/Start", start("exit 5", tag="named"))]
     for selector in ({"pid": begin["event"]["start"]["pid"]}, {"tag": "named"}):
-        late = [each async for each in client.stream(made, "process.Process/Connect", {"process": selector})]
+        late = [item async for item in client.stream(made, "process.Process/Connect", {"process": selector})]
         assert late[-2]["event"]["end"]["exitCode"] == 5
-    unknown = [each async for each in client.stream(made, "process.Process/Connect", {"process": {"pid": 4_000_000}})]
+    unknown = [item async for item in client.stream(made, "process.Process/Connect", {"process": {"pid": 4_000_000}})]
     assert unknown == [{"ended": {"error": {"code": "not_found", "message": unknown[0]["ended"]["error"]["message"]}}}]
 
 
@@ -155,8 +155,8 @@ async def test_a_slow_client_loses_nothing(client: Client, made: dict[str, str])
     await anext(events)
     await client.call(made, "process.Process/List", {})
     size = 0
-    async for each in events:
-        size += len(base64.b64decode(each.get("event", {}).get("data", {}).get("stdout", "")))
+    async for item in events:
+        size += len(base64.b64decode(item.get("event", {}).get("data", {}).get("stdout", "")))
     assert size == 60_000_000
 
 
@@ -176,13 +176,13 @@ async def test_stdin_by_a_stream(client: Client, made: dict[str, str]) -> None:
         {"keepalive": {}},
     ]
     headers = {**client.headers(made), "Content-Type": "application/connect+json"}
-    data = b"".join(framed(each) for each in given) + framed({}, 2)
+    data = b"".join(framed(item) for item in given) + framed({}, 2)
     async with client.session.post(f"{client.url}/process.Process/StreamInput", data=data, headers=headers) as answer:
         assert answer.status == 200 and await answer.read() == framed({}).replace(b" ", b"") + framed({}, 2)
     assert (await client.call(made, "process.Process/CloseStdin", {"process": {"pid": pid}}))[0] == 200
     out = b""
-    async for each in events:
-        out += base64.b64decode(each.get("event", {}).get("data", {}).get("stdout", ""))
+    async for item in events:
+        out += base64.b64decode(item.get("event", {}).get("data", {}).get("stdout", ""))
     assert out == b"x" * 60_000
 
 
@@ -228,7 +228,7 @@ async def test_files_go_up_in_both_forms(client: Client, made: dict[str, str]) -
     form.add_field("file", b"one", filename="/tmp/one")
     form.add_field("file", b"two", filename="two")
     async with client.session.post(address, data=form, headers=headers) as answer:
-        assert [each["path"] for each in await answer.json()] == ["/tmp/one", "/home/user/two"]
+        assert [item["path"] for item in await answer.json()] == ["/tmp/one", "/home/user/two"]
     raw = {**headers, "Content-Type": "application/octet-stream"}
     async with client.session.post(address, params={"path": "~/deep/x"}, data=b"raw", headers=raw) as answer:
         assert await answer.json() == [{"name": "x", "type": "file", "path": "/home/user/deep/x"}]
@@ -288,8 +288,8 @@ async def test_a_key_that_reads_runs_nothing(client: Client, served: Served) -> 
     maker = Client(client.session, client.url, await asyncio.to_thread(lambda: served.key(**owner)))
     reader = Client(client.session, client.url, await asyncio.to_thread(lambda: served.key(scope="read", **owner)))
     mine = await maker.create()
-    _, [seen] = await reader.control("GET", "/v2/sandboxes")
-    assert seen["sandboxID"] == mine["sandboxID"]
+    _, [observed] = await reader.control("GET", "/v2/sandboxes")
+    assert observed["sandboxID"] == mine["sandboxID"]
     assert (await reader.control("POST", f"/sandboxes/{mine['sandboxID']}/timeout", {"timeout": 5}))[0] == 403
     _, info = await reader.control("GET", f"/sandboxes/{mine['sandboxID']}")
     own = {**mine, "envdAccessToken": info["envdAccessToken"]}
@@ -338,18 +338,18 @@ async def test_a_call_sent_again_makes_one_sandbox(client: Client) -> None:
 async def test_pages_of_the_list(client: Client, served: Served) -> None:
     other = Client(client.session, client.url, await asyncio.to_thread(served.key))
     made = [await other.create(metadata={"n": str(number), "k": "a b"}) for number in range(3)]
-    seen: list[str] = []
+    observed: list[str] = []
     token = ""
     while True:
         query = f"/v2/sandboxes?limit=2&metadata=k%3Da%252520b{token}"
         async with other.session.get(other.url + query, headers={"X-API-KEY": other.key}) as answer:
-            seen += [each["metadata"]["n"] for each in await answer.json()]
+            observed += [item["metadata"]["n"] for item in await answer.json()]
             if (following := answer.headers.get("x-next-token")) is None:
                 break
             token = f"&nextToken={following}"
-    assert seen == ["2", "1", "0"]
-    for each in made:
-        await other.control("DELETE", f"/sandboxes/{each['sandboxID']}")
+    assert observed == ["2", "1", "0"]
+    for item in made:
+        await other.control("DELETE", f"/sandboxes/{item['sandboxID']}")
 
 
 async def test_the_end_of_a_sandbox_can_be_moved(client: Client) -> None:
@@ -520,7 +520,7 @@ async def test_the_next_daemon_goes_on(client: Client, made: dict[str, str], ser
     await anext(events)
     await asyncio.to_thread(served.restart)
     status, listed = await client.call(made, "process.Process/List", {})
-    assert status == 200 and [each["tag"] for each in listed["processes"]] == ["lasting"]
+    assert status == 200 and [item["tag"] for item in listed["processes"]] == ["lasting"]
     late = client.stream(made, "process.Process/Connect", {"process": {"tag": "lasting"}})
     await anext(late)
 
@@ -534,4 +534,4 @@ async def test_the_next_daemon_goes_on(client: Client, made: dict[str, str], ser
 
 
 async def _rest(events: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each async for each in events]
+    return [item async for item in events]

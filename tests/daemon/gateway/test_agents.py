@@ -102,9 +102,9 @@ async def repaired(sandbox: Sandbox) -> None:
 
 def conversation(trajectory: bytes) -> list[tuple[str, Any]]:
     """What was said, without times and identities of the run."""
-    told = json.loads(trajectory)
-    assert told["info"]["exit_status"] == "Submitted"
-    return [(message["role"], message["content"]) for message in told["messages"]]
+    reported = json.loads(trajectory)
+    assert reported["info"]["exit_status"] == "Submitted"
+    return [(message["role"], message["content"]) for message in reported["messages"]]
 
 
 # --------------------------------------------------------------------------- inside
@@ -139,7 +139,7 @@ async def undisturbed(host: Client, upstream: Upstream) -> list[tuple[str, Any]]
             await start_inside(calm)
             EXPECTED.extend(await end_inside(calm))
             await repaired(calm)
-        assert len(upstream.asked) == len(COMMANDS)
+        assert len(upstream.requested) == len(COMMANDS)
     return EXPECTED
 
 
@@ -147,10 +147,10 @@ async def test_mini_swe_agent_inside_is_killed_restored_and_ends_the_same(host: 
     gateway = Gateway(upstream="scripted")
     expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
-        already = len(upstream.asked)
+        already = len(upstream.requested)
         upstream.holds = already + 3
         await start_inside(sandbox)
-        await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", TIMEOUT)
+        await until(lambda: len(upstream.requested) == already + 3, "it has repaired and asks again", TIMEOUT)
         turn = await until(lambda: _turn(sandbox, 3), "that ended a turn")
         await sandbox.captured(turn)
         kill_everything(sandbox.id)
@@ -160,9 +160,9 @@ async def test_mini_swe_agent_inside_is_killed_restored_and_ends_the_same(host: 
         await sandbox.restore()
         assert await end_inside(sandbox) == expected
         await repaired(sandbox)
-        assert len(upstream.asked) == already + len(COMMANDS)  # the model was asked nothing twice
+        assert len(upstream.requested) == already + len(COMMANDS)  # the model was asked nothing twice
         third = (await sandbox.gateway.exchanges())[2]
-        assert (third.asked, third.answered, third.from_record) == (1, 1, 1)
+        assert (third.requested, third.answered, third.from_record) == (1, 1, 1)
 
 
 # --------------------------------------------------------------------------- outside
@@ -224,10 +224,10 @@ async def test_mini_swe_agent_outside_is_killed_restored_and_ends_the_same(
     gateway = Gateway(upstream="scripted", agent="outside")
     expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
-        already = len(upstream.asked)
+        already = len(upstream.requested)
         upstream.holds = already + 3
         async with mini(agents, daemon, sandbox, tmp_path / "first") as agent:
-            await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", TIMEOUT)
+            await until(lambda: len(upstream.requested) == already + 3, "it has repaired and asks again", TIMEOUT)
             agent.kill()
         kill_everything(sandbox.id)
         upstream.gate.set()
@@ -236,7 +236,7 @@ async def test_mini_swe_agent_outside_is_killed_restored_and_ends_the_same(
             await sandbox.restore()
             assert await agent.end() == expected
         await repaired(sandbox)
-        assert len(upstream.asked) == already + len(COMMANDS)
+        assert len(upstream.requested) == already + len(COMMANDS)
 
 
 # --------------------------------------------------------------------------- clients
@@ -272,7 +272,7 @@ async def test_the_clients_of_openai_and_anthropic_stream_through_the_gateway(ho
         spoken = "well met, crab"
         assert result.text.splitlines() == [spoken, spoken, spoken, "['scripted']", "3", spoken, spoken]
         exchanges = await sandbox.gateway.exchanges()
-        assert [each.path for each in exchanges] == [
+        assert [item.path for item in exchanges] == [
             "/v1/chat/completions",
             "/v1/chat/completions",
             "/v1/responses",
@@ -344,4 +344,4 @@ async def _turn(sandbox: Sandbox, number: int) -> str | None:
 
 
 async def _recorded(sandbox: Sandbox, count: int) -> bool:
-    return [each.state for each in await sandbox.gateway.exchanges()] == ["answered"] * count
+    return [item.state for item in await sandbox.gateway.exchanges()] == ["answered"] * count

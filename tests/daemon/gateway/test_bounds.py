@@ -9,34 +9,34 @@ from typing import Any
 import pytest
 
 from daemon.gateway import conversation
-from daemon.gateway.conversation import Book, LiveConversation
+from daemon.gateway.conversation import Ledger, LiveConversation
 from daemon.gateway.journal import JournalCursor
 from daemon.gateway.replay import ReplayExchange
 from sandbox.errors import NoSpace
 from sandbox.messages import Gateway
 
 
-def line(book: Book, folder: Path) -> LiveConversation:
-    desk: Any = SimpleNamespace(book=book, journal=SimpleNamespace(path=folder / "gateway.sqlite"))
+def line(ledger: Ledger, directory: Path) -> LiveConversation:
+    handler: Any = SimpleNamespace(ledger=ledger, journal=SimpleNamespace(path=directory / "gateway.sqlite"))
     live: Any = SimpleNamespace(row=SimpleNamespace(id="s-1"))
-    return LiveConversation(Gateway(upstream="model"), JournalCursor(tree=""), desk, lambda: live)
+    return LiveConversation(Gateway(upstream="model"), JournalCursor(tree=""), handler, lambda: live)
 
 
 def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "MAX_EXCHANGES", 2)
-    book = Book()
-    mine = line(book, tmp_path)
+    ledger = Ledger()
+    mine = line(ledger, tmp_path)
     for number, (sandbox, main) in enumerate([("s-1", True), ("s-2", True), ("s-2", False), ("s-1", False)]):
         mine.need_space()
-        book.add(sandbox, ReplayExchange(number, b"key"), main=main)
+        ledger.add(sandbox, ReplayExchange(number, b"key"), main=main)
     with pytest.raises(NoSpace, match="asked its model 2 times"):
         mine.need_space()
-    book.drop({0, 3})
+    ledger.drop({0, 3})
     mine.need_space()
-    assert dict(book.count) == {"s-2": 2}
+    assert dict(ledger.count) == {"s-2": 2}
 
 
 def test_the_hosts_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.checkpoints.capture.SPACE_KEPT", 1 << 62)
     with pytest.raises(NoSpace, match="MiB more are needed"):
-        line(Book(), tmp_path).need_space()
+        line(Ledger(), tmp_path).need_space()

@@ -53,7 +53,7 @@ GEMINI = [
 )
 def test_events_go_out_until_an_agent_may_act(events: list[bytes], free: int) -> None:
     gate = EventGate()
-    assert [gate.feed(each) for each in events] == [*events[:free], *[b""] * (len(events) - free)]
+    assert [gate.feed(item) for item in events] == [*events[:free], *[b""] * (len(events) - free)]
     assert gate.waiting() == b"".join(events[free:])
 
 
@@ -69,10 +69,10 @@ def test_an_event_goes_out_when_it_is_complete(end: bytes) -> None:
 @given(st.sampled_from([CHAT, ANTHROPIC, RESPONSES, GEMINI]), st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_cuts_in_the_network_change_nothing(events: list[bytes], sizes: list[int]) -> None:
     stream, expected = b"".join(events), EventGate()
-    whole = expected.feed(stream)
+    complete = expected.feed(stream)
     gate, out, at = EventGate(), b"", 0
     while at < len(stream):
         size = sizes[at % len(sizes)]
         out += gate.feed(stream[at : at + size])
         at += size
-    assert (out, gate.waiting()) == (whole, expected.waiting())
+    assert (out, gate.waiting()) == (complete, expected.waiting())

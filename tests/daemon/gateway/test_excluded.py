@@ -79,10 +79,10 @@ async def start(sandbox: Sandbox, *options: str) -> Process:
 
 async def killed_at(sandbox: Sandbox, upstream: Upstream, requests: int) -> str:
     """Everything in it dies while the model thinks about this request, whose checkpoint is returned."""
-    await until(lambda: len(upstream.asked) == requests - 1, "the request before")
+    await until(lambda: len(upstream.requested) == requests - 1, "the request before")
     upstream.gate.clear()
-    await until(lambda: len(upstream.asked) == requests, "the request")
-    head = await until(lambda: _asked(sandbox, requests), "its turn")
+    await until(lambda: len(upstream.requested) == requests, "the request")
+    head = await until(lambda: _requested(sandbox, requests), "its turn")
     await sandbox.captured(head)
     kill_everything(sandbox.id)
     await until(lambda: not tasks_of(sandbox.id), "all of it is dead")
@@ -90,7 +90,7 @@ async def killed_at(sandbox: Sandbox, upstream: Upstream, requests: int) -> str:
     return str(head)
 
 
-async def _asked(sandbox: Sandbox, requests: int) -> str | None:
+async def _requested(sandbox: Sandbox, requests: int) -> str | None:
     turns = [turn for turn in await sandbox.turns() if turn.command.startswith("POST")]
     return turns[-1].checkpoint if len(turns) == requests else None
 
@@ -117,7 +117,7 @@ async def test_restored_and_started_again_it_goes_on_from_its_session(inside: Sa
     assert await again.wait() == 0
     assert (await again.logs()).stdout.decode().splitlines() == COMMANDS[4:]
     assert await inside.files.read("/work") == b"one\ntwo\n1\n"
-    assert len(upstream.asked) == len(COMMANDS) + 1  # nothing was asked twice
+    assert len(upstream.requested) == len(COMMANDS) + 1  # nothing was asked twice
     assert {verdict for verdict in await verdicts(inside) if verdict.processes} == {BOTH}  # where `sleep` was started
 
 
@@ -131,7 +131,7 @@ async def test_without_a_session_it_is_told_the_record(inside: Sandbox, upstream
     assert await again.wait() == 0
     assert (await again.logs()).stdout.decode().splitlines() == COMMANDS  # its commands took effect again
     assert await inside.files.read("/work") == b"one\ntwo\n1\n"
-    assert len(upstream.asked) == len(COMMANDS) + 1
+    assert len(upstream.requested) == len(COMMANDS) + 1
 
 
 async def test_a_fork_goes_on_with_an_agent_of_its_own(host: Client, inside: Sandbox, upstream: Upstream) -> None:

@@ -14,7 +14,7 @@ from daemon.gateway.listener import MAX_CONNECTIONS
 from daemon.gateway.wire import MAX_ANSWER, MAX_BODY
 from sandbox import Client, Sandbox
 from sandbox.messages import Gateway
-from tests.daemon.gateway.test_inside import _ask
+from tests.daemon.gateway.test_inside import _request
 from tests.support.daemon_host import IMAGE, Daemon, init_of, until
 from tests.support.gateway_upstream import Upstream, broken, endless
 
@@ -80,11 +80,11 @@ def post(body: bytes, *headers: str, path: str = "/v1/chat/completions") -> byte
 async def test_hostile_requests_are_refused_and_reach_nobody(
     inside: Sandbox, upstream: Upstream, said: bytes, status: bytes
 ) -> None:
-    heard = await say(inside, said)
-    assert heard.split(b" ")[1].startswith(status), heard[:200]
-    assert upstream.asked == []
+    last_seen = await say(inside, said)
+    assert last_seen.split(b" ")[1].startswith(status), last_seen[:200]
+    assert upstream.requested == []
     assert await inside.turns() == []
-    assert (await _ask(inside, "/v1/models"))[0] == 200  # it still serves
+    assert (await _request(inside, "/v1/models"))[0] == 200  # it still serves
 
 
 async def test_what_fails_and_what_is_beside_the_main_loop_counts(
@@ -122,22 +122,22 @@ print(sent)
 """
     result = await inside.exec(["python3", "-c", script], ends_turn=False, timeout=240)
     assert MAX_BODY <= int(result.text) < 64 << 30
-    assert upstream.asked == []
+    assert upstream.requested == []
 
 
 async def test_an_answer_without_end_is_cut_off(inside: Sandbox, upstream: Upstream) -> None:
     upstream.reply = lambda _: endless
-    heard = await say(inside, post(b'{"messages": [], "stream": true}'))
-    assert b"HTTP/1.1 200" in heard[:40]
-    assert not heard.endswith(b"0\r\n\r\n")  # it never looks whole
+    last_seen = await say(inside, post(b'{"messages": [], "stream": true}'))
+    assert b"HTTP/1.1 200" in last_seen[:40]
+    assert not last_seen.endswith(b"0\r\n\r\n")  # it never looks whole
     assert MAX_ANSWER - (2 << 20) < upstream.sent < MAX_ANSWER + (64 << 20)
     await until(lambda: _failed(inside), "it is recorded")
 
 
 async def test_an_answer_that_breaks_off_never_looks_whole(inside: Sandbox, upstream: Upstream) -> None:
     upstream.reply = lambda _: broken
-    heard = await say(inside, post(b'{"messages": [], "stream": true}'))
-    assert not heard.endswith(b"0\r\n\r\n")
+    last_seen = await say(inside, post(b'{"messages": [], "stream": true}'))
+    assert not last_seen.endswith(b"0\r\n\r\n")
     await until(lambda: _failed(inside), "it is recorded")
 
 
@@ -214,7 +214,7 @@ async def test_a_flood_slows_only_itself_down(
         flood = asyncio.create_task(inside.exec(["python3", "-c", FLOOD, "6"], ends_turn=False, timeout=240))
         worst = 0
         for number in range(5):
-            status, answer = await _ask(other, "/v1/chat/completions", {"messages": [number]})
+            status, answer = await _request(other, "/v1/chat/completions", {"messages": [number]})
             assert status == 200, answer
             await host.health()
             worst = max(worst, len(os.listdir(descriptors)))
@@ -222,12 +222,12 @@ async def test_a_flood_slows_only_itself_down(
         await flood
 
     async def served() -> bool:  # what it had sent before is worked off first
-        status, _ = await _ask(inside, "/v1/models")
+        status, _ = await _request(inside, "/v1/models")
         assert status in (200, 429)
         return status == 200
 
     await until(served, "the flood is worked off")
-    assert upstream.asked  # the neighbour's
+    assert upstream.requested  # the neighbour's
     assert await inside.turns() == []
 
 
@@ -242,7 +242,7 @@ async def test_a_sandbox_cannot_speak_for_another(host: Client, inside: Sandbox,
             "X-Forwarded-For": "127.0.0.1",
             "Host": victim.id,
         }
-        assert (await _ask(inside, "/v1/chat/completions", {"messages": []}, forged))[0] == 200
+        assert (await _request(inside, "/v1/chat/completions", {"messages": []}, forged))[0] == 200
         assert await victim.gateway.exchanges() == []
         assert len(await inside.gateway.exchanges()) == 1
         assert token not in json.dumps(upstream.headers)
@@ -268,12 +268,12 @@ async def test_nobody_takes_the_port_while_no_daemon_lives(host: Client, upstrea
     await asyncio.to_thread(daemon.start)
     async with daemon.client() as again:
         sandbox = await again.get(sandbox.id)
-        assert (await _ask(sandbox, "/v1/models"))[0] == 200
+        assert (await _request(sandbox, "/v1/models"))[0] == 200
         await sandbox.remove()
 
 
 async def _failed(sandbox: Sandbox) -> bool:
-    return [each.state for each in await sandbox.gateway.exchanges()] == ["failed"]
+    return [item.state for item in await sandbox.gateway.exchanges()] == ["failed"]
 
 
 def _tried(root: Path) -> int:

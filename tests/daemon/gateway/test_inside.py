@@ -41,11 +41,13 @@ async def test_a_request_ends_the_turn_and_its_answer_waits_for_the_capture(
     assert [turn.command for turn in await inside.turns()] == ["POST /v1/chat/completions"] * 3
     assert [entry["answer"] for entry in entries] == ["upstream"] * 3
     exchanges = await inside.gateway.exchanges()
-    assert [(each.state, each.asked, each.answered, each.main) for each in exchanges] == [("answered", 1, 1, True)] * 3
-    assert [each.checkpoint for each in exchanges] == [entry["checkpoint"] for entry in entries]
+    assert [(item.state, item.requested, item.answered, item.main) for item in exchanges] == [
+        ("answered", 1, 1, True)
+    ] * 3
+    assert [item.checkpoint for item in exchanges] == [entry["checkpoint"] for entry in entries]
     last = await inside.gateway.exchange(exchanges[2])
     assert json.loads(last.request)["messages"][0] == {"role": "user", "content": "begin"}
-    assert json.loads(last.request) == {**upstream.asked[2][1]}
+    assert json.loads(last.request) == {**upstream.requested[2][1]}
     assert json.loads(last.response)["choices"][0]["message"]["content"] == "answer 3"
 
 
@@ -67,7 +69,7 @@ async def test_killed_and_restored_the_agent_hears_the_answer_that_was_on_its_wa
 ) -> None:
     upstream.holds = 2
     await start(inside, 4)
-    await until(lambda: len(upstream.asked) == 2, "the second request")
+    await until(lambda: len(upstream.requested) == 2, "the second request")
     checkpoint = await until(lambda: _head(inside), "its checkpoint")
     kill_everything(inside.id)
     upstream.gate.set()  # the answer comes while nobody lives to hear it
@@ -76,7 +78,7 @@ async def test_killed_and_restored_the_agent_hears_the_answer_that_was_on_its_wa
     entries = await done(inside)
     assert texts(entries) == ["answer 1", "answer 2", "answer 3", "answer 4"]
     assert [entry["answer"] for entry in entries] == ["upstream", "record", "upstream", "upstream"]
-    assert len(upstream.asked) == 4  # nothing was asked twice
+    assert len(upstream.requested) == 4  # nothing was asked twice
 
 
 async def test_restored_and_forked_while_the_model_thinks_it_is_asked_once(
@@ -84,7 +86,7 @@ async def test_restored_and_forked_while_the_model_thinks_it_is_asked_once(
 ) -> None:
     upstream.holds = 2
     await start(inside, 3)
-    await until(lambda: len(upstream.asked) == 2, "the second request")
+    await until(lambda: len(upstream.requested) == 2, "the second request")
     checkpoint = await until(lambda: _head(inside), "its checkpoint")
     kill_everything(inside.id)
     await until(lambda: not tasks_of(inside.id), "all of it is dead")
@@ -92,12 +94,12 @@ async def test_restored_and_forked_while_the_model_thinks_it_is_asked_once(
     forks = [fork.sandbox for fork in await host.fork(checkpoint, 2)]
     try:
         upstream.gate.set()
-        told = [texts(await done(each)) for each in (inside, *forks)]
+        reported = [texts(await done(item)) for item in (inside, *forks)]
     finally:
         for fork in forks:
             await fork.remove()
-    assert [each[:2] for each in told] == [["answer 1", "answer 2"]] * 3
-    assert len(upstream.asked) == 5  # the third of each; the second was asked once for all
+    assert [item[:2] for item in reported] == [["answer 1", "answer 2"]] * 3
+    assert len(upstream.requested) == 5  # the third of each; the second was asked once for all
 
 
 async def test_an_older_checkpoint_begins_a_branch_of_its_own(inside: Sandbox, upstream: Upstream) -> None:
@@ -108,11 +110,11 @@ async def test_an_older_checkpoint_begins_a_branch_of_its_own(inside: Sandbox, u
     # The request under way in that state is answered from the record; what came later belongs to the other branch.
     assert texts(entries) == ["answer 1", "answer 2", "answer 4"]
     assert [entry["answer"] for entry in entries] == ["upstream", "record", "upstream"]
-    parents = {each.id: each.parent for each in await inside.gateway.exchanges()}
+    parents = {item.id: item.parent for item in await inside.gateway.exchanges()}
     assert parents == {1: None, 2: 1, 3: 2, 4: 2} or len(set(parents.values())) == 3
     await inside.restore(first[2]["checkpoint"])  # and back again
     assert texts(await done(inside)) == ["answer 1", "answer 2", "answer 3"]
-    assert len(upstream.asked) == 4
+    assert len(upstream.requested) == 4
 
 
 async def test_forks_go_on_from_the_same_answer(host: Client, inside: Sandbox, upstream: Upstream) -> None:
@@ -121,13 +123,13 @@ async def test_forks_go_on_from_the_same_answer(host: Client, inside: Sandbox, u
     forks = await host.fork(entries[1]["checkpoint"], 2)
     children = [fork.sandbox for fork in forks]
     try:
-        heard_by = [await done(child) for child in children]
+        last_seen_by = [await done(child) for child in children]
     finally:
         for child in children:
             await child.remove()
-    assert [texts(each)[:2] for each in heard_by] == [["answer 1", "answer 2"]] * 2
-    assert {each[2]["text"] for each in heard_by} == {"answer 4", "answer 5"}  # each asked for itself
-    assert len(upstream.asked) == 5
+    assert [texts(item)[:2] for item in last_seen_by] == [["answer 1", "answer 2"]] * 2
+    assert {item[2]["text"] for item in last_seen_by} == {"answer 4", "answer 5"}  # each asked for itself
+    assert len(upstream.requested) == 5
 
 
 async def test_the_record_is_acted_again_in_a_fresh_sandbox(host: Client, inside: Sandbox, upstream: Upstream) -> None:
@@ -146,43 +148,45 @@ async def test_an_agent_that_asks_the_same_again_wants_another_sample(inside: Sa
     for expected in ("answer 1", "answer 2"):
         assert await _once(inside) == expected
     assert await _once(inside, headers={"x-stainless-retry-count": "1"}) == "answer 2"  # unless it says that it retries
-    assert len(upstream.asked) == 2
+    assert len(upstream.requested) == 2
 
 
 async def test_what_is_beside_the_main_loop_makes_no_turn(host: Client, upstream: Upstream) -> None:
     gateway = Gateway(upstream="scripted", model="real", side=(SideRule(model="*-mini"),))
     async with host.create(IMAGE, gateway=gateway) as sandbox:
-        await _ask(sandbox, "/v1/models")
-        await _ask(sandbox, "/v1/messages/count_tokens", {"messages": []})
-        await _ask(sandbox, "/v1/chat/completions", {"messages": [], "max_tokens": 1})
-        await _ask(sandbox, "/v1/chat/completions", {"messages": [], "model": "x-mini"})
+        await _request(sandbox, "/v1/models")
+        await _request(sandbox, "/v1/messages/count_tokens", {"messages": []})
+        await _request(sandbox, "/v1/chat/completions", {"messages": [], "max_tokens": 1})
+        await _request(sandbox, "/v1/chat/completions", {"messages": [], "model": "x-mini"})
         assert await sandbox.turns() == []
-        await _ask(sandbox, "/v1/chat/completions", {"messages": [], "model": "x"})
+        await _request(sandbox, "/v1/chat/completions", {"messages": [], "model": "x"})
         assert len(await sandbox.turns()) == 1
-        assert {body["model"] for path, body in upstream.asked if path != "/v1/models"} == {"real"}
+        assert {body["model"] for path, body in upstream.requested if path != "/v1/models"} == {"real"}
 
 
 async def test_the_keys_stay_with_the_host(host: Client, upstream: Upstream, daemon: Daemon, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-of-the-host\n")
     await host.gateway.put("keyed", Address(url=upstream.url + "/v1/", key_file=str(key), headers={"X-Team": "crabs"}))
-    assert next(each for each in await host.gateway.upstreams() if each.name == "keyed").headers == ["X-Team"]
+    assert next(item for item in await host.gateway.upstreams() if item.name == "keyed").headers == ["X-Team"]
     async with host.create(IMAGE, gateway=Gateway(upstream="keyed")) as sandbox:
         result = await sandbox.exec("env; cat /proc/1/environ", ends_turn=False)
         assert "OPENAI_BASE_URL=http://127.0.0.1:7000/v1" in result.text
         assert "ANTHROPIC_BASE_URL=http://127.0.0.1:7000" in result.text
         assert "sk-of-the-host" not in result.text
-        await _ask(
+        await _request(
             sandbox, "/v1/chat/completions", {"messages": []}, headers={"Authorization": "Bearer sk-of-the-agent"}
         )
-        await _ask(sandbox, "/v1/messages", {"messages": []}, headers={"X-Api-Key": "sk-of-the-agent", "Cookie": "a=b"})
+        await _request(
+            sandbox, "/v1/messages", {"messages": []}, headers={"X-Api-Key": "sk-of-the-agent", "Cookie": "a=b"}
+        )
         assert upstream.headers[0]["authorization"] == "Bearer sk-of-the-host"
         assert upstream.headers[1]["x-api-key"] == "sk-of-the-host"
         assert upstream.headers[0]["x-team"] == "crabs"
         assert "sk-of-the-agent" not in str(upstream.headers)
         assert "cookie" not in upstream.headers[1]
         key.unlink()
-        status, answer = await _ask(sandbox, "/v1/chat/completions", {"messages": [1]})
+        status, answer = await _request(sandbox, "/v1/chat/completions", {"messages": [1]})
         assert status == 500
         assert "keyed" in answer
     assert "sk-of-the-host" not in daemon.log.read_text()
@@ -193,19 +197,19 @@ async def test_the_keys_stay_with_the_host(host: Client, upstream: Upstream, dae
 
 async def test_errors_of_the_upstream_are_passed_on_and_asked_again(inside: Sandbox, upstream: Upstream) -> None:
     upstream.status = 429
-    status, answer = await _ask(inside, "/v1/chat/completions", {"messages": []})
+    status, answer = await _request(inside, "/v1/chat/completions", {"messages": []})
     assert (status, json.loads(answer)) == (429, {"error": {"message": "no"}})
     upstream.status = 200
-    assert (await _ask(inside, "/v1/chat/completions", {"messages": []}))[0] == 200
+    assert (await _request(inside, "/v1/chat/completions", {"messages": []}))[0] == 200
     (exchange,) = await inside.gateway.exchanges()
-    assert (exchange.asked, exchange.answered) == (2, 1)
+    assert (exchange.requested, exchange.answered) == (2, 1)
     assert len(await inside.turns()) == 1  # it is one turn
 
 
 async def test_an_upstream_that_is_not_there_is_an_error_in_the_agents_words(host: Client) -> None:
     await host.gateway.put("nowhere", Address(url="http://127.0.0.1:1"))
     async with host.create(IMAGE, gateway=Gateway(upstream="nowhere")) as sandbox:
-        status, answer = await _ask(sandbox, "/v1/messages", {"messages": []})
+        status, answer = await _request(sandbox, "/v1/messages", {"messages": []})
         assert status == 502
         assert json.loads(answer)["error"]["type"] == "api_error"
         with pytest.raises(PagurusError, match="is used by 1"):
@@ -216,14 +220,14 @@ async def test_an_upstream_that_is_not_there_is_an_error_in_the_agents_words(hos
 
 async def test_streams_are_passed_through_and_recorded(inside: Sandbox, upstream: Upstream) -> None:
     body = {"messages": [], "stream": True}
-    status, answer = await _ask(inside, "/v1/chat/completions", body)
+    status, answer = await _request(inside, "/v1/chat/completions", body)
     assert status == 200
     assert answer.endswith("data: [DONE]\n\n")
     (exchange,) = await inside.gateway.exchanges()
     assert (await inside.gateway.exchange(exchange)).response.decode() == answer
-    again = await _ask(inside, "/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+    again = await _request(inside, "/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
     assert again == (200, answer)
-    assert len(upstream.asked) == 1
+    assert len(upstream.requested) == 1
 
 
 @pytest.mark.parametrize("ballast", [0, 150], ids=["while it is asked", "while it is held"])
@@ -235,7 +239,7 @@ async def test_a_killed_daemon_answers_once(daemon: Daemon, upstream: Upstream, 
         if not ballast:
             upstream.gate.clear()
         await start(sandbox, 2, ballast)
-        await until(lambda: len(upstream.asked) == 1, "the first request")
+        await until(lambda: len(upstream.requested) == 1, "the first request")
         if ballast:
             await until(lambda: _journalled(daemon, sandbox.id), "the answer is journalled")
     daemon.kill()
@@ -248,10 +252,10 @@ async def test_a_killed_daemon_answers_once(daemon: Daemon, upstream: Upstream, 
         assert sandbox.info.state is SandboxState.RUNNING
         entries = await done(sandbox)
         last = 2 if ballast else 3  # asked again only if nothing was journalled
-        assert len(upstream.asked) == last
+        assert len(upstream.requested) == last
         assert texts(entries) == [f"answer {last - 1}", f"answer {last}"]
         first = (await sandbox.gateway.exchanges())[0]
-        assert (first.asked, first.answered) == (last - 1, 1)
+        assert (first.requested, first.answered) == (last - 1, 1)
         await sandbox.remove()
 
 
@@ -283,7 +287,7 @@ async def test_who_asks_while_no_daemon_lives_waits_for_the_next_one(daemon: Dae
         await sandbox.files.write("/agent.py", IMPATIENT)
         upstream.gate.clear()
         await sandbox.exec("setsid python3 /agent.py > /out 2>&1 &", ends_turn=False)
-        await until(lambda: len(upstream.asked) == 1, "the request")
+        await until(lambda: len(upstream.requested) == 1, "the request")
     before = _connections(sandbox.id)
     assert before
     daemon.kill()
@@ -346,7 +350,7 @@ async def test_the_program_tells_what_was_said(inside: Sandbox, upstream: Upstre
         return said.decode()
 
     await _once(inside)
-    assert "scripted" in [each["name"] for each in json.loads(await pagurus("ls", "--json"))]
+    assert "scripted" in [item["name"] for item in json.loads(await pagurus("ls", "--json"))]
     (exchange,) = json.loads(await pagurus("log", inside.id, "--json"))
     assert str(exchange["id"]) in await pagurus("log", inside.id)
     assert "answer 1" in await pagurus("log", inside.id, str(exchange["id"]))
@@ -356,7 +360,7 @@ async def test_the_program_tells_what_was_said(inside: Sandbox, upstream: Upstre
 
 # --------------------------------------------------------------------------- helpers
 
-ASK = r"""
+REQUEST = r"""
 import json, os, sys, urllib.error, urllib.request
 path, body, headers = json.load(sys.stdin)
 address = os.environ["ANTHROPIC_BASE_URL"] + path
@@ -369,19 +373,19 @@ except urllib.error.HTTPError as error:
 """
 
 
-async def _ask(
+async def _request(
     sandbox: Sandbox, path: str, body: object = None, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """One request from inside: status and body."""
-    told = json.dumps([path, body, {"Content-Type": "application/json", **(headers or {})}]).encode()
-    result = await sandbox.exec(["python3", "-c", ASK], stdin=told, ends_turn=False)
+    reported = json.dumps([path, body, {"Content-Type": "application/json", **(headers or {})}]).encode()
+    result = await sandbox.exec(["python3", "-c", REQUEST], stdin=reported, ends_turn=False)
     assert result.exit_code == 0, result.stderr.decode()
     status, _, answer = result.text.partition(" ")
     return int(status), answer
 
 
 async def _once(sandbox: Sandbox, headers: dict[str, str] | None = None) -> str:
-    status, answer = await _ask(sandbox, "/v1/chat/completions", {"messages": ["same"]}, headers)
+    status, answer = await _request(sandbox, "/v1/chat/completions", {"messages": ["same"]}, headers)
     assert status == 200, answer
     return str(json.loads(answer)["choices"][0]["message"]["content"])
 
@@ -397,7 +401,7 @@ async def _head(sandbox: Sandbox) -> str | None:
 
 async def _answered(sandbox: Sandbox, count: int) -> bool:
     exchanges = await sandbox.gateway.exchanges()
-    return [each.state for each in exchanges] == ["answered"] * count
+    return [item.state for item in exchanges] == ["answered"] * count
 
 
 def _journalled(daemon: Daemon, sandbox: str) -> bool:

@@ -19,7 +19,7 @@ from sandbox.container.paced import BURST, RATE, Allowance
 from tests.support.daemon_host import until
 
 
-class Heard(asyncio.Protocol):
+class LastSeen(asyncio.Protocol):
     """Counts what it is told."""
 
     def __init__(self) -> None:
@@ -95,20 +95,20 @@ async def test_a_body_in_single_bytes_arrives_and_wakes_nobody_for_each(
 
 
 async def test_what_speaks_http_says_when_it_has_enough() -> None:
-    heard, wire, allowance = Heard(), Wire(), Allowance()
-    reading = _Reading(heard, allowance)
+    last_seen, wire, allowance = LastSeen(), Wire(), Allowance()
+    reading = _Reading(last_seen, allowance)
     reading.connection_made(wire)
-    assert heard.transport is not None
+    assert last_seen.transport is not None
     while wire.reads:
         reading.data_received(b"x")
-    heard.transport.pause_reading()  # it has enough: the end of the pace does not change that
+    last_seen.transport.pause_reading()  # it has enough: the end of the pace does not change that
     await asyncio.sleep(5 / RATE)
     assert not wire.reads
-    heard.transport.resume_reading()
+    last_seen.transport.resume_reading()
     assert wire.reads
     while wire.reads:
         reading.data_received(b"x")
-    heard.transport.resume_reading()  # it wants more, and has to wait
+    last_seen.transport.resume_reading()  # it wants more, and has to wait
     assert not wire.reads
     await until(lambda: wire.reads)
     reading.connection_lost(None)
@@ -121,7 +121,7 @@ async def test_silent_connections_of_strangers_give_way(
         return web.Response(text="served")
 
     monkeypatch.setattr(gateway_listener, "FIRST", 1.0)
-    listener = GatewayListener(listening, handler, most=4, paced=False)
+    listener = GatewayListener(listening, handler, limit=4, paced=False)
     loop, silent = asyncio.get_running_loop(), []
     try:
         for _ in range(3):  # two are one address's part

@@ -45,7 +45,7 @@ class Agent:
         self.said: list[Any] = ["begin"]
         self.sources: list[str] = []
 
-    async def ask(self) -> str:
+    async def request(self) -> str:
         headers = {"Authorization": f"Bearer {self.token}"}
         body = {"messages": self.said}
         while True:
@@ -85,10 +85,10 @@ COUNT = "echo x >> /count; wc -l < /count"
 
 async def test_its_request_ends_the_turn_of_its_commands(host: Client, daemon: Daemon, sandbox: Sandbox) -> None:
     agent = await hire(daemon, sandbox)
-    assert await agent.ask() == "answer 1"
+    assert await agent.request() == "answer 1"
     assert await agent.run(host, COUNT) == "1\n"
     assert await agent.run(host, COUNT) == "2\n"
-    assert await agent.ask() == "answer 2"
+    assert await agent.request() == "answer 2"
     assert [turn.verdict.value for turn in await sandbox.turns()] == ["none", "files"]  # it is no part of the state
 
 
@@ -97,27 +97,27 @@ async def test_restarted_it_is_told_the_record_and_nothing_happens_twice(
 ) -> None:
     first = await hire(daemon, sandbox)
     for _ in range(2):
-        await first.ask()
+        await first.request()
         await first.run(host, COUNT)
     second = await hire(daemon, sandbox)  # the first one's token ends with this
     for _ in range(2):
-        await second.ask()
+        await second.request()
         await second.run(host, COUNT)
     assert second.said == first.said
     assert second.sources == ["record", "record"]
-    assert len(upstream.asked) == 2
-    assert await second.ask() == "answer 3"
+    assert len(upstream.requested) == 2
+    assert await second.request() == "answer 3"
     assert await second.run(host, COUNT) == "3\n"
     assert await sandbox.files.read("/count") == b"x\nx\nx\n"
 
 
 async def test_one_that_leaves_its_path_must_restore_first(host: Client, daemon: Daemon, sandbox: Sandbox) -> None:
     first = await hire(daemon, sandbox)
-    await first.ask()
+    await first.request()
     await first.run(host, COUNT)
-    await first.ask()
+    await first.request()
     second = await hire(daemon, sandbox)
-    await second.ask()
+    await second.request()
     with pytest.raises(Conflict, match="restore the sandbox to checkpoint c-"):
         await second.run(host, "rm -rf /srv")
     to = (await sandbox.turns())[0].checkpoint
@@ -129,9 +129,9 @@ async def test_the_sandbox_dies_and_the_agent_goes_on(
     host: Client, daemon: Daemon, sandbox: Sandbox, upstream: Upstream
 ) -> None:
     agent = await hire(daemon, sandbox)
-    await agent.ask()
+    await agent.request()
     await agent.run(host, COUNT)
-    await agent.ask()
+    await agent.request()
     await agent.run(host, COUNT)  # of the turn under way: no checkpoint has it
     kill_everything(sandbox.id)
     running = asyncio.create_task(agent.run(host, COUNT))
@@ -140,19 +140,19 @@ async def test_the_sandbox_dies_and_the_agent_goes_on(
     await sandbox.restore()
     assert await running == "3\n"  # what the restore had undone was done again first
     kill_everything(sandbox.id)
-    asking = asyncio.create_task(agent.ask())
+    asking = asyncio.create_task(agent.request())
     await until(lambda: _dead(host, sandbox.id), "it is seen dead")
     await sandbox.restore()
     assert await asking == "answer 3"
     assert await sandbox.files.read("/count") == b"x\nx\nx\n"
-    assert len(upstream.asked) == 3
+    assert len(upstream.requested) == 3
 
 
 async def test_killed_in_the_middle_of_a_command_it_runs_once(host: Client, daemon: Daemon, sandbox: Sandbox) -> None:
     agent = await hire(daemon, sandbox)
-    await agent.ask()
+    await agent.request()
     await agent.run(host, "mkfifo /gate")
-    await agent.ask()
+    await agent.request()
     running = asyncio.create_task(agent.run(host, "echo x >> /count; test -e /open || cat /gate; wc -l < /count"))
     await until(lambda: _exists(sandbox, "/count"), "the command runs")
     kill_everything(sandbox.id)
@@ -170,7 +170,7 @@ async def test_killed_in_the_middle_of_a_command_it_runs_once(host: Client, daem
 async def test_killed_daemon_in_the_middle_of_a_command(daemon: Daemon, upstream: Upstream, host: Client) -> None:
     sandbox = await host.create(IMAGE, gateway=OUTSIDE)
     agent = await hire(daemon, sandbox)
-    await agent.ask()
+    await agent.request()
     await agent.run(host, COUNT)
     # The first time it waits for ever; nobody sees its end.
     command = "echo x >> /count; test -e /tmp/second || { touch /once; sleep 1000; }; wc -l < /count"
@@ -186,7 +186,7 @@ async def test_killed_daemon_in_the_middle_of_a_command(daemon: Daemon, upstream
         await again.exec("until pkill -x sleep; do sleep 0.05; done", ends_turn=False)
         assert await running == "2\n"  # once before it, once now
         assert await again.files.read("/count") == b"x\nx\n"
-        assert await agent.ask() == "answer 2"
+        assert await agent.request() == "answer 2"
         await again.remove()
 
 
@@ -236,7 +236,7 @@ async def test_nothing_listens_in_a_sandbox_whose_agent_is_outside(sandbox: Sand
 
 
 async def test_upstreams_of_the_configuration_are_fixed(host: Client) -> None:
-    assert "fixed" in [each.name for each in await host.gateway.upstreams()]
+    assert "fixed" in [item.name for item in await host.gateway.upstreams()]
     for act in (host.gateway.put("fixed", Address(url="http://127.0.0.1:2")), host.gateway.drop("fixed")):
         with pytest.raises(Conflict, match="configuration file"):
             await act
@@ -303,7 +303,7 @@ async def counted(daemon: Daemon) -> dict[tuple[str, ...], float]:
 async def test_prometheus_counts_what_was_asked(daemon: Daemon, sandbox: Sandbox, upstream: Upstream) -> None:
     agent = await hire(daemon, sandbox)
     before = await counted(daemon)
-    await agent.ask()
+    await agent.request()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {agent.token}"}) as session:
         path = f"{agent.base}/v1/chat/completions"
         for body in ({"messages": []}, {"messages": [1], "max_tokens": 1}, [], {"messages": [2]}):

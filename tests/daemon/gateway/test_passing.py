@@ -61,7 +61,7 @@ async def test_a_header_that_is_too_long_is_refused(agent: aiohttp.ClientSession
     async with agent.post("/v1/messages", json=HELLO, headers=CIMultiDict(lines)) as answer:
         assert answer.status == 400
         assert "anthropic-beta" in (await answer.json())["error"]["message"]
-    assert upstream.asked == []
+    assert upstream.requested == []
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
@@ -72,7 +72,7 @@ async def test_a_compressed_body_arrives_unpacked(
     body = pack(json.dumps(HELLO).encode())
     async with agent.post("/v1/chat/completions", data=body, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
-    assert upstream.asked[0][1] == HELLO
+    assert upstream.requested[0][1] == HELLO
     assert "content-encoding" not in upstream.headers[0]
 
 
@@ -126,18 +126,18 @@ async def test_a_lone_surrogate_is_refused_by_name(agent: aiohttp.ClientSession,
     async with agent.post("/v1/messages", data=body, headers={"Content-Type": "application/json"}) as answer:
         assert answer.status == 400
         assert "lone surrogate" in (await answer.json())["error"]["message"]
-    assert upstream.asked == []
+    assert upstream.requested == []
 
 
 async def test_a_redirect_says_where_it_leads(agent: aiohttp.ClientSession, upstream: Upstream) -> None:
-    for location, seen in ((f"{upstream.url}/v1/other?x=1", "/v1/other?x=1"), ("https://else.where/", None)):
+    for location, observed in ((f"{upstream.url}/v1/other?x=1", "/v1/other?x=1"), ("https://else.where/", None)):
 
         async def redirect(_: Upstream, __: web.Request, location: str = location) -> web.Response:
             return web.Response(status=307, headers={"Location": location})
 
         upstream.reply = lambda _, redirect=redirect: redirect
         async with agent.post("/v1/chat/completions", json=HELLO, allow_redirects=False) as answer:
-            assert (answer.status, answer.headers["Location"]) == (307, seen or location)
+            assert (answer.status, answer.headers["Location"]) == (307, observed or location)
 
 
 async def test_requests_beside_the_model_pass(agent: aiohttp.ClientSession, upstream: Upstream) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.gateway.replay import Act, Do, ReplayExchange, act, inside, outside, path_to, scripted, tip_of, undone
+from daemon.gateway.replay import Act, Do, ReplayExchange, act, head_of, inside, outside, path_to, scripted, undone
 
 A, B, C = b"a", b"b", b"c"
 NOW, BEFORE = "now", "before"
@@ -23,13 +23,13 @@ def step(number: int, key: bytes, **fields: object) -> ReplayExchange:
     [
         ([], A, False, Do.FRESH, None),
         # Restored while the last request was under way: it is asked again and answered from the record.
-        ([step(1, A), step(2, B, heard=BEFORE)], B, False, Do.RECORD, 2),
+        ([step(1, A), step(2, B, last_seen=BEFORE)], B, False, Do.RECORD, 2),
         ([step(1, A), step(2, B)], B, False, Do.RECORD, 2),
         # An older question is of a state that is no more.
-        ([step(1, A, heard=BEFORE), step(2, B, heard=BEFORE)], A, False, Do.FRESH, None),
+        ([step(1, A, last_seen=BEFORE), step(2, B, last_seen=BEFORE)], A, False, Do.FRESH, None),
         # It has heard the answer in this life: it wants another sample, unless it says that it asks again.
-        ([step(1, A, heard=NOW)], A, False, Do.FRESH, None),
-        ([step(1, A, heard=NOW)], A, True, Do.RECORD, 1),
+        ([step(1, A, last_seen=NOW)], A, False, Do.FRESH, None),
+        ([step(1, A, last_seen=NOW)], A, True, Do.RECORD, 1),
         # Under way: with nobody waiting the one who asks is the one who lost his connection.
         ([step(1, A, answered=False, asking=True)], A, False, Do.JOIN, 1),
         ([step(1, A, answered=False, asking=True, waiting=True)], A, False, Do.FRESH, None),
@@ -38,10 +38,10 @@ def step(number: int, key: bytes, **fields: object) -> ReplayExchange:
         ([step(1, A, answered=False)], A, False, Do.AGAIN, 1),
         # Two at once: both were open in the state that the second one ended.
         ([step(1, A), step(2, B, open=(1,))], A, False, Do.RECORD, 1),
-        ([step(1, A, heard=NOW), step(2, B, open=(1,))], A, False, Do.FRESH, None),
+        ([step(1, A, last_seen=NOW), step(2, B, open=(1,))], A, False, Do.FRESH, None),
         # The same question twice at once: each is given once, the later first.
         ([step(1, A), step(2, A, open=(1,))], A, False, Do.RECORD, 2),
-        ([step(1, A), step(2, A, open=(1,), heard=NOW)], A, False, Do.RECORD, 1),
+        ([step(1, A), step(2, A, open=(1,), last_seen=NOW)], A, False, Do.RECORD, 1),
         ([step(1, A), step(2, A, open=(1,), waiting=True)], A, False, Do.RECORD, 1),
         ([step(1, A)], C, True, Do.FRESH, None),
     ],
@@ -51,7 +51,7 @@ def test_an_agent_inside(path: list[ReplayExchange], key: bytes, retry: bool, do
     assert (choice.do, choice.step and choice.step.id) == (do, which)
 
 
-PATH = [step(1, A, heard=NOW), step(2, B, heard=NOW), step(3, C, answered=False, asking=True)]
+PATH = [step(1, A, last_seen=NOW), step(2, B, last_seen=NOW), step(3, C, answered=False, asking=True)]
 
 
 @pytest.mark.parametrize(
@@ -110,18 +110,18 @@ def test_where_a_checkpoint_stands() -> None:
     path = path_to(steps, 3)
     assert [entry.id for entry in path] == [1, 2, 3]
 
-    def tip(checkpoint: str, turn: int = 0) -> int | None:
-        return tip_of(of, parents.__getitem__, checkpoint, turn, path)
+    def head(checkpoint: str, turn: int = 0) -> int | None:
+        return head_of(of, parents.__getitem__, checkpoint, turn, path)
 
-    assert [tip(name) for name in ("c0", "c1", "c2", "label", "c3", "c4")] == [None, 1, 2, 2, 3, 4]
-    assert tip("lost", 2) == 2  # an ancestor was removed: the turn decides
-    assert tip("lost", 0) is None
+    assert [head(name) for name in ("c0", "c1", "c2", "label", "c3", "c4")] == [None, 1, 2, 2, 3, 4]
+    assert head("lost", 2) == 2  # an ancestor was removed: the turn decides
+    assert head("lost", 0) is None
 
 
 def test_turns_that_change_nothing_share_a_checkpoint() -> None:
     path = [step(1, A, turn=1), step(2, B, turn=2)]
-    assert tip_of({"c1": [1, 2, 9]}, {"c1": None}.__getitem__, "c1", 1, path) == 2
-    assert tip_of({"c1": [1, 2, 9]}, {"c1": None}.__getitem__, "c1", 1, []) == 9
+    assert head_of({"c1": [1, 2, 9]}, {"c1": None}.__getitem__, "c1", 1, path) == 2
+    assert head_of({"c1": [1, 2, 9]}, {"c1": None}.__getitem__, "c1", 1, []) == 9
 
 
 @dataclass

@@ -25,8 +25,8 @@ CHAT = wire.find("POST", "/v1/chat/completions")
 async def journals(tmp_path: Path) -> AsyncIterator[tuple[ConversationJournal, ConversationJournal]]:
     made = ConversationJournal(tmp_path / "here"), ConversationJournal(tmp_path / "there")
     yield made
-    for each in made:
-        await each.close()
+    for item in made:
+        await item.close()
 
 
 async def talk(journal: ConversationJournal, turns: int, size: int) -> list[int]:
@@ -34,9 +34,9 @@ async def talk(journal: ConversationJournal, turns: int, size: int) -> list[int]
     place, said, path = JournalCursor(tree="t"), list[dict[str, str]](), list[int]()
     for turn in range(turns):
         said += [{"role": "user", "content": f"{turn} {secrets.token_hex(size)}"}]
-        asked = wire.understand(CHAT, json.dumps({"messages": said}).encode())
-        options = {"sandbox": "s", "parent": place.tip, "checkpoint": f"c-{turn}", "turn": turn, "place": place}
-        number, _ = await journal.begin(asked, open_=(), **options)  # type: ignore[arg-type]
+        requested = wire.understand(CHAT, json.dumps({"messages": said}).encode())
+        options = {"sandbox": "s", "parent": place.head, "checkpoint": f"c-{turn}", "turn": turn, "place": place}
+        number, _ = await journal.begin(requested, open_=(), **options)  # type: ignore[arg-type]
         if turn < turns - 1:
             await journal.answered(number, RecordedAnswer(200, {}, f"answer {turn}".encode()), durable=False)
         path.append(number)
@@ -48,10 +48,10 @@ async def test_a_conversation_is_taken_as_it_was_told(
 ) -> None:
     here, there = journals
     await talk(there, 2, 10)  # other numbers are taken there
-    path, told = await talk(here, 5, 10), ConversationExport()
+    path, reported = await talk(here, 5, 10), ConversationExport()
     await here.put_token("s", "secret")
-    await here.told("s", path, told)
-    _, taken = await there.taken("s-1", "tree", told)
+    await here.reported("s", path, reported)
+    _, taken = await there.taken("s-1", "tree", reported)
     assert [(step.checkpoint, step.answered) for step in taken] == [(f"c-{n}", n < 4) for n in range(5)]
     assert [step.parent for step in taken] == [None, *(step.id for step in taken[:-1])]
     assert await there.knows_token("s-1", "secret")
@@ -62,11 +62,11 @@ async def test_a_conversation_is_taken_as_it_was_told(
 
 async def test_the_newest_travel_as_far_as_they_fit(journals: tuple[ConversationJournal, ConversationJournal]) -> None:
     here, there = journals
-    path, told = await talk(here, 6, travel.MAX_BYTES // 5), ConversationExport()
-    await here.told("s", path, told)
-    assert 0 < len(told.exchanges) < 6 and sum(map(len, told.texts.values())) <= travel.MAX_BYTES
-    assert [each.checkpoint for each in told.exchanges][:1] == ["c-5"]
-    _, taken = await there.taken("s-1", "tree", told)
+    path, reported = await talk(here, 6, travel.MAX_BYTES // 5), ConversationExport()
+    await here.reported("s", path, reported)
+    assert 0 < len(reported.exchanges) < 6 and sum(map(len, reported.texts.values())) <= travel.MAX_BYTES
+    assert [item.checkpoint for item in reported.exchanges][:1] == ["c-5"]
+    _, taken = await there.taken("s-1", "tree", reported)
     assert taken[-1].checkpoint == "c-5" and await there.read("s-1", taken[-1].id)
 
 
@@ -74,11 +74,11 @@ async def test_a_daemon_that_dies_after_an_arrival_knows_how_far_the_sandbox_has
     journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 3, 10), ConversationExport()
-    await here.told("s", path, told)
-    _, taken = await there.taken("s-1", "tree", told)
+    path, reported = await talk(here, 3, 10), ConversationExport()
+    await here.reported("s", path, reported)
+    _, taken = await there.taken("s-1", "tree", reported)
     places, _ = await there.load()  # as the next daemon does, before the agent has asked for anything
-    assert places == {"s-1": JournalCursor(tree="tree", tip=taken[-1].id, cursor=2)}
+    assert places == {"s-1": JournalCursor(tree="tree", head=taken[-1].id, cursor=2)}
 
 
 async def test_what_travels_is_bounded_whatever_was_said(
@@ -88,17 +88,20 @@ async def test_what_travels_is_bounded_whatever_was_said(
     here, there = journals
     place, same = JournalCursor(tree="t"), [{"role": "user", "content": "a"}] * 5000
     for turn in range(20):  # each is small, and mentions thousands of texts
-        asked = wire.understand(CHAT, json.dumps({"messages": same, "user": str(turn)}).encode())
+        requested = wire.understand(CHAT, json.dumps({"messages": same, "user": str(turn)}).encode())
         number, _ = await here.begin(
-            asked, sandbox="s", parent=place.tip, checkpoint=None, turn=turn, open_=(), place=place
+            requested, sandbox="s", parent=place.head, checkpoint=None, turn=turn, open_=(), place=place
         )
-    path, told = [step.id for _, _, step in (await here.load())[1]], ConversationExport()
-    await here.told("s", path, told)
-    assert len(told.exchanges) == 3 and len(msgspec.json.encode(told)) < 2 * travel.MAX_BYTES + 64 * travel.MAX_MENTIONS
+    path, reported = [step.id for _, _, step in (await here.load())[1]], ConversationExport()
+    await here.reported("s", path, reported)
+    assert (
+        len(reported.exchanges) == 3
+        and len(msgspec.json.encode(reported)) < 2 * travel.MAX_BYTES + 64 * travel.MAX_MENTIONS
+    )
     await here.answered(number, RecordedAnswer(200, {}, secrets.token_bytes(5 << 20)), durable=False)
-    await here.told("s", path, told := ConversationExport())
-    assert len(msgspec.json.encode(told)) < 10_000 and told.exchanges[0].state == "asked"
-    _, taken = await there.taken("s-1", "tree", told)
+    await here.reported("s", path, reported := ConversationExport())
+    assert len(msgspec.json.encode(reported)) < 10_000 and reported.exchanges[0].state == "requested"
+    _, taken = await there.taken("s-1", "tree", reported)
     assert not taken[0].answered and (await there.read("s-1", taken[0].id)).request
 
 
@@ -106,10 +109,10 @@ async def test_an_answer_that_is_larger_than_all_else_travels_alone(
     journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
     here, there = journals
-    path, told, answer = await talk(here, 2, 10), ConversationExport(), secrets.token_bytes(travel.MAX_BYTES + 1)
+    path, reported, answer = await talk(here, 2, 10), ConversationExport(), secrets.token_bytes(travel.MAX_BYTES + 1)
     await here.answered(path[-1], RecordedAnswer(200, {"content-type": "x"}, answer), durable=False)
-    await here.told("s", path, told)
-    _, taken = await there.taken("s-1", "tree", told)
+    await here.reported("s", path, reported)
+    _, taken = await there.taken("s-1", "tree", reported)
     assert [step.answered for step in taken] == [True]
     assert await there.answer(taken[0].id) == RecordedAnswer(200, {"content-type": "x"}, answer)
 
@@ -136,12 +139,12 @@ async def test_an_exchange_that_could_not_be_read_later_is_not_taken(
     journals: tuple[ConversationJournal, ConversationJournal], field: dict[str, Any]
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 2, 10), ConversationExport()
-    await here.told("s", path, told)
-    assert told.exchanges[1].state == "answered"
-    told.exchanges[1] = msgspec.structs.replace(told.exchanges[1], **field)
+    path, reported = await talk(here, 2, 10), ConversationExport()
+    await here.reported("s", path, reported)
+    assert reported.exchanges[1].state == "answered"
+    reported.exchanges[1] = msgspec.structs.replace(reported.exchanges[1], **field)
     with pytest.raises(Invalid):
-        await there.taken("s-1", "tree", told)
+        await there.taken("s-1", "tree", reported)
     assert (await there.load())[1] == []
 
 
@@ -149,33 +152,33 @@ async def test_only_headers_that_an_agent_may_see_are_taken(
     journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 1, 10), ConversationExport()
+    path, reported = await talk(here, 1, 10), ConversationExport()
     hostile = {"content-type": "text/plain", "transfer-encoding": "chunked", "retry-after": "1\r\nx: y"}
     await here.answered(path[0], RecordedAnswer(200, hostile, b"hi"), durable=False)
-    await here.told("s", path, told)
-    _, taken = await there.taken("s-1", "tree", told)
+    await here.reported("s", path, reported)
+    _, taken = await there.taken("s-1", "tree", reported)
     assert (await there.answer(taken[0].id)).headers == {"content-type": "text/plain"}
 
 
 async def test_texts_that_unpack_to_too_much_together_are_refused(
     journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
-    told = ConversationExport()
+    reported = ConversationExport()
     for number in range(travel.MAX_UNPACKED // wire.MAX_BODY + 1):
         text = b'"' + str(number).ljust(wire.MAX_BODY - 2).encode() + b'"'
-        told.texts[blake3.blake3(text).digest()] = zstandard.ZstdCompressor().compress(text)
+        reported.texts[blake3.blake3(text).digest()] = zstandard.ZstdCompressor().compress(text)
     with pytest.raises(Invalid, match="unpacks"):
-        await journals[0].taken("s-1", "tree", told)
+        await journals[0].taken("s-1", "tree", reported)
 
 
 async def test_nothing_is_taken_whose_hash_is_not_its_own(
     journals: tuple[ConversationJournal, ConversationJournal],
 ) -> None:
     here, there = journals
-    path, told = await talk(here, 2, 10), ConversationExport()
-    await here.told("s", path, told)
+    path, reported = await talk(here, 2, 10), ConversationExport()
+    await here.reported("s", path, reported)
     for text in (zstandard.ZstdCompressor().compress(b'{"role": "user", "content": "other"}'), b"no zstd"):
-        told.texts[next(iter(told.texts))] = text
+        reported.texts[next(iter(reported.texts))] = text
         with pytest.raises(Invalid):
-            await there.taken("s-1", "tree", told)
+            await there.taken("s-1", "tree", reported)
     assert (await there.load())[1] == []

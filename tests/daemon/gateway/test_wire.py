@@ -87,20 +87,20 @@ TOPIC = "Analyze if this message indicates a new conversation topic. If it does,
         (MESSAGES, {"messages": [{"role": "user", "content": TOPIC}]}, True),  # somebody reads the source of an agent
         (CHAT, {"messages": [{"role": "system", "content": OPENCODE}, *HELLO]}, False),
         (RESPONSES, {"input": [{"role": "developer", "content": [{"type": "input_text", "text": CRUSH}]}]}, False),
-        (RESPONSES, {"instructions": wire.KNOWN_SIDE[-1], "input": "x"}, False),
+        (RESPONSES, {"instructions": wire.EXISTING_SIDE[-1], "input": "x"}, False),
     ],
 )  # fmt: skip
 def test_known_requests_beside_the_main_loop(route: wire.ModelRoute, body: dict[str, Any], main: bool) -> None:
     raw = json.dumps(body).encode()
     assert wire.understand(route, raw).main is main
-    assert wire.understand(route, raw, known_side=False).main
+    assert wire.understand(route, raw, existing_side=False).main
 
 
 def test_a_rule_looks_at_the_model_that_the_agent_names() -> None:
     body = json.dumps({"model": "x-mini", "messages": HELLO, "max_tokens": 9}).encode()
-    asked = wire.understand(CHAT, body, model="pool", side=(TITLES,))
-    assert asked.body["model"] == "pool"
-    assert not asked.main
+    requested = wire.understand(CHAT, body, model="pool", side=(TITLES,))
+    assert requested.body["model"] == "pool"
+    assert not requested.main
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
     try:
         for turn in range(6):
             said += [{"role": "user", "content": secrets.token_hex(5000)} for _ in range(8)]
-            asked = wire.understand(
+            requested = wire.understand(
                 MESSAGES, json.dumps({"messages": said, "system": secrets.token_hex(9000)}).encode()
             )
             number, grown = await journal.begin(
-                asked, sandbox="s", parent=place.tip, checkpoint=None, turn=turn, open_=(), place=place
+                requested, sandbox="s", parent=place.head, checkpoint=None, turn=turn, open_=(), place=place
             )
             assert grown > 8 * 5000 + 9000
             size += grown
@@ -162,7 +162,7 @@ async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
                     number, RecordedAnswer(200, {"a": "b"}, secrets.token_bytes(20_000)), durable=False
                 )
         number, grown = await journal.begin(
-            asked, sandbox="s", parent=number, checkpoint=None, turn=9, open_=(), place=place, copied=1
+            requested, sandbox="s", parent=number, checkpoint=None, turn=9, open_=(), place=place, copied=1
         )
         assert grown > 20_000
         command = await journal.command_begins("s", 0, b"key", "t", b"request" * 100)
@@ -253,14 +253,14 @@ def test_any_json_is_understood_or_refused(value: Any) -> None:
     raw = json.dumps(value).encode()
     for route in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT):
         try:
-            asked = wire.understand(route, raw, side=(TITLES, SideRule(contains="x")))
+            requested = wire.understand(route, raw, side=(TITLES, SideRule(contains="x")))
         except Invalid:
             assert not isinstance(value, dict)
             continue
-        again = wire.understand(route, wire.canonical(asked.body))
-        assert isinstance(asked.main, bool)
+        again = wire.understand(route, wire.canonical(requested.body))
+        assert isinstance(requested.main, bool)
         if not wire.VOLATILE & value.keys():
-            assert again.key == asked.key
+            assert again.key == requested.key
 
 
 def test_secrets_of_the_sandbox_do_not_travel() -> None:
@@ -283,7 +283,7 @@ def test_secrets_of_the_sandbox_do_not_travel() -> None:
         "Server": "x",
         "request-id": "1",
     }
-    assert wire.told(answer) == {"content-type": "application/json", "retry-after": "3", "request-id": "1"}
+    assert wire.reported(answer) == {"content-type": "application/json", "retry-after": "3", "request-id": "1"}
     assert wire.credential(wire.ApiFamily.OPENAI, "k") == {"authorization": "Bearer k"}
     assert wire.credential(wire.ApiFamily.ANTHROPIC, "k") == {"x-api-key": "k"}
 
@@ -292,8 +292,8 @@ def test_each_line_of_a_header_travels_in_order() -> None:
     lines = [("Anthropic-Beta", "a"), ("anthropic-beta", "b,c"), ("Accept", "x"), ("ANTHROPIC-BETA", "d" * 5000)]
     sent = tuple((name.lower(), value) for name, value in lines)
     assert wire.forwarded(CIMultiDict(lines)) == sent
-    told = CIMultiDict([("OpenAI-Processing-Ms", "1"), ("openai-processing-ms", "2"), ("Location", "/x")])
-    assert wire.told(told) == {"openai-processing-ms": "1, 2", "location": "/x"}
+    reported = CIMultiDict([("OpenAI-Processing-Ms", "1"), ("openai-processing-ms", "2"), ("Location", "/x")])
+    assert wire.reported(reported) == {"openai-processing-ms": "1, 2", "location": "/x"}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_header_that_cannot_travel_is_refused(lines: list[tuple[str, str]]) ->
 
 
 @pytest.mark.parametrize(
-    ("location", "seen"),
+    ("location", "observed"),
     [
         ("http://up:80/v1/x?y=z", "/v1/x?y=z"),
         ("/v1/x", "/v1/x"),
@@ -321,9 +321,9 @@ def test_a_header_that_cannot_travel_is_refused(lines: list[tuple[str, str]]) ->
         ("http://up:80//evil/x", "http://up:80//evil/x"),
     ],
 )
-def test_redirects_at_the_upstream_lead_through_the_gateway(location: str, seen: str) -> None:
-    assert wire.location_inside(location, "http://up:80/v1") == seen
-    assert wire.location_inside(location, "http://up:80/") == seen
+def test_redirects_at_the_upstream_lead_through_the_gateway(location: str, observed: str) -> None:
+    assert wire.location_inside(location, "http://up:80/v1") == observed
+    assert wire.location_inside(location, "http://up:80/") == observed
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_a_pair_of_surrogates_is_a_character() -> None:
 )
 def test_what_agents_ask_beside_their_model(method: str, path: str, family: wire.ApiFamily) -> None:
     route = wire.find(method, path)
-    asked = wire.understand(route, b"{}")
-    assert (route.family, asked.kind, route.has_body) == (family, "other", method == "POST")
+    requested = wire.understand(route, b"{}")
+    assert (route.family, requested.kind, route.has_body) == (family, "other", method == "POST")
 
 
 def test_a_compaction_ends_a_turn() -> None:

@@ -27,13 +27,13 @@ async def test_nothing_arrives_from_another_ones_checkpoint(host: Client, ahead:
         own = await gone.durable(await gone.exec("echo own > /srv/own"))
         left = await host.call("POST", f"/v1/sandboxes/{gone.id}/left", DepartedSandbox)
         assert left.checkpoint == own.id
-        wanted = ArriveRequest(id=gone.id)
+        target = ArriveRequest(id=gone.id)
         if ahead:  # a container and a pid 1 of its own wait for it
             prepare = ArriveRequest(id=gone.id, ahead=True)
             await host.call("POST", f"/v1/checkpoints/{own.id}/arrive", SandboxInfo, prepare)
         with pytest.raises(Conflict, match="of another sandbox"):
-            await host.call("POST", f"/v1/checkpoints/{secret.id}/arrive", SandboxInfo, wanted)
-        await host.call("POST", f"/v1/checkpoints/{own.id}/arrive", SandboxInfo, wanted)
+            await host.call("POST", f"/v1/checkpoints/{secret.id}/arrive", SandboxInfo, target)
+        await host.call("POST", f"/v1/checkpoints/{own.id}/arrive", SandboxInfo, target)
         there = await host.get(gone.id)
         assert (await there.exec("ls /srv")).text == "own\n"
         await there.remove()
@@ -42,9 +42,9 @@ async def test_nothing_arrives_from_another_ones_checkpoint(host: Client, ahead:
 async def left(host: Client) -> tuple[str, str]:
     """A sandbox that left, and its checkpoint."""
     gone = await host.create("debian")
-    kept = await gone.durable(await gone.exec(TICKS))
-    assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", DepartedSandbox)).checkpoint == kept.id
-    return gone.id, kept.id
+    retained = await gone.durable(await gone.exec(TICKS))
+    assert (await host.call("POST", f"/v1/sandboxes/{gone.id}/left", DepartedSandbox)).checkpoint == retained.id
+    return gone.id, retained.id
 
 
 async def prepare(host: Client, id: str, checkpoint: str) -> None:

@@ -27,9 +27,9 @@ async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_
             real, writing = host.services.catalogue.write, asyncio.Event()
 
             async def write(statements: Iterable[Any], *, durable: bool = False) -> None:
-                kept = list(statements)
-                await real(kept, durable=durable)
-                if any("INTO sandboxes" in text for text, _ in kept):  # committed; the caller does not know yet
+                retained = list(statements)
+                await real(retained, durable=durable)
+                if any("INTO sandboxes" in text for text, _ in retained):  # committed; the caller does not know yet
                     writing.set()
                     await asyncio.Event().wait()
 

@@ -30,13 +30,13 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("seen", "expected"), TABLE)
+@pytest.mark.parametrize(("observed", "expected"), TABLE)
 def test_the_rule(
-    seen: tuple[float, float, bool, float | None, float | None, float], expected: tuple[bool, float]
+    observed: tuple[float, float, bool, float | None, float | None, float], expected: tuple[bool, float]
 ) -> None:
-    created, used, busy, lifetime, idle, now = seen
-    found = judge(Life(created=created, used=used, busy=busy, lifetime=lifetime, idle_timeout=idle), now)
-    assert (found.over is not None, found.again) == expected
+    created, used, busy, lifetime, idle, now = observed
+    result = judge(Life(created=created, used=used, busy=busy, lifetime=lifetime, idle_timeout=idle), now)
+    assert (result.over is not None, result.again) == expected
 
 
 seconds = st.floats(min_value=0, max_value=1e6, allow_nan=False)
@@ -52,14 +52,14 @@ lives = st.builds(
 
 @given(lives, seconds)
 def test_it_is_never_over_while_used_and_never_missed(life: Life, now: float) -> None:
-    found = judge(life, now)
-    assert not (life.busy and found.over)
-    if found.over is None and found.again is not None and not life.busy and found.again > 0:
-        early = judge(life, now + found.again * 0.99)
+    result = judge(life, now)
+    assert not (life.busy and result.over)
+    if result.over is None and result.again is not None and not life.busy and result.again > 0:
+        early = judge(life, now + result.again * 0.99)
         assert early.over is None or early == judge(life, now)
-        assert judge(life, (now + found.again) * (1 + 1e-9) + 1e-6).over is not None
+        assert judge(life, (now + result.again) * (1 + 1e-9) + 1e-6).over is not None
     if life.lifetime is None and life.idle_timeout is None:
-        assert found == ExpiryCheck(None, None)
+        assert result == ExpiryCheck(None, None)
 
 
 async def until(host: Client, sandbox: str, state: SandboxState | None) -> None:

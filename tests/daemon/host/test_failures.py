@@ -46,8 +46,8 @@ def small(tmp_path_factory: pytest.TempPathFactory):
 async def test_a_full_disk_is_said_and_costs_nothing(small: Daemon) -> None:
     async with small.client() as host, host.create(IMAGE, limits=Limits(disk=None)) as sandbox:
         before = await sandbox.durable(await sandbox.exec("echo kept > /kept"))
-        most = BtrfsPool(small.state).usage().free - (32 << 20)  # less is left than a checkpoint may leave
-        flood = await sandbox.exec(f"head -c {most} /dev/zero > /flood && sync")
+        limit = BtrfsPool(small.state).usage().free - (32 << 20)  # less is left than a checkpoint may leave
+        flood = await sandbox.exec(f"head -c {limit} /dev/zero > /flood && sync")
         assert (flood.exit_code, flood.verdict) == (0, Verdict.FILES)
         with pytest.raises(CheckpointFailed, match=r"MiB more are needed"):
             await sandbox.captured(flood)
@@ -114,9 +114,9 @@ async def test_a_bad_request_gets_an_error_of_the_table(
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(daemon.socket))) as session,
         session.request(method, f"http://daemon{path}", data=body) as response,
     ):
-        found = json.loads(await response.read())
-    assert (response.status, found["code"]) == (status, code)
-    assert found["message"]
+        result = json.loads(await response.read())
+    assert (response.status, result["code"]) == (status, code)
+    assert result["message"]
 
 
 async def test_everything_is_there_for_curl(daemon: Daemon, host: Client) -> None:
@@ -152,8 +152,8 @@ async def test_a_sandbox_whose_shim_died_is_dead_and_comes_back(own: Daemon) -> 
             with pytest.raises(SandboxDead):
                 await sandbox.exec("true")
             await sandbox.restore(before, verify=verify)
-            found = await sandbox.exec("cat /kept; pgrep -c sleep")
-            assert found.stdout == b"kept\n1\n"
+            result = await sandbox.exec("cat /kept; pgrep -c sleep")
+            assert result.stdout == b"kept\n1\n"
 
 
 async def test_a_restore_right_after_the_death_of_the_shim_succeeds(own: Daemon) -> None:

@@ -138,9 +138,9 @@ async def test_a_tree_goes_in_and_comes_back_equal(sb, tmp_path: Path) -> None:
     (source / "sub" / "run.sh").chmod(0o755)
     (source / "link").symlink_to("sub/run.sh")
     os.link(source / "big", source / "twin")
-    seen: list[int] = []
-    assert await sb.files.upload(source, "/work", progress=seen.append) == (3 << 20) + 19
-    assert seen == sorted(seen) and seen[-1] > 3 << 20
+    observed: list[int] = []
+    assert await sb.files.upload(source, "/work", progress=observed.append) == (3 << 20) + 19
+    assert observed == sorted(observed) and observed[-1] > 3 << 20
     assert (await sb.exec("/work/link && stat -c '%h %u' /work/big")).stdout == b"ran\n2 0\n"
     target = tmp_path / "target"
     await sb.files.download("/work", target)
@@ -156,8 +156,8 @@ async def test_a_tree_goes_in_and_comes_back_equal(sb, tmp_path: Path) -> None:
 async def test_a_hostile_tree_stays_in_its_directory(sb, tmp_path: Path) -> None:
     await sb.exec("mkdir /t; cd /t; ln -s / root; mkfifo fifo; ln -s /etc/passwd p; mkdir -p d; ln -s /proc/1 d/proc")
     await sb.files.download("/t", tmp_path / "out")
-    found = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
-    assert found == ["d", "d/proc", "p", "root"]
+    result = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
+    assert result == ["d", "d/proc", "p", "root"]
     with pytest.raises(NotFound):
         await sb.files.download("/none", tmp_path / "none")
     await sb.exec("mkdir /deep && cd /deep && for i in $(seq 200); do mkdir d && cd d; done")
@@ -306,20 +306,20 @@ def test_archives_of_others_are_unpacked(tmp_path: Path, form: str) -> None:
         archive.unpack(io.BytesIO(_extended(tarfile.XGLTYPE, _pax(60)) + made), directory, limit=1 << 30)
     finally:
         os.close(directory)
-    found = target / long.relative_to(source) / "sparse"
-    assert found.read_bytes() == (long / "sparse").read_bytes()
+    result = target / long.relative_to(source) / "sparse"
+    assert result.read_bytes() == (long / "sparse").read_bytes()
 
 
-async def seen(sb, directory: str, events: list[tuple[str, str]]) -> asyncio.Task[None]:
+async def observed(sb, directory: str, events: list[tuple[str, str]]) -> asyncio.Task[None]:
     """Watch `directory`; returns when the watch is open."""
     armed = asyncio.Event()
 
-    async def look() -> None:
+    async def poll() -> None:
         async for event in sb.files.watch(directory, recursive=True):
             events.append((event.kind, event.path))
             armed.set()
 
-    watching = asyncio.ensure_future(look())
+    watching = asyncio.ensure_future(poll())
     while not armed.is_set():  # the watch is open as soon as it has told something
         await sb.exec(f"touch {directory}/armed", ends_turn=False)
         await asyncio.sleep(0.05)
@@ -328,9 +328,9 @@ async def seen(sb, directory: str, events: list[tuple[str, str]]) -> asyncio.Tas
 
 @given(st.binary(min_size=1, max_size=60).filter(lambda name: b"\0" not in name))
 def test_every_name_is_told_and_found_again(name: bytes) -> None:
-    told = names.told(os.fsdecode(name))
-    assert os.fsencode(names.native(told)) == name
-    assert names.printable(told) == told.encode().decode()
+    reported = names.reported(os.fsdecode(name))
+    assert os.fsencode(names.native(reported)) == name
+    assert names.printable(reported) == reported.encode().decode()
     assert safe_path.refused(OSError(2, "none"), os.fsdecode(name)).message.encode()
 
 
@@ -369,7 +369,7 @@ async def test_names_that_are_not_utf8_are_told_and_accepted(sb, tmp_path: Path)
     assert {info.name for info in await sb.files.list("/n")} == {"link", "\xe9", strange}
 
     events: list[tuple[str, str]] = []
-    watching = await seen(sb, "/n", events)
+    watching = await observed(sb, "/n", events)
     await sb.exec("mkdir /n/w$(printf '\\377')")
     while ("created", "w\uefff/z\ueffe") not in events:
         await sb.exec("rm -f /n/w$(printf '\\377')/*; touch /n/w$(printf '\\377')/z$(printf '\\376')", ends_turn=False)
@@ -411,7 +411,7 @@ async def test_a_path_with_a_nul_byte_is_refused(sb, tmp_path: Path) -> None:
 async def test_a_watch_tells_what_happens_below_it(sb) -> None:
     await sb.files.mkdir("/w")
     events: list[tuple[str, str]] = []
-    watching = await seen(sb, "/w", events)
+    watching = await observed(sb, "/w", events)
     await sb.exec("mkdir -p /w/a/b; echo x > /w/a/b/f; mv /w/a/b/f /w/g; rm /w/g; mkdir /w/late")
     while ("modified", "late/z") not in events:  # a new directory is watched as soon as it was noticed
         await sb.exec("echo y >> /w/late/z", ends_turn=False)
@@ -419,7 +419,7 @@ async def test_a_watch_tells_what_happens_below_it(sb) -> None:
     before = await sb.checkpoint()
     await sb.restore(before)  # the tree that was watched is gone
     await asyncio.wait_for(watching, TIMEOUT)
-    for wanted in [
+    for target in [
         ("created", "a"),
         ("created", "a/b"),
         ("created", "g"),
@@ -427,4 +427,4 @@ async def test_a_watch_tells_what_happens_below_it(sb) -> None:
         ("modified", "late/z"),
         ("end", ""),
     ]:
-        assert wanted in events, events
+        assert target in events, events

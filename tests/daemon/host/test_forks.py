@@ -46,12 +46,12 @@ class Forking(Host):
 async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
     host = Forking([None, KeyError(4711), NoSpace("64 MiB more are needed"), OSError(5, "Input/output error")])
     entries = await host.fork("c-1", ForkRequest(count=5))
-    told = [(entry.sandbox, entry.error.message if entry.error else None) for entry in entries]
-    assert told[0] == ("sandbox 0", None)
-    assert (told[1][0], told[1][1]) == (None, "4711")
-    assert told[2][0] is None and "64 MiB more" in (told[2][1] or "")
-    assert told[3][0] is None and "no range of ids" in (told[3][1] or "")
-    assert told[4][0] is None and "Input/output" in (told[4][1] or "")
+    reported = [(entry.sandbox, entry.error.message if entry.error else None) for entry in entries]
+    assert reported[0] == ("sandbox 0", None)
+    assert (reported[1][0], reported[1][1]) == (None, "4711")
+    assert reported[2][0] is None and "64 MiB more" in (reported[2][1] or "")
+    assert reported[3][0] is None and "no range of ids" in (reported[3][1] or "")
+    assert reported[4][0] is None and "Input/output" in (reported[4][1] or "")
     assert host.released == [1, 2, 4]  # what failed keeps no range of ids
 
 
@@ -79,7 +79,7 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     host = Forking([])
     host.attachments, host.places = [], MagicMock()  # type: ignore[assignment]
     host.services = MagicMock(catalogue=MagicMock(write=AsyncMock()))
-    host.restorer = MagicMock(room=AsyncMock(), bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
+    host.restorer = MagicMock(capacity=AsyncMock(), bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
     slow = [
         asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None), ForkRequest())) for _ in range(3)
     ]  # type: ignore[arg-type]
@@ -102,25 +102,25 @@ async def test_an_owner_with_a_thousand_forks_keeps_nobody_else_waiting() -> Non
             await ends[name].wait()
             running.remove(name)
 
-    async def settled() -> list[str]:
+    async def finalized() -> list[str]:
         for _ in range(10):
             await asyncio.sleep(0)
         return sorted(running)
 
     tasks = [asyncio.create_task(fork(f"a{number}")) for number in range(1000)]
-    assert await settled() == ["a0", "a1", "a2", "a3"]
+    assert await finalized() == ["a0", "a1", "a2", "a3"]
     tasks += [asyncio.create_task(fork(f"b{number}")) for number in range(3)]
-    assert await settled() == ["a0", "a1", "a2", "a3", "b0"]
+    assert await finalized() == ["a0", "a1", "a2", "a3", "b0"]
     ends["b0"].set()
-    assert await settled() == ["a0", "a1", "a2", "a3", "b1"]
+    assert await finalized() == ["a0", "a1", "a2", "a3", "b1"]
     ends["a0"].set()
-    assert await settled() == ["a1", "a2", "a3", "b1"]  # more than one each has only who waits alone
+    assert await finalized() == ["a1", "a2", "a3", "b1"]  # more than one each has only who waits alone
     ends["a1"].set()
-    assert await settled() == ["a2", "a3", "b1", "b2"]  # who has the fewest
+    assert await finalized() == ["a2", "a3", "b1", "b2"]  # who has the fewest
     tasks[4].cancel()  # it waits
     tasks[2].cancel()  # it has a place
     running.remove("a2")  # it was cancelled in it
-    assert await settled() == ["a3", "a5", "b1", "b2"]
+    assert await finalized() == ["a3", "a5", "b1", "b2"]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,7 +11,7 @@ OWN = b"127.0.1.1\tcrab\t# this sandbox\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "fresh", "wanted"),
+    ("text", "fresh", "target"),
     [
         (b"", True, b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" + OWN),
         (b"127.0.0.1 localhost\n", True, b"127.0.0.1 localhost\n" + OWN),
@@ -20,8 +20,8 @@ OWN = b"127.0.1.1\tcrab\t# this sandbox\n"
         (OWN, False, OWN),
     ],
 )
-def test_lines(text: bytes, fresh: bool, wanted: bytes) -> None:
-    assert hosts_for(text, "crab", fresh=fresh) == wanted
+def test_lines(text: bytes, fresh: bool, target: bytes) -> None:
+    assert hosts_for(text, "crab", fresh=fresh) == target
 
 
 async def resolved(sb: Sandbox) -> str:

@@ -27,13 +27,13 @@ def daemon(tmp_path: Path) -> Daemon:
 
 
 def watchers(daemon: Daemon) -> list[int]:
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
             if b"daemon.fence" in words and str(daemon.run).encode() in words:
-                found.append(int(entry.name))
-    return found
+                result.append(int(entry.name))
+    return result
 
 
 async def grant(host: Client, seconds: float) -> None:
@@ -45,7 +45,7 @@ async def test_with_its_watcher_dead_too_a_daemon_that_begins_keeps_still_what_h
     try:
         async with daemon.client() as host:
             sandbox = await host.create(IMAGE)
-            kept = await sandbox.durable(await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}"))
+            retained = await sandbox.durable(await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}"))
             await grant(host, 2.0)
         await until(lambda: watchers(daemon), "its lease is watched")
         daemon.kill()
@@ -57,9 +57,9 @@ async def test_with_its_watcher_dead_too_a_daemon_that_begins_keeps_still_what_h
         await until(lambda: frozen(daemon, sandbox.id), "it stands still")
         async with daemon.client() as host:
             for ahead in (True, False):
-                wanted = ArriveRequest(id=sandbox.id, ahead=ahead)
+                target = ArriveRequest(id=sandbox.id, ahead=ahead)
                 with pytest.raises(Conflict, match="coordinator"):
-                    await host.call("POST", f"/v1/checkpoints/{kept.id}/arrive", SandboxInfo, wanted)
+                    await host.call("POST", f"/v1/checkpoints/{retained.id}/arrive", SandboxInfo, target)
             await grant(host, 60.0)
             await until(lambda: not frozen(daemon, sandbox.id), "it goes on")
             assert (await (await host.get(sandbox.id)).exec("pgrep -c sleep")).text == "1\n"

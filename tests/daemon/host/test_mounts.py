@@ -66,8 +66,8 @@ def test_nothing_of_the_daemons_is_mounted(tmp_path: Path) -> None:
 async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Client, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/f").write_text("of the host\n")
-    wanted = [Mount.read_only(str(tmp_path / "data"), "/srv/data"), Mount.scratch("/scratch", size="64MiB")]
-    async with host.create("debian", mounts=wanted) as sb:
+    target = [Mount.read_only(str(tmp_path / "data"), "/srv/data"), Mount.scratch("/scratch", size="64MiB")]
+    async with host.create("debian", mounts=target) as sb:
         first = await sb.exec(
             "cat /srv/data/f; touch /srv/data/x; echo kept > /scratch/k; echo 1 > /state; "
             f"(sleep 999 >/dev/null 2>&1 &); {ASLEEP}"

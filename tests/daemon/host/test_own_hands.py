@@ -33,9 +33,9 @@ async def test_state_and_run_directory_are_the_daemons_alone(own: Daemon) -> Non
     own.stop()
     for path in (own.state, own.state / "pool.btrfs", own.state / "catalogue.sqlite", own.state / "pages"):
         path.chmod(path.stat().st_mode | 0o055)
-    for folder in (own.root, *own.root.parents):
-        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)  # nothing above hides it
+    for directory in (own.root, *own.root.parents):
+        if directory.stat().st_uid == os.geteuid() and not directory.stat().st_mode & 0o001:
+            directory.chmod(directory.stat().st_mode | 0o011)  # nothing above hides it
     own.start()
     assert stat.S_IMODE(own.state.stat().st_mode) == 0o700
     assert stat.S_IMODE((own.state / "pool.btrfs").stat().st_mode) == 0o600
@@ -63,8 +63,8 @@ async def test_a_daemon_ends_while_a_sandbox_puts_fifos_in_the_way_of_comparison
         racer = await sandbox.processes.start(["python3", "/race.py", "/race/a", "/race/b", "200"])
         async for _ in racer.stream():
             break
-        for found in await asyncio.gather(*(sandbox.diff(before) for _ in range(8))):
-            assert {change.path for change in found} <= {f"/race/{side}{n}" for side in "ab" for n in range(200)} | {
+        for result in await asyncio.gather(*(sandbox.diff(before) for _ in range(8))):
+            assert {change.path for change in result} <= {f"/race/{side}{n}" for side in "ab" for n in range(200)} | {
                 "/race.py"
             }
     assert own.stop() == 0

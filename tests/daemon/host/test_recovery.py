@@ -152,7 +152,7 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
                     info = await sandbox.durable(result)
                     durable[sandbox.id] = (info.id, result.stdout)
 
-    async with daemon.client(patience=0) as host:
+    async with daemon.client(timeout=0) as host:
         tasks = [asyncio.ensure_future(work(host, number)) for number in range(4)]
         await asyncio.wait({*tasks, ready := asyncio.ensure_future(enough.wait())}, return_when="FIRST_COMPLETED")
         assert ready.done(), tasks
@@ -181,7 +181,7 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
 async def test_content_without_a_row_is_collected(daemon: Daemon) -> None:
     async with daemon.client() as host:
         sandbox = await host.create(IMAGE)
-        kept = await sandbox.durable(await sandbox.exec("echo x > /x"))
+        retained = await sandbox.durable(await sandbox.exec("echo x > /x"))
     daemon.kill()
     stray = daemon.state / "pool" / "checkpoints" / "c-stray"
     subprocess.run(["btrfs", "subvolume", "create", stray], check=True, capture_output=True)  # noqa: ASYNC221
@@ -189,7 +189,7 @@ async def test_content_without_a_row_is_collected(daemon: Daemon) -> None:
     (daemon.run / "sandboxes" / "s-stray").mkdir()
     (daemon.run / "sandboxes" / "file").write_text("of nobody")
     await asyncio.to_thread(daemon.start)
-    assert [path.name for path in (daemon.state / "pool" / "checkpoints").iterdir()] == [kept.id]
+    assert [path.name for path in (daemon.state / "pool" / "checkpoints").iterdir()] == [retained.id]
     assert not list((daemon.state / "checkpoints").glob("c-stray*"))
     assert not (daemon.run / "sandboxes" / "s-stray").exists()
     assert not (daemon.run / "sandboxes" / "file").exists()

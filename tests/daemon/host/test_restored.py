@@ -25,9 +25,9 @@ time.sleep(1e6)
 
 @pytest.mark.parametrize("verify", [False, True])
 async def test_before_anything_runs_there_is_a_moment_for_the_mark(bench: Bench, verify: bool) -> None:
-    for patience in (3, 20, 140):  # seconds in which it falls asleep and is saved
+    for timeout in (3, 20, 140):  # seconds in which it falls asleep and is saved
         sb = await bench.maker.create()
-        when = int(time.time()) + patience
+        when = int(time.time()) + timeout
         await shell(sb, f"cat > /late.py <<'END'\n{LATE}\nEND\nsetsid python3 /late.py {when} >/dev/null 2>&1 &")
         await shell(sb, asleep("python3"))
         saved = await bench.save(sb)
@@ -37,14 +37,14 @@ async def test_before_anything_runs_there_is_a_moment_for_the_mark(bench: Bench,
     await sb.remount(bench.snapshot(saved.tree, readonly=False))
     await asyncio.sleep(max(0.0, when + 0.1 - time.time()))
     written = sb.tree / "upper" / "late"
-    seen: list[bool] = []
+    observed: list[bool] = []
 
-    def look() -> None:  # its time is over: it would write at once
+    def poll() -> None:  # its time is over: it would write at once
         time.sleep(0.3)
-        seen.append(written.exists())
+        observed.append(written.exists())
 
-    await bench.checkpointer.restore(sb, saved.dump, verify=verify, before_run=look)
-    assert seen == [False]
+    await bench.checkpointer.restore(sb, saved.dump, verify=verify, before_run=poll)
+    assert observed == [False]
     await shell(sb, "until [ -s /late ]; do :; done")
     assert written.read_text() == "x"
 
@@ -52,8 +52,8 @@ async def test_before_anything_runs_there_is_a_moment_for_the_mark(bench: Bench,
 async def test_what_a_restored_process_does_at_once_belongs_to_the_next_turn(host: Client) -> None:
     async with host.create(IMAGE) as sandbox:
         await sandbox.files.write("/late.py", LATE)
-        for patience in (4, 20, 140):  # seconds in which it falls asleep and is captured
-            when = int(time.time()) + patience
+        for timeout in (4, 20, 140):  # seconds in which it falls asleep and is captured
+            when = int(time.time()) + timeout
             begun = await sandbox.exec(f"setsid python3 /late.py {when} >/dev/null 2>&1 & {asleep('python3')}")
             await sandbox.captured(begun)
             if (await sandbox.exec("kill $(pgrep python3); rm /late")).exit_code:

@@ -140,12 +140,12 @@ async def test_diff_tells_what_changed_since_a_checkpoint(sb) -> None:
 
 
 async def test_each_kind_of_turn_captures_its_kind(sb) -> None:
-    look = await sb.exec("cat /etc/passwd; ls /")
+    poll = await sb.exec("cat /etc/passwd; ls /")
     repair = await sb.exec("echo fixed > /etc/motd")
     service = await sb.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
     second = "setsid sleep 1000001 >/dev/null 2>&1 & until grep -q '(sleep) S' /proc/$!/stat; do :; done"
     both = await sb.exec(f"echo x > /x; {second}")
-    assert look.verdict is Verdict.NONE
+    assert poll.verdict is Verdict.NONE
     assert repair.verdict is Verdict.FILES
     assert service.verdict is Verdict.PROCESSES
     assert both.verdict is Verdict.BOTH
@@ -153,11 +153,11 @@ async def test_each_kind_of_turn_captures_its_kind(sb) -> None:
     assert [info.state for info in infos] == [CheckpointState.DURABLE] * 3
     assert infos[0].frozen_ms == 0.0
     assert infos[1].frozen_ms > 0.0
-    assert [info.parent for info in infos] == [look.checkpoint, repair.checkpoint, service.checkpoint]
+    assert [info.parent for info in infos] == [poll.checkpoint, repair.checkpoint, service.checkpoint]
     assert all(0 < info.stored_bytes <= info.full_bytes for info in infos[1:])
     assert infos[2].stored_bytes < infos[2].full_bytes / 2  # most pages are known from the dump before
     turns = await sb.turns()
-    assert [turn.checkpoint for turn in turns] == [x.checkpoint for x in (look, repair, service, both)]
+    assert [turn.checkpoint for turn in turns] == [x.checkpoint for x in (poll, repair, service, both)]
 
 
 async def test_the_next_command_waits_until_the_turn_is_captured(host: Client, sb) -> None:
@@ -244,16 +244,16 @@ async def test_a_fork_outlives_the_sandbox_that_it_came_from(host: Client) -> No
 async def test_many_sandboxes_at_once(host: Client) -> None:
     async def life(number: int) -> list[tuple[Verdict | None, str | None]]:
         async with host.create(IMAGE, limits=Limits(memory="256MiB")) as sandbox:
-            found = []
+            result = []
             for command in ("true", f"echo {number} > /n", "setsid sleep 100000 >/dev/null 2>&1 &", "cat /n"):
                 done = await sandbox.exec(command)
-                found.append((done.verdict, done.reason))
+                result.append((done.verdict, done.reason))
             assert await sandbox.files.read("/n") == f"{number}\n".encode()
-            return found
+            return result
 
     expected = [Verdict.NONE, Verdict.FILES, Verdict.PROCESSES]
-    for found in await asyncio.gather(*(life(number) for number in range(8))):
-        assert [verdict for verdict, _ in found[:3]] == expected, found
+    for result in await asyncio.gather(*(life(number) for number in range(8))):
+        assert [verdict for verdict, _ in result[:3]] == expected, result
 
 
 async def test_nothing_that_has_ended_counts_on_when_others_are_made(host: Client, sb) -> None:

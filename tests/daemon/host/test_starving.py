@@ -28,7 +28,7 @@ if ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
 def readers(daemon: Daemon) -> list[int]:
     """Processes of the daemon that do long work."""
     assert daemon.process is not None
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -37,19 +37,19 @@ def readers(daemon: Daemon) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if b"daemon.aside" in words and int(parent) == daemon.process.pid:
-                found.append(int(entry.name))
-    return found
+                result.append(int(entry.name))
+    return result
 
 
 async def slowed(daemon: Daemon, sandbox: Sandbox, checkpoint: str) -> None:
     """The process that reads next for the daemon stands still: whatever it does takes as long as one likes."""
     while True:
         await sandbox.diff(checkpoint)
-        found = await asyncio.to_thread(readers, daemon)
-        if len(found) == 1:
+        result = await asyncio.to_thread(readers, daemon)
+        if len(result) == 1:
             break
         await asyncio.sleep(0.2)  # one that hashed beside it ends when it had nothing to do for a while
-    os.kill(found[0], signal.SIGSTOP)
+    os.kill(result[0], signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("what", ["verify", "diff", "commit"])
@@ -70,15 +70,15 @@ async def test_long_work_ends_with_who_asked_and_keeps_nobody(own: Daemon, what:
             "diff": lambda: mine.diff(made.id),
             "commit": lambda: leaving.images.commit(made, "made"),
         }
-        asked = asyncio.ensure_future(acts[what]())
+        requested = asyncio.ensure_future(acts[what]())
         while not (await host.statistics()).stages["read"]["running"]:
-            assert not asked.done()
+            assert not requested.done()
         changes = await neighbour.diff((await neighbour.tree())[0].id)
         assert [change.path for change in changes] == ["/etc/hosts"]  # its own name
         await sandbox.remove()  # it does not wait for that
-        assert not asked.done()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        assert not requested.done()
+        requested.cancel()
+        await asyncio.gather(requested, return_exceptions=True)
         await leaving.close()
 
         async def over() -> bool:
@@ -93,11 +93,11 @@ async def test_long_work_ends_with_who_asked_and_keeps_nobody(own: Daemon, what:
 async def test_a_task_that_does_not_stop_is_its_own_sandboxs_trouble(daemon: Daemon, host: Client) -> None:
     sandboxes = [await host.create(IMAGE) for _ in range(4)]
     neighbour = await host.create(IMAGE)
-    for each in sandboxes:
-        await each.exec(
+    for item in sandboxes:
+        await item.exec(
             f'setsid python3 -c "{PARENT}" >/dev/null 2>&1 & until [ -e /tmp/child ]; do :; done', ends_turn=False
         )
-    turns = [asyncio.ensure_future(each.exec("sleep 1000 & date > /now")) for each in sandboxes]
+    turns = [asyncio.ensure_future(item.exec("sleep 1000 & date > /now")) for item in sandboxes]
     made = await neighbour.captured(await neighbour.exec("sleep 1000 & date > /now"))
     assert made.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)
     for turn in turns:
@@ -108,8 +108,8 @@ async def test_a_task_that_does_not_stop_is_its_own_sandboxs_trouble(daemon: Dae
     assert "vfork child" in (again.checkpoint_error or "")  # the turn was owed, and said so
     saved = await sandboxes[0].captured(again)
     assert saved.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)
-    for each in (*sandboxes, neighbour):
-        await each.remove()
+    for item in (*sandboxes, neighbour):
+        await item.remove()
 
 
 async def test_a_sandbox_is_removed_whose_checkpoint_cannot_begin(daemon: Daemon, host: Client) -> None:
@@ -119,7 +119,7 @@ async def test_a_sandbox_is_removed_whose_checkpoint_cannot_begin(daemon: Daemon
     )
     await sandbox.exec("date > /now")
     await sandbox.remove()
-    assert sandbox.id not in [each.id for each in await host.sandboxes()]
+    assert sandbox.id not in [item.id for item in await host.sandboxes()]
 
 
 BOMB = """

@@ -26,8 +26,8 @@ def test_every_pair(state: S, event: Event) -> None:
     if event in EXPECTED[state]:
         assert states.after(state, event) is EXPECTED[state][event]
         return
-    wanted = Closed if state is S.REMOVED else SandboxDead if (state, event) == (S.DEAD, Event.USE) else Conflict
-    with pytest.raises(wanted) as caught:
+    target = Closed if state is S.REMOVED else SandboxDead if (state, event) == (S.DEAD, Event.USE) else Conflict
+    with pytest.raises(target) as caught:
         states.after(state, event, sandbox="s-1", turn=3)
     assert (caught.value.sandbox, caught.value.turn) == ("s-1", 3)
     assert caught.value.hint

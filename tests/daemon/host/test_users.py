@@ -74,19 +74,19 @@ async def test_an_image_sets_the_defaults_and_the_caller_overrides_them(host: Cl
     await sb.captured(done)
     config = ImageConfig(env={"COLOUR": "green", "PATH": "/usr/bin:/bin"}, workdir="/srv/app", user="crab:deck")
     await host.images.commit(done.checkpoint, "configured", config=config)
-    asked = f"{WHO}; pwd; echo $COLOUR $PATH"
+    requested = f"{WHO}; pwd; echo $COLOUR $PATH"
     try:
         async with host.create("configured", env={"SHAPE": "round"}) as child:
             expected = ["1000:3000 3000 /home/crab", "/srv/app", "green /usr/bin:/bin"]
-            assert (await child.exec(asked)).text.splitlines() == expected
-            assert (await (await child.sessions.open()).exec(asked)).text.splitlines() == expected
-            over = await child.exec(asked, user=0, cwd="/", env={"COLOUR": "blue"})
+            assert (await child.exec(requested)).text.splitlines() == expected
+            assert (await (await child.sessions.open()).exec(requested)).text.splitlines() == expected
+            over = await child.exec(requested, user=0, cwd="/", env={"COLOUR": "blue"})
             assert over.text.splitlines() == ["0:0 0 /root", "/", "blue /usr/bin:/bin"]
             (fork,) = await child.fork()
             async with fork.sandbox as twin:
-                assert (await twin.exec(asked)).text.splitlines() == expected
+                assert (await twin.exec(requested)).text.splitlines() == expected
         async with host.create("configured", user="1000:100", workdir="/", env={"COLOUR": "red"}) as child:
-            assert (await child.exec(asked)).text.splitlines() == [
+            assert (await child.exec(requested)).text.splitlines() == [
                 "1000:100 100 /home/crab",
                 "/",
                 "red /usr/bin:/bin",

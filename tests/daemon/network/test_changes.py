@@ -15,12 +15,12 @@ async def test_one_owners_changes_wait_for_each_other_and_nobody_else_does() -> 
     networks = Networks.__new__(Networks)
     networks._locks = {}
     under_way: Counter[str] = Counter()
-    most: Counter[str] = Counter()
+    limit: Counter[str] = Counter()
     met = set()
 
     async def fit(row: SandboxRow, *_: object) -> None:
         under_way[row.owner] += 1
-        most[row.owner] = max(most[row.owner], under_way[row.owner])
+        limit[row.owner] = max(limit[row.owner], under_way[row.owner])
         met.add(frozenset(owner for owner, count in under_way.items() if count))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -34,4 +34,4 @@ async def test_one_owners_changes_wait_for_each_other_and_nobody_else_does() -> 
     rows = [SimpleNamespace(id=f"s-{number}", owner="ab"[number == 9], network=Network.none()) for number in range(10)]
     container = SimpleNamespace()
     await asyncio.gather(*(networks.set(row, container, Network.none(), publish) for row in rows))  # type: ignore[arg-type]
-    assert most == {"a": 1, "b": 1} and frozenset("ab") in met
+    assert limit == {"a": 1, "b": 1} and frozenset("ab") in met

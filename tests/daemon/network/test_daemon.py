@@ -48,7 +48,7 @@ GUARDED = {f"{world.WEB} 80": world.WEB, f"{world.HOST} 22": "ConnectionRefusedE
 
 
 #: Asks for a name again and again.
-ASKS = """
+REQUESTS = """
 import socket, time
 while True:
     try: socket.getaddrinfo("other.test", 80); print("answered", flush=True)
@@ -81,7 +81,7 @@ async def held(sandbox: Sandbox) -> str:
     return done.stdout.decode()
 
 
-def asked(lines: int) -> str:
+def requested(lines: int) -> str:
     """Shell: until the program that asks for a name has said so many lines."""
     return f"until test $(wc -l </tmp/asked) -ge {lines}; do sleep 0.02; done"
 
@@ -184,7 +184,7 @@ async def test_allowed_names_and_networks_and_nothing_else(host: Client, interne
         assert said["name other.test"] == "the policy does not name it"
         assert f"tcp {world.OTHER}:80" in said
         assert "not on the allow list" in said[f"tcp {world.WEB}:80"]
-    assert "other.test." not in internet.asked()
+    assert "other.test." not in internet.requested()
 
 
 async def test_an_open_network_has_its_bounds(host: Client) -> None:
@@ -194,8 +194,8 @@ async def test_an_open_network_has_its_bounds(host: Client) -> None:
     ):
         forbidden = [f"{world.PRIVATE} 80", "169.254.169.254 80", f"{world.HOST} 22", "198.18.0.1 80", "192.0.0.1 80"]
         neighbour = (await other.network.status()).address
-        found = await reach(sandbox, f"{world.WEB} 80", "other.test 80", *forbidden, f"{neighbour} 80")
-        assert list(found.values()) == [world.WEB, world.OTHER, *["ConnectionRefusedError"] * 6]
+        result = await reach(sandbox, f"{world.WEB} 80", "other.test 80", *forbidden, f"{neighbour} 80")
+        assert list(result.values()) == [world.WEB, world.OTHER, *["ConnectionRefusedError"] * 6]
         assert set((await reach(other, f"{world.PRIVATE} 80", "private.test 8080")).values()) == {world.PRIVATE}
         assert (await reach(sandbox, "private.test 8080"))["private.test 8080"] == "gaierror"
 
@@ -227,13 +227,13 @@ async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Cl
             "/tmp/serve.py", f"import socket, time\ns = socket.create_server(('{mine}', 99))\ntime.sleep(9999)\n"
         )
         await sandbox.exec(f"setsid python3 /tmp/serve.py </dev/null >/dev/null 2>&1 & {listening(99)}")
-        forks = [each.sandbox for each in await sandbox.fork(2)]
-        seen = {mine}
+        forks = [item.sandbox for item in await sandbox.fork(2)]
+        observed = {mine}
         for fork in forks:
             assert fork is not None
             status = await fork.network.status()
-            assert status.address not in seen and status.network == Network.allow(names=["web.test"])
-            seen.add(status.address)
+            assert status.address not in observed and status.network == Network.allow(names=["web.test"])
+            observed.add(status.address)
             assert await reach(fork, "web.test 80", f"{mine} 99") == {
                 "web.test 80": world.WEB,
                 f"{mine} 99": "ConnectionRefusedError",
@@ -259,10 +259,10 @@ async def test_a_restore_closes_what_leads_outside_and_keeps_what_listens(host: 
         assert "served" in await held(sandbox)
         await sandbox.restore(before)
         assert await held(sandbox) in ("closed", "BrokenPipeError")
-        asked = await sandbox.exec(
+        requested = await sandbox.exec(
             ["python3", "-c", "import socket; print(socket.create_connection(('127.0.0.1', 99)).recv(99))"]
         )
-        assert b"still here" in asked.stdout
+        assert b"still here" in requested.stdout
         assert (await sandbox.network.status()).address == address
         assert await reach(sandbox, "web.test 80") == {"web.test 80": world.WEB}
 
@@ -273,16 +273,17 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         sandbox = await host.create(IMAGE, network=network)
         doomed = await host.create(IMAGE, network=Network.open())
         stray = next(
-            each
-            for each in links(daemon)
-            if (Path("/sys/class/net") / each / "ifalias").read_text().strip() == doomed.id
+            item
+            for item in links(daemon)
+            if (Path("/sys/class/net") / item / "ifalias").read_text().strip() == doomed.id
         )
         await hold(sandbox, world.WEB)
         assert await reach(sandbox, "other.test 80") == {"other.test 80": world.OTHER}
-        await sandbox.files.write("/tmp/asks.py", ASKS)
+        await sandbox.files.write("/tmp/asks.py", REQUESTS)
         patient = {"RES_OPTIONS": "timeout:60"}  # a busy machine takes its time to start a daemon
         await sandbox.exec(
-            f"setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; {asked(3)}", env=patient
+            f"setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; {requested(3)}",
+            env=patient,
         )
         await doomed.remove()
         assert stray not in links(daemon)
@@ -295,7 +296,7 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         assert "served" in await held(again), "it was not cut"
         # Names that were asked for while no daemon lived were answered late, not refused.
         count = len((await again.files.read("/tmp/asked")).splitlines())
-        said = (await again.exec(f"{asked(count + 3)}; kill $(cat /tmp/asker); sort -u /tmp/asked")).text
+        said = (await again.exec(f"{requested(count + 3)}; kill $(cat /tmp/asker); sort -u /tmp/asked")).text
         assert said == "answered\n"
         assert await reach(again, "other.test 80", f"{world.WEB} 80", f"{world.OTHER} 8080") == {
             "other.test 80": world.OTHER,
@@ -355,9 +356,9 @@ async def test_nothing_is_left(daemon: Daemon) -> None:
     daemon.start()
 
 
-async def _explained(sandbox: Sandbox, *wanted: str) -> bool:
+async def _explained(sandbox: Sandbox, *target: str) -> bool:
     """The kernel tells of refused packets after it has refused them."""
-    return set(wanted) <= {refusal.what for refusal in (await sandbox.network.status()).refusals}
+    return set(target) <= {refusal.what for refusal in (await sandbox.network.status()).refusals}
 
 
 def _tables_of(daemon: Daemon) -> set[str]:

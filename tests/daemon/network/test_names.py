@@ -29,7 +29,7 @@ def _answer(*records: tuple[str, str, int, str], code: int = 0) -> dns.message.M
 
 
 def test_an_answer_is_followed_from_the_name_that_was_asked_for() -> None:
-    found = names.read_answer(
+    result = names.read_answer(
         "a.test",
         _answer(
             ("A.test.", "CNAME", 300, "b.test."),
@@ -38,9 +38,9 @@ def test_an_answer_is_followed_from_the_name_that_was_asked_for() -> None:
             ("other.test.", "A", 5, "203.0.113.2"),
         ),
     )
-    assert found.aliases == (("a.test", "b.test"), ("b.test", "c.test"))
-    assert found.addresses == (IPv4Address("203.0.113.1"),)
-    assert (found.ttl, found.missing) == (20, False)
+    assert result.aliases == (("a.test", "b.test"), ("b.test", "c.test"))
+    assert result.addresses == (IPv4Address("203.0.113.1"),)
+    assert (result.ttl, result.missing) == (20, False)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_damaged_questions_are_read_or_refused(data: bytes, at: int) -> None:
 def test_long_answers_send_the_asker_to_tcp() -> None:
     question = names.read_question(dns.message.make_query("a.test.", "A").to_wire())
     assert question is not None
-    found = names.ResolvedName(addresses=tuple(IPv4Address(0xCB007100 + n) for n in range(60)), ttl=9)
-    short = dns.message.from_wire(names.write(question, names.answered(question, found), stream=False))
+    result = names.ResolvedName(addresses=tuple(IPv4Address(0xCB007100 + n) for n in range(60)), ttl=9)
+    short = dns.message.from_wire(names.write(question, names.answered(question, result), stream=False))
     assert short.flags & dns.flags.TC and not short.answer
-    whole = dns.message.from_wire(names.write(question, names.answered(question, found), stream=True))
-    assert len(whole.answer[0]) == 60 and whole.id == question.message.id
+    complete = dns.message.from_wire(names.write(question, names.answered(question, result), stream=True))
+    assert len(complete.answer[0]) == 60 and complete.id == question.message.id
 
 
 def test_open_for_as_long_as_the_answer_is_good_within_bounds() -> None:
@@ -109,10 +109,10 @@ class _Upstream:
 
     def __init__(self, answers: dict[str, dns.message.Message]) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
-    async def ask(self, name: str, sharer: str) -> dns.message.Message:
-        self.asked.append(name)
+    async def request(self, name: str, sharer: str) -> dns.message.Message:
+        self.requested.append(name)
         return self.answers[name]
 
 
@@ -122,7 +122,7 @@ async def _resolve(network: Network, upstream: _Upstream, name: str, kind: str =
     happened: list[str] = []
 
     async def opened(name: str, addresses: object, ports: object, seconds: int) -> None:
-        happened.append(f"open {[str(each) for each in addresses]} {list(ports)} {seconds}")  # type: ignore[call-overload]
+        happened.append(f"open {[str(entry) for entry in addresses]} {list(ports)} {seconds}")  # type: ignore[call-overload]
 
     resolver = Resolver(upstream, opened, lambda name, why: happened.append(f"refused {name}"))  # type: ignore[arg-type]
     resolver.policy = compile_policy(network)
@@ -130,7 +130,7 @@ async def _resolve(network: Network, upstream: _Upstream, name: str, kind: str =
     assert wire is not None
     response = dns.message.from_wire(wire)
     happened.append(dns.rcode.to_text(response.rcode()))
-    return happened, sorted(str(item) for each in response.answer for item in each)
+    return happened, sorted(str(item) for entry in response.answer for item in entry)
 
 
 async def test_the_resolver_opens_before_it_answers_and_asks_for_nothing_else() -> None:
@@ -138,13 +138,13 @@ async def test_the_resolver_opens_before_it_answers_and_asks_for_nothing_else() 
     allowed = Network.allow(names=["a.test:443"])
     happened, records = await _resolve(allowed, upstream, "A.test.")
     assert happened == ["open ['203.0.113.1'] [(6, 443)] 70", "NOERROR"] and records == ["203.0.113.1"]
-    assert upstream.asked == ["a.test"]
+    assert upstream.requested == ["a.test"]
 
     happened, records = await _resolve(allowed, upstream, "secret.payload.evil.test.")
     assert (happened, records) == (["refused secret.payload.evil.test", "NXDOMAIN"], [])
     happened, records = await _resolve(allowed, upstream, "a.test.", "TXT")
     assert (happened, records) == (["NOERROR"], [])
-    assert upstream.asked == ["a.test"], "neither left the host"
+    assert upstream.requested == ["a.test"], "neither left the host"
 
 
 async def test_names_that_point_to_forbidden_places() -> None:
@@ -186,15 +186,15 @@ def test_refused_packets_are_read_and_remembered_within_bounds() -> None:
     attribute = struct.pack("=HH", 4 + len(packet), refusals.PAYLOAD) + packet
     body = bytes(4) + attribute + bytes(-len(attribute) % 4)
     message = struct.pack("=IHHII", 16 + len(body), refusals.SUBSYSTEM << 8, 0, 0, 0) + body
-    (found,) = refusals.parse(message)
-    assert (str(found.source), found.what) == ("198.18.0.5", "tcp 10.0.0.1:80")
+    (result,) = refusals.parse(message)
+    assert (str(result.source), result.what) == ("198.18.0.5", "tcp 10.0.0.1:80")
     for damaged in (message[:25], message[:40], b"", bytes(100)):
         list(refusals.parse(damaged))
 
     memory = refusals.RefusalLog()
     for number in range(1000):
         memory.add(f"tcp 10.0.0.1:{number // 2}", "why", at=float(number))
-    assert len(memory.list()) == refusals.KEPT and memory.list()[-1].count == 2
+    assert len(memory.list()) == refusals.RETAINED and memory.list()[-1].count == 2
     memory.add("name \x1b[31mevil\n", "why")
     assert memory.list()[-1].what == "name ?[31mevil?"
 
@@ -217,18 +217,18 @@ async def test_no_owner_takes_all_questions_to_the_hosts_resolvers(monkeypatch: 
         monkeypatch.setenv("PAGURUS_RESOLVERS", f"127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(resolver, "UPSTREAM_TIMEOUT", 3600.0)
         upstream, loop = resolver.UpstreamResolver(), asyncio.get_running_loop()
-        greedy = [asyncio.create_task(upstream.ask("never.test", "greedy")) for _ in range(UPSTREAM_AT_ONCE + 1)]
-        other = asyncio.create_task(upstream.ask("fine.test", "modest"))
-        asked = 0
+        greedy = [asyncio.create_task(upstream.request("never.test", "greedy")) for _ in range(UPSTREAM_AT_ONCE + 1)]
+        other = asyncio.create_task(upstream.request("fine.test", "modest"))
+        requested = 0
         while True:
             data, asker = await loop.sock_recvfrom(silent, 4096)
             question = dns.message.from_wire(data)
             if str(question.question[0].name) == "fine.test.":
                 break
-            asked += 1
+            requested += 1
         silent.sendto(dns.message.make_response(question).to_wire(), asker)
         assert (await other).rcode() == dns.rcode.NOERROR
-        assert asked <= UPSTREAM_SHARE and not any(each.done() for each in greedy)
-        for each in greedy:
-            each.cancel()
+        assert requested <= UPSTREAM_SHARE and not any(item.done() for item in greedy)
+        for item in greedy:
+            item.cancel()
         await asyncio.gather(*greedy, return_exceptions=True)

@@ -141,16 +141,16 @@ def _means(rules: list[AllowedRange], address: IPv4Address, protocol: int, port:
 
 @given(RULES, st.integers(0x0A000000, 0x0A00FFFF), st.sampled_from([6, 17]), st.integers(1, 41))
 def test_segments_mean_what_the_rules_mean(rules: list[AllowedRange], number: int, protocol: int, port: int) -> None:
-    found = disjoint(rules)
+    result = disjoint(rules)
     for address in (IPv4Address(number), *(rule.network[0] for rule in rules)):
-        assert _means(found, address, protocol, port) == _means(rules, address, protocol, port)
+        assert _means(result, address, protocol, port) == _means(rules, address, protocol, port)
 
 
 @given(RULES)
 def test_segments_do_not_overlap(rules: list[AllowedRange]) -> None:
-    found = disjoint(rules)
-    for index, one in enumerate(found):
-        for other in found[index + 1 :]:
+    result = disjoint(rules)
+    for index, one in enumerate(result):
+        for other in result[index + 1 :]:
             if (one.ports is None) != (other.ports is None) or not one.network.overlaps(other.network):
                 continue
             assert one.ports is not None and other.ports is not None
@@ -170,5 +170,5 @@ def test_any_text_is_a_policy_or_refused(texts: list[str]) -> None:
 def test_no_policy_lets_a_name_point_to_what_nobody_may_reach(number: int) -> None:
     address = IPv4Address(number)
     everything = Policy("allow", (AllowedRange(IPv4Network("0.0.0.0/0"), None),), ())
-    forbidden = any(address in each for each in (*NEVER, *METADATA))
+    forbidden = any(address in item for item in (*NEVER, *METADATA))
     assert (judge_answer(everything, address) != "") is forbidden

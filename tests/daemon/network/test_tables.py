@@ -63,7 +63,7 @@ class Isk:
     dst_addr: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.src_addr, self.dst_addr = ([_word(each)] for each in (self.src, self.dst))
+        self.src_addr, self.dst_addr = ([_word(item)] for item in (self.src, self.dst))
 
     @property
     def now(self) -> tuple[str, str, int]:
@@ -114,7 +114,7 @@ def test_what_names_opened_stays_open_only_where_they_are_still_allowed() -> Non
     (port,) = named(SOURCE, IPv4Address("203.0.113.1"), ((6, 443),), 60)
     (private,) = named(SOURCE, IPv4Address("10.0.0.1"), (), 60)
     assert service(port.key[8:]) == (6, 443)
-    for network, kept in (
+    for network, retained in (
         (Network.allow(names=["a.test"]), {plain}),
         (Network.allow(names=["a.test:443"]), {port}),
         (Network.allow(names=["b.test"]), set()),
@@ -122,12 +122,12 @@ def test_what_names_opened_stays_open_only_where_they_are_still_allowed() -> Non
         (Network.open(), set()),  # needs none of them
     ):
         policy = compile_policy(network)
-        assert {each for each in (plain, port, private) if _still_named(policy, "a.test", each)} == kept
-        assert not any(_still_named(policy, "", each) for each in (plain, port, private))
+        assert {item for item in (plain, port, private) if _still_named(policy, "a.test", item)} == retained
+        assert not any(_still_named(policy, "", item) for item in (plain, port, private))
 
 
 def test_who_else_decides_about_forwarding() -> None:
-    found = _strict(
+    result = _strict(
         [
             Chain("ip", "filter", "FORWARD", forward=True, drops=True),
             Chain("ip", "x", "INPUT", drops=True),
@@ -135,7 +135,7 @@ def test_who_else_decides_about_forwarding() -> None:
             Chain("inet", "pagurus", "forward", forward=True, drops=True),
         ]
     )
-    assert found == ["ip filter FORWARD"]
+    assert result == ["ip filter FORWARD"]
 
 
 def test_announcements_of_removed_tables() -> None:
@@ -223,15 +223,15 @@ def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Nft
     table.remove()
     with Announcements() as announced:
         assert table.ensure(ELEMENTS)
-        made = next(each for each in announced if {(NEWRULE, table.name), (NEWSETELEM, table.name)} & each)
+        made = next(item for item in announced if {(NEWRULE, table.name), (NEWSETELEM, table.name)} & item)
     assert set(table.stored()) == set(ELEMENTS)
     assert {(NEWRULE, table.name), (NEWSETELEM, table.name)} <= made
     left = {element.set: element.seconds for element in table.stored()}
     assert left["cidrs"] == 0 and 1 <= left["names"] <= 61
     # What was written as text is taken away and renewed as messages.
-    table.apply([ElementChange(each, add=False) for each in ELEMENTS])
+    table.apply([ElementChange(item, add=False) for item in ELEMENTS])
     assert table.stored() == []
-    table.apply([ElementChange(each) for each in ELEMENTS])
+    table.apply([ElementChange(item) for item in ELEMENTS])
     assert not table.ensure(ELEMENTS[:1]), "it is there: nothing is added"
     assert set(table.stored()) == set(ELEMENTS)
 
@@ -254,17 +254,17 @@ class Announcements:
         self._socket.close()
 
     def _read(self) -> Iterator[set[tuple[int, str]]]:
-        found: set[tuple[int, str]] = set()
+        result: set[tuple[int, str]] = set()
         while True:
             data = self._socket.recv(1 << 18)
             while len(data) >= 20:
                 length, kind, *_ = struct.unpack_from("=IHHII", data)
                 if kind & 0xFF == NEWGEN:
-                    yield found
-                    found = set()
+                    yield result
+                    result = set()
                 elif length > 24:
                     (size,) = struct.unpack_from("=H", data, 20)
-                    found.add((kind & 0xFF, data[24 : 20 + size].rstrip(b"\0").decode(errors="replace")))
+                    result.add((kind & 0xFF, data[24 : 20 + size].rstrip(b"\0").decode(errors="replace")))
                 data = data[length + 3 & ~3 :]
 
 
@@ -272,10 +272,10 @@ def test_what_is_ours_nobody_else_takes_away_or_changes() -> None:
     """In a namespace of its own, for the whole ruleset is flushed."""
     a_table(owned=True)  # or it is skipped here
     with fresh_namespace() as namespace:
-        within(namespace, _kept)
+        within(namespace, _retained)
 
 
-def _kept() -> None:
+def _retained() -> None:
     table = a_table(owned=True)
     table.ensure(ELEMENTS)
     for refused in (
@@ -316,11 +316,11 @@ def test_no_packet_passes_while_rules_are_made_anew(table: NftTable) -> None:
     with Announcements() as announced:
         assert table.ensure(ELEMENTS)
         full = {NAME}
-        for step, each in enumerate(announced):
-            full -= {name for kind, name in each if kind == DELTABLE}
-            full |= {name for kind, name in each if kind == NEWRULE and (NEWSETELEM, name) in each}
+        for step, item in enumerate(announced):
+            full -= {name for kind, name in item if kind == DELTABLE}
+            full |= {name for kind, name in item if kind == NEWRULE and (NEWSETELEM, name) in item}
             assert full, f"no rules after transaction {step}"
-            if full == {NAME} and (NEWRULE, NAME) in each:
+            if full == {NAME} and (NEWRULE, NAME) in item:
                 break
     assert set(table.stored()) == set(ELEMENTS)
     assert [line.split()[2] for line in nft("list", "tables").splitlines() if NAME in line] == [NAME]
@@ -354,9 +354,9 @@ def test_who_dies_while_rules_are_made_anew_loses_nothing(monkeypatch: pytest.Mo
             with pytest.raises(Died):
                 dying.ensure(ELEMENTS)
             dying.close()
-        known = after.stored()
-        assert set(known) == set(ELEMENTS)
-        assert after.ensure(known) == (steps < 3)
+        existing = after.stored()
+        assert set(existing) == set(ELEMENTS)
+        assert after.ensure(existing) == (steps < 3)
         assert set(after.stored()) == set(ELEMENTS)
     finally:
         after.remove()
@@ -383,9 +383,9 @@ async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
     await networks._ensure()
     try:
         attached = networks._new(links.SandboxLink("pgt0-14", 0, SOURCE, "s-1"))
-        attached.elements = {each for each in ELEMENTS if not each.set.startswith("name")}
+        attached.elements = {item for item in ELEMENTS if not item.set.startswith("name")}
         until_then = asyncio.get_running_loop().time() + 60
-        attached.named = {each: ("web.test", until_then) for each in ELEMENTS if each.set.startswith("name")}
+        attached.named = {item: ("web.test", until_then) for item in ELEMENTS if item.set.startswith("name")}
         for _ in range(3):
             nft("delete", "table", "inet", networks.table.name)
             await until(lambda: asyncio.to_thread(networks.table.present), "it is back")
@@ -398,10 +398,10 @@ async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
 def test_a_batch_comes_into_force_as_a_whole_or_not_at_all(table: NftTable) -> None:
     good = permitted(SOURCE, compile_policy(Network.open()))
     with pytest.raises(OSError):
-        table.apply([*(ElementChange(each) for each in good), ElementChange(Element("nonsense", b"1234"))])
+        table.apply([*(ElementChange(item) for item in good), ElementChange(Element("nonsense", b"1234"))])
     assert table.stored() == []
     many = compile_policy(Network.allow(cidrs=[f"10.{n // 128}.{2 * (n % 128)}.0/24:{n + 1}" for n in range(500)]))
-    table.apply([ElementChange(each) for each in permitted(SOURCE, many)])  # several messages, one batch
+    table.apply([ElementChange(item) for item in permitted(SOURCE, many)])  # several messages, one batch
     assert len(table.stored(["cidr_ports"])) == 500
 
 
@@ -449,8 +449,8 @@ def test_a_table_that_nft_dies_over_is_not_listed(foreign: str, owned: bool) -> 
         assert made.ensure() and not made.ensure() and made.present()
         assert ("inet", made.name) in present.tables() and ("ip", foreign) in present.tables()
         assert f"ip {foreign} f" in _strict(present.chains())
-        told = _others(present.tables())
-        assert f"ip {foreign}, which this host's nft cannot read" in told and made.name not in told
+        reported = _others(present.tables())
+        assert f"ip {foreign}, which this host's nft cannot read" in reported and made.name not in reported
         again = a_table(owned=owned)
         made.close()
         assert not again.ensure()  # the next daemon finds the rules that it knows

@@ -14,8 +14,8 @@ async def test_an_image_stays_under_a_sandbox_that_is_being_made(host: Client) -
     async with host.create("debian") as base:
         for attempt in range(4):
             await base.files.write("/srv/page", f"{attempt}\n")
-            kept = await base.durable(await base.checkpoint())
-            await host.images.commit(kept, f"passing{attempt}")
+            retained = await base.durable(await base.checkpoint())
+            await host.images.commit(retained, f"passing{attempt}")
             making = [asyncio.ensure_future(host.create(f"passing{attempt}")._make()) for _ in range(4)]
             await asyncio.sleep(0.02 * attempt)  # until some have resolved the name
             await host.images.remove(f"passing{attempt}")
@@ -32,8 +32,8 @@ async def test_an_image_stays_under_a_checkpoint_that_is_being_imported(host: Cl
     async with host.create("debian") as base:
         await host.images.commit(await base.durable(await base.exec("echo there > /srv/page")), "passing")
     async with host.create("passing") as made:
-        kept = await made.durable(await made.exec("head -c 8M /dev/urandom > /srv/much"))
-        data = b"".join([bytes(part) async for part in host.store.stream(kept.id)])
+        retained = await made.durable(await made.exec("head -c 8M /dev/urandom > /srv/much"))
+        data = b"".join([bytes(part) async for part in host.store.stream(retained.id)])
     removed = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -46,9 +46,9 @@ async def test_an_image_stays_under_a_checkpoint_that_is_being_imported(host: Cl
     await host.images.remove("passing")
     removed.set()
     await importing
-    async with (await host.fork(kept.id))[0].sandbox as back:
+    async with (await host.fork(retained.id))[0].sandbox as back:
         assert (await back.exec("cat /srv/page")).text == "there\n"
-    await host.store.remove(kept.id)
+    await host.store.remove(retained.id)
     await host.store.collect()
 
 

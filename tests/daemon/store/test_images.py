@@ -54,30 +54,30 @@ async def test_a_checkpoint_becomes_an_image(host: Client, sb) -> None:
         await fork.sandbox.remove()
 
 
-async def _tiny(host: Client, sb, folder: Path) -> tuple[Path, list[int]]:
+async def _tiny(host: Client, sb, directory: Path) -> tuple[Path, list[int]]:
     """An image with a shell and nothing else, as an archive and as the image ``tiny``."""
-    archive = folder / "root.tar"
+    archive = directory / "root.tar"
     with tarfile.open(archive, "w") as tar:
         for name in ("bin", "lib", "lib64"):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = tarfile.SYMTYPE, f"usr/{name}"
             tar.addfile(member)
-        await sb.files.download("/usr/bin/dash", folder / "dash")
-        tar.add(folder / "dash/dash", "usr/bin/sh")
+        await sb.files.download("/usr/bin/dash", directory / "dash")
+        tar.add(directory / "dash/dash", "usr/bin/sh")
         for library in ("/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"):
             data = await sb.files.read(library)
-            (folder / "library").write_bytes(data)
-            (folder / "library").chmod(0o755)
-            tar.add(folder / "library", f"usr{library}")
-    seen: list[int] = []
-    made = await host.images.upload("tiny", archive, progress=seen.append)
+            (directory / "library").write_bytes(data)
+            (directory / "library").chmod(0o755)
+            tar.add(directory / "library", f"usr{library}")
+    observed: list[int] = []
+    made = await host.images.upload("tiny", archive, progress=observed.append)
     assert made.size > 100_000
-    return archive, seen
+    return archive, observed
 
 
 async def test_an_archive_becomes_an_image(host: Client, sb, tmp_path: Path) -> None:
-    archive, seen = await _tiny(host, sb, tmp_path)
-    assert seen[-1] == archive.stat().st_size
+    archive, observed = await _tiny(host, sb, tmp_path)
+    assert observed[-1] == archive.stat().st_size
     async with host.create("tiny") as child:
         assert (await child.exec("echo $((6 * 7))")).text == "42\n"
     with pytest.raises(Conflict):
@@ -92,15 +92,15 @@ async def test_an_archive_becomes_an_image(host: Client, sb, tmp_path: Path) -> 
 # --------------------------------------------------------------------------- Dockerfiles
 
 
-def _context(folder: Path) -> Path:
-    (folder / "app/skip").mkdir(parents=True)
-    (folder / "app/main.sh").write_text("#!/bin/sh\necho from $NAME\n")
-    (folder / "app/main.sh").chmod(0o755)
-    (folder / "app/skip/secret").write_text("secret")
-    (folder / ".dockerignore").write_text("app/skip\n")
-    with tarfile.open(folder / "data.tar", "w") as tar:
-        tar.add(folder / "app/main.sh", "unpacked.sh")
-    (folder / "Dockerfile").write_text(
+def _context(directory: Path) -> Path:
+    (directory / "app/skip").mkdir(parents=True)
+    (directory / "app/main.sh").write_text("#!/bin/sh\necho from $NAME\n")
+    (directory / "app/main.sh").chmod(0o755)
+    (directory / "app/skip/secret").write_text("secret")
+    (directory / ".dockerignore").write_text("app/skip\n")
+    with tarfile.open(directory / "data.tar", "w") as tar:
+        tar.add(directory / "app/main.sh", "unpacked.sh")
+    (directory / "Dockerfile").write_text(
         """ARG BASE=debian
 FROM $BASE AS made
 ARG TEXT=none
@@ -120,7 +120,7 @@ LABEL who="me too"
 CMD renamed --fast
 """
     )
-    return folder
+    return directory
 
 
 async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) -> None:
@@ -132,13 +132,13 @@ async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) 
     assert made.config.cmd == ["/bin/sh", "-c", "renamed --fast"] and made.config.workdir == "/work"
     assert "[4/14] COPY app ." in said and any(line.startswith("[4/14] took ") for line in said)
     async with host.create("built") as sandbox:
-        found = await sandbox.exec(
+        result = await sandbox.exec(
             "cat said /copied/said /copied/sub/deep; stat -c %u:%g /bin/renamed; ls; ls /data; renamed; "
             "cat /work/skip/secret"
         )
-        assert found.text.split("\n")[:5] == ["from stage", "given", "from stage", "given", "deep"]
-        assert "7:8\nmain.sh\nsaid\nunpacked.sh\nfrom stage\n" in found.text
-        assert b"No such file" in found.stderr
+        assert result.text.split("\n")[:5] == ["from stage", "given", "from stage", "given", "deep"]
+        assert "7:8\nmain.sh\nsaid\nunpacked.sh\nfrom stage\n" in result.text
+        assert b"No such file" in result.stderr
     await host.images.remove("built")
 
 
@@ -166,9 +166,9 @@ async def test_a_build_that_fails_leaves_nothing(host: Client, tmp_path: Path, t
 async def test_an_equal_build_runs_nothing(host: Client, sb, tmp_path: Path) -> None:
     """Kept steps: found again by content, from the first change on carried out, gone with `prune`."""
     await _tiny(host, sb, tmp_path)
-    folder = tmp_path / "context"
-    (folder / "app").mkdir(parents=True)
-    (folder / "app/main").write_text("main 1\n")
+    directory = tmp_path / "context"
+    (directory / "app").mkdir(parents=True)
+    (directory / "app/main").write_text("main 1\n")
     text = """FROM tiny AS made
 ARG TEXT=none
 ENV NAME=stage
@@ -180,20 +180,20 @@ COPY --from=made /work/said /copied/
 RUN echo done > /done
 USER 65534:7
 """
-    (folder / "Dockerfile").write_text(text)
+    (directory / "Dockerfile").write_text(text)
     await host.images.prune()
     before = {sandbox.id for sandbox in await host.sandboxes()}
 
     async def build(**options: Any) -> tuple[str, list[str]]:
         said: list[str] = []
-        made = await host.images.build("built", folder, output=said.append, replace=True, **options)
+        made = await host.images.build("built", directory, output=said.append, replace=True, **options)
         assert {sandbox.id for sandbox in await host.sandboxes()} == before
         return made.digest, said
 
     first, said = await build(arguments={"TEXT": "given"})
     assert not any("kept" in line for line in said)
-    kept = await host.images.steps()
-    assert {step.title.split()[0] for step in kept} == {"WORKDIR", "COPY", "RUN"} and len(kept) == 5
+    retained = await host.images.steps()
+    assert {step.title.split()[0] for step in retained} == {"WORKDIR", "COPY", "RUN"} and len(retained) == 5
     again, said = await build(arguments={"TEXT": "given"})
     assert again == first and said[-1] == "nothing was run: every step is kept from an earlier build"
     assert said[:2] == ["FROM made", "[6/8] COPY --from=made /work/said /copied/ (kept)"]
@@ -202,14 +202,14 @@ USER 65534:7
         assert (await sandbox.exec(shown)).text == "stage given main 1\ndone\n"
 
     # What is copied changes: what stands before it is kept, what follows is carried out.
-    (folder / "app/main").write_text("main 2\n")
-    (folder / "Dockerfile").write_text(text + "WORKDIR /end\n")
+    (directory / "app/main").write_text("main 2\n")
+    (directory / "Dockerfile").write_text(text + "WORKDIR /end\n")
     changed, said = await build(arguments={"TEXT": "given"})
     assert changed != first and "[3/9] WORKDIR /work (kept)" in said and sum("(kept)" in line for line in said) == 1
     async with host.create("built", user=0) as sandbox:
         assert (await sandbox.exec(shown)).text == "stage given main 2\ndone\n"
     # A stage of which nothing is missing is not begun.
-    (folder / "Dockerfile").write_text(text + "USER root\nRUN echo later > /done\n")
+    (directory / "Dockerfile").write_text(text + "USER root\nRUN echo later > /done\n")
     _, said = await build(arguments={"TEXT": "given"})
     assert "FROM tiny AS made" not in said and said[-2] == "[10/10] RUN echo later > /done"
     _, said = await build(target="made", cache=False)
@@ -228,8 +228,8 @@ USER 65534:7
 async def test_holes_of_a_checkpoint_cost_an_image_nothing(host: Client, sb: Sandbox, daemon: Any) -> None:
     await sb.captured(await sb.exec("truncate -s 1T /huge; printf end >> /huge; fallocate -l 64M -n /allocated"))
     made = await host.images.commit((await sb.checkpoint()).id, "sparse")
-    found = (daemon.state / "images/.trees" / made.digest / "tree/huge").stat()
-    assert found.st_size == (1 << 40) + 3 and found.st_blocks * 512 < 1 << 20
+    result = (daemon.state / "images/.trees" / made.digest / "tree/huge").stat()
+    assert result.st_size == (1 << 40) + 3 and result.st_blocks * 512 < 1 << 20
     async with host.create("sparse") as child:
         assert (await child.exec("tail -c 3 /huge")).text == "end"
     await host.images.remove("sparse")
@@ -249,12 +249,12 @@ async def test_an_image_of_a_checkpoint_is_made_once(host: Client, sb, daemon: A
     first = await host.images.commit(done.checkpoint, "first")
     names = {path.name for path in (daemon.state / "images/.trees").iterdir()}
     tree = daemon.state / "images/.trees" / first.digest / "tree"
-    seen = (tree / "srv/new").stat()
+    observed = (tree / "srv/new").stat()
     os.utime(tree / "srv", ns=(1, 1))  # who read the tree again would find another one
     second = await host.images.commit(done.checkpoint, "second", config=ImageConfig(user="nobody"))
     assert second.digest == first.digest and second.config.user == "nobody" and first.config.user == ""
     assert {path.name for path in (daemon.state / "images/.trees").iterdir()} == names
-    assert (tree / "srv/new").stat() == seen
+    assert (tree / "srv/new").stat() == observed
     await host.images.remove("first")
     await host.images.remove("second")  # the tree goes with its last name: the next commit makes it again
     third = await host.images.commit(done.checkpoint, "third")
@@ -302,8 +302,8 @@ async def test_copies_are_what_the_sources_were(host: Client, daemon: Any, tmp_p
     tree = daemon.state / "images/.trees" / made.digest / "tree"
 
     def about(path: str) -> tuple[str, int, int]:
-        found = (tree / path).lstat()
-        return oct(found.st_mode)[2:], found.st_uid, found.st_gid
+        result = (tree / path).lstat()
+        return oct(result.st_mode)[2:], result.st_uid, result.st_gid
 
     assert about("new") == about("new/dir") == ("40755", 1, 7)
     assert about("new/dir/tool") == ("100744", 1, 7) and about("new/dir/away") == ("120777", 1, 7)
@@ -333,23 +333,23 @@ WEB = b"from the web\n"
 @pytest.fixture
 async def web_server() -> AsyncIterator[tuple[TestServer, list[str]]]:
     """A server on the web, and what it was asked for."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         return web.Response(body=WEB) if request.path == "/files/note.txt" else web.Response(status=404)
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with TestServer(app) as server:
-        yield server, asked
+        yield server, requested
 
 
 async def test_here_documents_caches_secrets_and_addresses(
     host: Client, tmp_path: Path, own_cache: Path, web_server: tuple[TestServer, list[str]]
 ) -> None:
-    folder, (server, asked) = tmp_path / "context", web_server
-    folder.mkdir()
+    directory, (server, requested) = tmp_path / "context", web_server
+    directory.mkdir()
     checksum = f"sha256:{hashlib.sha256(WEB).hexdigest()}"
     text = f"""FROM debian
 ENV NAME=crab
@@ -373,12 +373,12 @@ RUN --mount=type=cache,target=/var/cache/tool [ ! -e /var/cache/tool/under ] && 
 RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mount=type=secret,id=token,env=TOKEN \\
     test "$(cat /run/secrets/token)" = s3cret && test "$TOKEN" = s3cret && wc -l < /var/cache/tool/count > /counted
 """
-    (folder / "Dockerfile").write_text(text.replace("\\\\", "\\"))
+    (directory / "Dockerfile").write_text(text.replace("\\\\", "\\"))
 
     async def build(**options: Any) -> list[str]:
         said: list[str] = []
         secrets = {"token": b"s3cret"}
-        await host.images.build("built", folder, replace=True, output=said.append, secrets=secrets, **options)
+        await host.images.build("built", directory, replace=True, output=said.append, secrets=secrets, **options)
         return said
 
     await build()
@@ -387,11 +387,11 @@ RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mou
         " /named; ls /run/secrets /var/cache/tool/count; grep -rl s3cret /run /root /var/cache; ls -A / | grep pagurus-"
     )
     async with host.create("built") as sandbox:
-        found = await sandbox.exec(show)
-    assert found.text == "crab\npython\ncrab\n$NAME\nfrom the web\nfrom the web\n1\nunder\n640\n600\n"
+        result = await sandbox.exec(show)
+    assert result.text == "crab\npython\ncrab\n$NAME\nfrom the web\nfrom the web\n1\nunder\n640\n600\n"
     # The one without a checksum is asked for again, to see whether it has changed.
-    asked.clear()
-    assert (await build())[-1].startswith("nothing was run") and asked == ["/files/note.txt"]
+    requested.clear()
+    assert (await build())[-1].startswith("nothing was run") and requested == ["/files/note.txt"]
     # A cache outlives builds; a secret is in no key.
     await build(cache=False)
     async with host.create("built") as sandbox:
@@ -404,9 +404,9 @@ RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mou
         ("RUN --mount=type=secret,id=none,required true", "line 2: the secret none is required"),
         ("RUN --mount=type=secret,id=none test ! -e /run/secrets/none; exit 5", "exit code 5"),
     ):
-        (folder / "Dockerfile").write_text(f"FROM debian\n{line}\n")
+        (directory / "Dockerfile").write_text(f"FROM debian\n{line}\n")
         with pytest.raises(Invalid, match=message):
-            await host.images.build("broken", folder)
+            await host.images.build("broken", directory)
     await host.images.remove("built")
 
 
@@ -436,21 +436,21 @@ async def test_a_build_begins_with_an_image_of_a_registry(host: Client, tmp_path
         made = await host.images.build("built", tmp_path, output=said.append)
         assert f"pull {name}" in said and made.config.env["A"] == "b"
         assert (await host.images.get(name)).source.startswith(f"{there.host}/team/base@sha256:")
-        there.asked.clear()
+        there.requested.clear()
         await host.images.build("built", tmp_path, replace=True)
-        assert not there.asked  # it is here
+        assert not there.requested  # it is here
         assert (await host.images.pull(name)).digest == (await host.images.get(name)).digest
-        told: list[tuple[int, int]] = []
-        made = await host.images.pull(name, "base", progress=lambda done, total: told.append((done, total)))
-        assert made.name == "base" and told[-1][0] == told[-1][1] > 0
-        assert len(there.blobs_asked()) == 1  # the configuration, which skopeo reads each time
+        reported: list[tuple[int, int]] = []
+        made = await host.images.pull(name, "base", progress=lambda done, total: reported.append((done, total)))
+        assert made.name == "base" and reported[-1][0] == reported[-1][1] > 0
+        assert len(there.blobs_requested()) == 1  # the configuration, which skopeo reads each time
         with pytest.raises(ImageNotFound, match="name and tag"):
             await host.images.pull(f"{there.host}/team/nothing")
         with pytest.raises(ImageNotFound, match="name and tag"):
             (tmp_path / "Dockerfile").write_text(f"FROM {there.host}/team/nothing")
             await host.images.build("broken", tmp_path)
-    for each in ("built", "base", name):
-        await host.images.remove(each)
+    for item in ("built", "base", name):
+        await host.images.remove(item)
     await host.images.prune()
 
 

@@ -25,10 +25,10 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return given
 
 
-def made(tmp_path: Path, wanted: dict[int, int]) -> list[str]:
+def made(tmp_path: Path, target: dict[int, int]) -> list[str]:
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        numbered.make(directory, wanted)
+        numbered.make(directory, target)
         numbered.move(directory, 1, directory, "there")
     finally:
         os.close(directory)

@@ -63,15 +63,15 @@ def test_a_cut_keeps_what_was_flushed_and_any_part_of_the_rest(tmp_path: Path, s
                 pending.append((offset, data))
         state = disk.state(cut)
         disk.make(cut, tmp_path / "cut")
-        found = (tmp_path / "cut").read_bytes()
+        result = (tmp_path / "cut").read_bytes()
         for sector in range(20):
             here = slice(sector * SECTOR, (sector + 1) * SECTOR)
             legal = {bytes(flushed[here])}
             for where, what in pending:
                 if where <= sector * SECTOR < where + len(what):
                     legal.add(what[sector * SECTOR - where :][:SECTOR])
-            assert found[here] in legal
-        assert states.setdefault(state, found) == found  # equal states are equal disks,
+            assert result[here] in legal
+        assert states.setdefault(state, result) == result  # equal states are equal disks,
     assert len(states) == len(set(states.values()))  # and equal disks are equal states
     disk.close()
     for event in every:
@@ -105,7 +105,9 @@ def test_what_came_back_is_one_of_the_catalogues_that_there_were() -> None:
         85: {"a"},
     }
     for position, marks in allowed.items():
-        assert {found for found in (EMPTY, "a", "b", "c", "none of them") if not ledger.wrong(found, position)} == marks
+        assert {
+            result for result in (EMPTY, "a", "b", "c", "none of them") if not ledger.wrong(result, position)
+        } == marks
     assert [ledger.newest(position) for position in (5, 15, 45, 55, 85)] == [EMPTY, "a", "b", "c", "a"]
 
 
@@ -140,7 +142,7 @@ def test_a_daemon_that_loses_its_power_keeps_what_it_called_durable() -> None:
     done = subprocess.run(program, capture_output=True, text=True, cwd=CHECKOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["old_or_new"] == result["old"] + result["new"] == result["whole"] == result["cuts"] == 6
+    assert result["old_or_new"] == result["old"] + result["new"] == result["complete"] == result["cuts"] == 6
     assert result["transactions"] > 10
     assert result["answers"] >= 5
     assert result["flushes"] > 50
@@ -155,22 +157,22 @@ def test_files_that_nobody_hashed_yet_are_compared_with_what_they_held(tmp_path:
         tree = pool.sandboxes / "s-1"
         pool.create_tree(tree)
         (tree / "upper" / "f").write_bytes(b"as it was")
-        kept = pool.checkpoints / "c-1"
-        btrfs.snapshot(tree, kept, readonly=True)
+        retained = pool.checkpoints / "c-1"
+        btrfs.snapshot(tree, retained, readonly=True)
         rows = {
             "c-1": CheckpointRow(
                 id="c-1", sandbox="s-1", number=1, state=CheckpointState.DURABLE, verdict=Verdict.FILES, files="c-1"
             )
         }
-        held = {"c-1": hashing.digest(kept, None)}
+        held = {"c-1": hashing.digest(retained, None)}
         assert contents(rows, state, held) == []
         with pytest.raises(ValueError, match="nothing is known"):
             contents(rows, state, {})
-        btrfs.delete_subvolume(kept)
+        btrfs.delete_subvolume(retained)
         (tree / "upper" / "f").write_bytes(b"as it is!")
-        btrfs.snapshot(tree, kept, readonly=True)
-        assert any("upper/f" in each for each in contents(rows, state, held))
-        btrfs.delete_subvolume(kept)
+        btrfs.snapshot(tree, retained, readonly=True)
+        assert any("upper/f" in item for item in contents(rows, state, held))
+        btrfs.delete_subvolume(retained)
         assert contents(rows, state, held) == ["file snapshot c-1 is missing"]
     finally:
         pool.close()

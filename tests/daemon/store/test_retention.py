@@ -42,8 +42,8 @@ def histories(draw: st.DrawFn) -> tuple[list[Node], dict[str, Retention], set[st
     """Trees of up to three sandboxes with forks between them, policies for the living, and what is needed."""
     nodes: list[Node] = []
     for number in range(draw(st.integers(0, 40))):
-        whole = [node for node in nodes if node.state is not CheckpointState.FAILED]
-        parent = draw(st.sampled_from([None, *(node.id for node in whole)]))
+        complete = [node for node in nodes if node.state is not CheckpointState.FAILED]
+        parent = draw(st.sampled_from([None, *(node.id for node in complete)]))
         nodes.append(
             Node(
                 id=f"c{number}",
@@ -71,7 +71,9 @@ def test_the_rule_gives_up_nothing_that_is_needed(history: tuple[list[Node], dic
     parents = {node.parent for node in nodes if node.state is not CheckpointState.FAILED}
     for node in nodes:
         policy = policies.get(node.sandbox)
-        whole = sorted(n.number for n in nodes if n.sandbox == node.sandbox and n.state is not CheckpointState.FAILED)
+        complete = sorted(
+            n.number for n in nodes if n.sandbox == node.sandbox and n.state is not CheckpointState.FAILED
+        )
         if node.id not in gone:
             continue
         assert node.id not in needed
@@ -79,7 +81,7 @@ def test_the_rule_gives_up_nothing_that_is_needed(history: tuple[list[Node], dic
         assert node.template is None
         if policy is not None:
             assert policy.last is not None
-            assert node.number not in whole[-policy.last :]
+            assert node.number not in complete[-policy.last :]
             assert node.state in (CheckpointState.DURABLE, CheckpointState.FAILED)
             assert node.state is CheckpointState.FAILED or node.id in parents
             assert not (policy.labelled and node.label)
@@ -217,14 +219,14 @@ async def test_a_policy_thins_the_tree_while_everything_else_goes_on(daemon: Dae
         await host.store.label(infos[0], None)
         last = [await sandbox.durable(await sandbox.exec(f"echo b{n} > /n")) for n in range(4)]
         # Kept: what it was created from, the fork's origin, the labelled one, the leaf that was left, the last two.
-        kept = {labelled.id, first.id, infos[-1].id, last[-2].id, last[-1].id}
+        retained = {labelled.id, first.id, infos[-1].id, last[-2].id, last[-1].id}
 
         # Content is kept under one name: of one that had processes too, a later one may need the dump.
         alone = {info.id for info in (*infos, *last) if info.verdict is Verdict.FILES}
 
         async def thinned() -> bool:  # rows go first, content follows
             left = {info.id for info in await sandbox.tree() if info.label != "created"}
-            return left == kept and not {path.name for path in snapshots.iterdir()} & (alone - kept)
+            return left == retained and not {path.name for path in snapshots.iterdir()} & (alone - retained)
 
         snapshots = daemon.state / "pool" / "checkpoints"
 
@@ -279,32 +281,32 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
         sandbox = await host.create(IMAGE, retention=Retention(last=3))
         started = await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
         await sandbox.durable(started)
-    seen: set[str] = set()  # these were durable
-    for strike in range(3):
+    observed: set[str] = set()  # these were durable
+    for inject in range(3):
         with contextlib.suppress(Exception):  # the daemon dies in the middle of it
-            async with daemon.client(patience=0) as host:
-                await _turns_until_killed(host, sandbox.id, daemon, chance.uniform(2.0, 3.5), seen)
+            async with daemon.client(timeout=0) as host:
+                await _turns_until_killed(host, sandbox.id, daemon, chance.uniform(2.0, 3.5), observed)
         if daemon.process is not None:
             daemon.kill()
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as host:
             sandbox = await host.get(sandbox.id)
             tree = await sandbox.tree()
-            whole = [i for i in tree if i.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)]
+            complete = [i for i in tree if i.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)]
             assert not [i for i in tree if (i.error or "").startswith(LOST)]
-            assert not [i for i in tree if i.id in seen and i.state is not CheckpointState.DURABLE]
-            assert seen & {i.id for i in whole}, "the newest one stays"
-            report = await host.store.verify(*whole)
-            assert [each.damage for each in report if each.damage] == [], strike
+            assert not [i for i in tree if i.id in observed and i.state is not CheckpointState.DURABLE]
+            assert observed & {i.id for i in complete}, "the newest one stays"
+            report = await host.store.verify(*complete)
+            assert [item.damage for item in report if item.damage] == [], inject
     async with daemon.client() as host:
         await (await host.get(sandbox.id)).remove()
     await _nothing_left(daemon)
 
 
-async def _turns_until_killed(host: Client, name: str, daemon: Daemon, after: float, seen: set[str]) -> None:
+async def _turns_until_killed(host: Client, name: str, daemon: Daemon, after: float, observed: set[str]) -> None:
     sandbox = await host.get(name)
     while True:
-        seen.add((await sandbox.durable(await sandbox.exec("date +%N > /n"))).id)
+        observed.add((await sandbox.durable(await sandbox.exec("date +%N > /n"))).id)
         if after:  # of the first one that is durable
             asyncio.get_running_loop().call_later(after, daemon.kill)
             after = 0.0

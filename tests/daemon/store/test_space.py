@@ -141,7 +141,7 @@ async def test_memory_in_checkpoints_has_a_limit_that_is_the_sandboxs_own(host: 
     turn = f"pkill python3; rm -f /up; setsid python3 -c '{hold}' >/dev/null 2>&1 & until [ -e /up ]; do :; done"
     async with host.create(IMAGE, limits=Limits(checkpoints="24MiB")) as sandbox, host.create(IMAGE) as neighbour:
         made = [await sandbox.durable(await sandbox.exec(turn)) for _ in range(2)]
-        assert all(each.state is CheckpointState.DURABLE for each in made)
+        assert all(item.state is CheckpointState.DURABLE for item in made)
         with pytest.raises(CheckpointFailed, match=r"hold 3[2-9] MiB of memory, and its limit is 24 MiB.*retention"):
             await sandbox.captured(await sandbox.exec(turn))
         on = await sandbox.exec("cat /proc/loadavg > /now; pgrep -c python3")

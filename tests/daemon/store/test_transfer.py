@@ -50,16 +50,16 @@ def stream(entries: list[Entry], head: TransferHeader = HEAD) -> bytes:
 
 def read(data: bytes, step: int = 1 << 20) -> list[tuple[object, object]]:
     reader, tree = Reader(), Tree()
-    found: list[tuple[object, object]] = []
+    result: list[tuple[object, object]] = []
     for first in range(0, len(data), step):
         for kind, value in reader.feed(data[first : first + step]):
             if isinstance(value, list):
                 for entry in value:
                     if isinstance(entry, Entry):
                         tree.add(entry)
-            found.append((kind, value))
+            result.append((kind, value))
     reader.finish()
-    return found
+    return result
 
 
 # ------------------------------------------------------------------- the format
@@ -86,13 +86,13 @@ def test_what_is_written_is_read_however_it_arrives(data: bytes, step: int) -> N
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_changed_cut_or_longer_stream_is_refused(data: st.DataObject) -> None:
-    whole = stream([ROOT, Entry(parent=0, name=b"a", kind="d"), Entry(parent=1, name=b"b", kind="l", target=b"x")])
-    place = data.draw(st.integers(0, len(whole) - 1))
+    complete = stream([ROOT, Entry(parent=0, name=b"a", kind="d"), Entry(parent=1, name=b"b", kind="l", target=b"x")])
+    place = data.draw(st.integers(0, len(complete) - 1))
     act = data.draw(st.sampled_from(("flip", "cut", "more")))
     if act == "flip":
-        broken = whole[:place] + bytes([whole[place] ^ 1 << data.draw(st.integers(0, 7))]) + whole[place + 1 :]
+        broken = complete[:place] + bytes([complete[place] ^ 1 << data.draw(st.integers(0, 7))]) + complete[place + 1 :]
     else:
-        broken = whole[:place] if act == "cut" else whole + b"\x01"
+        broken = complete[:place] if act == "cut" else complete + b"\x01"
     with pytest.raises(Protocol):
         read(broken)
 
@@ -193,7 +193,7 @@ while True:
     peer, _ = server.accept(); n += 1; held.seek(0)
     peer.sendall(f'{n} {held.read()} {len(heap)}\\n'.encode()); peer.close()
 """
-ASK = "python3 -c \"import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(99).decode(), end='')\""
+REQUEST = "python3 -c \"import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(99).decode(), end='')\""
 TREE = """
 mkdir -p /work/deep/er && cd /work && echo one > a && ln a deep/b && ln -s ../a deep/er/l && mkfifo pipe
 truncate -s 3M sparse && echo end >> sparse && chmod 4711 a && chown 1000:1000 deep && touch -d @12345 deep/er
@@ -231,7 +231,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Da
             daemon.clean()
 
 
-async def whole(parts: AsyncIterator[bytes]) -> bytes:
+async def complete(parts: AsyncIterator[bytes]) -> bytes:
     return b"".join([part async for part in parts])
 
 
@@ -244,10 +244,10 @@ async def tree(daemon: Daemon, host: Client, checkpoint: CheckpointInfo) -> dict
     """The files of a checkpoint as they lie on a host: its own snapshot, or that of the ancestor that it shares."""
     snapshots = daemon.state / "pool" / "checkpoints"
     infos = {info.id: info for info in await host.store.checkpoints()}
-    found = infos[checkpoint.id]
-    while not (snapshots / found.id).is_dir():
-        found = infos[found.parent or ""]
-    return facts.tree(snapshots / found.id / "upper")
+    result = infos[checkpoint.id]
+    while not (snapshots / result.id).is_dir():
+        result = infos[result.parent or ""]
+    return facts.tree(snapshots / result.id / "upper")
 
 
 @needs_daemon
@@ -257,12 +257,12 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         await sandbox.exec(TREE)
         await sandbox.files.write("/server.py", SERVER)
         await sandbox.exec("setsid python3 /server.py >/dev/null 2>&1 & while [ ! -e /up ]; do sleep 0.01; done")
-        assert (await sandbox.exec(ASK)).text == "1 deleted but open 3145728\n"
+        assert (await sandbox.exec(REQUEST)).text == "1 deleted but open 3145728\n"
         rights = (await sandbox.exec(ACLS)).text
         assert rights.splitlines()[0] == "674" and "e8030000" in rights.splitlines()[3]  # of user 1000
         first = await sandbox.checkpoint("moved", wait="durable")
 
-        data = await whole(source.store.stream(first))
+        data = await complete(source.store.stream(first))
         imported = await target.store.receive(again(data))
         assert imported.checkpoint.state is CheckpointState.DURABLE
         assert (imported.checkpoint.id, imported.checkpoint.label) == (first.id, "moved")
@@ -272,7 +272,7 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         (fork,) = await target.fork(first, 1)
         child = fork.sandbox
         assert child is not None, fork.error
-        assert (await child.exec(ASK)).text == "2 deleted but open 3145728\n"
+        assert (await child.exec(REQUEST)).text == "2 deleted but open 3145728\n"
         assert (await child.exec("cat /work/deep/b; echo $A; ls /usr/share/doc | wc -l")).text == "one\nb\n0\n"
         assert (await child.exec("ls -d /etc/alternatives 2>/dev/null; cat /etc/choices/README")).text.startswith(
             "Please read"
@@ -284,17 +284,19 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         # What comes next is small, and smaller still against what is there.
         await sandbox.exec("echo two > /work/a; rm /work/noise")
         second = await sandbox.checkpoint(None, wait="durable")
-        full = await whole(source.store.stream(second))
-        since = await whole(source.store.stream(second, since=first))
-        known = await whole(source.store.stream(second, have=await target.store.have()))
+        full = await complete(source.store.stream(second))
+        since = await complete(source.store.stream(second, since=first))
+        existing = await complete(source.store.stream(second, have=await target.store.have()))
         assert len(since) < len(full) / 4
-        assert len(known) < len(full) / 4
+        assert len(existing) < len(full) / 4
         with pytest.raises(Conflict, match="lacks"):  # to one who does not have the rest
             await _elsewhere(tmp_path, since)
         assert (await target.store.receive(again(since))).checkpoint.parent == first.id
         (fork,) = await target.fork(second, 1)
         assert fork.sandbox is not None, fork.error
-        assert (await fork.sandbox.exec(f"{ASK}; cat /work/deep/b")).text.endswith("deleted but open 3145728\ntwo\n")
+        assert (await fork.sandbox.exec(f"{REQUEST}; cat /work/deep/b")).text.endswith(
+            "deleted but open 3145728\ntwo\n"
+        )
 
         # And by pull, which finds out for itself.
         await sandbox.exec("echo three > /work/a")
@@ -306,8 +308,8 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         assert (await target.store.pull(str(here.socket), third)).already
         reports = await target.store.verify()
         assert [report for report in reports if report.damage] == []
-        for each in (child, fork.sandbox):
-            await each.remove()
+        for item in (child, fork.sandbox):
+            await item.remove()
         for info in (third, second, first):
             await target.store.remove(info)
         assert not list((there.state / "pool" / "checkpoints").iterdir())
@@ -337,7 +339,7 @@ async def test_a_torn_or_changed_stream_leaves_nothing(hosts: tuple[Daemon, Daem
     async with here.client() as source, there.client() as target, source.create(IMAGE) as sandbox:
         await sandbox.exec("setsid sleep 1000000 >/dev/null 2>&1 & head -c 300000 /dev/urandom > /noise")
         info = await sandbox.checkpoint(None, wait="durable")
-        data = await whole(source.store.stream(info))
+        data = await complete(source.store.stream(info))
         before = sorted(path.name for path in there.state.rglob("c-*"))
         for _ in range(12):
             place = chance.randrange(len(data))
@@ -377,6 +379,6 @@ async def test_export_waits_for_durable_and_refuses_the_unknown(hosts: tuple[Dae
     here, _ = hosts
     async with here.client() as source, source.create(IMAGE) as sandbox:
         result = await sandbox.exec("setsid sleep 1000000 >/dev/null 2>&1 &")
-        assert len(await whole(source.store.stream(result.checkpoint or ""))) > 1000  # at once: it waits for durable
+        assert len(await complete(source.store.stream(result.checkpoint or ""))) > 1000  # at once: it waits for durable
         with pytest.raises(NotFound):
-            await whole(source.store.stream("c-0123456789ab"))
+            await complete(source.store.stream("c-0123456789ab"))

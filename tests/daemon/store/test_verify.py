@@ -99,10 +99,10 @@ async def test_damaged_pages_are_named_and_shared_with_nobody(daemon: Daemon, ho
         assert "damaged" in ((await host.checkpoint(info)).error or "")
         environment = {**os.environ, "PAGURUS_RUN": str(daemon.run)}
         program = [sys.executable, "-m", "pagurus", "checkpoint", "verify"]
-        found = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run, [*program, info.id], capture_output=True, text=True, env=environment
         )
-        assert (found.returncode, info.id in found.stderr) == (1, True)
+        assert (result.returncode, info.id in result.stderr) == (1, True)
         # It is refused before anything is killed, and the living sandbox stores all of it anew with its next turn.
         for act in (sandbox.restore(info), host.fork(info)):
             with pytest.raises(Conflict, match="damaged"):
@@ -111,18 +111,18 @@ async def test_damaged_pages_are_named_and_shared_with_nobody(daemon: Daemon, ho
             await host.store.receive(_parts(stream))
         turn = await sandbox.exec("true")
         assert turn.verdict is Verdict.BOTH
-        anew = await sandbox.durable(turn)
-        assert await damage(host, anew) == ""
-        await sandbox.restore(anew, verify=True)
+        redo = await sandbox.durable(turn)
+        assert await damage(host, redo) == ""
+        await sandbox.restore(redo, verify=True)
         # The same pages, dumped anew by a sandbox in which they still live: none of the damaged ones is used.
         async with host.create(IMAGE) as other:
             second = await stored(daemon, other)
             assert await damage(host, second) == ""
-            whole = await asyncio.to_thread(
+            complete = await asyncio.to_thread(
                 subprocess.run, [*program, second.id, "--json"], capture_output=True, text=True, env=environment
             )
-            assert whole.returncode == 0
-            assert json.loads(whole.stdout)[0]["checkpoint"] == second.id
+            assert complete.returncode == 0
+            assert json.loads(complete.stdout)[0]["checkpoint"] == second.id
             await other.restore(second, verify=True)
         flip(segment, size - (1 << 20))
         assert await damage(host, info) == ""  # it is whole again, and said to be

@@ -42,7 +42,7 @@ async def worker(sb: Sandbox) -> Process:
     return await sb.processes.start(["python3", "/worker.py"], stdin="pipe", excluded=True)
 
 
-async def told(process: Process, line: str) -> None:
+async def reported(process: Process, line: str) -> None:
     """Tell it a line; returns when it has done what that says."""
     before = await process.logs()
     await process.write(line + "\n")
@@ -63,25 +63,25 @@ async def test_what_it_does_in_memory_makes_no_checkpoint(sb: Sandbox) -> None:
     assert process.info.verdict is Verdict.FILES
     await verdict_of(sb)
     for _ in range(3):
-        await told(process, "run cat /etc/passwd")
+        await reported(process, "run cat /etc/passwd")
         assert await verdict_of(sb) is Verdict.NONE
-    await told(process, "run echo x > /x")
+    await reported(process, "run echo x > /x")
     assert await verdict_of(sb) is Verdict.FILES
-    await told(process, "stay exec sleep 1000")
-    await told(process, f"run {ASLEEP}")
+    await reported(process, "stay exec sleep 1000")
+    await reported(process, f"run {ASLEEP}")
     assert await verdict_of(sb) is Verdict.PROCESSES
-    await told(process, "run cat /x")
+    await reported(process, "run cat /x")
     assert await verdict_of(sb) is Verdict.NONE
 
 
 async def test_after_a_restore_and_in_a_fork_it_is_not_there(host: Client, sb: Sandbox) -> None:
     process = await worker(sb)
-    await told(process, "run echo one > /x")
+    await reported(process, "run echo one > /x")
     first = await sb.checkpoint("without a process")
-    await told(process, "stay exec sleep 1000")
-    await told(process, f"run {ASLEEP}")
+    await reported(process, "stay exec sleep 1000")
+    await reported(process, f"run {ASLEEP}")
     second = await sb.checkpoint("with one")
-    await told(process, "run echo two > /x")
+    await reported(process, "run echo two > /x")
     for checkpoint, sleeping in ((first, 0), (second, 1), (first, 0)):
         await sb.restore(checkpoint, verify=True)
         (child,) = await host.fork(checkpoint, 1)
@@ -95,9 +95,9 @@ async def test_after_a_restore_and_in_a_fork_it_is_not_there(host: Client, sb: S
     with pytest.raises(NotFound):
         await process.refresh()
     again = await worker(sb)
-    await told(again, "run cat /x")
+    await reported(again, "run cat /x")
     await verdict_of(sb)
-    await told(again, "run cat /x")
+    await reported(again, "run cat /x")
     assert await verdict_of(sb) is Verdict.NONE
 
 
@@ -105,7 +105,7 @@ async def test_the_next_daemon_keeps_it_apart(daemon: Daemon) -> None:
     async with daemon.client() as host:
         sandbox = await host.create(IMAGE)
         process = await worker(sandbox)
-        await told(process, "run true")
+        await reported(process, "run true")
     daemon.kill()
     await asyncio.to_thread(daemon.start)
     async with daemon.client() as host:
@@ -114,7 +114,7 @@ async def test_the_next_daemon_keeps_it_apart(daemon: Daemon) -> None:
         assert process.info.excluded
         assert process.info.state is ProgramState.RUNNING
         assert await verdict_of(sandbox) is Verdict.BOTH  # the gap
-        await told(process, "run cat /etc/passwd")
+        await reported(process, "run cat /etc/passwd")
         assert await verdict_of(sandbox) is Verdict.NONE
         head = (await sandbox.tree())[-1]
         await process.kill()
@@ -153,19 +153,19 @@ def test_a_program_must_be_the_child_of_its_attendant() -> None:
             with pytest.raises(Conflict):  # what claims to be the attendant of a process is that process' child
                 excluded.first(scene, scene, StartedSupervisor(host_pid=other.pid, supervisor=other.pid, program=me))
             assert scene.noted == []
-            found = excluded.first(scene, scene, StartedSupervisor(host_pid=me, supervisor=me, program=other.pid))
+            result = excluded.first(scene, scene, StartedSupervisor(host_pid=me, supervisor=me, program=other.pid))
             assert scene.noted == [me, other.pid]
             assert scene.excluded.pids() == {me, other.pid}
-            row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="sleep", started_at=0.0, excluded=found)
+            row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="sleep", started_at=0.0, excluded=result)
         finally:
             other.end()
     assert scene.excluded.pids() == {me}
     later = Scene(me)
     excluded.again(later, later, [row])  # the program has ended meanwhile
     assert later.noted == [me]
-    assert excluded.kept({"p-1": row}) == {}
-    for each in (scene, later):
-        each.excluded.clear()
+    assert excluded.retained({"p-1": row}) == {}
+    for item in (scene, later):
+        item.excluded.clear()
 
 
 def test_a_later_process_of_the_same_number_is_not_it() -> None:

@@ -54,7 +54,7 @@ async def test_a_port_is_reached_and_forwarded(sb: Sandbox) -> None:
     _, answer = await asyncio.gather(send(), reader.read(-1))
     assert answer == big + b"END"
     writer.close()
-    kept_reader, kept = await sb.ports.connect(8000)
+    retained_reader, retained = await sb.ports.connect(8000)
     async with sb.ports.forward(8000) as address:
         host, _, port = address.rpartition(":")
 
@@ -70,9 +70,9 @@ async def test_a_port_is_reached_and_forwarded(sb: Sandbox) -> None:
         assert await asyncio.gather(*(one(n) for n in range(20))) == [b"%dEND" % n for n in range(20)]
     with pytest.raises(OSError):
         await asyncio.open_connection(host, int(port))
-    kept.write(b"still here")  # the end of a forward is no end of other connections
-    assert await kept_reader.readexactly(10) == b"still here"
-    kept.close()
+    retained.write(b"still here")  # the end of a forward is no end of other connections
+    assert await retained_reader.readexactly(10) == b"still here"
+    retained.close()
 
 
 async def test_a_stream_is_closed_however_its_carrier_ends() -> None:

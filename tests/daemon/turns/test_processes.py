@@ -19,15 +19,15 @@ from tests.support.daemon_host import TIMEOUT, Daemon, until
 COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $n $line; done"
 
 
-async def printed(process: Process, wanted: bytes) -> bytes:
-    """What its stdout kept, once `wanted` is in it."""
-    found = b""
+async def printed(process: Process, target: bytes) -> bytes:
+    """What its stdout kept, once `target` is in it."""
+    result = b""
     async with asyncio.timeout(TIMEOUT):
         async for chunk in process.stream():
-            found += chunk.data if chunk.stream == "stdout" else b""
-            if wanted in found:
-                return found
-    raise AssertionError(f"it ended without {wanted!r}: {found!r}")
+            result += chunk.data if chunk.stream == "stdout" else b""
+            if target in result:
+                return result
+    raise AssertionError(f"it ended without {target!r}: {result!r}")
 
 
 async def test_outputs_exit_code_and_list(sb: Sandbox) -> None:
@@ -177,14 +177,14 @@ async def test_labels(host: Client, sb: Sandbox) -> None:
 # --------------------------------------------------------------------------- terminals
 
 
-async def shows(terminal: Terminal, wanted: bytes) -> bytes:
-    found = b""
+async def shows(terminal: Terminal, target: bytes) -> bytes:
+    result = b""
     async with asyncio.timeout(TIMEOUT):
-        while wanted not in found:
+        while target not in result:
             data = await terminal.read()
-            assert data is not None, found
-            found += data
-    return found
+            assert data is not None, result
+            result += data
+    return result
 
 
 async def test_a_terminal(sb: Sandbox) -> None:
@@ -217,8 +217,8 @@ async def test_a_terminal_waits_for_a_slow_reader_and_loses_nothing(sb: Sandbox)
         await shows(terminal, b"up\n")
         await terminal.write("go\n")
         await asyncio.sleep(0.5)
-        found = b"".join([data async for data in terminal])
-        assert found == b"".join(b"%d\n" % n for n in range(1, 200_001))
+        result = b"".join([data async for data in terminal])
+        assert result == b"".join(b"%d\n" % n for n in range(1, 200_001))
         assert terminal.exit_code == 0
 
 
@@ -240,7 +240,7 @@ async def test_a_terminal_outlives_its_visitor_and_a_restore(sb: Sandbox) -> Non
         assert b"two" not in await shows(again, b"<three>")
 
 
-class _Seats:
+class _Slots:
     """What a seat needs of a sandbox, and an attendant that answers when it is let."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class _Seats:
         self.held: list[bool] = []
         self.answers = asyncio.Event()
 
-    async def supervisor(self, _: str) -> _Seats:
+    async def supervisor(self, _: str) -> _Slots:
         await self.answers.wait()
         return self
 
@@ -262,7 +262,7 @@ class _Seats:
 
 
 async def test_two_who_come_at_once_and_one_who_comes_as_another_leaves() -> None:
-    loop: Any = _Seats()
+    loop: Any = _Slots()
     leave = asyncio.Event()
 
     async def visit() -> None:

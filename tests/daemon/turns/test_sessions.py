@@ -69,12 +69,12 @@ async def test_a_deadline_interrupts_the_command_and_spares_the_session(sb: Sand
 
 def asleep_in(sb: Sandbox, *programs: str) -> list[str]:
     """The tasks of a sandbox that execute one of these and have come to rest, by name."""
-    found = []
+    result = []
     for pid in tasks_of(sb.id):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-            found += [name] if name in programs and rest.split()[0] == "S" else []
-    return sorted(found)
+            result += [name] if name in programs and rest.split()[0] == "S" else []
+    return sorted(result)
 
 
 async def interrupted(session: Session) -> bool:

@@ -26,12 +26,12 @@ class Tree:
         self.path = path
         self.gate = threading.Event()
         self.gate.set()
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.opened = True
 
     @contextlib.contextmanager
     def root(self) -> Iterator[int]:
-        self.asked.set()
+        self.requested.set()
         self.opened = self.gate.wait(20)
         descriptor = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -40,9 +40,9 @@ class Tree:
             os.close(descriptor)
 
 
-async def told(found: asyncio.Queue[FileEvent], count: int) -> list[tuple[str, str]]:
+async def reported(result: asyncio.Queue[FileEvent], count: int) -> list[tuple[str, str]]:
     async with asyncio.timeout(TIMEOUT):
-        return [(event.kind, event.path) for event in [await found.get() for _ in range(count)]]
+        return [(event.kind, event.path) for event in [await result.get() for _ in range(count)]]
 
 
 async def test_a_tree_is_looked_through_beside_the_event_loop_and_in_order(tmp_path: Path) -> None:
@@ -50,15 +50,15 @@ async def test_a_tree_is_looked_through_beside_the_event_loop_and_in_order(tmp_p
     (tmp_path / "w").mkdir()
     (tmp_path / "new/below").mkdir(parents=True)
     (tmp_path / "new/below/file").touch()
-    async with events(tree.root, "/w", recursive=True) as found:
+    async with events(tree.root, "/w", recursive=True) as result:
         tree.gate.clear()
-        tree.asked.clear()
+        tree.requested.clear()
         (tmp_path / "new").rename(tmp_path / "w/new")
         (tmp_path / "w/later").touch()
-        await asyncio.to_thread(tree.asked.wait, TIMEOUT)  # it is being looked through, and we run
-        assert found.empty()
+        await asyncio.to_thread(tree.requested.wait, TIMEOUT)  # it is being looked through, and we run
+        assert result.empty()
         tree.gate.set()
-        assert await told(found, 4) == [
+        assert await reported(result, 4) == [
             ("created", "new"),
             ("created", "new/below"),
             ("created", "new/below/file"),
@@ -66,7 +66,7 @@ async def test_a_tree_is_looked_through_beside_the_event_loop_and_in_order(tmp_p
         ]
         assert tree.opened
         (tmp_path / "w/new/below/file").write_text("x")
-        while (event := (await told(found, 1))[0]) == ("modified", "later"):
+        while (event := (await reported(result, 1))[0]) == ("modified", "later"):
             pass
         assert event == ("modified", "new/below/file")
 
@@ -77,14 +77,14 @@ async def test_whoever_leaves_does_not_wait_for_a_large_tree(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
     async with events(tree.root, "/w", recursive=True):
         tree.gate.clear()
-        tree.asked.clear()
+        tree.requested.clear()
         (tmp_path / "new").rename(tmp_path / "w/new")
-        await asyncio.to_thread(tree.asked.wait, TIMEOUT)
+        await asyncio.to_thread(tree.requested.wait, TIMEOUT)
         asyncio.get_running_loop().call_later(0.1, tree.gate.set)
     leaving = asyncio.ensure_future(_enter(tree))
     tree.gate.clear()
-    tree.asked.clear()
-    await asyncio.to_thread(tree.asked.wait, TIMEOUT)
+    tree.requested.clear()
+    await asyncio.to_thread(tree.requested.wait, TIMEOUT)
     leaving.cancel()  # while it is being opened
     asyncio.get_running_loop().call_later(0.1, tree.gate.set)
     with pytest.raises(asyncio.CancelledError):
@@ -94,11 +94,11 @@ async def test_whoever_leaves_does_not_wait_for_a_large_tree(tmp_path: Path) -> 
 
 def instances() -> int:
     """inotify instances of this process."""
-    found = 0
+    result = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found += os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:inotify"
-    return found
+            result += os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:inotify"
+    return result
 
 
 async def _enter(tree: Tree) -> None:
@@ -114,14 +114,14 @@ async def test_what_is_too_much_to_tell_is_an_overflow_and_the_rest_is_covered(
     (tmp_path / "w").mkdir()
     for name in "abcdef":
         (tmp_path / "new" / name).mkdir(parents=True)
-    async with events(tree.root, "/w", recursive=True) as found:
+    async with events(tree.root, "/w", recursive=True) as result:
         (tmp_path / "new").rename(tmp_path / "w/new")
-        assert [kind for kind, _ in await told(found, 4)] == ["created"] * 3 + ["overflow"]
+        assert [kind for kind, _ in await reported(result, 4)] == ["created"] * 3 + ["overflow"]
         for name in "abcdef":
             (tmp_path / "w/new" / name / "x").mkdir()
-            assert await told(found, 1) == [("created", f"new/{name}/x")]
+            assert await reported(result, 1) == [("created", f"new/{name}/x")]
         (tmp_path / "w").rename(tmp_path / "away")
-        assert await told(found, 1) == [("end", "")]
+        assert await reported(result, 1) == [("end", "")]
 
 
 async def test_more_directories_than_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,20 +129,20 @@ async def test_more_directories_than_can_be_watched(tmp_path: Path, monkeypatch:
     tree = Tree(tmp_path)
     for name in ("w/a", "w/b", "new/c"):
         (tmp_path / name).mkdir(parents=True)
-    async with events(tree.root, "/w", recursive=True) as found:
+    async with events(tree.root, "/w", recursive=True) as result:
         (tmp_path / "new").rename(tmp_path / "w/new")
-        assert await told(found, 1) == [("end", "")]
+        assert await reported(result, 1) == [("end", "")]
     with pytest.raises(Invalid):
         async with events(tree.root, "/w", recursive=True):
             pass
 
 
 def test_the_end_is_told_to_a_reader_that_takes_nothing() -> None:
-    found: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
+    result: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
     for _ in range(BACKLOG + 5):
-        keep(found, FileEvent(kind="created", path="x"))
-    keep(found, FileEvent(kind="end"))
-    kinds = [found.get_nowait().kind for _ in range(found.qsize())]
+        keep(result, FileEvent(kind="created", path="x"))
+    keep(result, FileEvent(kind="end"))
+    kinds = [result.get_nowait().kind for _ in range(result.qsize())]
     assert kinds == ["created"] * (BACKLOG - 2) + ["overflow", "end"]
 
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from daemon.verdict import compare
-from daemon.verdict.assess import RESTS, Assessor, FileTrees, look
+from daemon.verdict.assess import RESTS, Assessor, FileTrees, poll
 from daemon.verdict.ignore import checked
-from ebpf.inspector import SurvivorSeen
+from ebpf.inspector import SurvivorObserved
 from sandbox import paths
 from sandbox.criu.open_files import OpenFiles
 from sandbox.errors import SandboxDead
@@ -30,17 +30,17 @@ class FakeInspector:
     """Answers with the given effects, one after the other; the last one for ever."""
 
     answers: Sequence[Effects]
-    seen: Sequence[SurvivorSeen] = ()
+    observed: Sequence[SurvivorObserved] = ()
     reads: int = 0
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     def read(self, _cgroup: int) -> Effects:
         self.reads += 1
         return self.answers[min(self.reads, len(self.answers)) - 1]
 
-    def tasks(self, cgroup: int) -> list[SurvivorSeen]:
-        self.asked.append(cgroup)
-        return list(self.seen)
+    def tasks(self, cgroup: int) -> list[SurvivorObserved]:
+        self.requested.append(cgroup)
+        return list(self.observed)
 
 
 class Nobody(SimpleNamespace):
@@ -120,11 +120,11 @@ async def test_only_changes_of_files_that_nobody_else_could_make_are_compared(
 
 
 async def test_a_survivor_must_hold_what_it_held(equal: FileTrees) -> None:
-    beside = Effects(data_writes=1, survivors=1)
-    assert await assessed(replace(equal, held=OpenFiles()), beside) is NONE
-    assert await assessed(replace(equal, held=HELD), beside) is BOTH
+    alongside = Effects(data_writes=1, survivors=1)
+    assert await assessed(replace(equal, held=OpenFiles()), alongside) is NONE
+    assert await assessed(replace(equal, held=HELD), alongside) is BOTH
     assert await assessed(replace(equal, held=HELD), WRITTEN) is NONE
-    assert await assessed(replace(equal, held=HELD), beside, busy=True) is BOTH
+    assert await assessed(replace(equal, held=HELD), alongside, busy=True) is BOTH
 
 
 async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: FileTrees) -> None:
@@ -156,21 +156,21 @@ async def test_a_tree_that_is_too_large_is_left_in_peace_for_some_turns(equal: F
 
 
 TMUX = checked(IgnoreRules(processes=["tmux: server"]))
-SERVER = SurvivorSeen(pid=1 << 30, tid=1 << 30, name="tmux: server", new=True, ran=False)
+SERVER = SurvivorObserved(pid=1 << 30, tid=1 << 30, name="tmux: server", new=True, ran=False)
 
 
 def test_an_ignored_process_is_looked_for_only_where_there_are_rules() -> None:
     new = Effects(survivors=1, survivors_new=1)
     with_rules, without_rules = FakeInspector([new], [SERVER]), FakeInspector([new], [SERVER])
-    assert look(with_rules, CONTAINER, TMUX)[1].verdict is NONE
-    assert look(without_rules, CONTAINER)[1].verdict is PROCESSES
-    assert (with_rules.asked, without_rules.asked) == ([7], [])
-    assert look(FakeInspector([Effects()], [SERVER]), CONTAINER, TMUX)[1].verdict is NONE
+    assert poll(with_rules, CONTAINER, TMUX)[1].verdict is NONE
+    assert poll(without_rules, CONTAINER)[1].verdict is PROCESSES
+    assert (with_rules.requested, without_rules.requested) == ([7], [])
+    assert poll(FakeInspector([Effects()], [SERVER]), CONTAINER, TMUX)[1].verdict is NONE
 
 
 def test_a_process_that_changed_while_it_was_looked_at_counts() -> None:
     before, after = Effects(survivors=1, survivors_new=1), Effects(survivors=1, survivors_new=1, execs=1)
-    assert look(FakeInspector([before, after], [SERVER]), CONTAINER, TMUX)[1].verdict is PROCESSES
+    assert poll(FakeInspector([before, after], [SERVER]), CONTAINER, TMUX)[1].verdict is PROCESSES
 
 
 async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: FileTrees) -> None:

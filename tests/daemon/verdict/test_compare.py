@@ -127,15 +127,15 @@ def _punched(path: Path) -> None:
 @pytest.mark.parametrize("name", SAME)
 def test_the_same(place: Path, name: str) -> None:
     SAME[name](place / "now")
-    found = outcome(place)
-    assert found.equal, found
+    result = outcome(place)
+    assert result.equal, result
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different(place: Path, name: str) -> None:
     DIFFERENT[name](place / "now")
-    found = outcome(place)
-    assert not found.equal and found.difference
+    result = outcome(place)
+    assert not result.equal and result.difference
 
 
 DIRECTORIES = ["work/sub", "work", "."]
@@ -162,9 +162,9 @@ def test_the_time_of_a_directory_may_have_been_set_to_the_present(place: Path, n
 
 
 def test_times_of_a_directory_follow_from_names_made_and_removed(place: Path) -> None:
-    for folder in ("now", "now/work", "now/work/sub"):
-        (place / folder / "new").mkdir()
-        (place / folder / "new").rmdir()
+    for directory in ("now", "now/work", "now/work/sub"):
+        (place / directory / "new").mkdir()
+        (place / directory / "new").rmdir()
     assert outcome(place, Case(times_set=True)).equal
 
 
@@ -191,30 +191,30 @@ def test_a_mark_of_what_was_removed_is_always_the_same(place: Path) -> None:
 def test_an_old_change_time_proves_that_nothing_followed(place: Path, since: float) -> None:
     """What was settled before the snapshot is not read; what was not is compared."""
     changed = os.stat(place / "now/work/file").st_ctime
-    found = outcome(place, Case(taken_at=changed + since), bounds=Bounds(content=0, seconds=60))
-    assert found.equal if since > 0 else "more than 0 bytes" in found.unknown
+    result = outcome(place, Case(taken_at=changed + since), bounds=Bounds(content=0, seconds=60))
+    assert result.equal if since > 0 else "more than 0 bytes" in result.unknown
 
 
 def test_without_a_snapshot_everything_new_counts(place: Path) -> None:
     empty, lower = place / "empty", [place / "lower"]
     empty.mkdir(mode=0o755)
 
-    def found() -> FileComparison:
+    def result() -> FileComparison:
         return trees(None, empty, lower, Case(), rules=NOTHING, bounds=PATIENT)
 
-    assert found().equal
+    assert result().equal
     (empty / "etc").mkdir()
-    assert found().equal  # a directory that was copied up
+    assert result().equal  # a directory that was copied up
     (empty / "etc/new").write_text("")
-    assert "/etc/new" in found().difference
+    assert "/etc/new" in result().difference
     empty.chmod(0o700)
-    assert found().difference.startswith("/:")
+    assert result().difference.startswith("/:")
 
 
 @pytest.mark.parametrize("bounds", [Bounds(entries=3), Bounds(content=3), Bounds(seconds=0)])
 def test_beyond_the_bounds_nothing_is_known(place: Path, bounds: Bounds) -> None:
-    found = outcome(place, bounds=bounds)
-    assert not found.equal and found.unknown
+    result = outcome(place, bounds=bounds)
+    assert not result.equal and result.unknown
 
 
 def test_a_tree_that_is_gone_is_unknown(place: Path) -> None:

@@ -42,9 +42,9 @@ def test_names_with_blanks_are_paths_too() -> None:
 
 @given(st.lists(st.text(max_size=40), max_size=8))
 def test_whatever_is_written_only_paths_are_explained(lines: list[str]) -> None:
-    found = last_reasons([turn(1, *lines)], [*lines, "mkdir /b by sh[7]"])
-    assert all(path.startswith("/") and said for path, said in found.items())
-    assert found["/b"] == "mkdir by sh[7]"
+    result = last_reasons([turn(1, *lines)], [*lines, "mkdir /b by sh[7]"])
+    assert all(path.startswith("/") and said for path, said in result.items())
+    assert result["/b"] == "mkdir by sh[7]"
 
 
 def test_what_is_said_of_a_directory_holds_below_it() -> None:
@@ -68,7 +68,7 @@ async def test_files_of_the_image_and_former_names_have_reasons(sb: Sandbox) -> 
     await sb.exec("echo x >> /etc/issue; chmod 600 /own/a; mv /own/a /own/moved; truncate -s 0 /own/d")
     await sb.exec("printf Z | dd of=/etc/issue.net conv=notrunc 2>/dev/null; truncate -s 1 /etc/debian_version")
     await sb.exec(": >/etc/motd; chmod 700 /etc/host.conf")
-    found = {change.path: change.why for change in await sb.diff(before, why=True)}
+    result = {change.path: change.why for change in await sb.diff(before, why=True)}
     said = {
         "/etc/issue": ("written", "sh["),
         "/etc/issue.net": ("written", "dd["),
@@ -79,7 +79,7 @@ async def test_files_of_the_image_and_former_names_have_reasons(sb: Sandbox) -> 
         "/own/moved": ("rename", "mv["),
         "/own/d": ("ftruncate", "truncate["),
     }
-    assert {path for path, (call, who) in said.items() if call not in found[path] or who not in found[path]} == set()
+    assert {path for path, (call, who) in said.items() if call not in result[path] or who not in result[path]} == set()
 
 
 async def test_what_the_api_changes_is_said_to_be_its(sb: Sandbox) -> None:
@@ -90,9 +90,9 @@ async def test_what_the_api_changes_is_said_to_be_its(sb: Sandbox) -> None:
     await sb.files.move("/own/old", "/own/new")
     await sb.files.remove("/own/gone")
     await sb.files.remove("/own/dir", recursive=True)
-    found = {change.path: change.why for change in await sb.diff(before, why=True)}
-    assert found.pop("/own", None) in (None, "")
-    assert found == {
+    result = {change.path: change.why for change in await sb.diff(before, why=True)}
+    assert result.pop("/own", None) in (None, "")
+    assert result == {
         "/own/written": "write by the API",
         "/etc/issue": "write by the API",
         "/own/old": "move by the API",
@@ -109,9 +109,9 @@ async def test_a_diff_says_who_did_it(sb: Sandbox) -> None:
     before = await sb.checkpoint()
     work = "mkdir /work; echo 1 > /work/file; echo 2 > /work/new; mv /work/new /work/moved; rm /etc/issue"
     await sb.captured(await sb.exec(work))  # what it did is its turn's from then on
-    found = {change.path: change.why for change in await sb.diff(before, why=True)}
-    assert "mkdir" in found["/work"] and "in turn 1" in found["/work"]
-    assert "by sh[" in found["/work/file"]
-    assert "rename" in found["/work/moved"] and "by mv[" in found["/work/moved"]
-    assert "unlink" in found["/etc/issue"] and "by rm[" in found["/etc/issue"]
+    result = {change.path: change.why for change in await sb.diff(before, why=True)}
+    assert "mkdir" in result["/work"] and "in turn 1" in result["/work"]
+    assert "by sh[" in result["/work/file"]
+    assert "rename" in result["/work/moved"] and "by mv[" in result["/work/moved"]
+    assert "unlink" in result["/etc/issue"] and "by rm[" in result["/etc/issue"]
     assert all(not change.why for change in await sb.diff(before))

@@ -72,9 +72,9 @@ async def test_all_output_comes(daemon: Daemon, sb: Sandbox) -> None:
 
 
 async def test_json_is_collected(daemon: Daemon, sb: Sandbox) -> None:
-    told = done(daemon, "exec", "--json", sb.id, "sh", "-c", "echo out; echo no >&2; exit 7")
-    said = json.loads(told.stdout)
-    assert (told.returncode, said["exit_code"], told.stderr) == (7, 7, b"")
+    reported = done(daemon, "exec", "--json", sb.id, "sh", "-c", "echo out; echo no >&2; exit 7")
+    said = json.loads(reported.stdout)
+    assert (reported.returncode, said["exit_code"], reported.stderr) == (7, 7, b"")
     assert (said["stdout"], said["stderr"]) == ("out\n", "no\n")
 
 

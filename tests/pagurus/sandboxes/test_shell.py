@@ -43,18 +43,18 @@ class Person:
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
-        self.seen = b""
+        self.observed = b""
 
     def size(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def sees(self, wanted: bytes) -> None:
+    def sees(self, target: bytes) -> None:
         deadline = time.monotonic() + 240
-        while wanted not in self.seen:
+        while target not in self.observed:
             left = deadline - time.monotonic()
-            assert left > 0 and select.select([self.master], [], [], left)[0], self.seen
-            self.seen += os.read(self.master, 65536)
-        self.seen = self.seen.partition(wanted)[2]
+            assert left > 0 and select.select([self.master], [], [], left)[0], self.observed
+            self.observed += os.read(self.master, 65536)
+        self.observed = self.observed.partition(target)[2]
 
     def types(self, data: bytes) -> None:
         os.write(self.master, data)
@@ -62,9 +62,9 @@ class Person:
     def ends(self) -> int:
         deadline = time.monotonic() + 240
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, self.seen
+            assert time.monotonic() < deadline, self.observed
             if select.select([self.master], [], [], 0.1)[0]:
-                self.seen += os.read(self.master, 65536)
+                self.observed += os.read(self.master, 65536)
         assert self.process.returncode is not None
         assert termios.tcgetattr(self.slave) == self.before  # as it was, whatever happened
         return self.process.returncode
@@ -78,11 +78,11 @@ class Person:
 
 @contextlib.contextmanager
 def person(daemon: Daemon, *arguments: str) -> Iterator[Person]:
-    somebody = Person(daemon, *arguments)
+    client = Person(daemon, *arguments)
     try:
-        yield somebody
+        yield client
     finally:
-        somebody.close()
+        client.close()
 
 
 async def test_a_real_terminal(daemon: Daemon, sb: Sandbox) -> None:

@@ -14,7 +14,7 @@ from pagurus.cli import application
 from pagurus.training.rollouts import parse, rescored
 from rollout import RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
-from rollout.rewards.anew import RescoredTrajectory
+from rollout.rewards.rescore import RescoredTrajectory
 from sandbox.errors import Invalid
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
@@ -38,7 +38,7 @@ async def run(tmp_path: Path) -> Path:
         engine=ScriptedEngine(SCRIPT),
         tokenizer=Letters(),
         config=RolloutConfig(groups=1, size=2, sampling=Sampling(max_tokens=32, stop_token_ids=[END])),
-        folder=tmp_path / "rollout",
+        directory=tmp_path / "rollout",
     ) as rollout:
         batch = await rollout.next_batch()
         await rollout.consumed(batch)
@@ -46,19 +46,19 @@ async def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(*words: str, code: int = 0) -> str:
+def reported(*words: str, code: int = 0) -> str:
     done = SHELL.invoke(application, ["rollouts", *words])
     assert done.exit_code == code, done.output
     return done.output
 
 
 async def test_a_trajectory_is_read_as_a_person_would(run: Path) -> None:
-    text = told("show", str(run), "p0/1")
+    text = reported("show", str(run), "p0/1")
     assert "p000000/1: completed, reward 1, policy versions 0 to 0; seed 0" in text
     assert "turn 1: version 0" in text and "> cat f" in text and "[none, checkpoint c-" in text
     assert "\x1b" not in text
-    assert json.loads(told("show", str(run), "p0/1", "--json"))["reward"] == 1.0
-    assert "p000000/0" in told("show", str(run))
+    assert json.loads(reported("show", str(run), "p0/1", "--json"))["reward"] == 1.0
+    assert "p000000/0" in reported("show", str(run))
     assert parse("p12/4") == parse("12/4") == ("p000012", 4)
     with pytest.raises(Invalid):
         parse("eval-3/0")
@@ -72,27 +72,27 @@ def test_all_that_a_scorer_printed_is_one_line_of_the_table() -> None:
 
 
 async def test_a_log_is_replayed_and_a_changed_one_is_noticed(run: Path) -> None:
-    found = json.loads(told("replay", str(run), "--json"))
-    assert found["decisions"] == found["identical"] > 0
+    result = json.loads(reported("replay", str(run), "--json"))
+    assert result["decisions"] == result["identical"] > 0
     (path,) = (run / "rollout").glob("decisions-*")
     with path.open("rb") as file:
         lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
     path.write_bytes(zstandard.compress(lines.replace(b'"count":', b'"count":1', 1)))
-    assert "instead of" in told("replay", str(run), code=1)
+    assert "instead of" in reported("replay", str(run), code=1)
 
 
 async def test_where_everything_is(run: Path) -> None:
-    account = json.loads(told("account", str(run), "--json"))
+    account = json.loads(reported("account", str(run), "--json"))
     assert account["consumed"] == 1
     parts = ("consumed", "in_flight", "queued", "buffered", "given_up")
     assert sum(account[name] for name in parts) == account["issued"]
-    why = json.loads(told("why", str(run), "--json"))
+    why = json.loads(reported("why", str(run), "--json"))
     assert why["trainer"] in ("waiting", "training", "elsewhere")
-    assert "prompts: " in told("why", str(run))
+    assert "prompts: " in reported("why", str(run))
     (run / "summary.json").write_text("{}")
-    assert "the run has ended; what the rollout wrote last" in told("why", str(run))
+    assert "the run has ended; what the rollout wrote last" in reported("why", str(run))
 
 
 async def test_a_trajectory_whose_states_are_gone_is_said_to_be(run: Path) -> None:
-    assert "are not kept" in told("shell", str(run), "p0/1", "--turn", "3", "--", "ls", "-la", code=125)
-    assert "no turn can be visited" in told("show", str(run), "p0/1")
+    assert "are not kept" in reported("shell", str(run), "p0/1", "--turn", "3", "--", "ls", "-la", code=125)
+    assert "no turn can be visited" in reported("show", str(run), "p0/1")

@@ -18,7 +18,7 @@ from trainer.weights import Publisher
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     walk = Walk(scale=8)
-    publisher = Publisher(VersionStore(tmp_path / "weights"), whole_every=3, keep=10)
+    publisher = Publisher(VersionStore(tmp_path / "weights"), complete_every=3, keep=10)
     for version in range(5):
         publisher.publish(version, walk.step(1e-7), FILES)
     publisher.close()
@@ -33,12 +33,12 @@ def weights(*arguments: str | Path, code: int = 0) -> str:
 
 def test_versions_are_listed_and_compared(run: Path) -> None:
     listed = json.loads(weights("ls", run, "--json"))["versions"]
-    assert [each["version"] for each in listed] == [0, 1, 2, 3, 4]
-    assert [each["whole_bytes"] is not None for each in listed] == [True, False, False, True, False]
-    assert listed[0]["step_bytes"] is None and 0 < listed[1]["step_bytes"] < listed[0]["whole_bytes"] / 20
+    assert [item["version"] for item in listed] == [0, 1, 2, 3, 4]
+    assert [item["total_bytes"] is not None for item in listed] == [True, False, False, True, False]
+    assert listed[0]["step_bytes"] is None and 0 < listed[1]["step_bytes"] < listed[0]["total_bytes"] / 20
     assert len(re.findall(r"^\s*\d ", weights("ls", run), re.M)) == 5
     counts = json.loads(weights("diff", run, "0", "1", "--json"))
-    assert 0 < sum(each["changed"] for each in counts.values()) < sum(each["words"] for each in counts.values()) / 20
+    assert 0 < sum(item["changed"] for item in counts.values()) < sum(item["words"] for item in counts.values()) / 20
     assert "0 of" in weights("diff", run, "2", "2")
 
 

@@ -16,10 +16,10 @@ def test_the_beginning_and_the_end_stay() -> None:
 
 
 @given(TEXTS, st.integers(32, 300))
-def test_no_text_is_longer_than_its_bound(text: str, most: int) -> None:
+def test_no_text_is_longer_than_its_bound(text: str, limit: int) -> None:
     for count in (len, lambda said: len(said.encode()), lambda said: -(-len(said) // 4)):
-        cut = middle_cut(text, most, count)
-        assert count(cut) <= most
+        cut = middle_cut(text, limit, count)
+        assert count(cut) <= limit
         assert cut == text or "characters left out" in cut
 
 

@@ -34,12 +34,12 @@ from rollout.decide.view import (
 )
 from sandbox.errors import TABLE
 
-RULES = SchedulingRules(groups=2, size=2, concurrency=4, staleness=1, attempts=3, starts=3, patience=60.0)
+RULES = SchedulingRules(groups=2, size=2, concurrency=4, staleness=1, attempts=3, starts=3, timeout=60.0)
 
 
 def view(**changes: object) -> RolloutView:
     plain: dict[str, object] = {
-        "version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
+        "version": 3, "requested": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
     }  # fmt: skip
     return RolloutView(**(plain | changes))  # type: ignore[arg-type]
 
@@ -120,39 +120,39 @@ def test_a_group_ends_whole_given_up_or_not_at_all() -> None:
         TrajectoryView(1, "running", 3),
         TrajectoryView(1, "waiting", None, 3),
     )
-    assert redundancy.settle(group(1, ended, running), RULES) == []
-    assert redundancy.settle(group(1, ended, TrajectoryView(1, "ended", 3)), RULES) == [FinishGroup("p000001")]
-    assert redundancy.settle(group(1, ended, TrajectoryView(1, "ended"), TrajectoryView(2, "running")), RULES) == [
+    assert redundancy.finalize(group(1, ended, running), RULES) == []
+    assert redundancy.finalize(group(1, ended, TrajectoryView(1, "ended", 3)), RULES) == [FinishGroup("p000001")]
+    assert redundancy.finalize(group(1, ended, TrajectoryView(1, "ended"), TrajectoryView(2, "running")), RULES) == [
         Abort("p000001", 2, "redundant", again=False),
         FinishGroup("p000001"),
     ]
-    assert redundancy.settle(group(1, ended, waiting), RULES) == [
+    assert redundancy.finalize(group(1, ended, waiting), RULES) == [
         GiveUp("p000001", "3 starts of one trajectory: over-stale")
     ]
-    assert redundancy.settle(group(1, ended, running, failures=3), RULES) == [GiveUp("p000001", "why")]
+    assert redundancy.finalize(group(1, ended, running, failures=3), RULES) == [GiveUp("p000001", "why")]
 
 
 def test_what_is_over_stale_is_dropped_one_by_one() -> None:
-    seen = view(
+    observed = view(
         running=[group(1, TrajectoryView(0, "ended", 1), TrajectoryView(1, "running", 2))],
         buffered=[BufferedGroup("p000002", 2, [1, 3, None], [0, 0, 0])],
     )
-    assert staleness.drop(seen, 1) == [Abort("p000001", 0, "over-stale"), ReopenGroup("p000002", [0], "over-stale")]
+    assert staleness.drop(observed, 1) == [Abort("p000001", 0, "over-stale"), ReopenGroup("p000002", [0], "over-stale")]
 
 
 def test_the_choices_come_in_order() -> None:
     policy = RolloutPolicy(RULES)
     old, new = BufferedGroup("p000001", 1, [2]), BufferedGroup("p000000", 0, [3])
     more = [LeasePrompts(2)]
-    assert policy.decide(view(asked=True, buffered=[new, old]), 0.0) == [HandOut(["p000001", "p000000"], 2), *more]
+    assert policy.decide(view(requested=True, buffered=[new, old]), 0.0) == [HandOut(["p000001", "p000000"], 2), *more]
     late = group(5, TrajectoryView(0, "running", 2), TrajectoryView(1, "waiting"))
-    (wait, *_) = [a for a in policy.decide(view(asked=True, buffered=[new, old], running=[late]), 0.0)]
+    (wait, *_) = [a for a in policy.decide(view(requested=True, buffered=[new, old], running=[late]), 0.0)]
     assert wait != HandOut(["p000001", "p000000"], 2)
     for member in (
         TrajectoryView(0, "waiting", None, 0, 2),
         TrajectoryView(0, "running", 3, 0, 2),
     ):  # it will have tokens of 2
-        actions = policy.decide(view(asked=True, buffered=[new, old], running=[group(5, member)]), 0.0)
+        actions = policy.decide(view(requested=True, buffered=[new, old], running=[group(5, member)]), 0.0)
         assert not any(isinstance(action, HandOut) for action in actions)
     refusing = [PartView("create", 5, 10.0, 50.0, "full")]
     assert policy.decide(view(parts=refusing, running=[group(5, TrajectoryView(0, "waiting"))]), 51.0) == [
@@ -163,23 +163,23 @@ def test_the_choices_come_in_order() -> None:
     ]
     (stop,) = policy.decide(view(parts=refusing), 71.0)
     assert isinstance(stop, Stop) and "61 s: full" in stop.reason
-    assert policy.decide(view(asked=True, more=False), 0.0) == [NoMoreBatches()]
+    assert policy.decide(view(requested=True, more=False), 0.0) == [NoMoreBatches()]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 8])
 def test_a_part_that_refused_is_tried_again_though_no_trajectory_waits(rounds: int) -> None:
     """The trajectory that it failed is gone with its group: somebody else must ask, or nothing ever starts again."""
-    policy = RolloutPolicy(msgspec.structs.replace(RULES, patience=1e9))
+    policy = RolloutPolicy(msgspec.structs.replace(RULES, timeout=1e9))
     refusing = PartView("create", rounds, 10.0, 50.0, "full")
     until = breaker.retry_at(refusing)
-    for seen in (
+    for observed in (
         view(parts=[refusing]),
-        view(parts=[refusing], asked=True),
+        view(parts=[refusing], requested=True),
         view(parts=[refusing], more=False, queued=1),
     ):
-        before = policy.decide(seen, until - 0.01)
+        before = policy.decide(observed, until - 0.01)
         assert all(isinstance(action, WaitReason) for action in before), before
-        assert policy.decide(seen, until) == [LeasePrompts(1)]
+        assert policy.decide(observed, until) == [LeasePrompts(1)]
     leased = view(parts=[refusing], running=[group(7, TrajectoryView(0, "waiting"), TrajectoryView(1, "waiting"))])
     started = policy.decide(leased, until)
     assert started[0] == StartTrajectory("p000007", 0) and len(started) == (1 if breaker.is_open(refusing) else 2)
@@ -198,7 +198,7 @@ members = st.builds(
 views = st.builds(
     RolloutView,
     version=st.integers(0, 5),
-    asked=st.booleans(),
+    requested=st.booleans(),
     training=st.booleans(),
     running=st.lists(st.builds(group, st.integers(0, 9), members, members, failures=st.integers(0, 4)), max_size=4),
     buffered=st.lists(
@@ -222,7 +222,7 @@ def test_a_decision_survives_the_log_and_is_made_again(view: RolloutView, now: f
     again = msgspec.json.decode(line, type=Decision)
     assert RolloutPolicy(rules).decide(again.view, again.now) == again.actions == actions
     starts = [action for action in actions if isinstance(action, StartTrajectory)]
-    active = sum(member.state == "running" for each in view.running for member in each.members)
+    active = sum(member.state == "running" for item in view.running for member in item.members)
     assert len(starts) <= max(0, rules.concurrency - active)
 
 
@@ -247,13 +247,13 @@ def stories(draw: st.DrawFn) -> tuple[RolloutView, float]:
 def test_only_what_is_leased_and_waits_is_started_and_only_once(
     story: tuple[RolloutView, float], mode: str, draining: bool
 ) -> None:
-    seen, now = msgspec.structs.replace(story[0], draining=draining), story[1]
-    actions = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode)).decide(seen, now)
+    observed, now = msgspec.structs.replace(story[0], draining=draining), story[1]
+    actions = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode)).decide(observed, now)
     starts = [(action.prompt, action.member) for action in actions if isinstance(action, StartTrajectory)]
-    waiting = {(each.prompt, m.index) for each in seen.running for m in each.members if m.state == "waiting"}
+    waiting = {(item.prompt, m.index) for item in observed.running for m in item.members if m.state == "waiting"}
     assert set(starts) <= waiting and len(set(starts)) == len(starts)
     handed = [prompt for action in actions if isinstance(action, HandOut) for prompt in action.prompts]
-    assert set(handed) <= {each.prompt for each in seen.buffered} and len(set(handed)) == len(handed)
+    assert set(handed) <= {item.prompt for item in observed.buffered} and len(set(handed)) == len(handed)
     assert not (draining and (starts or any(isinstance(action, LeasePrompts) for action in actions)))
 
 
@@ -263,18 +263,18 @@ def test_where_nothing_runs_somebody_starts_or_it_is_said_until_when_all_wait(
 ) -> None:
     """No decision leaves a run to itself: with nobody at work and prompts left, the next look does something, or has a
     time, or it is the trainer who is waited for."""
-    seen = story[0]
-    still = [group for group in seen.running if all(member.state != "running" for member in group.members)]
-    seen = msgspec.structs.replace(seen, running=still)
+    observed = story[0]
+    still = [group for group in observed.running if all(member.state != "running" for member in group.members)]
+    observed = msgspec.structs.replace(observed, running=still)
     policy = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode))
-    actions = policy.decide(seen, story[1])
+    actions = policy.decide(observed, story[1])
     for _ in range(3):
         if any(not isinstance(action, WaitReason) for action in actions):
             return
         due = [action.until for action in actions if isinstance(action, WaitReason) and action.until is not None]
         if not due:
             break
-        actions = policy.decide(seen, min(due))
-    admitted = admission.admit(seen, batch=RULES.groups, bound=RULES.staleness)
-    waiting = [member for group in seen.running for member in group.members if member.state == "waiting"]
+        actions = policy.decide(observed, min(due))
+    admitted = admission.admit(observed, batch=RULES.groups, bound=RULES.staleness)
+    waiting = [member for group in observed.running for member in group.members if member.state == "waiting"]
     assert not waiting and not admitted

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rollout.decide import branching, keeping
-from rollout.decide.keeping import KeepPlan, KeptRow
+from rollout.decide.keeping import KeepPlan, RetainedRow
 from rollout.decide.tree import Forest, Leaf, counted
 from rollout.decide.view import (
     At,
@@ -40,12 +40,12 @@ def test_a_state_is_worth_the_mean_of_its_continuations_however_many_leaves_they
 
 def test_segments_earn_what_they_changed_over_what_others_say_of_their_beginning() -> None:
     forest = Forest(GROUP)
-    found = {name: [(s.first, s.last, s.before, s.after) for s in forest.segments(name)] for name in forest.leaves}
+    result = {name: [(s.first, s.last, s.before, s.after) for s in forest.segments(name)] for name in forest.leaves}
     shared = [(0, 2, 0.0, 0.5), (2, 4, 0.25, 0.5)]  # of others: member 4; then member 2's, and that
-    assert found[0, 0] == [*shared, (4, 6, 0.125, 1.0)]
-    assert found[1, 0] == [*shared, (4, 5, 0.625, 0.0)]
-    assert found[3, 0] == [(0, 2, 0.0, 0.5), (2, 3, 0.25, 0.5), (3, 4, 0.125, 1.0)]
-    assert found[4, 0] == [(0, 3, 0.5, 0.0)]
+    assert result[0, 0] == [*shared, (4, 6, 0.125, 1.0)]
+    assert result[1, 0] == [*shared, (4, 5, 0.625, 0.0)]
+    assert result[3, 0] == [(0, 2, 0.0, 0.5), (2, 3, 0.25, 0.5), (3, 4, 0.125, 1.0)]
+    assert result[4, 0] == [(0, 3, 0.5, 0.0)]
 
 
 def test_without_branches_it_is_the_reward_less_the_mean_of_the_others() -> None:
@@ -63,7 +63,7 @@ def test_a_turn_counts_for_each_trajectory_that_has_it() -> None:
 def test_trees_have_the_direction_of_the_policy_gradient() -> None:
     """Four coins, each with a weight of its own, and a reward for all four heads: all weights count alike."""
     dice, turns, heads = random.Random(5), 4, 0.6
-    found = [0.0] * turns
+    result = [0.0] * turns
 
     def rest(taken: list[bool]) -> list[bool]:
         return taken + [dice.random() < heads for _ in range(turns - len(taken))]
@@ -79,9 +79,9 @@ def test_trees_have_the_direction_of_the_policy_gradient() -> None:
             for segment in forest.segments(leaf.name):
                 for turn in range(max(segment.first, own[leaf.name]), segment.last):
                     score = coins[leaf.name][turn] - heads
-                    found[turn] += score * segment.advantage * forest.sharing(leaf, turn) / 8000
+                    result[turn] += score * segment.advantage * forest.sharing(leaf, turn) / 8000
     exact = len(group) * heads**turns * (1 - heads)
-    assert found == pytest.approx([exact] * turns, rel=0.15)
+    assert result == pytest.approx([exact] * turns, rel=0.15)
 
 
 def test_shared_turns_are_counted_once_also_when_their_own_trajectory_is_not_there() -> None:
@@ -165,7 +165,7 @@ def test_spread_asks_where_one_more_continuation_tells_most_and_one_at_a_time() 
 
 
 def test_the_newest_states_stay_within_number_and_disk_and_what_a_group_needs() -> None:
-    rows = [KeptRow(f"p{n}", 0, 0, f"s-{n}", float(n), 400_000) for n in range(6)]
+    rows = [RetainedRow(f"p{n}", 0, 0, f"s-{n}", float(n), 400_000) for n in range(6)]
     gone = keeping.surplus(rows, KeepPlan(trajectories=2), needed=())
     assert {row.prompt for row in gone} == {"p0", "p1", "p2", "p3"}
     gone = keeping.surplus(rows, KeepPlan(trajectories=9, disk_mb=1), needed=("p0",))

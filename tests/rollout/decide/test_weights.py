@@ -16,15 +16,17 @@ SIZES = st.one_of(st.none(), st.integers(0, 100))
 def histories(draw: st.DrawFn) -> list[VersionSizes]:
     """Versions 0, 1, …; most go on from the one before, some from nothing (a publisher that began anew)."""
     count = draw(st.integers(1, 12))
-    known = []
+    existing = []
     for number in range(count):
         step = draw(SIZES) if number else None
-        whole = draw(SIZES) if step is not None else draw(st.integers(0, 100))
-        known.append(VersionSizes(number, f"d{number}", f"d{number - 1}" if step is not None else None, step, whole))
-    return known
+        complete = draw(SIZES) if step is not None else draw(st.integers(0, 100))
+        existing.append(
+            VersionSizes(number, f"d{number}", f"d{number - 1}" if step is not None else None, step, complete)
+        )
+    return existing
 
 
-def cheapest(known: list[VersionSizes], have: str | None, want: str) -> int | None:
+def cheapest(existing: list[VersionSizes], have: str | None, want: str) -> int | None:
     """Dijkstra over versions, from nothing and from `have`."""
     queue = [(0, "")] + ([(0, have)] if have is not None else [])
     done: set[str] = set()
@@ -35,25 +37,25 @@ def cheapest(known: list[VersionSizes], have: str | None, want: str) -> int | No
         if at in done:
             continue
         done.add(at)
-        for each in known:
-            if at == "" and each.whole_bytes is not None:
-                heapq.heappush(queue, (spent + each.whole_bytes, each.digest))
-            if each.base == at and each.step_bytes is not None:
-                heapq.heappush(queue, (spent + each.step_bytes, each.digest))
+        for item in existing:
+            if at == "" and item.total_bytes is not None:
+                heapq.heappush(queue, (spent + item.total_bytes, item.digest))
+            if item.base == at and item.step_bytes is not None:
+                heapq.heappush(queue, (spent + item.step_bytes, item.digest))
     return None
 
 
-def cost(known: list[VersionSizes], hops: list[Hop]) -> int:
-    by_digest = {each.digest: each for each in known}
+def cost(existing: list[VersionSizes], hops: list[Hop]) -> int:
+    by_digest = {item.digest: item for item in existing}
     sizes = [
-        by_digest[hop.digest].step_bytes if hop.kind == "step" else by_digest[hop.digest].whole_bytes for hop in hops
+        by_digest[hop.digest].step_bytes if hop.kind == "step" else by_digest[hop.digest].total_bytes for hop in hops
     ]
     assert None not in sizes
     return sum(size for size in sizes if size is not None)
 
 
-def connected(known: list[VersionSizes], hops: list[Hop], have: str | None, want: str) -> bool:
-    by_digest = {each.digest: each for each in known}
+def connected(existing: list[VersionSizes], hops: list[Hop], have: str | None, want: str) -> bool:
+    by_digest = {item.digest: item for item in existing}
     at = have
     for hop in hops:
         if hop.kind == "step" and by_digest[hop.digest].base != at:
@@ -64,46 +66,46 @@ def connected(known: list[VersionSizes], hops: list[Hop], have: str | None, want
 
 @settings(max_examples=500)
 @given(histories(), st.data())
-def test_the_way_is_the_cheapest_there_is(known: list[VersionSizes], data: st.DataObject) -> None:
-    names = [each.digest for each in known]
+def test_the_way_is_the_cheapest_there_is(existing: list[VersionSizes], data: st.DataObject) -> None:
+    names = [item.digest for item in existing]
     have = data.draw(st.sampled_from([None, "gone", *names]))
     want = data.draw(st.sampled_from(names))
-    hops = route(known, have, want)
-    best = cheapest(known, have, want)
+    hops = route(existing, have, want)
+    best = cheapest(existing, have, want)
     assert (hops is None) == (best is None)
     if hops is not None:
-        assert connected(known, hops, have, want)
-        assert cost(known, hops) == best
+        assert connected(existing, hops, have, want)
+        assert cost(existing, hops) == best
 
 
 @settings(max_examples=500)
 @given(histories(), st.integers(1, 5), st.data())
-def test_what_is_kept_reaches_what_it_must(known: list[VersionSizes], keep: int, data: st.DataObject) -> None:
-    names = [each.digest for each in known]
+def test_what_is_kept_reaches_what_it_must(existing: list[VersionSizes], keep: int, data: st.DataObject) -> None:
+    names = [item.digest for item in existing]
     leased = data.draw(st.sets(st.sampled_from(names)))
-    kept = retained(known, keep=keep, leased=leased)
+    stored = retained(existing, keep=keep, leased=leased)
     left = [
         VersionSizes(
-            each.version,
-            each.digest,
-            each.base,
-            each.step_bytes if Hop(each.digest, "step") in kept else None,
-            each.whole_bytes if Hop(each.digest, "whole") in kept else None,
+            item.version,
+            item.digest,
+            item.base,
+            item.step_bytes if Hop(item.digest, "step") in stored else None,
+            item.total_bytes if Hop(item.digest, "complete") in stored else None,
         )
-        for each in known
+        for item in existing
     ]
     for want in {*names[-keep:], *leased}:
-        if cheapest(known, None, want) is not None:
+        if cheapest(existing, None, want) is not None:
             assert route(left, None, want) is not None, f"{want} cannot be reached from nothing"
     for have in leased:  # readers go on to the newest by changes, as long as there are any
-        steps = cost_of_steps(known, have)
-        if steps is not None and steps == cheapest(known, have, names[-1]):
+        steps = cost_of_steps(existing, have)
+        if steps is not None and steps == cheapest(existing, have, names[-1]):
             assert route(left, have, names[-1]) is not None
 
 
-def cost_of_steps(known: list[VersionSizes], have: str) -> int | None:
-    by_digest = {each.digest: each for each in known}
-    spent, at = 0, known[-1].digest
+def cost_of_steps(existing: list[VersionSizes], have: str) -> int | None:
+    by_digest = {item.digest: item for item in existing}
+    spent, at = 0, existing[-1].digest
     while at != have:
         here = by_digest[at]
         if here.step_bytes is None or here.base is None:
@@ -113,11 +115,11 @@ def cost_of_steps(known: list[VersionSizes], have: str) -> int | None:
 
 
 def test_old_versions_go() -> None:
-    known = [VersionSizes(0, "d0", None, None, 100)]
-    known += [VersionSizes(n, f"d{n}", f"d{n - 1}", 1, 100 if n % 5 == 0 else None) for n in range(1, 23)]
-    assert retained(known, keep=2) == {
-        Hop("d20", "whole"),
+    existing = [VersionSizes(0, "d0", None, None, 100)]
+    existing += [VersionSizes(n, f"d{n}", f"d{n - 1}", 1, 100 if n % 5 == 0 else None) for n in range(1, 23)]
+    assert retained(existing, keep=2) == {
+        Hop("d20", "complete"),
         *(Hop(f"d{n}", "step") for n in (21, 22)),
     }
-    assert Hop("d20", "step") in retained(known, keep=2, leased={"d19"})  # so that it may go on by steps
-    assert retained(known, keep=1, leased={"d3"}) >= {Hop("d0", "whole"), Hop("d1", "step"), Hop("d22", "step")}
+    assert Hop("d20", "step") in retained(existing, keep=2, leased={"d19"})  # so that it may go on by steps
+    assert retained(existing, keep=1, leased={"d3"}) >= {Hop("d0", "complete"), Hop("d1", "step"), Hop("d22", "step")}

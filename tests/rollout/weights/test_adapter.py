@@ -22,7 +22,7 @@ from rollout.weights import adapter
 from rollout.weights.export import export
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
-from rollout.weights.source import FolderSource
+from rollout.weights.source import DirectorySource
 from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
 from tests.rollout.test_engine import PYTHON
@@ -43,8 +43,8 @@ class Learnt:
             for parameter in self.base.parameters():
                 parameter.mul_(5 if parameter.dim() == 2 else 1)
         save_model(self.base, root / "base")
-        self.folder, self.store = root / "base", VersionStore(root / "weights")
-        self.publisher = Publisher(self.store, whole_every=3)
+        self.directory, self.store = root / "base", VersionStore(root / "weights")
+        self.publisher = Publisher(self.store, complete_every=3)
         self._random = torch.Generator().manual_seed(1)
         self.versions: dict[int, dict[str, Tensor]] = {}
 
@@ -58,12 +58,12 @@ class Learnt:
                 for name, shape in zip(adapter.names_of(module), shapes, strict=True):
                     tensors[name] = (torch.randn(shape, generator=self._random) * 0.3).bfloat16()
         config = {"r": RANK, "lora_alpha": ALPHA, "target_modules": [kind.rpartition(".")[2] for kind in MODULES]}
-        config |= {"base_model_name_or_path": str(self.folder), "peft_type": "LORA", "bias": "none"}
+        config |= {"base_model_name_or_path": str(self.directory), "peft_type": "LORA", "bias": "none"}
         self.publisher.publish(version, tensors, {adapter.CONFIG: json.dumps(config).encode()})
         self.versions[version] = tensors
 
     def merged(self, version: int) -> Qwen3:
-        model = load_model(self.folder)
+        model = load_model(self.directory)
         for name, tensor in self.versions[version].items():
             if ".lora_A." in name:
                 up = self.versions[version][name.replace("lora_A", "lora_B")].float()
@@ -84,14 +84,14 @@ def learnt(tmp_path: Path) -> Learnt:
 
 async def test_an_engine_takes_adapters_in_flight(learnt: Learnt, tmp_path: Path) -> None:
     learnt.publish(0)
-    async with engine(learnt.store.folder, tmp_path / "mirror") as (client, _):
+    async with engine(learnt.store.directory, tmp_path / "mirror") as (client, _):
         sampling, changed = Sampling(max_tokens=300, ignore_eos=True), asyncio.Event()
 
         async def keep_asking(number: int) -> list:  # type: ignore[type-arg]
-            found = [await client.generate([5, 6 + number], sampling)]
+            result = [await client.generate([5, 6 + number], sampling)]
             while not changed.is_set():
-                found.append(await client.generate([5, 6 + number], sampling))
-            return found
+                result.append(await client.generate([5, 6 + number], sampling))
+            return result
 
         flights = [asyncio.create_task(keep_asking(number)) for number in range(3)]
         while not (await client.statistics()).generated_tokens:  # noqa: ASYNC110 - another process's
@@ -110,37 +110,37 @@ async def test_an_engine_takes_adapters_in_flight(learnt: Learnt, tmp_path: Path
             assert {name: live[name] for name in base} == base
         changed.set()
         answers = await asyncio.gather(*flights)
-    seen = set()
-    for number, answer in [(number, each) for number, found in enumerate(answers) for each in found]:
+    observed = set()
+    for number, answer in [(number, item) for number, result in enumerate(answers) for item in result]:
         tokens = [5, 6 + number, *answer.token_ids]
         for span in answer.spans:
-            seen.add(span.version)
+            observed.add(span.version)
             expected = learnt.logprobs(span.version, tokens[: 2 + span.end])[1 + span.start :]
             assert torch.allclose(torch.tensor(answer.logprobs[span.start : span.end]), expected, atol=2e-3)
-    assert len(seen) >= 2
+    assert len(observed) >= 2
 
 
 async def test_what_is_exported_is_base_and_adapter_together(learnt: Learnt, tmp_path: Path) -> None:
     learnt.publish(0)
     learnt.publish(1)
-    assert await asyncio.to_thread(export, learnt.store.folder, tmp_path / "out", 1) == 1
-    found, expected = load_model(tmp_path / "out").state_dict(), learnt.merged(1).state_dict()
-    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+    assert await asyncio.to_thread(export, learnt.store.directory, tmp_path / "out", 1) == 1
+    result, expected = load_model(tmp_path / "out").state_dict(), learnt.merged(1).state_dict()
+    assert all(torch.allclose(result[name], expected[name], atol=1e-6) for name in expected)
     assert ModelConfig.load(tmp_path / "out") == CONFIG
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 async def test_a_base_that_is_elsewhere_is_named(learnt: Learnt, tmp_path: Path) -> None:
     learnt.publish(0)
-    puller = Puller(FolderSource(learnt.store), Mirror(tmp_path / "mirror"), name="m")
+    puller = Puller(DirectorySource(learnt.store), Mirror(tmp_path / "mirror"), name="m")
     await puller.pull()
     await puller.close()
-    learnt.folder.rename(tmp_path / "moved")
+    learnt.directory.rename(tmp_path / "moved")
     with pytest.raises(NotFound, match="--base"):
         load_served(tmp_path / "mirror")
     model, weights = load_served(tmp_path / "mirror", tmp_path / "moved")
     assert set(weights) == set(learnt.versions[0])
-    learnt.folder = tmp_path / "moved"
+    learnt.directory = tmp_path / "moved"
     tokens = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         assert torch.allclose(model(tokens), learnt.merged(0)(tokens), atol=1e-4)
@@ -149,14 +149,14 @@ async def test_a_base_that_is_elsewhere_is_named(learnt: Learnt, tmp_path: Path)
 async def test_a_mirror_goes_from_weights_to_an_adapter_and_back(learnt: Learnt, tmp_path: Path) -> None:
     """Two runs may follow one another in one place: no file of the one is taken for the other's."""
     learnt.publish(0)
-    puller = Puller(FolderSource(learnt.store), Mirror(tmp_path / "mirror"), name="m")
+    puller = Puller(DirectorySource(learnt.store), Mirror(tmp_path / "mirror"), name="m")
     await puller.pull()
     files = {"config.json": json.dumps(CONFIG.to_json()).encode()}
     for version, tensors in ((1, dict(learnt.base.state_dict())), (2, learnt.versions[0])):
         learnt.publisher.publish(version, tensors, files if version == 1 else {adapter.CONFIG: b"{}"})
         await puller.pull()
-        kept = [path.name for path in (tmp_path / "mirror").glob("*.safetensors")]
-        assert kept == [["model.safetensors", "adapter_model.safetensors"][version - 1]]
+        retained = [path.name for path in (tmp_path / "mirror").glob("*.safetensors")]
+        assert retained == [["model.safetensors", "adapter_model.safetensors"][version - 1]]
     await puller.close()
 
 
@@ -164,12 +164,12 @@ async def test_a_mirror_goes_from_weights_to_an_adapter_and_back(learnt: Learnt,
 async def test_vllm_loads_adapters_beside_its_model(learnt: Learnt, tmp_path: Path) -> None:
     learnt.publish(0)
     launch = vllm(python=PYTHON, slots=8, length=256, lora=RANK)
-    supervisor = EngineSupervisor(launch, learnt.store.folder, 0, log=tmp_path / "vllm.log")
-    assert weights_of(launch, learnt.store.folder, tmp_path / "x").place == str(learnt.store.folder)
+    supervisor = EngineSupervisor(launch, learnt.store.directory, 0, log=tmp_path / "vllm.log")
+    assert weights_of(launch, learnt.store.directory, tmp_path / "x").place == str(learnt.store.directory)
     async with supervisor as served:
         flight = asyncio.create_task(served.generate([5, 6], Sampling(max_tokens=200, ignore_eos=True)))
         learnt.publish(1)
-        published = await served.publish(learnt.store.folder, 1)
+        published = await served.publish(learnt.store.directory, 1)
         assert published.paused_s == 0 and published.bytes < 300_000
         later = await served.generate([5, 7], Sampling(max_tokens=12, ignore_eos=True))
         early = await flight
@@ -180,7 +180,7 @@ async def test_vllm_loads_adapters_beside_its_model(learnt: Learnt, tmp_path: Pa
         client: EngineClient = served.client
         learnt.publish(2)
         learnt.publish(3)
-        await served.publish(learnt.store.folder, 3)
+        await served.publish(learnt.store.directory, 3)
         assert await client.version() == 3
 
 

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.weights.codec import EncodedSegment, changed, decode, encode_changes, encode_whole, pays
+from rollout.weights.codec import EncodedSegment, changed, decode, encode_changes, encode_complete, pays
 from sandbox.errors import Invalid
 
 
@@ -56,7 +56,7 @@ def test_a_whole_segment(kind: str) -> None:
         new = (np.random.default_rng(3).normal(0, 0.02, 100_001).astype(np.float32).view(np.uint32) >> 16).astype(
             np.uint16
         )
-    raw = encode_whole(new)
+    raw = encode_complete(new)
     got = decode(raw, len(new))
     assert got.positions is None and (got.values == new).all()
     assert (len(raw) < 0.8 * new.nbytes) == (kind == "weights")
@@ -89,7 +89,7 @@ SQUEEZE = zstandard.ZstdCompressor().compress
         bad(high=SQUEEZE(bytes(1 << 24))),
         bad(low=SQUEEZE(b"a")),
         bad(packed=False),
-        bad(kind="whole"),
+        bad(kind="complete"),
     ],
 )
 def test_what_is_no_chunk_is_refused(raw: bytes) -> None:

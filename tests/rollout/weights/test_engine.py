@@ -54,11 +54,11 @@ class Policy:
 
     def digests(self, version: int) -> dict[str, str]:
         """As the engine computes with them: widened to float32."""
-        found = {
+        result = {
             name: hashlib.sha256(tensor.float().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
             for name, tensor in self.versions[version].items()
         }
-        return {"lm_head.weight": found["model.embed_tokens.weight"], **found}
+        return {"lm_head.weight": result["model.embed_tokens.weight"], **result}
 
     def logprobs(self, version: int, tokens: list[int]) -> Tensor:
         """Of each token but the first."""
@@ -92,19 +92,19 @@ def store(tmp_path: Path) -> VersionStore:
 
 
 async def test_versions_change_in_flight(store: VersionStore, tmp_path: Path) -> None:
-    policy = Policy(store, whole_every=3)
+    policy = Policy(store, complete_every=3)
     policy.publish(0)
-    async with engine(store.folder, tmp_path / "mirror") as (client, _):
+    async with engine(store.directory, tmp_path / "mirror") as (client, _):
         assert await client.version() == 0
         assert await client.checksums() == policy.digests(0)
         sampling = Sampling(max_tokens=600, ignore_eos=True)
         changed = asyncio.Event()
 
         async def keep_asking(number: int) -> list[Generation]:
-            found = [await client.generate([5, 6 + number], sampling)]
+            result = [await client.generate([5, 6 + number], sampling)]
             while not changed.is_set():
-                found.append(await client.generate([5, 6 + number], sampling))
-            return found
+                result.append(await client.generate([5, 6 + number], sampling))
+            return result
 
         flights = [asyncio.create_task(keep_asking(n)) for n in range(4)]
         while not (await client.statistics()).generated_tokens:  # noqa: ASYNC110 - another process's
@@ -113,34 +113,34 @@ async def test_versions_change_in_flight(store: VersionStore, tmp_path: Path) ->
         for version in range(1, 6):
             policy.publish(version)
             if version != 4:  # one is skipped: two steps at once
-                kinds.add((await client.pull(version)).whole)
+                kinds.add((await client.pull(version)).complete)
                 applied = await client.apply(version)
                 assert applied.version == version == await client.version()
                 assert await client.checksums() == policy.digests(version)
         assert kinds == {False}
         changed.set()
         answers = await asyncio.gather(*flights)
-    seen = set()
-    for number, answer in [(number, each) for number, found in enumerate(answers) for each in found]:
+    observed = set()
+    for number, answer in [(number, item) for number, result in enumerate(answers) for item in result]:
         tokens = [5, 6 + number, *answer.token_ids]
         for span in answer.spans:
-            seen.add(span.version)
+            observed.add(span.version)
             expected = policy.logprobs(span.version, tokens[: 2 + span.end])[1 + span.start :]
             assert torch.allclose(torch.tensor(answer.logprobs[span.start : span.end]), expected, atol=1e-3)
-    assert len(seen) >= 2 and seen <= {0, 1, 2, 3, 5}
+    assert len(observed) >= 2 and observed <= {0, 1, 2, 3, 5}
 
 
 async def test_an_engine_that_was_killed_begins_where_it_is_told(store: VersionStore, tmp_path: Path) -> None:
-    policy = Policy(store, whole_every=10, keep=5)
+    policy = Policy(store, complete_every=10, keep=5)
     policy.publish(0)
     policy.publish(1)
-    async with engine(store.folder, tmp_path / "mirror", "--at", "0") as (client, pid):
+    async with engine(store.directory, tmp_path / "mirror", "--at", "0") as (client, pid):
         assert await client.version() == 0
         pulled = await client.pull()
         assert pulled.version == 1
         os.kill(pid, signal.SIGKILL)  # the mirror is ahead of what was served
     policy.publish(2)
-    async with engine(store.folder, tmp_path / "mirror", "--at", "1") as (client, _):
+    async with engine(store.directory, tmp_path / "mirror", "--at", "1") as (client, _):
         assert await client.version() == 1
         assert await client.checksums() == policy.digests(1)
         await client.pull(2)
@@ -152,9 +152,9 @@ async def test_an_engine_that_was_killed_begins_where_it_is_told(store: VersionS
 
 
 async def test_pulls_that_were_not_applied_add_up(store: VersionStore, tmp_path: Path) -> None:
-    policy = Policy(store, whole_every=10)
+    policy = Policy(store, complete_every=10)
     policy.publish(0)
-    async with engine(store.folder, tmp_path / "mirror") as (client, _):
+    async with engine(store.directory, tmp_path / "mirror") as (client, _):
         for version in (1, 2, 3):
             policy.publish(version)
             await client.pull(version)
@@ -166,14 +166,14 @@ async def test_pulls_that_were_not_applied_add_up(store: VersionStore, tmp_path:
 
 
 async def test_a_mirror_that_was_damaged_is_not_served(store: VersionStore, tmp_path: Path) -> None:
-    policy = Policy(store, whole_every=10)
+    policy = Policy(store, complete_every=10)
     policy.publish(0)
-    async with engine(store.folder, tmp_path / "mirror") as (client, _):
+    async with engine(store.directory, tmp_path / "mirror") as (client, _):
         with (tmp_path / "mirror" / "model.safetensors").open("r+b") as file:
             file.seek(-300, os.SEEK_END)
             file.write(bytes(range(200)))
         policy.publish(1)
-        assert (await client.pull(1)).whole
+        assert (await client.pull(1)).complete
         await client.apply(1)
         assert await client.checksums() == policy.digests(1)
 
@@ -181,11 +181,11 @@ async def test_a_mirror_that_was_damaged_is_not_served(store: VersionStore, tmp_
 async def test_a_version_whose_content_vanished_is_said_and_the_old_one_is_served(
     store: VersionStore, tmp_path: Path
 ) -> None:
-    policy = Policy(store, whole_every=10)
+    policy = Policy(store, complete_every=10)
     policy.publish(0)
-    async with engine(store.folder, tmp_path / "mirror") as (client, _):
+    async with engine(store.directory, tmp_path / "mirror") as (client, _):
         policy.publish(1)
-        for path in store.folder.glob("chunks/??/*"):
+        for path in store.directory.glob("chunks/??/*"):
             path.unlink()
         with pytest.raises(PagurusError, match=r"has no weights .*publish again"):
             await client.pull(1)

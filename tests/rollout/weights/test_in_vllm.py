@@ -48,11 +48,11 @@ def changed(tensors: dict[str, Tensor], seed: int) -> tuple[dict[str, Tensor], l
     return after, writes
 
 
-def workers(kind: str, ranks: int, folder: Path, files: list[Path]) -> list:  # type: ignore[type-arg]
+def workers(kind: str, ranks: int, directory: Path, files: list[Path]) -> list:  # type: ignore[type-arg]
     """What each rank said and has, and last what rank 0 did without the first file."""
     places = [INSIDE, *([SUPPORT / "fake_vllm"] if kind == "fake" else [])]
     done = subprocess.run(
-        [sys.executable if kind == "fake" else PYTHON, SUPPORT / "vllm_worker.py", str(ranks), folder, *files],
+        [sys.executable if kind == "fake" else PYTHON, SUPPORT / "vllm_worker.py", str(ranks), directory, *files],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "VLLM_TARGET_DEVICE": "cpu"},
         capture_output=True,
         text=True,
@@ -78,27 +78,27 @@ def test_each_rank_has_what_a_full_load_gives(kind: str, ranks: int, tmp_path: P
         torch.save(tensors, tmp_path / f"{version}.pt")
     *every, skipping = workers(kind, ranks, tmp_path, files)
     assert len(every) == ranks
-    for found in every:
-        assert found["said"] == [{"version": 1}, {"version": 2}]
-        assert found["digests"] == found["expected"]["2"] != found["expected"]["1"]
+    for result in every:
+        assert result["said"] == [{"version": 1}, {"version": 2}]
+        assert result["digests"] == result["expected"]["2"] != result["expected"]["1"]
     assert skipping["said"] == [
         {"refused": "changes from version 1 do not fit weights of version 0", "untouched": True}
     ]
 
 
-class Told(EngineClient):
+class Reported(EngineClient):
     """A server that only writes down what it is told, and keeps the files of changes for a worker."""
 
-    def __init__(self, kept: Path):
+    def __init__(self, retained: Path):
         super().__init__("http://nowhere")
-        self.kept, self.calls, self.files = kept, [], []  # type: ignore[var-annotated]
+        self.retained, self.calls, self.files = retained, [], []  # type: ignore[var-annotated]
 
-    async def patch(self, file: Path, folder: Path, version: int, *, timeout: float = 0) -> float:
+    async def patch(self, file: Path, directory: Path, version: int, *, timeout: float = 0) -> float:
         self.calls.append(("patch", version))
-        self.files.append(shutil.copy(file, self.kept / f"{version}.changes"))
+        self.files.append(shutil.copy(file, self.retained / f"{version}.changes"))
         return 0.0
 
-    async def reload(self, folder: Path, version: int, *, timeout: float = 0) -> float:
+    async def reload(self, directory: Path, version: int, *, timeout: float = 0) -> float:
         self.calls.append(("reload", version))
         return 0.0
 
@@ -107,17 +107,17 @@ class Told(EngineClient):
 
     async def set_version(self, version: int) -> None: ...
 
-    async def check(self, folder: Path, version: int, *, reloaded: bool = False) -> None: ...
+    async def check(self, directory: Path, version: int, *, reloaded: bool = False) -> None: ...
 
 
 async def test_what_is_pulled_beside_a_server_reaches_its_workers(tmp_path: Path) -> None:
     """Published, pulled by a process of its own, written as a file, applied by two ranks: the bits of a full load."""
     random = torch.Generator().manual_seed(0)
     store = VersionStore(tmp_path / "weights")
-    publisher, versions = Publisher(store, whole_every=100, keep=100), [{}]  # type: ignore[var-annotated]
+    publisher, versions = Publisher(store, complete_every=100, keep=100), [{}]  # type: ignore[var-annotated]
     versions[0] = {name: torch.randn(shape, generator=random).bfloat16() for name, shape in SHAPES.items()}
     publisher.publish(0, versions[0], FILES)
-    client, weights = Told(tmp_path), InPlaceWeights(str(store.folder), tmp_path / "mirror")
+    client, weights = Reported(tmp_path), InPlaceWeights(str(store.directory), tmp_path / "mirror")
     await weights.ready(0)
     await weights.begin(client, 0)
     for version in (1, 2, 3, 4):
@@ -134,9 +134,9 @@ async def test_what_is_pulled_beside_a_server_reaches_its_workers(tmp_path: Path
     ]  # fmt: skip
     for version, tensors in enumerate(versions):
         torch.save(tensors, tmp_path / f"{version}.pt")
-    for found in (await asyncio.to_thread(workers, "fake", 2, tmp_path, client.files[:3]))[:2]:
-        assert [each["version"] for each in found["said"]] == [1, 3, 4]
-        assert found["digests"] == found["expected"]["4"]
+    for result in (await asyncio.to_thread(workers, "fake", 2, tmp_path, client.files[:3]))[:2]:
+        assert [item["version"] for item in result["said"]] == [1, 3, 4]
+        assert result["digests"] == result["expected"]["4"]
 
 
 def test_words_of_four_bytes_are_not_changed_in_place(tmp_path: Path) -> None:

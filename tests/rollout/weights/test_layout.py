@@ -30,27 +30,27 @@ TENSOR = st.tuples(st.sampled_from(NAMES), SHAPES, st.sampled_from(["BF16", "F32
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.lists(TENSOR, min_size=1, max_size=5, unique_by=lambda each: each[0]),
+    st.lists(TENSOR, min_size=1, max_size=5, unique_by=lambda item: item[0]),
     st.integers(1, 4),
     st.sampled_from([1, 2, 4]),
     st.integers(1, 300),
 )
-def test_every_word_is_in_one_piece(tensors: list, ranks: int, slots: int, most: int) -> None:
+def test_every_word_is_in_one_piece(tensors: list, ranks: int, slots: int, limit: int) -> None:
     specs = [TensorSpec(name, dtype, shape) for name, shape, dtype in tensors]
-    layout = cut(specs, ranks=ranks, slots=slots, segment_words=most)
+    layout = cut(specs, ranks=ranks, slots=slots, segment_words=limit)
     for number, spec in enumerate(layout.tensors):
-        seen = np.zeros((spec.rows, spec.columns), dtype=int)
+        observed = np.zeros((spec.rows, spec.columns), dtype=int)
         for segment in layout.segments:
             for piece in segment.pieces:
                 if piece.tensor != number:
                     continue
-                seen[piece.top : piece.bottom, piece.left : piece.right] += 1
+                observed[piece.top : piece.bottom, piece.left : piece.right] += 1
                 first, last = rank_rows(spec.rows, segment.rank, ranks)
                 assert first <= piece.top < piece.bottom <= last
-        assert (seen == 1).all()
+        assert (observed == 1).all()
         assert spec.rows * spec.columns == math.prod(spec.shape) * (2 if spec.dtype == "F32" else 1)
     for segment in layout.segments:
-        assert segment.words <= most or len(segment.pieces) == 1
+        assert segment.words <= limit or len(segment.pieces) == 1
 
 
 @pytest.mark.parametrize(("slots", "parts"), [(1, 1), (2, 2), (4, 2), (4, 1), (8, 4)])

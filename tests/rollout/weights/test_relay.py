@@ -91,11 +91,11 @@ async def test_engines_behind_a_relay_cost_one_copy(tmp_path: Path) -> None:
                 publisher.publish(version, walk.step(), FILES)
                 await asyncio.sleep(0.25)  # the relay's listing
                 pulled = await asyncio.gather(*(puller.pull(version) for puller in pullers))
-                assert {each.version for each in pulled} == {version}
+                assert {item.version for item in pulled} == {version}
                 assert all(same(tmp_path / f"m{n}", walk.tensors) for n in range(6))
-            each = sum(path.stat().st_size for path in (tmp_path / "relay").glob("chunks/??/*"))
-            assert relay.statistics.fetched_bytes == each  # nothing crossed twice
-            assert relay.statistics.served_bytes > 5 * each
+            item = sum(path.stat().st_size for path in (tmp_path / "relay").glob("chunks/??/*"))
+            assert relay.statistics.fetched_bytes == item  # nothing crossed twice
+            assert relay.statistics.served_bytes > 5 * item
             assert set(store.readers()) == {f"m{n}" for n in range(6)}  # the publisher knows who stands where
             for puller in pullers:
                 await puller.close()
@@ -188,7 +188,7 @@ async def test_a_cache_keeps_within_its_bounds(tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "weights")
     refs = [store.put(bytes([number]) * 100_000) for number in range(10)]
     async with served(Relay(store).application()) as origin:
-        relay = Relay(VersionStore(tmp_path / "relay"), HttpSource(origin), most=350_000)
+        relay = Relay(VersionStore(tmp_path / "relay"), HttpSource(origin), limit=350_000)
         async with served(relay.application()) as near:
             source = HttpSource(near)
             for ref in refs:

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import PulledVersion, Puller
-from rollout.weights.source import FolderSource
+from rollout.weights.source import DirectorySource
 from rollout.weights.store import ReaderLease, VersionStore
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 from tests.support.weights import FILES, Walk, same
 from trainer.weights import Publisher
 
 
-def reader(store: VersionStore, folder: Path, changes: bool = True, **options: int | bool) -> Puller:
-    mirror = Mirror(folder, **options)  # type: ignore[arg-type]
-    return Puller(FolderSource(store), mirror, name=folder.name, changes=changes)
+def reader(store: VersionStore, directory: Path, changes: bool = True, **options: int | bool) -> Puller:
+    mirror = Mirror(directory, **options)  # type: ignore[arg-type]
+    return Puller(DirectorySource(store), mirror, name=directory.name, changes=changes)
 
 
 @pytest.fixture
@@ -32,15 +32,19 @@ def store(tmp_path: Path) -> VersionStore:
 
 async def test_readers_of_every_kind_follow_with_skips_and_restarts(store: VersionStore, tmp_path: Path) -> None:
     walk, chance = Walk(), random.Random(7)
-    publisher = Publisher(store, slots=4, whole_every=6, keep=2)
-    kinds: dict[str, dict[str, int]] = {"whole": {}, "left": {"part": 0, "parts": 2}, "right": {"part": 1, "parts": 2}}
+    publisher = Publisher(store, slots=4, complete_every=6, keep=2)
+    kinds: dict[str, dict[str, int]] = {
+        "complete": {},
+        "left": {"part": 0, "parts": 2},
+        "right": {"part": 1, "parts": 2},
+    }
     readers = {name: reader(store, tmp_path / name, **options) for name, options in kinds.items()}
     ways = set()
     for version in range(40):
         if chance.random() < 0.1:  # the trainer is restarted: it goes on from the bytes that it published
             publisher.close()
-            publisher = Publisher(store, slots=4, whole_every=6, keep=2)
-            assert publisher.resume(walk.tensors, {name: each.shape for name, each in walk.tensors.items()})
+            publisher = Publisher(store, slots=4, complete_every=6, keep=2)
+            assert publisher.resume(walk.tensors, {name: item.shape for name, item in walk.tensors.items()})
         publisher.publish(version, walk.step(), FILES)
         for name, options in kinds.items():
             if chance.random() < 0.2:
@@ -52,13 +56,13 @@ async def test_readers_of_every_kind_follow_with_skips_and_restarts(store: Versi
                 assert pulled.version == version == readers[name].mirror.version
                 assert same(tmp_path / name, walk.tensors, **options)
     assert ways >= {(True, 1), (False, 1), (False, 2)}  # whole images, single steps and chains were all taken
-    assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == FILES["tokenizer.json"]
-    for each in readers.values():
-        await each.close()
+    assert (tmp_path / "complete" / "tokenizer.json").read_bytes() == FILES["tokenizer.json"]
+    for item in readers.values():
+        await item.close()
 
 
 async def test_an_engine_that_writes_what_was_pulled_has_the_weights(store: VersionStore, tmp_path: Path) -> None:
-    walk, publisher, puller = Walk(), Publisher(store, whole_every=100), reader(store, tmp_path / "m", untie=True)
+    walk, publisher, puller = Walk(), Publisher(store, complete_every=100), reader(store, tmp_path / "m", untie=True)
     publisher.publish(0, walk.tensors, FILES)
     assert (await puller.pull()).writes is None
     memory = {name: tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1).copy()
@@ -79,7 +83,7 @@ async def test_an_engine_that_writes_what_was_pulled_has_the_weights(store: Vers
 
 
 async def test_an_engine_that_reads_the_mirror_alone_is_told_no_changes(store: VersionStore, tmp_path: Path) -> None:
-    walk, publisher = Walk(), Publisher(store, whole_every=100)
+    walk, publisher = Walk(), Publisher(store, complete_every=100)
     puller = reader(store, tmp_path / "m", changes=False)
     for version in range(3):
         publisher.publish(version, walk.step(), FILES)
@@ -90,12 +94,12 @@ async def test_an_engine_that_reads_the_mirror_alone_is_told_no_changes(store: V
 
 
 async def test_a_step_costs_what_changed(store: VersionStore, tmp_path: Path) -> None:
-    walk, publisher, puller = Walk(scale=64), Publisher(store, whole_every=100), reader(store, tmp_path / "m")
+    walk, publisher, puller = Walk(scale=64), Publisher(store, complete_every=100), reader(store, tmp_path / "m")
     publisher.publish(0, walk.tensors, FILES)
-    whole = (await puller.pull()).spent.bytes
+    complete = (await puller.pull()).spent.bytes
     publisher.publish(1, walk.step(1e-7), FILES)
     pulled = await puller.pull()
-    assert 0 < pulled.spent.bytes < whole / 20
+    assert 0 < pulled.spent.bytes < complete / 20
     publisher.publish(2, walk.tensors, FILES)  # nothing changed
     assert (await puller.pull()).spent.bytes < 5_000
     assert same(tmp_path / "m", walk.tensors)
@@ -103,7 +107,7 @@ async def test_a_step_costs_what_changed(store: VersionStore, tmp_path: Path) ->
 
 
 async def test_slices_cost_their_share(store: VersionStore, tmp_path: Path) -> None:
-    walk, publisher = Walk(scale=32), Publisher(store, slots=2, whole_every=100)
+    walk, publisher = Walk(scale=32), Publisher(store, slots=2, complete_every=100)
     publisher.publish(0, walk.tensors, FILES)
     spent = []
     for part in range(2):
@@ -111,9 +115,9 @@ async def test_slices_cost_their_share(store: VersionStore, tmp_path: Path) -> N
         spent.append((await puller.pull()).spent.bytes)
         await puller.close()
     puller = reader(store, tmp_path / "all")
-    whole = (await puller.pull()).spent.bytes
+    complete = (await puller.pull()).spent.bytes
     await puller.close()
-    assert all(0.4 * whole < each < 0.55 * whole for each in spent)
+    assert all(0.4 * complete < item < 0.55 * complete for item in spent)
 
 
 async def test_a_damaged_mirror_is_mended(store: VersionStore, tmp_path: Path) -> None:
@@ -153,7 +157,7 @@ async def test_a_version_that_was_withdrawn_and_published_anew(store: VersionSto
 
 async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path: Path) -> None:
     walk = Walk(scale=8)
-    publisher, puller = Publisher(store, whole_every=4, keep=1), reader(store, tmp_path / "m")
+    publisher, puller = Publisher(store, complete_every=4, keep=1), reader(store, tmp_path / "m")
     publisher.publish(0, walk.tensors, FILES)
     first = (await puller.pull()).digest
     for version in range(1, 12):
@@ -166,8 +170,8 @@ async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path
     late = reader(store, tmp_path / "late")
     await late.pull()
     assert same(tmp_path / "late", walk.tensors)
-    content = sum(path.stat().st_size for path in store.folder.glob("chunks/??/*"))
-    everything = sum((store.manifest(ref).whole_bytes or 0) for ref in store.versions())
+    content = sum(path.stat().st_size for path in store.directory.glob("chunks/??/*"))
+    everything = sum((store.manifest(ref).total_bytes or 0) for ref in store.versions())
     assert content < everything + 200_000
     await late.close()
     await puller.close()
@@ -175,7 +179,7 @@ async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path
 
 def test_a_reader_that_lets_go_while_readers_are_listed_is_passed_over(store: VersionStore) -> None:
     store.lease("stays", ReaderLease())
-    (store.folder / "readers" / "went").symlink_to("nowhere")  # listed, and no longer there when it is read
+    (store.directory / "readers" / "went").symlink_to("nowhere")  # listed, and no longer there when it is read
     assert set(store.readers()) == {"stays"}
 
 

@@ -78,7 +78,7 @@ async def test_room_for_a_helper_lets_nobody_run_whom_a_restore_holds(group: Cgr
         group.apply(limits)
         if held:
             group.freeze()
-        async with group.room(limits):
+        async with group.capacity(limits):
             pass
         assert (group.path / "cgroup.freeze").read_text().strip() == str(int(held))
     finally:
@@ -122,26 +122,26 @@ def test_half_made_groups_are_removed(group: Cgroup) -> None:
 def test_pure_host_without_controllers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where v1 holds the controllers, a v2 hierarchy taken for pure has none: an error, not missing limits."""
     (tmp_path / "pagurus").mkdir()
-    for folder in (tmp_path, tmp_path / "pagurus"):
-        (folder / "cgroup.controllers").write_text("cpuset hugetlb\n")
-        (folder / "cgroup.subtree_control").write_text("")
+    for directory in (tmp_path, tmp_path / "pagurus"):
+        (directory / "cgroup.controllers").write_text("cpuset hugetlb\n")
+        (directory / "cgroup.subtree_control").write_text("")
     monkeypatch.setattr(cgroup, "hierarchy", lambda: Hierarchy(tmp_path))
     with pytest.raises(Unsupported, match="cpu, memory, pids"):
         cgroup.prepare_host.__wrapped__()
 
 
 def test_pure_host_gets_v2_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "pagurus" / "one"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "pagurus" / "one"
+    directory.mkdir(parents=True)
     for name in ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max", "memory.events"):
-        (folder / name).write_text("")
+        (directory / name).write_text("")
     monkeypatch.setattr(cgroup, "hierarchy", lambda: Hierarchy(tmp_path))
     made = Cgroup("one")
     assert made.joined() == [tmp_path / "pagurus" / "_shims"]
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     made.apply(Limits(cpus=1.5, memory="1MiB", processes=7))
     names = ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max")
-    values = {name: (folder / name).read_text() for name in names}
+    values = {name: (directory / name).read_text() for name in names}
     assert values == {
         "memory.max": "1048576\n",
         "memory.swap.max": "0\n",
@@ -150,10 +150,10 @@ def test_pure_host_gets_v2_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "pids.max": "7\n",
     }
     made.lift()
-    assert (folder / "memory.max").read_text() == "max\n"
-    assert (folder / "cpu.weight").read_text() == "400\n"  # of a host of four processors
-    (folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert (directory / "memory.max").read_text() == "max\n"
+    assert (directory / "cpu.weight").read_text() == "400\n"  # of a host of four processors
+    (directory / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert made.oom_kills() == 2
     assert made.anonymous() == 0
-    (folder / "memory.stat").write_text("anon 4096\nfile 8192\n")
+    (directory / "memory.stat").write_text("anon 4096\nfile 8192\n")
     assert made.anonymous() == 4096

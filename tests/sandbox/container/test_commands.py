@@ -18,7 +18,7 @@ from sandbox.container.procfs import ProcessIdentity
 from sandbox.descriptors import closing
 from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
-from tests.support.container_support import Maker, settled, shell
+from tests.support.container_support import Maker, finalized, shell
 from tests.support.daemon_host import until
 
 
@@ -51,7 +51,7 @@ async def test_exit_codes_among_many_sessions_that_end(maker: Maker) -> None:
     sb = await maker.create()
     script = "i=0; while [ $i -lt 200 ]; do setsid -f true; (true &); i=$((i+1)); done; exit $0"
     done = await asyncio.gather(*(sb.exec(["sh", "-c", script, str(code)]) for code in (3, 5, 200)))
-    assert [each.exit_code for each in done] == [3, 5, 200]
+    assert [item.exit_code for item in done] == [3, 5, 200]
 
 
 @pytest.mark.usefixtures("either_way")
@@ -117,19 +117,19 @@ async def test_huge_output_is_counted_not_kept(maker: Maker) -> None:
 async def test_output_comes_as_it_is_written(maker: Maker) -> None:
     sb = await maker.create()
     await shell(sb, "mkfifo /go")
-    seen: list[tuple[str, bytes]] = []
+    observed: list[tuple[str, bytes]] = []
     first = asyncio.Event()
 
     def take(name: str, data: bytes) -> None:
-        seen.append((name, data))
+        observed.append((name, data))
         first.set()
 
     running = asyncio.create_task(sb.exec(["sh", "-c", "echo one; read x < /go; echo two >&2"], on_output=take))
     await first.wait()
-    assert seen == [("stdout", b"one\n")]
+    assert observed == [("stdout", b"one\n")]
     await shell(sb, "echo > /go")
     assert (await running).stderr == b"two\n"
-    assert seen[-1] == ("stderr", b"two\n")
+    assert observed[-1] == ("stderr", b"two\n")
 
 
 async def test_background_process_neither_delays_nor_dies(maker: Maker) -> None:
@@ -154,7 +154,7 @@ async def test_timeout_kills_what_was_started(maker: Maker) -> None:
     before = set(sb.tasks())
     done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=3.0)
     assert (done.timed_out, done.exit_code, done.stdout) == (True, 143, b"begun\n")
-    assert await settled(sb, before) == before
+    assert await finalized(sb, before) == before
 
 
 async def test_cancelled_command_is_killed(maker: Maker) -> None:
@@ -165,7 +165,7 @@ async def test_cancelled_command_is_killed(maker: Maker) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}
     assert await shell(sb, "echo on") == "on\n"
 
 
@@ -177,7 +177,7 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}
 
 
 async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Maker) -> None:
@@ -240,11 +240,11 @@ async def test_who_stops_new_processes_keeps_nobody_waiting_and_leaves_no_half_o
     sb = await maker.create()
 
     def names() -> list[bytes]:
-        found = []
+        result = []
         for pid in sb.tasks():
             with contextlib.suppress(OSError):  # it has ended
-                found.append(procfs.read_bytes(f"/proc/{pid}/comm").strip())
-        return sorted(found)
+                result.append(procfs.read_bytes(f"/proc/{pid}/comm").strip())
+        return sorted(result)
 
     await sb.exec(["sh", "-c", f"(sleep 0.2; exec setsid python3 -c '{STOPPER}') >/dev/null 2>&1 &"])
     await until(lambda: names() == [b"init", b"python3"], "pid 1 and the stopper alone")

@@ -74,14 +74,14 @@ def filters_of(pid: int) -> list[bytes]:
     try:
         ptrace(0x4207, 0, None)  # PTRACE_INTERRUPT
         os.waitpid(pid, 0x40000000)
-        found: list[bytes] = []
+        collected: list[bytes] = []
         with contextlib.suppress(FileNotFoundError):  # no more of them
             while status(pid)["Seccomp"].strip() == "2":
-                size = ptrace(0x420C, len(found), None)  # PTRACE_SECCOMP_GET_FILTER
+                size = ptrace(0x420C, len(collected), None)  # PTRACE_SECCOMP_GET_FILTER
                 program = ctypes.create_string_buffer(8 * size)
-                ptrace(0x420C, len(found), ctypes.addressof(program))
-                found.append(program.raw)
-        return found
+                ptrace(0x420C, len(collected), ctypes.addressof(program))
+                collected.append(program.raw)
+        return collected
     finally:
         ptrace(17, 0, None)  # PTRACE_DETACH
 
@@ -179,10 +179,10 @@ async def test_ids_capabilities_and_privileges(maker: Maker) -> None:
             for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
                 assert int(held[kind], 16) & ~DOCKER_CAPABILITIES == 0, kind
             for kind in ("Uid", "Gid"):
-                assert all(base <= int(each) < base + 65_536 for each in held[kind].split()), kind
+                assert all(base <= int(item) < base + 65_536 for item in held[kind].split()), kind
             assert held["Groups"].strip() == ""
-            for each in ("uid_map", "gid_map"):
-                assert lines(f"/proc/{pid}/{each}")[0].split() == ["0", str(base), "65536"]
+            for item in ("uid_map", "gid_map"):
+                assert lines(f"/proc/{pid}/{item}")[0].split() == ["0", str(base), "65536"]
             for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
                 assert os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), kind
 
@@ -216,7 +216,7 @@ async def test_mounts_masks_and_devices(maker: Maker) -> None:
     container = await maker.create()
     mounts = [line.split() for line in (await shell(container, "cat /proc/self/mounts")).splitlines()]
     kinds = {(target, kind) for _, target, kind, *_ in mounts}
-    assert {each for each in kinds if not each[0].startswith("/proc/")} == {
+    assert {item for item in kinds if not item[0].startswith("/proc/")} == {
         ("/", "overlay"),
         ("/proc", "proc"),
         ("/dev/pts", "devpts"),
@@ -226,8 +226,8 @@ async def test_mounts_masks_and_devices(maker: Maker) -> None:
         assert path in masked, path
     read_only = [options.split(",")[0] for _, target, _, options, *_ in mounts if target.startswith("/proc/")]
     assert set(read_only) == {"ro"}
-    found = await shell(container, "find / -xdev \\( -type b -o -type c \\) -exec stat -c '%n %t:%T' {} +")
-    nodes = found.splitlines()
+    result = await shell(container, "find / -xdev \\( -type b -o -type c \\) -exec stat -c '%n %t:%T' {} +")
+    nodes = result.splitlines()
     assert sorted(nodes) == [
         "/dev/full 1:7",
         "/dev/null 1:3",
@@ -245,11 +245,11 @@ async def test_limits_hold_in_the_kernel(maker: Maker) -> None:
     held = dict((line[:26].strip(), line[26:].split()[:2]) for line in lines(f"/proc/{container.init_pid}/limits")[1:])
     assert held["Max open files"] == ["128", "128"]
     assert held["Max core file size"] == ["1", "1"], "a core_pattern program on the host is never started"
-    kept = (
+    retained = (
         "from resource import *; import os\nsetrlimit(RLIMIT_CORE, (0, 0)); prlimit(1, RLIMIT_CPU)\n"
         "try: prlimit(0, RLIMIT_CORE, (0, 1))\nexcept PermissionError: print(getrlimit(RLIMIT_CORE))"
     )
-    done = await container.exec(["python3", "-c", kept])
+    done = await container.exec(["python3", "-c", retained])
     assert done.stdout == b"(1, 1)\n", "with 0 it would be started after all"
     done = await container.exec(["python3", "-c", "x = bytearray(1 << 30)"], timeout=240)
     assert done.oom_killed and done.exit_code == 137
@@ -270,12 +270,12 @@ async def test_what_starts_after_a_restore_lives_beside_what_was_restored(sb: Sa
 
 def sleepers(sandbox: str) -> list[int]:
     """Host pids of the sandbox's background processes."""
-    found = []
+    result = []
     for pid in tasks_of(sandbox):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
             if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-                found.append(pid)
-    return found
+                result.append(pid)
+    return result
 
 
 def test_a_filter_is_read_from_a_process_without_one() -> None:

@@ -43,7 +43,7 @@ def test_the_name_is_of_the_content(programs: Path, tmp_path: Path) -> None:
     (programs / "init").write_bytes(b"\x7fELF another init")
     new = layer.build(programs, home)
     assert new != old and (home / "layer").resolve().name == new
-    assert {each.name for each in (home / "layers").iterdir()} == {old, new}
+    assert {item.name for item in (home / "layers").iterdir()} == {old, new}
     assert (home / "layers" / old / ".pagurus" / "init").read_bytes() == b"\x7fELF init"
 
 

@@ -86,11 +86,11 @@ async def test_a_waiting_process_restores_as_a_fresh_one_does(bench: Bench, warm
         assert worker.used is not kill
         pids.append(worker.pid)
         assert await shell(sb, CHECK) == "good\n"
-        seen = sorted((await shell(sb, view)).splitlines())
+        observed = sorted((await shell(sb, view)).splitlines())
         if not kill:
-            first = seen
+            first = observed
             await bench.checkpointer.warm(sb)
-    assert seen == first
+    assert observed == first
     assert pids[0] != pids[1]
 
 

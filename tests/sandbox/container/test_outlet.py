@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.container.outlet import PART, Outlet
 from sandbox.errors import Closed
-from tests.support.container_support import Maker, settled, shell
+from tests.support.container_support import Maker, finalized, shell
 from tests.support.daemon_host import until
 
 
@@ -26,22 +26,22 @@ async def test_parts_come_in_order_and_then_the_end() -> None:
 
 
 async def test_who_fills_it_is_told_to_stop_and_to_go_on() -> None:
-    outlet, told = Outlet(10), list[bool]()
+    outlet, reported = Outlet(10), list[bool]()
     outlet.put("stdout", b"123456")
-    with outlet.paced(told.append):
+    with outlet.paced(reported.append):
         outlet.put("stderr", b"123456")
-        assert told == [True, False] and outlet.full
-        room = asyncio.ensure_future(outlet.room())
+        assert reported == [True, False] and outlet.full
+        capacity = asyncio.ensure_future(outlet.capacity())
         await asyncio.sleep(0)
-        assert not room.done()
+        assert not capacity.done()
         await outlet.get()
-        assert told == [True, False, True] and not outlet.full
-        await room
+        assert reported == [True, False, True] and not outlet.full
+        await capacity
         outlet.put("stdout", b"123456")
         outlet.open()
-        assert told == [True, False, True, False, True] and not outlet.full
+        assert reported == [True, False, True, False, True] and not outlet.full
     outlet.put("stdout", bytes(100))
-    assert len(told) == 5
+    assert len(reported) == 5
 
 
 async def test_single_bytes_take_no_part_each() -> None:
@@ -97,7 +97,7 @@ async def test_a_command_whose_reader_takes_nothing_has_its_deadline(maker: Make
     done = await sb.exec(["sh", "-c", "yes"], timeout=3.0, outlet=outlet)
     assert (done.timed_out, done.exit_code) == (True, 143)
     assert outlet.full and outlet._size < 6 << 20  # what it had, and what lay in the pipe
-    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}
 
 
 @pytest.mark.parametrize("command", ["echo x; exec sleep 1000", "exec yes"])
@@ -110,7 +110,7 @@ async def test_a_command_ends_when_its_reader_leaves(maker: Maker, command: str)
         await until(lambda: outlet.full)
     outlet.leave()
     assert (await running).exit_code == 143
-    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}
     assert await shell(sb, "echo on") == "on\n"
 
 
@@ -120,4 +120,4 @@ async def test_a_survivor_that_writes_without_end_holds_nothing_up(maker: Maker)
     done = await sb.exec(["sh", "-c", "setsid yes & exec sleep 0.3"], outlet=outlet)
     assert done.exit_code == 0 and outlet._size < 6 << 20
     await sb.exec(["sh", "-c", "kill -9 -1"])
-    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}

@@ -28,22 +28,22 @@ async def connected(container: Container, name: str) -> Supervisor:
 
 
 async def everything(a: Supervisor, stream: int = 0) -> bytes:
-    found, at = b"", 0
+    result, at = b"", 0
     while True:
         data = await a.read(stream, at, wait=True)
-        found, at = found + data.data, data.end
+        result, at = result + data.data, data.end
         if data.ended:
-            return found
+            return result
 
 
 async def script(a: Supervisor, key: bytes, text: str) -> tuple[int, bytes, bytes]:
     """Exit code, stdout and stderr of a script in a session."""
-    whole = key.ljust(16)
-    serial = int.from_bytes(whole[:4], "little") & 0x7FFFFFFF
+    complete = key.ljust(16)
+    serial = int.from_bytes(complete[:4], "little") & 0x7FFFFFFF
     quoted = text.replace("'", "'\\''")
     line = f"{{ eval '{quoted}'; }} </dev/null >&$(((N={serial})*0+7)) 2>&8 7>&- 8>&-\n"
     async with asyncio.timeout(240):
-        await a.execute(whole, line.encode(), 1 << 20)
+        await a.execute(complete, line.encode(), 1 << 20)
         state = await a.wait(Until.DONE)
         return state.done_status, await everything(a, 0), await everything(a, 1)
 
@@ -90,14 +90,14 @@ async def test_the_last_bytes_of_a_log_are_kept(maker: Maker) -> None:
         data = await a.read(0, at, wait=True)
         assert data.start >= at
         tail, at = (tail if data.start == at else b"") + data.data, data.end
-    kept = (await a.state()).outputs[0]
-    whole = b"".join(b"%d\n" % n for n in range(1, 200001))
-    assert (kept.end, kept.end - kept.start) == (len(whole), 65536)
-    again, at = b"", kept.start
-    while at < kept.end:
+    retained = (await a.state()).outputs[0]
+    complete = b"".join(b"%d\n" % n for n in range(1, 200001))
+    assert (retained.end, retained.end - retained.start) == (len(complete), 65536)
+    again, at = b"", retained.start
+    while at < retained.end:
         data = await a.read(0, at, wait=False)
         again, at = again + data.data, data.end
-    assert again == whole[-65536:]
+    assert again == complete[-65536:]
 
 
 async def test_another_daemon_attaches_in_the_middle_of_an_answer(maker: Maker) -> None:
@@ -172,14 +172,14 @@ async def test_waits_that_were_given_up_leave_room_for_others(maker: Maker) -> N
     assert await everything(a) == b"hello\n"
 
 
-async def reads(a: Supervisor, wanted: bytes) -> bytes:
+async def reads(a: Supervisor, target: bytes) -> bytes:
     """What it printed, once that is in it."""
-    at, found = 0, b""
+    at, result = 0, b""
     async with asyncio.timeout(240):
-        while wanted not in found:
+        while target not in result:
             data = await a.read(0, at, wait=True)
-            found, at = found + data.data, data.end
-    return found
+            result, at = result + data.data, data.end
+    return result
 
 
 @pytest.mark.parametrize("mode", ["session", "terminal", "process"])

@@ -89,14 +89,18 @@ _LINES = st.lists(st.text(st.sampled_from("ab0179:,x/\0"), max_size=30), max_siz
 def test_any_files_give_users_of_the_sandbox(passwd: str, group: str, who: int | str) -> None:
     for user in parse(passwd).values():
         assert 0 <= user.uid < 65_536 and 0 <= user.gid < 65_536 and user.home.startswith("/")
-    assert all(0 <= each.gid < 65_536 for each in parse_groups(group).values())
-    for asked in (who, *parse(passwd), *(f"{name}:{which}" for name in parse(passwd) for which in parse_groups(group))):
+    assert all(0 <= item.gid < 65_536 for item in parse_groups(group).values())
+    for requested in (
+        who,
+        *parse(passwd),
+        *(f"{name}:{which}" for name in parse(passwd) for which in parse_groups(group)),
+    ):
         try:
-            found = resolve(asked, UserTable(passwd), UserTable(group))
+            result = resolve(requested, UserTable(passwd), UserTable(group))
         except Invalid:
             continue
-        assert all(0 <= number < 65_536 for number in (found.uid, found.gid, *found.groups))
-        assert found.home.startswith("/") and len(found.groups) <= MAX_GROUPS
+        assert all(0 <= number < 65_536 for number in (result.uid, result.gid, *result.groups))
+        assert result.home.startswith("/") and len(result.groups) <= MAX_GROUPS
 
 
 @settings(max_examples=40, deadline=None)

@@ -51,7 +51,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 def content(data: bytes) -> tuple[list[tuple[FrameKind, object]], dict[bytes, bytes], set[bytes]]:
     """(what it announces, its contents, its pages)."""
-    reader, told, contents, pages = (
+    reader, reported, contents, pages = (
         transfer.Reader(),
         list[tuple[FrameKind, object]](),
         dict[bytes, bytes](),
@@ -63,9 +63,9 @@ def content(data: bytes) -> tuple[list[tuple[FrameKind, object]], dict[bytes, by
         elif kind is FrameKind.PAGES:
             pages |= {value[at : at + PAGE] for at in range(0, len(value), PAGE)}
         else:
-            told.append((kind, value))
+            reported.append((kind, value))
     reader.finish()
-    return told, contents, pages
+    return reported, contents, pages
 
 
 def test_the_newest_state_is_made_of_what_each_stream_has() -> None:
@@ -85,8 +85,8 @@ def test_what_is_not_whole_has_no_end(streams: list[bytes]) -> None:
 
 
 def test_a_stream_that_passes_by_is_known_to_be_whole() -> None:
-    whole = stream(0)
-    for data, expected in ((whole, True), (whole[:-1], False), (whole + b"x", False), (b"", False)):
+    complete = stream(0)
+    for data, expected in ((complete, True), (complete[:-1], False), (complete + b"x", False), (b"", False)):
         checked = StreamChecker()
         for piece in pieces(data):
             checked.feed(piece)

@@ -32,7 +32,7 @@ def test_images_whose_hashes_are_known_are_as_if_they_were_hashed(tmp_path: Path
     (tmp_path / "pages-1.img").write_bytes(b"".join(pages))
     (tmp_path / "core.img").write_bytes(b"core")
     made = dumpfile.hashed(tmp_path)
-    again = dumpfile.hashed(tmp_path, known=made.hashes())
+    again = dumpfile.hashed(tmp_path, existing=made.hashes())
     (one,), (other,) = made.pages["pages-1.img"], again.pages["pages-1.img"]
     assert (one.hashes == other.hashes).all() and one.filled.tolist() == other.filled.tolist() == [True, False, True]
     assert bytes(one.data) == bytes(other.data) and made.images == again.images
@@ -40,5 +40,5 @@ def test_images_whose_hashes_are_known_are_as_if_they_were_hashed(tmp_path: Path
 
 def test_hashes_of_another_size_are_not_taken(tmp_path: Path) -> None:
     (tmp_path / "pages-1.img").write_bytes(bytes([7]) * PAGE)
-    found = dumpfile.hashed(tmp_path, known=hashes(2))
-    assert found.hashes()["pages-1.img"].tolist() == dumpfile.hashed(tmp_path).hashes()["pages-1.img"].tolist()
+    result = dumpfile.hashed(tmp_path, existing=hashes(2))
+    assert result.hashes()["pages-1.img"].tolist() == dumpfile.hashed(tmp_path).hashes()["pages-1.img"].tolist()

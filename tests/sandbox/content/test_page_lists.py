@@ -26,32 +26,32 @@ def frames(before: np.ndarray, now: np.ndarray) -> list[PageList]:
     writer, reader = TransferWriter(), Reader()
     places = changed(before, now)
     at = places.astype("<u4").tobytes()
-    told = writer.changed_pages_of("pages-1.img", len(now), digest(before), at, now[places].tobytes())
-    found = reader.feed(b"".join([writer.start(HEAD), *told, writer.end()]))
-    return [value for kind, value in found if kind is FrameKind.LIST]
+    reported = writer.changed_pages_of("pages-1.img", len(now), digest(before), at, now[places].tobytes())
+    result = reader.feed(b"".join([writer.start(HEAD), *reported, writer.end()]))
+    return [value for kind, value in result if kind is FrameKind.LIST]
 
 
 @given(FEW, FEW)
 def test_what_changed_makes_the_new_list_of_the_old_one(before: list[int], now: list[int]) -> None:
     one, other = hashes(before), hashes(now)
-    told = PageListDelta.told(frames(one, other))
-    told.need(one)
-    assert (told.over(one, told.hashes) == other).all()
-    assert len(told.places) == len(now) - sum(a == b for a, b in zip(before, now, strict=False))
-    assert len(set(told.places.tolist())) == len(told.places)
+    reported = PageListDelta.reported(frames(one, other))
+    reported.need(one)
+    assert (reported.over(one, reported.hashes) == other).all()
+    assert len(reported.places) == len(now) - sum(a == b for a, b in zip(before, now, strict=False))
+    assert len(set(reported.places.tolist())) == len(reported.places)
 
 
 def test_changes_of_another_list_are_refused() -> None:
-    told = PageListDelta.told(frames(hashes([1, 2, 3]), hashes([1, 2, 1])))
+    reported = PageListDelta.reported(frames(hashes([1, 2, 3]), hashes([1, 2, 1])))
     with pytest.raises(Conflict):
-        told.need(hashes([1, 1, 3]))
+        reported.need(hashes([1, 1, 3]))
 
 
 def test_a_long_list_of_changes_comes_in_many_frames() -> None:
     before, now = np.zeros((70_000, HASH), np.uint8), np.ones((70_000, HASH), np.uint8)
     came = frames(before, now)
     assert len(came) == 3
-    assert (PageListDelta.told(came).over(before, now) == now).all()
+    assert (PageListDelta.reported(came).over(before, now) == now).all()
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_a_long_list_of_changes_comes_in_many_frames() -> None:
 def test_places_that_lead_nowhere_or_leave_gaps_are_refused(places: list[int], count: int) -> None:
     """Also a length that nothing stands for, before any memory is spent on it."""
     at = np.array(places, "<u4").tobytes()
-    told = PageListDelta.told([PageList("pages-1.img", bytes(HASH * len(places)), at, count)])
+    reported = PageListDelta.reported([PageList("pages-1.img", bytes(HASH * len(places)), at, count)])
     with pytest.raises(Protocol):
-        told.over(hashes([1, 2, 3]), told.hashes)
+        reported.over(hashes([1, 2, 3]), reported.hashes)
 
 
 def test_frames_of_one_list_agree_and_have_as_many_places_as_hashes() -> None:
     with pytest.raises(Protocol, match="two lengths"):
-        PageListDelta.told([PageList("pages-1.img", b"", b"", 1), PageList("pages-1.img", b"", b"", 2)])
+        PageListDelta.reported([PageList("pages-1.img", b"", b"", 1), PageList("pages-1.img", b"", b"", 2)])
     for wrong in (PageList("pages-1.img", bytes(HASH), b"", 1), PageList("pages-1.img", bytes(HASH), bytes(4), -1)):
         writer, reader = TransferWriter(), Reader()
         data = writer.start(HEAD) + writer.frame(FrameKind.LIST, msgspec.msgpack.encode(wrong))

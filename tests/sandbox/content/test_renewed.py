@@ -33,11 +33,11 @@ def former(directory: Path) -> Former:
 
 def test_pages_stay_move_come_and_go(tmp_path: Path) -> None:
     new = os.urandom(PAGE)
-    wanted = {"pages-1.img": listed(A, D, C, B, ZERO, new), "pages-3.img": listed(B)}
+    target = {"pages-1.img": listed(A, D, C, B, ZERO, new), "pages-3.img": listed(B)}
     made = former(tmp_path / "images")
-    made.become({"core-1.img": b"after"}, wanted, {blake3(new).digest(): new})
-    found = {path.name: path.read_bytes() for path in made.directory.iterdir()}
-    assert found == {"core-1.img": b"after", "pages-1.img": A + D + C + B + ZERO + new, "pages-3.img": B}
+    made.become({"core-1.img": b"after"}, target, {blake3(new).digest(): new})
+    result = {path.name: path.read_bytes() for path in made.directory.iterdir()}
+    assert result == {"core-1.img": b"after", "pages-1.img": A + D + C + B + ZERO + new, "pages-3.img": B}
 
 
 def test_what_lacks_a_page_changes_nothing(tmp_path: Path) -> None:

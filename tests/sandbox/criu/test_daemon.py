@@ -37,10 +37,10 @@ async def test_a_restore_soon_after_a_checkpoint_reads_the_raw_images(daemon: Da
     await sb.exec(SERVICE)
     last = await sb.checkpoint("kept", wait="durable")  # shares its dump with the turn's, unless the service ran since
     mine = {info.id for info in await sb.tree()}
-    kept = [path.name for path in (daemon.run / "captures" / ".recent").iterdir() if path.name in mine]
-    assert kept
+    retained = [path.name for path in (daemon.run / "captures" / ".recent").iterdir() if path.name in mine]
+    assert retained
     hidden = []
-    for name in kept:  # they are not read
+    for name in retained:  # they are not read
         packed = next(iter((daemon.state / "checkpoints").rglob(f"{name}*.dump")))
         hidden.append((packed, packed.rename(packed.with_suffix(".hidden"))))
     try:

@@ -63,6 +63,6 @@ def test_a_change_of_the_tree_is_a_difference(tmp_path: Path, word: str) -> None
     CHANGES[word](after)
     for path in (*after.rglob("*"), after):
         os.utime(path, ns=WHEN, follow_symlinks=False)
-    found = equality.differences(facts.tree(before), facts.tree(after))
-    assert found and all(word in line for line in found), found
-    assert len(found := facts.tree_differences(before, after)) and all(word in line for line in found), found
+    result = equality.differences(facts.tree(before), facts.tree(after))
+    assert result and all(word in line for line in result), result
+    assert len(result := facts.tree_differences(before, after)) and all(word in line for line in result), result

@@ -22,9 +22,9 @@ SYS_ADMIN = 1 << 21
 
 def first(images: Path, stem: str, kind: str) -> tuple[Path, image_files.CriuImageFile]:
     path = sorted(images.glob(f"{stem}.img"))[0]
-    found = image_files.read(path, getattr(image_files.messages(), kind))
-    assert found is not None
-    return path, found
+    result = image_files.read(path, getattr(image_files.messages(), kind))
+    assert result is not None
+    return path, result
 
 
 def change(images: Path, stem: str, kind: str, edit: Callable[[Any], None]) -> None:
@@ -182,8 +182,8 @@ async def test_numbers_of_the_host_mean_nothing_to_criu(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stem: str, kind: str, edit: Callable[[Any], None]
 ) -> None:
     """Without the gate: CRIU looks them up in the sandbox's own pid namespace, where no process of the host has one."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    last_seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: last_seen.append(number))
     try:
         sb = await bench.maker.create()
         await shell(sb, HOLDER)
@@ -194,7 +194,7 @@ async def test_numbers_of_the_host_mean_nothing_to_criu(
         monkeypatch.setattr(gate, "passes", lambda *_, **__: None)
         with pytest.raises(RestoreFailed, match="CRIU could not"):
             await bench.checkpointer.restore(sb, saved.capture.dir)
-        assert heard == []
+        assert last_seen == []
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -217,8 +217,8 @@ async def test_images_are_checked_once_until_one_changes(bench: Bench) -> None:
     saved = await bench.save(await bench.maker.create())
     linked = saved.capture.dir.with_name("linked")
     rewrite.copy(saved.capture.dir, linked)
-    wanted = gate.checked(gate.of_directory(saved.capture.dir))
-    assert gate.checked(gate.of_directory(linked)) is wanted
+    target = gate.checked(gate.of_directory(saved.capture.dir))
+    assert gate.checked(gate.of_directory(linked)) is target
     core = next(linked.glob("core-*.img"))
     core.write_bytes(core.read_bytes()[:-1])  # cut short
     for directory in (linked, saved.capture.dir):

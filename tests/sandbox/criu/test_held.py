@@ -71,8 +71,8 @@ async def test_no_snapshot_has_the_links_that_criu_makes(bench: Bench) -> None:
     saved = await bench.save(sb)
     upper = saved.tree / "upper"
     assert "/t/second" in before
-    found = {f"/{path.relative_to(upper)}" for path in (upper / "t").rglob("*")} | {"/t"}
-    assert found == set(before.split())
+    result = {f"/{path.relative_to(upper)}" for path in (upper / "t").rglob("*")} | {"/t"}
+    assert result == set(before.split())
     assert not list(upper.rglob("*link_remap*"))
     await sb.kill()
     await sb.remount(bench.snapshot(saved.tree, readonly=False))
@@ -90,9 +90,9 @@ async def test_a_link_is_made_neither_over_a_file_nor_through_a_link(bench: Benc
         (tree / "upper" / "through").symlink_to("/t")
         images = saved.capture.dir.with_name(f"renamed-{number}")
         shutil.copytree(saved.capture.dir, images)
-        known = other_names.decode((images / other_names.FILE).read_bytes())
-        assert len(known) >= 3
-        (images / other_names.FILE).write_bytes(msgspec.msgpack.encode(dict.fromkeys(known, name)))
+        existing = other_names.decode((images / other_names.FILE).read_bytes())
+        assert len(existing) >= 3
+        (images / other_names.FILE).write_bytes(msgspec.msgpack.encode(dict.fromkeys(existing, name)))
         await sb.remount(tree)
         with pytest.raises(RestoreFailed):
             await bench.checkpointer.restore(sb, images)

@@ -192,11 +192,11 @@ async def test_criu_has_a_root_in_which_nothing_of_the_host_is(bench: Bench, tmp
     await bench.checkpointer.warm(sb)
     dumps = bench.checkpointer._warm[sb.spec.id].worker.pid
     restores = bench.checkpointer._waiting[sb.spec.id].worker.pid
-    await asyncio.to_thread(look_around, dumps, set(), True)
-    await asyncio.to_thread(look_around, restores, {"sandbox", "mounts"}, False)
+    await asyncio.to_thread(poll_around, dumps, set(), True)
+    await asyncio.to_thread(poll_around, restores, {"sandbox", "mounts"}, False)
 
 
-def look_around(pid: int, more: set[str], may_trace: bool) -> None:
+def poll_around(pid: int, more: set[str], may_trace: bool) -> None:
     """What a CRIU process finds: CRIU, /proc, its images, and `more`."""
     while os.readlink(f"/proc/{pid}/exe").endswith("/pagurus-criu-root"):
         time.sleep(0.01)

@@ -48,7 +48,7 @@ def program() -> Iterator[Program]:
         yield process
 
 
-def ask(process: Program) -> str:
+def request(process: Program) -> str:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("how many\n")
     process.stdin.flush()
@@ -69,7 +69,7 @@ def test_calls_are_made_by_the_process_and_leave_no_trace(program: Program, tmp_
             assert tasks.call(program.pid, MKDIR, None, 0o700, data=bytes(made) + b"\0") == 0
             assert tasks.call(program.pid, MKDIR, None, 0o700, data=bytes(made) + b"\0") == -errno.EEXIST
         assert made.is_dir()
-        assert ask(program) == str(number)
+        assert request(program) == str(number)
 
 
 def test_a_process_that_dies_meanwhile_is_said_to_have(program: Program) -> None:
@@ -86,4 +86,4 @@ def test_nobody_is_traced_afterwards(program: Program) -> None:
         assert tasks.call(program.pid, GETPID) == program.pid
     for task in Path(f"/proc/{program.pid}/task").iterdir():
         assert "TracerPid:\t0\n" in (task / "status").read_text()
-    assert ask(program) == "0"
+    assert request(program) == "0"

@@ -120,33 +120,33 @@ def test_each_page_goes_one_way(
         start = max(start, end)
         end = start + length
         ranges.append((start * PAGE, end * PAGE))
-    kept, runs = memory.divide(entries, ranges, {page * PAGE for page in without})
-    found: dict[int, int] = {}
-    for record, (place, size) in kept:
+    retained, runs = memory.divide(entries, ranges, {page * PAGE for page in without})
+    result: dict[int, int] = {}
+    for record, (place, size) in retained:
         assert size in (0, record.nr_pages * PAGE)
         for page in range(size // PAGE):
-            found[record.vaddr // PAGE + page] = place // PAGE + page
+            result[record.vaddr // PAGE + page] = place // PAGE + page
     for run in runs:
         assert run.size >= memory.MIN_RUN
         for page in range(run.size // PAGE):
             number = run.address // PAGE + page
-            assert number not in found
+            assert number not in result
             assert number not in without
             assert any(low <= number * PAGE < high for low, high in ranges)
-            found[number] = run.offset // PAGE + page
-    assert found == content
-    addresses = [record.vaddr for record, _ in kept]
+            result[number] = run.offset // PAGE + page
+    assert result == content
+    addresses = [record.vaddr for record, _ in retained]
     assert addresses == sorted(addresses)
 
 
 @given(st.integers(0, 100 << 20), st.integers(1, 100 << 20))
 def test_steps_are_a_partition_at_borders_of_huge_pages(first: int, size: int) -> None:
-    found = list(memory.steps(first, first + size))
-    assert [start for start, _ in found] == [first, *(end for _, end in found[:-1])]
-    assert found[-1][1] == first + size
-    for start, end in found:
+    result = list(memory.steps(first, first + size))
+    assert [start for start, _ in result] == [first, *(end for _, end in result[:-1])]
+    assert result[-1][1] == first + size
+    for start, end in result:
         assert 0 < end - start <= memory.STEP
-    assert all(end % memory.HUGE == 0 for _, end in found[:-1])
+    assert all(end % memory.HUGE == 0 for _, end in result[:-1])
 
 
 @given(st.lists(st.integers(1, 50), max_size=6), st.integers(0, 300))
@@ -161,6 +161,6 @@ def test_what_is_left_after_a_short_write(sizes: list[int], written: int) -> Non
 
 
 def test_ranges_of_two_processes_that_overlap_are_left_out() -> None:
-    found = memory._unshared({1: [(0, 10), (20, 30)], 2: [(25, 40), (50, 60)], 3: [(10, 20)], 4: [(52, 55)]})
-    assert found == {1: [(0, 10), (20, 25)], 2: [(30, 40), (50, 52), (55, 60)], 3: [(10, 20)], 4: []}
+    result = memory._unshared({1: [(0, 10), (20, 30)], 2: [(25, 40), (50, 60)], 3: [(10, 20)], 4: [(52, 55)]})
+    assert result == {1: [(0, 10), (20, 25)], 2: [(30, 40), (50, 52), (55, 60)], 3: [(10, 20)], 4: []}
     assert memory._unshared({1: [(0, 10), (10, 20)], 2: [(30, 40)]}) == {1: [(0, 20)], 2: [(30, 40)]}

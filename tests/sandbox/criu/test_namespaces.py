@@ -36,7 +36,7 @@ def _joined(bench: Bench, name: str) -> tuple[str, ...]:
 
 async def test_images_from_inside_are_those_from_outside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     sb = await bench.maker.create()
-    real = dump.look
+    real = dump.poll
     monkeypatch.setattr(dump, "look", lambda pidfd: replace(real(pidfd), joined=()))
     outside = await _capture(bench, sb, "outside")
     monkeypatch.setattr(dump, "look", real)
@@ -112,20 +112,20 @@ async def test_objects_made_after_the_last_look(bench: Bench, kind: str, monkeyp
     sb = await bench.maker.create()
     await bench.checkpointer.warm(sb)
     await shell(sb, START[kind].format(key=78))
-    real, looks = namespaces.Inside.has_objects, []
+    real, polls = namespaces.Inside.has_objects, []
 
     def late(inside: namespaces.Inside) -> bool:
         """They come and go: every other look, the one before a dump, finds none."""
-        looks.append(inside)
-        return len(looks) % 2 == 0 and real(inside)
+        polls.append(inside)
+        return len(polls) % 2 == 0 and real(inside)
 
     monkeypatch.setattr(namespaces.Inside, "has_objects", late)
     frozen: list[bool] = []
     images = bench.checkpointer.captures / "late"
     capture = await bench.checkpointer.capture(sb, images, on_frozen=lambda: frozen.append(True))
-    assert len(looks) >= 2 and frozen == [True], "CRIU was inside, was found out, and the snapshot was taken once"
+    assert len(polls) >= 2 and frozen == [True], "CRIU was inside, was found out, and the snapshot was taken once"
     assert len(list(capture.dir.glob("ipcns-shm-*.img"))) == 1
-    assert not looks[0].objects, "its descriptors are closed"
+    assert not polls[0].objects, "its descriptors are closed"
     shutil.rmtree(images)
 
 

@@ -48,20 +48,20 @@ serve(lambda: True)
 
 def inside(netns: Path, function: Callable[[], T]) -> T:
     """Run `function` in a network namespace, on a thread that is thrown away."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     def enter() -> None:
         fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
         try:
             assert ctypes.CDLL(None, use_errno=True).setns(fd, CLONE_NEWNET) == 0
-            found.append(function())
+            result.append(function())
         finally:
             os.close(fd)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    return found[0]  # type: ignore[no-any-return]
+    return result[0]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ async def test_a_connection_to_the_outside_comes_back_closed(bench: Bench, outsi
         assert report.closed == ["127.0.0.1:7000"]
         assert os.stat(sb.netns).st_ino == os.stat(f"/proc/{sb.init_pid}/ns/net").st_ino == namespace
         await asyncio.to_thread(answer, listener, b"answer two")  # the agent asks again
-        found = await until_answered(sb)
-        assert "b''" in found  # the end of the old connection, then the new answer
-        assert "answer two" in found
+        result = await until_answered(sb)
+        assert "b''" in result  # the end of the old connection, then the new answer
+        assert "answer two" in result
 
 
 # Listens without SO_REUSEADDR, and is the first to close: each connection leaves its port in TIME_WAIT.
@@ -348,7 +348,7 @@ def one(number: int, state: int, local: int, remote: int, unread: int = 0) -> Co
 
 
 @pytest.mark.parametrize(
-    ("found", "closed"),
+    ("result", "closed"),
     [
         ([], []),
         ([one(1, ESTABLISHED, 80, 4000), one(2, ESTABLISHED, 4000, 80)], []),
@@ -362,16 +362,16 @@ def one(number: int, state: int, local: int, remote: int, unread: int = 0) -> Co
         ([one(1, CLOSE, 80, 4000), one(2, ESTABLISHED, 4000, 80)], [1, 2]),
     ],
 )
-def test_what_is_closed(found: list[Connection], closed: list[int]) -> None:
-    assert [one.ino for one in tcp.to_close(found)] == closed
+def test_what_is_closed(result: list[Connection], closed: list[int]) -> None:
+    assert [one.ino for one in tcp.to_close(result)] == closed
 
 
 @given(st.lists(st.tuples(st.integers(1, 11), st.integers(1, 5), st.integers(1, 5), st.integers(0, 3))))
 def test_both_ends_inside_are_never_closed(states: list[tuple[int, int, int, int]]) -> None:
-    found = [one(i, state, a, b, n) for i, (state, a, b, n) in enumerate(states)]
-    closed = {one.ino for one in tcp.to_close(found)}
-    ends = {(one.local, one.remote) for one in found if one.state != CLOSE}
-    for connection in found:
+    result = [one(i, state, a, b, n) for i, (state, a, b, n) in enumerate(states)]
+    closed = {one.ino for one in tcp.to_close(result)}
+    ends = {(one.local, one.remote) for one in result if one.state != CLOSE}
+    for connection in result:
         if connection.state == CLOSE:
             assert (connection.ino in closed) == (connection.unread == 0)
         elif (connection.remote, connection.local) in ends:

@@ -18,9 +18,9 @@ FILES = st.dictionaries(PATHS, st.tuples(IDENTITIES, st.none() | IDENTITIES), ma
 
 @given(FILES, FILES)
 def test_whatever_differs_is_told_by_its_path(before: dict, after: dict) -> None:
-    told = OpenFiles(before).changes(OpenFiles(after))
+    reported = OpenFiles(before).changes(OpenFiles(after))
     differing = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    assert {line.rpartition(": ")[0] for line in told} == differing
+    assert {line.rpartition(": ")[0] for line in reported} == differing
     assert OpenFiles(before).changes(OpenFiles(before)) == []
 
 

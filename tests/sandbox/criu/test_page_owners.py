@@ -19,9 +19,9 @@ def test_owners_do_not_share_pages(tmp_path: Path) -> None:
     assert not set(first.numbers.tolist()) & set(second.numbers.tolist())
     assert store.add(data, "one").new_pages == store.add(data, "two").new_pages == 0
     assert store.verify(np.concatenate([first.numbers, second.numbers])) == 16
-    known = store.known({each.tobytes() for each in store.digests(second.numbers)})
-    assert set(known.values()) <= {*first.numbers.tolist(), *second.numbers.tolist()}  # an import takes anyone's
-    assert len(known) == 8
+    existing = store.existing({item.tobytes() for item in store.digests(second.numbers)})
+    assert set(existing.values()) <= {*first.numbers.tolist(), *second.numbers.tolist()}  # an import takes anyone's
+    assert len(existing) == 8
     store.close()
 
 

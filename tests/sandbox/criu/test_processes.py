@@ -137,19 +137,19 @@ async def test_a_changed_held_file_is_noticed_and_refused(bench: Bench) -> None:
     assert sb.tasks() == []
 
 
-def beside(init: int) -> tuple[Program, int]:
+def alongside(init: int) -> tuple[Program, int]:
     """A process that entered the sandbox's pid namespace from outside, and its pid."""
     entering = Program(["nsenter", "-t", str(init), "-p", "-m", "sleep", "1000"])
     children = Path(f"/proc/{entering.pid}/task/{entering.pid}/children")
-    while not (found := children.read_text().split()):  # nsenter forks to enter the pid namespace
+    while not (result := children.read_text().split()):  # nsenter forks to enter the pid namespace
         time.sleep(0.01)
-    return entering, int(found[0])
+    return entering, int(result[0])
 
 
 async def test_a_process_beside_pid_1_is_not_left_out_silently(bench: Bench) -> None:
     sb = await bench.maker.create()
     assert sb.init_pid is not None
-    entering, child = await asyncio.to_thread(beside, sb.init_pid)
+    entering, child = await asyncio.to_thread(alongside, sb.init_pid)
     try:
         (sb.cgroup.path / "cgroup.procs").write_text(str(child))
         with pytest.raises(CheckpointFailed, match="not below pid 1") as caught:
@@ -189,9 +189,9 @@ async def test_a_capture_cancelled_while_it_is_completed_leaves_nothing(
     def finish(*arguments: Any) -> dump.Dump:
         begun.set()
         assert go.wait(60)
-        found = real(*arguments)
+        result = real(*arguments)
         done.set()
-        return found
+        return result
 
     monkeypatch.setattr(dump, "_finish", finish)
     images = bench.checkpointer.captures / "cancelled"

@@ -33,9 +33,9 @@ def test_the_least_recently_used_goes_first(recent: RecentImages, tmp_path: Path
         assert recent.find("b") or name == "a"
     assert [name for name in "abc" if recent.find(name)] == ["b", "c"]
     assert sum(recent._sizes.values()) == 200
-    found = recent.find("b")
-    assert found is not None
-    assert (found / "pages-1.img").read_bytes() == b"x" * 100
+    result = recent.find("b")
+    assert result is not None
+    assert (result / "pages-1.img").read_bytes() == b"x" * 100
     remove(recent.keep("d", images(tmp_path, "d"), busy=nobody))
     assert [name for name in "bcd" if recent.find(name)] == ["b", "d"]
     assert len(list((tmp_path / "recent").iterdir())) == 2

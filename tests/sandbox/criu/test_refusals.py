@@ -51,7 +51,7 @@ serve(check)
 """)
 
 
-async def tell(sb: Container, what: str) -> None:
+async def report(sb: Container, what: str) -> None:
     assert await shell(sb, f"echo '{what}' > /t/do; {CHECK}") == "good\n"
 
 
@@ -60,7 +60,7 @@ async def refused(bench: Bench, sb: Container) -> CheckpointFailed:
     with pytest.raises(CheckpointFailed) as caught:
         await bench.save(sb)
     assert list(bench.checkpointer.captures.glob("test-*")) == []
-    await tell(sb, "drop()")
+    await report(sb, "drop()")
     await bench.save(sb)
     return caught.value
 
@@ -83,11 +83,11 @@ def descriptors() -> Iterator[list[int]]:
 
 async def give(sb: Container, descriptor: int) -> None:
     """Hand a descriptor of the host to the program."""
-    giving = asyncio.ensure_future(tell(sb, "take()"))
+    giving = asyncio.ensure_future(report(sb, "take()"))
     await shell(sb, "while [ ! -e /t/open ]; do sleep 0.02; done")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(f"/proc/{sb.init_pid}/root/t/door")
-        socket.send_fds(door, [b"x"], [descriptor])
+    with socket.socket(socket.AF_UNIX) as limiter:
+        limiter.connect(f"/proc/{sb.init_pid}/root/t/door")
+        socket.send_fds(limiter, [b"x"], [descriptor])
         await giving
 
 
@@ -99,7 +99,7 @@ async def start(bench: Bench) -> Container:
 
 async def test_a_socket_bound_by_a_crooked_relative_name(bench: Bench) -> None:
     sb = await start(bench)
-    await tell(sb, "relative()")
+    await report(sb, "relative()")
     error = await refused(bench, sb)
     assert "../t/./crooked" in error.message and "tun" not in error.message
     assert "bind it by its whole path" in error.hint
@@ -117,10 +117,10 @@ async def test_half_a_socket_pair(bench: Bench, descriptors: list[int]) -> None:
 
 async def test_a_connection_from_the_host(bench: Bench) -> None:
     sb = await start(bench)
-    await tell(sb, "listen()")
+    await report(sb, "listen()")
     with socket.socket(socket.AF_UNIX) as host:
         host.connect(f"/proc/{sb.init_pid}/root/t/service")
-        await tell(sb, "accept()")
+        await report(sb, "accept()")
         error = await refused(bench, sb)
     names(error, r"descriptor \d+ of python3")
     assert "Unix socket" in error.hint
@@ -147,7 +147,7 @@ async def test_a_file_of_the_host(bench: Bench, descriptors: list[int], tmp_path
 async def test_a_deleted_file_that_is_too_large(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "GHOST_LIMIT", 1 << 20)
     sb = await start(bench)
-    await tell(sb, "ghost()")
+    await report(sb, "ghost()")
     error = await refused(bench, sb)
     names(error, r"ghost file /t/ghost of 2097152")
     assert "deleted file" in error.hint
@@ -155,7 +155,7 @@ async def test_a_deleted_file_that_is_too_large(bench: Bench, monkeypatch: pytes
 
 async def test_a_watched_file_that_is_gone(bench: Bench) -> None:
     sb = await start(bench)
-    await tell(sb, "watch()")
+    await report(sb, "watch()")
     error = await refused(bench, sb)
     names(error, r"watches: descriptor \d+ of python3")
     assert "watch" in error.hint
@@ -163,9 +163,9 @@ async def test_a_watched_file_that_is_gone(bench: Bench) -> None:
 
 async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
     sb = await start(bench)
-    await tell(sb, "ring()")
+    await report(sb, "ring()")
     assert await shell(sb, "true") == ""
-    await tell(sb, 'held.pop("ring") == -1 and held.pop("errno") == 1 or 1/0')
+    await report(sb, 'held.pop("ring") == -1 and held.pop("errno") == 1 or 1/0')
     await bench.save(sb)
 
 

@@ -29,11 +29,11 @@ ENTRIES: dict[Path, list[dict[str, int]]] = {}
 def test_pages_are_compared_by_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write(tmp_path / "one", [(0x10000, b"abc"), (0x40000, b"d")], monkeypatch)
     other = write(tmp_path / "other", [(0x0F000, b"xaBc"), (0x50000, b"d")], monkeypatch)
-    assert same_pages.found(one, other) == {"pagemap-7.img": {0x10000, 0x12000}}
-    assert same_pages.found(one, one) == {"pagemap-7.img": {0x10000, 0x11000, 0x12000, 0x40000}}
+    assert same_pages.result(one, other) == {"pagemap-7.img": {0x10000, 0x12000}}
+    assert same_pages.result(one, one) == {"pagemap-7.img": {0x10000, 0x11000, 0x12000, 0x40000}}
     (tmp_path / "none").mkdir()
-    assert same_pages.found(one, tmp_path / "none") == {"pagemap-7.img": set()}
-    assert same_pages.found(tmp_path / "none", one) == {}
+    assert same_pages.result(one, tmp_path / "none") == {"pagemap-7.img": set()}
+    assert same_pages.result(tmp_path / "none", one) == {}
 
 
 def test_records_whose_pages_are_in_no_file_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +41,4 @@ def test_records_whose_pages_are_in_no_file_have_none(tmp_path: Path, monkeypatc
     without: list[dict[str, int]] = [{"vaddr": 0x20000, "nr_pages": 1 << 35, "flags": flags} for flags in (0, 2, 5)]
     without.append({"vaddr": 0x20000, "nr_pages": 1 << 35, "in_parent": 1})
     ENTRIES[one / "pagemap-7.img"][2:2] = without
-    assert same_pages.found(one, one) == {"pagemap-7.img": {0x10000, 0x40000}}
+    assert same_pages.result(one, one) == {"pagemap-7.img": {0x10000, 0x40000}}

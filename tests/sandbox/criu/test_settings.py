@@ -63,11 +63,11 @@ def test_a_look_takes_no_datagram() -> None:
         assert datagrams.unread(receiver) == []
         for content in (b"one", b"", b"three", b""):
             sender.sendto(content, receiver.getsockname())
-        seen = datagrams.unread(receiver)
-        assert [one.content for one in seen] == [b"one", b"", b"three", b""]
-        assert {one.port for one in seen} == {sender.getsockname()[1]}
+        observed = datagrams.unread(receiver)
+        assert [one.content for one in observed] == [b"one", b"", b"three", b""]
+        assert {one.port for one in observed} == {sender.getsockname()[1]}
         assert receiver.getsockopt(socket.SOL_SOCKET, 42) == -1  # SO_PEEK_OFF
-        assert [receiver.recv(9) for _ in seen] == [b"one", b"", b"three", b""]
+        assert [receiver.recv(9) for _ in observed] == [b"one", b"", b"three", b""]
 
 
 def test_datagrams_are_given_back_with_their_sender() -> None:
@@ -96,10 +96,10 @@ def test_options_are_found_and_put_back() -> None:
         assert differing(one) == {}
         one.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS
         one.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER
-        found = differing(one)
-        assert set(found) == {"SO_TIMESTAMPNS", "IP_MTU_DISCOVER"}
-        assert put_back(two, {**found, "SO_MARK": b"\1\0\0\0"}) == []  # not one of ours: not set
-        assert differing(two) == found
+        result = differing(one)
+        assert set(result) == {"SO_TIMESTAMPNS", "IP_MTU_DISCOVER"}
+        assert put_back(two, {**result, "SO_MARK": b"\1\0\0\0"}) == []  # not one of ours: not set
+        assert differing(two) == result
         assert put_back(two, {"IP_MTU_DISCOVER": b"\x77\0\0\0"}) == ["IP_MTU_DISCOVER"]
 
 
@@ -125,10 +125,10 @@ def test_settings_that_no_dump_wrote(content: bytes) -> None:
 
 def test_settings_pass_through_their_image(tmp_path: Path) -> None:
     assert not settings.load(tmp_path)
-    found = settings.KernelSettings(tasks=[settings.TaskSettings(thread=3, slack=7, processors=[0])])
-    settings.write(tmp_path, found)
-    assert settings.load(tmp_path) == found
-    assert settings.facts(tmp_path) == {"thread 3 settings": {"thread": 3, "slack": 7, "processors": [0]}}
+    result = settings.KernelSettings(tasks=[settings.TaskSettings(thread=3, headroom=7, processors=[0])])
+    settings.write(tmp_path, result)
+    assert settings.load(tmp_path) == result
+    assert settings.facts(tmp_path) == {"thread 3 settings": {"thread": 3, "headroom": 7, "processors": [0]}}
 
 
 def test_a_process_that_died_is_told() -> None:

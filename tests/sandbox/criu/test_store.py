@@ -92,7 +92,7 @@ def test_bytes_that_a_crash_left_behind_are_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_store_as_it_was(store: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = store.add(page(1)).numbers
+    retained = store.add(page(1)).numbers
 
     def full(_fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -101,7 +101,7 @@ def test_a_failed_write_leaves_the_store_as_it_was(store: PageStore, monkeypatch
         patched.setattr(os, "fdatasync", full)
         with pytest.raises(OSError, match="No space"):
             store.add(page(2))
-    assert content(store, kept) == page(1)
+    assert content(store, retained) == page(1)
     again = store.add(page(2))
     assert again.new_pages == 1
     assert content(store, again.numbers) == page(2)
@@ -145,18 +145,18 @@ def test_a_dump_file_gives_back_the_same_directory(store: PageStore, tmp_path: P
 
 def test_a_collection_keeps_what_a_dump_refers_to(store: PageStore, tmp_path: Path) -> None:
     shared = [os.urandom(PAGE) for _ in range(SLOTS)]
-    kept = dumpfile.pack(image(tmp_path, "1", [*shared, page(1)]), tmp_path / "kept.dump", store)
+    retained = dumpfile.pack(image(tmp_path, "1", [*shared, page(1)]), tmp_path / "kept.dump", store)
     gone = dumpfile.pack(
         image(tmp_path, "2", shared + [os.urandom(PAGE) for _ in range(3 * SLOTS)]), tmp_path / "gone.dump", store
     )
     before = store.statistics()
-    assert store.collect(lambda: dumpfile.references([kept.path, gone.path])).blocks == 0
+    assert store.collect(lambda: dumpfile.references([retained.path, gone.path])).blocks == 0
     gone.path.unlink()
-    freed = store.collect(lambda: dumpfile.references([kept.path]))
+    freed = store.collect(lambda: dumpfile.references([retained.path]))
     assert freed.blocks >= 3
     assert store.statistics()["pages"] < before["pages"]
-    assert dumpfile.verify(kept.path, store) > 0
-    dumpfile.unpack(kept.path, tmp_path / "again", store)
+    assert dumpfile.verify(retained.path, store) > 0
+    dumpfile.unpack(retained.path, tmp_path / "again", store)
     assert (tmp_path / "again/pages-1.img").read_bytes() == b"".join(shared) + page(1)
     # What was collected can come back.
     dumpfile.pack(tmp_path / "2", tmp_path / "back.dump", store)
@@ -236,13 +236,13 @@ def test_a_power_cut_leaves_the_old_or_the_new_dumps(tmp_path: Path, monkeypatch
     assert len(cuts.images) > 20
     for index, copied in enumerate(cuts.images):
         again = PageStore(copied / "pages")
-        found = {int(path.stem) for path in copied.glob("*.dump")}
-        for number in found:
+        result = {int(path.stem) for path in copied.glob("*.dump")}
+        for number in result:
             dumpfile.unpack(copied / f"{number}.dump", copied / f"out{number}", again)
             for path in captures[number].iterdir():
                 assert (copied / f"out{number}" / path.name).read_bytes() == path.read_bytes()
         due = {number for number, since in enumerate(published) if index >= since} - {1}
-        assert due <= found
+        assert due <= result
         # And it goes on from there.
         dumpfile.pack(captures[0], copied / "more.dump", again)
         dumpfile.verify(copied / "more.dump", again)
@@ -257,14 +257,14 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", str(disk)], check=True)
     store = PageStore(disk / "pages")
     try:
-        kept = dumpfile.pack(image(tmp_path, "small", [os.urandom(PAGE)] * 3), disk / "kept.dump", store)
+        retained = dumpfile.pack(image(tmp_path, "small", [os.urandom(PAGE)] * 3), disk / "kept.dump", store)
         large = image(tmp_path, "large", [os.urandom(PAGE) for _ in range(800)])
         with pytest.raises(NoSpace, match=r"1 MiB free.* 2 MiB more"):
             dumpfile.pack(large, disk / "large.dump", store)
         with pytest.raises(NoSpace, match=r"1 MiB free.* 3 MiB more"):  # though its bytes would fit
             dumpfile.pack(image(tmp_path, "one", [os.urandom(PAGE)]), disk / "one.dump", store, reserve=4 << 20)
         assert [path.name for path in disk.glob("*.dump*")] == ["kept.dump"]
-        assert dumpfile.verify(kept.path, store) == 1
+        assert dumpfile.verify(retained.path, store) == 1
         again = dumpfile.pack(image(tmp_path, "more", [os.urandom(PAGE)]), disk / "more.dump", store)
         assert dumpfile.verify(again.path, store) == 1
     finally:

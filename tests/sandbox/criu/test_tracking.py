@@ -119,7 +119,7 @@ async def test_no_page_is_missed(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
         assert await shell(sandbox, CHECK) == "good\n"
         saved, wrong = await captured(bench, sandbox)
         assert not wrong
-        counts |= {len(each.names) for each in layers.read(saved.capture.dir).values()}
+        counts |= {len(item.names) for item in layers.read(saved.capture.dir).values()}
     assert {1, 2, 3, 4} <= counts <= {1, 2, 3, 4}
 
 
@@ -175,9 +175,9 @@ async def test_pages_that_nobody_has_are_captured_again(bench: Bench) -> None:
     sandbox = await bench.maker.create()
     await shell(sandbox, HOLDER)
     await bench.save(sandbox)
-    known = bench.checkpointer._trackers[sandbox.spec.id]
-    known._last = {
-        number: Layers.of(each.pagemap, each.names, each.runs()[:-2]) for number, each in known._last.items()
+    existing = bench.checkpointer._trackers[sandbox.spec.id]
+    existing._last = {
+        number: Layers.of(item.pagemap, item.names, item.runs()[:-2]) for number, item in existing._last.items()
     }
     saved, wrong = await captured(bench, sandbox)
     assert not wrong
@@ -194,10 +194,10 @@ os.execv(sys.executable, ['python3', '-c', {after!r}])"""
     await shell(sandbox, f"python3 -c {shlex.quote(before)} </dev/null >/dev/null 2>&1 & {wait.format('old')}")
     await bench.save(sandbox)
     await shell(sandbox, f"touch /tmp/go; {wait.format('new')}")
-    for whole in (True, False):
+    for complete in (True, False):
         saved, wrong = await captured(bench, sandbox)
         assert not wrong
-        assert (own_bytes(saved) > 24 << 20) == whole
+        assert (own_bytes(saved) > 24 << 20) == complete
 
 
 PAGES = st.lists(st.integers(0, 40), unique=True, max_size=30).map(sorted)
@@ -209,9 +209,9 @@ def test_where_pages_lie(captures: list[tuple[list[int], list[int]]]) -> None:
     last: Layers | None = None
     model: dict[int, tuple[str, int]] = {}
     for number, (dumped, unwritten) in enumerate(captures):
-        known = [page for page in unwritten if page in model and page not in dumped]
-        model = {page: model[page] for page in known} | {page: (str(number), at) for at, page in enumerate(dumped)}
-        arrays = (np.array(dumped, np.int64), np.array(known, np.int64))
+        existing = [page for page in unwritten if page in model and page not in dumped]
+        model = {page: model[page] for page in existing} | {page: (str(number), at) for at, page in enumerate(dumped)}
+        arrays = (np.array(dumped, np.int64), np.array(existing, np.int64))
         last = tracker.joined("pagemap-1.img", str(number), *arrays, last)
         assert Layers.of(last.pagemap, last.names, last.runs()).runs().tolist() == last.runs().tolist()
         places = zip(last.pages.tolist(), last.layer.tolist(), last.place.tolist(), strict=True)
@@ -224,6 +224,6 @@ def test_a_page_that_no_capture_has_is_refused() -> None:
         return np.array(numbers, np.int64)
 
     last = tracker.joined("pagemap-1.img", "a", pages(1, 2, 3), pages(), None)
-    for known in (None, last):
+    for existing in (None, last):
         with pytest.raises(tracker.UnknownPages):
-            tracker.joined("pagemap-1.img", "b", pages(1), pages(2, 4), known)
+            tracker.joined("pagemap-1.img", "b", pages(1), pages(2, 4), existing)

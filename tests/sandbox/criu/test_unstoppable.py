@@ -45,9 +45,9 @@ def parent() -> Iterator[int]:
 
 
 def test_a_vfork_parent_is_found(parent: int) -> None:
-    (found,) = stuck([parent, os.getpid(), 1 << 22])
-    assert (found.pid, found.tid, found.vforked) == (parent, parent, True)
-    assert stuck([parent]) == {found}  # the same wait
+    (result,) = stuck([parent, os.getpid(), 1 << 22])
+    assert (result.pid, result.tid, result.vforked) == (parent, parent, True)
+    assert stuck([parent]) == {result}  # the same wait
 
 
 def test_what_sleeps_or_waits_for_a_signal_is_not() -> None:
@@ -75,16 +75,16 @@ def test_a_watch_tells_only_what_lasts_and_is_waited_for(parent: int, monkeypatc
     container = SimpleNamespace(tasks=lambda: [parent])
     watch = StallDetector(container, 0)
     monkeypatch.setattr(unstoppable, "awaited", lambda _: None)
-    assert watch.look() is None
+    assert watch.poll() is None
     monkeypatch.setattr(unstoppable, "awaited", lambda _: parent)
-    assert watch.look() is None  # the first look
+    assert watch.poll() is None  # the first look
     deadline = time.monotonic() + 60
-    while (found := watch.look()) is None and time.monotonic() < deadline:
+    while (result := watch.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert found is not None
-    assert found.pid == parent
+    assert result is not None
+    assert result.pid == parent
     monkeypatch.setattr(container, "tasks", list)  # it is not of this sandbox
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 async def test_nobody_waits_for_what_does_not_stop(bench: Bench) -> None:

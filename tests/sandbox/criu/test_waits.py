@@ -60,7 +60,7 @@ def inspector() -> Iterator[Inspector]:
 
 
 @pytest_asyncio.fixture
-async def seen(maker: Maker, tmp_path: Path, inspector: Inspector) -> AsyncIterator[Bench]:
+async def observed(maker: Maker, tmp_path: Path, inspector: Inspector) -> AsyncIterator[Bench]:
     async with started(maker, tmp_path, inspector.notes) as made:
         yield made
 
@@ -96,51 +96,51 @@ def until_frozen(container: Container) -> None:
 async def outcome(container: Container, seconds: float = SECONDS) -> dict[str, str]:
     """What is wrong with each call; "" when nothing is."""
     await until(container, "/tmp/r.done")
-    found = {}
+    result = {}
     for line in (await shell(container, "cat /tmp/r")).splitlines():
         name, place, expected, error, lasted, _end = line.split()
         early = int(lasted) < seconds * 1e6 - EARLY
-        found[f"{name} {place}"] = "" if expected == "1" and not early else f"errno {error} after {lasted} us"
-    return found
+        result[f"{name} {place}"] = "" if expected == "1" and not early else f"errno {error} after {lasted} us"
+    return result
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_waits_go_on_after_dumps(seen: Bench, inspector: Inspector, program: Path, group: str) -> None:
-    container = await sandbox(seen, inspector, program)
+async def test_waits_go_on_after_dumps(observed: Bench, inspector: Inspector, program: Path, group: str) -> None:
+    container = await sandbox(observed, inspector, program)
     await enter(container, GROUPS[group])
     for _ in range(3):
-        await seen.save(container)
-    found = await outcome(container)
-    assert found == dict.fromkeys(found, "")
-    assert len(found) == 2 * len(GROUPS[group].split())
+        await observed.save(container)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(GROUPS[group].split())
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_waits_continue_after_freezes(seen: Bench, inspector: Inspector, program: Path, group: str) -> None:
+async def test_waits_continue_after_freezes(observed: Bench, inspector: Inspector, program: Path, group: str) -> None:
     """As a checkpoint of the files alone freezes: without CRIU."""
-    container = await sandbox(seen, inspector, program)
+    container = await sandbox(observed, inspector, program)
     await enter(container, GROUPS[group])
     for _ in range(3):
         container.cgroup.freeze()
         await asyncio.to_thread(until_frozen, container)
         await asyncio.to_thread(frozen.thaw, container, inspector.notes)
         await container.exec(["true"])
-    found = await outcome(container)
-    assert found == dict.fromkeys(found, "")
-    assert len(found) == 2 * len(GROUPS[group].split())
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(GROUPS[group].split())
 
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_waits_go_on_after_a_verified_restore(
-    seen: Bench, inspector: Inspector, program: Path, group: str
+    observed: Bench, inspector: Inspector, program: Path, group: str
 ) -> None:
-    container = await sandbox(seen, inspector, program)
+    container = await sandbox(observed, inspector, program)
     await enter(container, GROUPS[group])
-    saved = await seen.save(container)
-    await seen.kill_and_restore(container, saved, saved.dump)
-    found = await outcome(container)
-    assert found == dict.fromkeys(found, "")
-    assert len(found) == 2 * len(GROUPS[group].split())
+    saved = await observed.save(container)
+    await observed.kill_and_restore(container, saved, saved.dump)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(GROUPS[group].split())
 
 
 async def test_waits_go_on_where_nobody_noted_when_they_began(bench: Bench, program: Path) -> None:
@@ -148,8 +148,8 @@ async def test_waits_go_on_where_nobody_noted_when_they_began(bench: Bench, prog
     container = await sandbox(bench, None, program)
     await enter(container, "nanosleep nanosleep_rest poll epoll_wait futex semtimedop recv_timed")
     await bench.save(container)
-    found = await outcome(container)
-    assert found == dict.fromkeys(found, "")
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["live", "restored"])
@@ -170,24 +170,24 @@ async def test_waits_go_on_under_the_next_daemon(maker: Maker, tmp_path: Path, p
                 saved = await bench.save(container)
             if restored:
                 await bench.kill_and_restore(container, saved, saved.dump)
-            found = await outcome(container, seconds)
-    assert found == dict.fromkeys(found, "")
-    assert len(found) == 2 * len(calls.split())
+            result = await outcome(container, seconds)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(calls.split())
 
 
-async def test_a_sleeper_that_was_dumped_has_not_worked(seen: Bench, inspector: Inspector, program: Path) -> None:
-    container = await sandbox(seen, inspector, program)
+async def test_a_sleeper_that_was_dumped_has_not_worked(observed: Bench, inspector: Inspector, program: Path) -> None:
+    container = await sandbox(observed, inspector, program)
     await enter(container, "nanosleep poll epoll_wait futex pause", 1000)
     for number in range(3):
-        capture = seen.checkpointer.captures / f"quiet-{number}"
-        await seen.checkpointer.capture(container, capture, on_frozen=lambda: inspector.mark(container.cgroup.id))
+        capture = observed.checkpointer.captures / f"quiet-{number}"
+        await observed.checkpointer.capture(container, capture, on_frozen=lambda: inspector.mark(container.cgroup.id))
         assert (await container.exec(["true"])).exit_code == 0
         effects = inspector.read(container.cgroup.id)
         assert judge(effects).verdict is Verdict.NONE, effects
 
 
-async def test_a_refused_dump_ends_no_wait(seen: Bench, inspector: Inspector, program: Path) -> None:
-    container = await sandbox(seen, inspector, program)
+async def test_a_refused_dump_ends_no_wait(observed: Bench, inspector: Inspector, program: Path) -> None:
+    container = await sandbox(observed, inspector, program)
     await enter(container, "nanosleep poll epoll_wait futex semtimedop")
     watching = "import os, ctypes; c = ctypes.CDLL(None); open('/tmp/w', 'w'); n = c.inotify_init1(0); "
     watching += "c.inotify_add_watch(n, b'/tmp/w', 2); f = open('/tmp/w'); os.unlink('/tmp/w'); "
@@ -195,19 +195,19 @@ async def test_a_refused_dump_ends_no_wait(seen: Bench, inspector: Inspector, pr
     await shell(container, f'python3 -c "{watching}" </dev/null >/dev/null 2>&1 &')
     await until(container, "/tmp/watching")
     with pytest.raises(CheckpointFailed):
-        await seen.save(container)
-    found = await outcome(container)
-    assert found == dict.fromkeys(found, "")
+        await observed.save(container)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
 
 
 def test_a_file_of_another_form_tells_of_no_wait(tmp_path: Path) -> None:
     entry = struct.pack("<4i3Qq6Q", 7, 8, -4, 3, 232, 0x1002, 0x7000, 10**9, 0, 0, 0x5000, 1 << 60, 0x6FF0, 32)
-    whole = struct.pack("<II", 0x31746957, 1) + entry
-    (tmp_path / waits.NAME).write_bytes(whole)
+    complete = struct.pack("<II", 0x31746957, 1) + entry
+    (tmp_path / waits.NAME).write_bytes(complete)
     (one,) = waits.read(tmp_path)
     assert (one.process, one.thread, one.nr, one.left) == (7, 8, 232, 10**9)
     assert one.registers({"r10": 5, "ax": 1, "ip": 2})["r10"] != 5
     assert len(waits.pages(tmp_path, 7)) <= (1 << 24) // waits.PAGE + 3 and not waits.pages(tmp_path, 8)
-    for wrong in (b"", whole[:-1], whole + b"x", b"\0" * 8, struct.pack("<II", 0x31746957, 1 << 31) + entry):
+    for wrong in (b"", complete[:-1], complete + b"x", b"\0" * 8, struct.pack("<II", 0x31746957, 1 << 31) + entry):
         (tmp_path / waits.NAME).write_bytes(wrong)
         assert waits.read(tmp_path) == []

@@ -167,7 +167,7 @@ RUN --mount=type=secret,id=key,dst=/etc/key,mode=0440,gid=7,required ["cat", "/e
 RUN --mount=from=b,source=/x,target=sub,rw --mount=type=tmpfs,target=/t --mount=type=secret,id=plain true
 """
     )
-    first, second, third = (each for each in actions if isinstance(each, RunAction))
+    first, second, third = (item for item in actions if isinstance(item, RunAction))
     assert first.mounts == (
         BuildMount("cache", "/root/.cache", "/root/.cache", mode=0o755),
         BuildMount("secret", id="token", variable="TOKEN"),

@@ -61,18 +61,18 @@ def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
 def test_a_folder_that_holds_the_image_store_is_refused(store: ImageStore, tmp_path: Path) -> None:
     """Its copy would copy itself, without end."""
     alias = tmp_path / "alias"
-    alias.symlink_to(store.folder.parent)
+    alias.symlink_to(store.directory.parent)
     store.trees.mkdir(parents=True)
     (store.trees / "stop").mkdir()
-    for source in (store.folder.parent, alias, store.folder, Path("/")):
+    for source in (store.directory.parent, alias, store.directory, Path("/")):
         with pytest.raises(Invalid, match="holds the image store itself") as refused:
-            store.import_directory("whole", source)
+            store.import_directory("complete", source)
         assert "beside it" in (refused.value.hint or "")
         assert [path.name for path in store.trees.iterdir()] == ["stop"]
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    store.import_directory("beside", beside)
-    store.remove("beside")
+    alongside = tmp_path / "alongside"
+    alongside.mkdir()
+    store.import_directory("alongside", alongside)
+    store.remove("alongside")
 
 
 def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Pat
     else:
         store.remove("evil")
     assert list(outside.iterdir()) == []
-    assert list(store.folder.iterdir()) == []
+    assert list(store.directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "..", "a//b", "UPPER", "-x", "x" * 201])
@@ -106,24 +106,24 @@ def test_broken_archive_leaves_no_image(store: ImageStore, tmp_path: Path) -> No
     archive.write_bytes(b"not a tar" * 100)
     with pytest.raises(Invalid, match="not a tar archive"):
         store.import_archive("broken", archive)
-    assert list(store.folder.iterdir()) == []
+    assert list(store.directory.iterdir()) == []
 
 
 def test_docker_without_engine(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     with pytest.raises(Unsupported, match="no Docker Engine answers"):
         store.import_docker("busybox", "busybox:latest")
-    assert list(store.folder.iterdir()) == []
+    assert list(store.directory.iterdir()) == []
 
 
 # --------------------------------------------------------------------------- content
 
 
-def _root(folder: Path, text: str = "x") -> Path:
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin/tool").write_text(text)
-    os.utime(folder / "bin/tool", (1, 1))
-    return folder
+def _root(directory: Path, text: str = "x") -> Path:
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin/tool").write_text(text)
+    os.utime(directory / "bin/tool", (1, 1))
+    return directory
 
 
 def test_equal_trees_are_stored_once_and_kept_while_used(store: ImageStore, tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_equal_trees_are_stored_once_and_kept_while_used(store: ImageStore, tmp_
 def test_a_tree_that_a_sandbox_began_to_stand_on_while_it_was_removed_stays(store: ImageStore, tmp_path: Path) -> None:
     tree = store.import_directory("one", _root(tmp_path / "a"))
     content = store.resolve("one").digest
-    seen: list[bool] = []
+    observed: list[bool] = []
 
     def used() -> set[str]:
-        seen.append(tree.exists())
-        return {content} if len(seen) > 1 else set()
+        observed.append(tree.exists())
+        return {content} if len(observed) > 1 else set()
 
     assert store.remove("one", used) is False
-    assert seen == [True, False] and (tree / "bin/tool").read_text() == "x"
+    assert observed == [True, False] and (tree / "bin/tool").read_text() == "x"
 
 
 def test_a_name_may_move_to_another_tree(store: ImageStore, tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_name_may_move_to_another_tree(store: ImageStore, tmp_path: Path) -> N
 
 
 def test_a_directory_that_was_put_there_is_taken_in(store: ImageStore) -> None:
-    _root(store.folder / "plain")
+    _root(store.directory / "plain")
     image = store.resolve("plain")
-    assert (store.folder / "plain").is_symlink()
+    assert (store.directory / "plain").is_symlink()
     assert store.resolve("plain") == image
     assert store.info("plain").size > 0
 
@@ -223,8 +223,8 @@ UPPER = _layer(
 CONFIG = {"config": {"Env": ["A=1", "PATH=/bin"], "WorkingDir": "/usr", "User": "me", "Cmd": ["sh"], "Labels": None}}
 
 
-def _oci(folder: Path, layers: list[bytes], *, architecture: str = "amd64", damage: bool = False) -> Path:
-    blobs = folder / "blobs/sha256"
+def _oci(directory: Path, layers: list[bytes], *, architecture: str = "amd64", damage: bool = False) -> Path:
+    blobs = directory / "blobs/sha256"
     blobs.mkdir(parents=True)
 
     def blob(data: bytes) -> dict[str, Any]:
@@ -233,17 +233,17 @@ def _oci(folder: Path, layers: list[bytes], *, architecture: str = "amd64", dama
         return {"digest": f"sha256:{name}", "size": len(data)}
 
     manifest = {"config": blob(json.dumps(CONFIG).encode()), "layers": [blob(layer) for layer in layers]}
-    wanted = {**blob(json.dumps(manifest).encode()), "platform": {"os": "linux", "architecture": architecture}}
+    target = {**blob(json.dumps(manifest).encode()), "platform": {"os": "linux", "architecture": architecture}}
     other = {**blob(b"{}"), "platform": {"os": "windows", "architecture": architecture}}
-    (folder / "index.json").write_text(json.dumps({"manifests": [other, wanted]}))
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    return folder
+    (directory / "index.json").write_text(json.dumps({"manifests": [other, target]}))
+    (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return directory
 
 
-def _packed(folder: Path, target: Path) -> Path:
+def _packed(directory: Path, target: Path) -> Path:
     with tarfile.open(target, "w") as tar:
-        for path in sorted(folder.rglob("*")):
-            tar.add(path, str(path.relative_to(folder)), recursive=False)
+        for path in sorted(directory.rglob("*")):
+            tar.add(path, str(path.relative_to(directory)), recursive=False)
     return target
 
 
@@ -269,14 +269,14 @@ def test_an_oci_layout(store: ImageStore, tmp_path: Path, packed: bool) -> None:
 
 
 def test_an_archive_of_docker_save(store: ImageStore, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/layer.tar").write_bytes(LOWER)
-    (folder / "2.tar").write_bytes(UPPER)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    directory = tmp_path / "saved"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1/layer.tar").write_bytes(LOWER)
+    (directory / "2.tar").write_bytes(UPPER)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
     manifest = [{"Config": "config.json", "RepoTags": ["app:1"], "Layers": ["1/layer.tar", "2.tar"]}]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    store.import_archive("app", _packed(folder, tmp_path / "saved.tar"))
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    store.import_archive("app", _packed(directory, tmp_path / "saved.tar"))
     _check(store)
 
 

@@ -31,22 +31,22 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
 
 @pytest.mark.parametrize("packing", ["gzip", "zstd", ""])
 def test_an_image_is_pulled_and_only_what_is_missing_is_fetched(store: ImageStore, packing: str) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with Registry() as there:
         there.push("team/app", "1", [BASE, TOP], config={"Env": ["A=b"], "User": "7"}, packing=packing)
-        name = store.pull(f"{there.host}/team/app:1", tell=lambda done, total: told.append((done, total)))
+        name = store.pull(f"{there.host}/team/app:1", report=lambda done, total: reported.append((done, total)))
         assert name == f"{there.host}/team/app:1" and store.list() == [name]
         image = store.resolve(name)
         assert (image.tree / "etc/base").read_bytes() == b"base\n" and (image.tree / "app/main").exists()
         assert not (image.tree / "gone").exists()
         assert image.config.env == {"A": "b"} and image.config.user == "7"
-        assert told[-1][0] == told[-1][1] > 0
-        assert len(there.blobs_asked()) == 3  # configuration and layers
-        there.asked.clear()
-        assert store.pull(f"{there.host}/team/app:1") == name and not there.blobs_asked()  # it has not changed
+        assert reported[-1][0] == reported[-1][1] > 0
+        assert len(there.blobs_requested()) == 3  # configuration and layers
+        there.requested.clear()
+        assert store.pull(f"{there.host}/team/app:1") == name and not there.blobs_requested()  # it has not changed
         there.push("team/app", "1", [BASE, {"app/": b"", "app/main": b"later\n"}], packing=packing)
         store.pull(f"{there.host}/team/app:1")
-        assert len(there.blobs_asked()) == 2  # the first layer is here
+        assert len(there.blobs_requested()) == 2  # the first layer is here
         assert (store.resolve(name).tree / "app/main").read_bytes() == b"later\n"
         store.pull(f"{there.host}/team/app:1", "mine")
         assert store.resolve("mine").digest == store.resolve(name).digest
@@ -80,8 +80,8 @@ def test_credentials_come_from_the_usual_file(store: ImageStore, tmp_path: Path)
         with pytest.raises(Forbidden, match="log in"):
             store.pull(f"{there.host}/app:1")
         (tmp_path / ".docker").mkdir()
-        known = {"auths": {there.host: {"auth": b64encode(b"me:secret").decode()}}}
-        (tmp_path / ".docker/config.json").write_text(json.dumps(known))
+        existing = {"auths": {there.host: {"auth": b64encode(b"me:secret").decode()}}}
+        (tmp_path / ".docker/config.json").write_text(json.dumps(existing))
         assert store.pull(f"{there.host}/app:1")
 
 
@@ -116,8 +116,8 @@ def test_damage_leaves_nothing(store: ImageStore, fault: str) -> None:
         with pytest.raises((Invalid, Unsupported, Protocol)):
             store.pull(f"{there.host}/app:1")
         assert store.list() == [] and not store.trees.exists()
-        kept = {path.name for path in (store.layers / "blobs/sha256").iterdir()}
-        assert blob.removeprefix("sha256:") not in kept
+        retained = {path.name for path in (store.layers / "blobs/sha256").iterdir()}
+        assert blob.removeprefix("sha256:") not in retained
         getattr(there, fault).clear()
         assert store.pull(f"{there.host}/app:1")
 
@@ -138,7 +138,7 @@ def test_a_manifest_that_lies_is_refused_before_anything_is_fetched(
         there.push("app", "1", [BASE], change=change)
         with pytest.raises((Invalid, Unsupported, Protocol), match=message):
             store.pull(f"{there.host}/app:1")
-        assert not there.blobs_asked()
+        assert not there.blobs_requested()
 
 
 def test_a_layer_that_leads_out_of_its_tree_is_refused_or_stays_inside(store: ImageStore, tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_a_layer_that_leads_out_of_its_tree_is_refused_or_stays_inside(store: Im
 
 
 def test_layers_are_kept_up_to_a_limit_the_oldest_go_first(tmp_path: Path) -> None:
-    folder = tmp_path / "blobs/sha256"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "blobs/sha256"
+    directory.mkdir(parents=True)
     for number, name in enumerate("abc"):
-        (folder / name).write_bytes(bytes(100))
-        os.utime(folder / name, (number, number))
+        (directory / name).write_bytes(bytes(100))
+        os.utime(directory / name, (number, number))
     registry.prune(tmp_path / "blobs", 250)
-    assert sorted(path.name for path in folder.iterdir()) == ["b", "c"]
+    assert sorted(path.name for path in directory.iterdir()) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_layers_are_kept_up_to_a_limit_the_oldest_go_first(tmp_path: Path) -> No
     ],
 )
 def test_names_are_read_as_docker_reads_them(text: str, address: str, name: str) -> None:
-    found = reference.parse(text)
-    assert (found.address, found.name) == (address, name)
+    result = reference.parse(text)
+    assert (result.address, result.name) == (address, name)
     assert reference.parse(name).address == address
     file = filed(name)
     assert file is not None and "/" not in file

@@ -42,10 +42,10 @@ async def answering(tmp_path: Path) -> AsyncIterator[Callable[[bytes | None], Aw
         await server.wait_closed()
 
 
-async def failure(kind: type[Client], address: str, ask: Callable[[Client], Awaitable[Any]]) -> PagurusError:
-    async with kind(address, patience=0) as client:
+async def failure(kind: type[Client], address: str, request: Callable[[Client], Awaitable[Any]]) -> PagurusError:
+    async with kind(address, timeout=0) as client:
         with pytest.raises(PagurusError) as caught:
-            await ask(client)
+            await request(client)
     return caught.value
 
 
@@ -76,16 +76,18 @@ async def test_an_answer_that_breaks_off_is_no_answer(
 async def test_it_waits_as_long_as_it_is_told(answering: Callable[[bytes | None], Awaitable[str]]) -> None:
     address = await answering(None)
     for kind in KINDS:
-        told = await failure(kind, address, lambda host: host.call("GET", "/v1/health", dict[str, Any], timeout=0.05))
-        assert type(told) is Timeout
+        reported = await failure(
+            kind, address, lambda host: host.call("GET", "/v1/health", dict[str, Any], timeout=0.05)
+        )
+        assert type(reported) is Timeout
 
 
 async def test_whatever_a_path_holds_is_one_question(tmp_path: Path) -> None:
     """Blanks, line ends and letters that are not ASCII; what is quoted already stays as it is."""
-    asked: list[bytes] = []
+    requested: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        requested.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\x80")
         writer.close()
 
@@ -93,7 +95,7 @@ async def test_whatever_a_path_holds_is_one_question(tmp_path: Path) -> None:
     async with server, BriefClient(tmp_path / "socket") as client:
         for path in ("/v1/a b\r\nHost: evil", "/v1/é", "/v1/a%20b?label=a%3Db&x=1"):
             await client.call("GET", path, dict[str, Any])
-    paths = [line.split()[1] for line in asked if len(line.split()) == 3]
+    paths = [line.split()[1] for line in requested if len(line.split()) == 3]
     assert paths == [b"/v1/a%20b%0D%0AHost:%20evil", b"/v1/%C3%A9", b"/v1/a%20b?label=a%3Db&x=1"]
 
 

@@ -43,10 +43,10 @@ def _script(fake: FakeHost) -> None:
     """The commands that the tests below use, as a shell would carry them out."""
     fake.on(r"true")
     fake.on(r"exit (\d)", exit_code=3)
-    fake.on(r"echo (\w+) > (\S+)", effect=lambda files, found: files.write(found[2], f"{found[1]}\n"))
-    fake.on(r"echo (\w+)", effect=lambda files, found: f"{found[1]}\n")
-    fake.on(r"cat (\S+)", effect=lambda files, found: files.read(found[1]))
-    fake.on(r"rm (\S+)", effect=lambda files, found: files.path(found[1]).unlink())
+    fake.on(r"echo (\w+) > (\S+)", effect=lambda files, result: files.write(result[2], f"{result[1]}\n"))
+    fake.on(r"echo (\w+)", effect=lambda files, result: f"{result[1]}\n")
+    fake.on(r"cat (\S+)", effect=lambda files, result: files.read(result[1]))
+    fake.on(r"rm (\S+)", effect=lambda files, result: files.path(result[1]).unlink())
     fake.on(r"echo no >&2", stderr="no\n")
     fake.on(r"sleep 60", delay=60)
 
@@ -187,12 +187,12 @@ async def test_networks(host: Client) -> None:
         before = await sandbox.checkpoint()
         await sandbox.network.set(Network.open(cidrs=["10.0.0.0/8"]))
         await sandbox.restore(before)  # files and processes go back, what it may reach does not
-        kept = await sandbox.network.status()
-        assert (kept.network, kept.address) == (Network.open(cidrs=["10.0.0.0/8"]), status.address)
+        retained = await sandbox.network.status()
+        assert (retained.network, retained.address) == (Network.open(cidrs=["10.0.0.0/8"]), status.address)
         (fork,) = await sandbox.fork()
         async with fork.sandbox as child:
             inherited = await child.network.status()
-            assert inherited.network == kept.network and inherited.address not in (None, kept.address)
+            assert inherited.network == retained.network and inherited.address not in (None, retained.address)
         await sandbox.kill()
         assert (await sandbox.network.set(Network.none())).address is None
 
@@ -224,13 +224,13 @@ async def test_processes(sb, host: Client) -> None:
     logs = await short.logs()
     assert (logs.stdout, logs.stderr, logs.ended) == (b"hello\n", b"", True)
     assert (await short.logs(since=logs)).stdout == b""
-    assert [each.id for each in await sb.processes.list()] == [server.id, short.id]
+    assert [item.id for item in await sb.processes.list()] == [server.id, short.id]
     with pytest.raises(Conflict):
         await short.signal()
     await sb.captured(began)
     (fork,) = await host.fork(began)
     async with fork.sandbox as child:
-        assert [each.id for each in await child.processes.list()] == [server.id]
+        assert [item.id for item in await child.processes.list()] == [server.id]
         twin = await child.processes.get(server.id)
         await twin.kill()
         assert await twin.wait() == 137
@@ -251,7 +251,7 @@ async def test_programs_of_the_dead_are_lost(sb) -> None:
     await sb.captured(await sb.checkpoint())
     await sb.kill()
     assert (await server.refresh()).state is ProgramState.LOST
-    assert [each.info.state for each in await sb.processes.list()] == [ProgramState.LOST]
+    assert [item.info.state for item in await sb.processes.list()] == [ProgramState.LOST]
     for act in (server.wait(), server.logs(), server.kill(), session.exec("true"), sb.processes.start("true")):
         with pytest.raises(SandboxDead):
             await act
@@ -287,7 +287,7 @@ async def test_sessions(sb) -> None:
         assert (cut.stdout, cut.stdout_dropped) == (b"he", 4)
         chunks = [chunk async for chunk in session.stream("echo hello")]
         assert b"".join(chunk.data for chunk in chunks) == b"hello\n" and chunks[-1].result.exit_code == 0
-        assert [each.id for each in await sb.sessions.list()] == [session.id]
+        assert [item.id for item in await sb.sessions.list()] == [session.id]
         assert await sb.processes.list() == []
     assert await sb.sessions.list() == []
     with pytest.raises(NotFound):
@@ -303,7 +303,7 @@ async def test_several_acts_are_one_turn(sb) -> None:
             async with sb.turn():
                 pass
     assert (turn.result.turn, turn.result.verdict) == (1, Verdict.FILES) and turn.result.checkpoint
-    assert [each.command for each in await sb.turns()] == ["(several acts)"]
+    assert [item.command for item in await sb.turns()] == ["(several acts)"]
     assert (await sb.exec("true")).turn == 2
 
 

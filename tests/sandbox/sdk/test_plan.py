@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.catalogue import KeptStep
+from daemon.catalogue import RetainedStep
 from daemon.store.build_cache import surplus
 from sandbox.errors import Invalid
 from sandbox.image.dockerfile import parse
@@ -87,7 +87,7 @@ def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:
     first = digest()
     os.utime(root / "app/file", (1, 1))
     (root / "app/skipped").write_text("another secret")
-    (root / "beside").write_text("not copied")
+    (root / "alongside").write_text("not copied")
     assert digest() == first
     changes = [
         lambda: (root / "app/file").write_text("texts"),
@@ -98,11 +98,11 @@ def test_a_digest_is_of_what_is_copied(tmp_path: Path) -> None:
         lambda: (root / "app/sub").rmdir(),
         lambda: os.mkfifo(root / "app/fifo"),  # never opened
     ]
-    seen = {first}
+    observed = {first}
     for change in changes:
         change()
-        seen.add(digest())
-    assert len(seen) == 1 + len(changes)
+        observed.add(digest())
+    assert len(observed) == 1 + len(changes)
     assert [*BuildContext.of(root).select(["app"], 4).entries] == [
         "app",
         "app/empty",
@@ -138,18 +138,20 @@ def test_what_sources_reach(tmp_path: Path) -> None:
 
 
 _STEPS = st.lists(
-    st.builds(KeptStep, key=st.uuids().map(str), size=st.integers(0, 9), used_at=st.floats(0, 100)), max_size=12
+    st.builds(RetainedStep, key=st.uuids().map(str), size=st.integers(0, 9), used_at=st.floats(0, 100)), max_size=12
 )
 
 
 @given(_STEPS, st.integers(0, 12), st.integers(0, 40), st.floats(0, 120))
-def test_what_is_given_up_is_what_was_used_longest_ago(steps: list[KeptStep], most: int, size: int, age: float) -> None:
-    gone = surplus(steps, 100.0, most=most, size=size, unused=age)
-    kept = [step for step in steps if step.key not in gone]
-    assert len(kept) <= most and sum(step.size for step in kept) <= size
-    assert all(100.0 - step.used_at <= age for step in kept)
-    if kept and gone:
+def test_what_is_given_up_is_what_was_used_longest_ago(
+    steps: list[RetainedStep], limit: int, size: int, age: float
+) -> None:
+    gone = surplus(steps, 100.0, limit=limit, size=size, unused=age)
+    retained = [step for step in steps if step.key not in gone]
+    assert len(retained) <= limit and sum(step.size for step in retained) <= size
+    assert all(100.0 - step.used_at <= age for step in retained)
+    if retained and gone:
         newest_gone = max(step.used_at for step in steps if step.key in gone)
-        assert newest_gone <= min(step.used_at for step in kept)
-    assert surplus(kept, 100.0, most=most, size=size, unused=age) == set()
-    assert not surplus(steps, 100.0, most=len(steps), size=200, unused=100.0)
+        assert newest_gone <= min(step.used_at for step in retained)
+    assert surplus(retained, 100.0, limit=limit, size=size, unused=age) == set()
+    assert not surplus(steps, 100.0, limit=len(steps), size=200, unused=100.0)

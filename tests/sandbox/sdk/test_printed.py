@@ -47,10 +47,10 @@ def objects() -> list[object]:
 
 @pytest.mark.parametrize("one", objects(), ids=lambda one: type(one).__name__)
 def test_every_object_says_what_it_is(one: object) -> None:
-    told = repr(one)
-    assert type(one).__name__ in told or "sandbox of debian" in told
-    assert any(word in told for word in ("s-1", "p-1", "pagurus.sock", "debian", "no room", "yes")), told
-    assert len(told) < SCREEN and " object at 0x" not in told
+    reported = repr(one)
+    assert type(one).__name__ in reported or "sandbox of debian" in reported
+    assert any(word in reported for word in ("s-1", "p-1", "pagurus.sock", "debian", "no room", "yes")), reported
+    assert len(reported) < SCREEN and " object at 0x" not in reported
 
 
 def test_each_public_class_is_among_them_or_a_struct_or_an_error() -> None:
@@ -71,7 +71,12 @@ def test_a_result_fits_on_a_screen() -> None:
         effects=Effects(reasons=[f"openat /a/long/path/{number} by sh[{number}]" for number in range(64)]),
         reason="because " * 200,
     )
-    told = repr(result)
-    assert len(told) < SCREEN and "exit_code=0" in told and "(3000000 bytes)" in told and "timed_out" not in told
+    reported = repr(result)
+    assert (
+        len(reported) < SCREEN
+        and "exit_code=0" in reported
+        and "(3000000 bytes)" in reported
+        and "timed_out" not in reported
+    )
     info = CheckpointInfo(id="c-1", sandbox="s-1", state=CheckpointState.DURABLE, verdict=Verdict.BOTH)
     assert repr(info) == "CheckpointInfo(id='c-1', sandbox='s-1', state='durable', verdict='both')"

@@ -38,7 +38,7 @@ def test_everything_at_once(daemon: Daemon) -> None:
         process.write("hello")
         process.close_stdin()
         assert b"".join(chunk.data for chunk in process.stream()) == b"hello"
-        assert process.wait() == 3 and [each.id for each in sb.processes.list()] == [process.id]
+        assert process.wait() == 3 and [item.id for item in sb.processes.list()] == [process.id]
         server = sb.processes.start(["perl", "-e", PERL])
         assert next(iter(server.stream())).data == b"up\n"
         reader, writer = sb.ports.connect(8000)

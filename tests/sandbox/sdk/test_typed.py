@@ -74,7 +74,7 @@ def test_mypy_knows_the_synchronous_sdk(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    found = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(found) == len(WRONG), done.stdout
-    for number, (code, said) in enumerate(zip(WRONG.values(), found, strict=True)):
+    result = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(result) == len(WRONG), done.stdout
+    for number, (code, said) in enumerate(zip(WRONG.values(), result, strict=True)):
         assert said.startswith(f"sample.py:{lines + number + 1}:") and said.endswith(f"[{code}]"), said

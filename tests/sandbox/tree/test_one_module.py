@@ -14,9 +14,9 @@ import pytest
 
 from scripts.rooms import Module, modules
 
-PRODUCT = [each for each in modules() if each.name.split(".")[0] in ("sandbox", "daemon", "ebpf", "pagurus")]
+PRODUCT = [item for item in modules() if item.name.split(".")[0] in ("sandbox", "daemon", "ebpf", "pagurus")]
 OWNER = "sandbox.tree.safe_path"
-EVERYWHERE = [each for each in modules() if each.name.split(".")[0] not in ("tests", "bench", "scripts")]
+EVERYWHERE = [item for item in modules() if item.name.split(".")[0] not in ("tests", "bench", "scripts")]
 
 #: Roots of the host's own programs, of which nothing below a sandbox's root is resolved, by who names them.
 MOUNTS = {
@@ -51,23 +51,23 @@ def strings(module: Module) -> list[str]:
 
 def walks(module: Module) -> set[str]:
     """What of a module walks a tree by path strings."""
-    found = set()
+    result = set()
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         of = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
         if (of, node.func.attr) in WALKS or node.func.attr == "rglob":
-            found.add(f"{of}.{node.func.attr}")
-    return found
+            result.add(f"{of}.{node.func.attr}")
+    return result
 
 
 def into_upper(module: Module) -> list[str]:
     """Path strings that lead into an upper layer: ``{tree}/upper/...`` or ``... / "upper" / ...``."""
-    found = [text for text in strings(module) if re.search(r"upper(/|\{\})", text)]
+    result = [text for text in strings(module) if re.search(r"upper(/|\{\})", text)]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith("/ 'upper'"):
-            found.append(ast.unparse(node))
-    return found
+            result.append(ast.unparse(node))
+    return result
 
 
 @pytest.mark.parametrize("module", PRODUCT, ids=lambda module: module.name)
@@ -86,10 +86,10 @@ def look(pid, tree, path):
     os.stat(f"/proc/{pid}/root{path}"); os.lstat(f"{tree}/upper{path}"); shutil.rmtree(tree); tree.rglob("*")
     return tree / "upper" / path
 """
-    seen = Module("x", "x.py", code, False)
-    assert strings(seen) == ["/proc/{}/root{}", "{}/upper{}"]
-    assert len(into_upper(seen)) == 2
-    assert walks(seen) == {"shutil.rmtree", "tree.rglob"}
+    observed = Module("x", "x.py", code, False)
+    assert strings(observed) == ["/proc/{}/root{}", "{}/upper{}"]
+    assert len(into_upper(observed)) == 2
+    assert walks(observed) == {"shutil.rmtree", "tree.rglob"}
 
 
 def test_the_exceptions_are_still_needed() -> None:
@@ -160,19 +160,19 @@ def imported(module: Module) -> set[str]:
 
 def strangers(module: Module) -> set[str]:
     """By which means a module could write a stranger's files or names to the host: keys of `REASONS`."""
-    called, found = methods(module), set()
+    called, result = methods(module), set()
     names = imported(module)
     if any(method in UNPACKING for _, method in called) or "zipfile" in names:
-        found.add("unpacking")
+        result.add("unpacking")
     if "tarfile" in names:
-        found.add("tar")
+        result.add("tar")
     if ("archive", "unpack") in called:
-        found.add("unpacks")
+        result.add("unpacks")
     if any(method == "download" for _, method in called):
-        found.add("downloads")
+        result.add("downloads")
     if "tempfile" in names:
-        found.add("fresh")
-    return found
+        result.add("fresh")
+    return result
 
 
 REASONS: dict[str, dict[str, str]] = {
@@ -186,7 +186,7 @@ REASONS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("module", EVERYWHERE, ids=lambda module: module.name)
 def test_one_module_writes_strangers_files_to_the_host(module: Module) -> None:
-    unreasoned = {each for each in strangers(module) if module.name not in REASONS[each]}
+    unreasoned = {item for item in strangers(module) if module.name not in REASONS[item]}
     assert not unreasoned, "go by sandbox/tree/host_files.py; where no name and no byte is a stranger's, say why above"
 
 

@@ -87,13 +87,13 @@ def test_a_subvolume_goes_with_all_that_lie_in_it(pool: BtrfsPool) -> None:
     top = pool.sandboxes / "top"
     for path in (top, top / "inner", top / "inner/innermost", top / "other"):
         btrfs.create_subvolume(path)
-    btrfs.create_subvolume(pool.sandboxes / "beside")
+    btrfs.create_subvolume(pool.sandboxes / "alongside")
     try:
         (top / "inner/innermost/file").write_text("x")
         btrfs.delete_subvolume(top)
-        assert [path.name for path in pool.sandboxes.iterdir()] == ["beside"]
+        assert [path.name for path in pool.sandboxes.iterdir()] == ["alongside"]
     finally:
-        btrfs.delete_subvolume(pool.sandboxes / "beside")
+        btrfs.delete_subvolume(pool.sandboxes / "alongside")
 
 
 def test_subvolumes_and_snapshots(pool: BtrfsPool) -> None:

@@ -78,8 +78,8 @@ def test_the_hash_of_an_ordinary_content_is_blake3(tmp_path: Path) -> None:
 def test_holes_and_written_zeros_have_one_hash(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, bytes]], size: int
 ) -> None:
-    folder = tmp_path_factory.mktemp("content")
-    holes, full = folder / "holes", folder / "full"
+    directory = tmp_path_factory.mktemp("content")
+    holes, full = directory / "holes", directory / "full"
     for path in (holes, full):
         with open(path, "wb") as file:
             if path == full:
@@ -95,7 +95,7 @@ def test_holes_and_written_zeros_have_one_hash(
 
 
 def test_contents_with_holes_differ_when_their_bytes_do(tmp_path: Path) -> None:
-    seen = set()
+    observed = set()
     for number, (size, pieces) in enumerate(
         [
             (8 * MIB, {}),
@@ -114,8 +114,8 @@ def test_contents_with_holes_differ_when_their_bytes_do(tmp_path: Path) -> None:
                 file.seek(offset)
                 file.write(data)
             file.truncate(size)
-        seen.add(hashed(tmp_path / str(number)))
-    assert len(seen) == 9
+        observed.add(hashed(tmp_path / str(number)))
+    assert len(observed) == 9
 
 
 def test_a_hole_of_a_tebibyte_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +145,16 @@ def test_a_hole_of_a_tebibyte_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_walk_is_as_deep_as_the_tree_with_few_descriptors(top: Path) -> None:
     deepen(top)
     before = len(os.listdir("/proc/self/fd"))
-    most = steps = 0
+    limit = steps = 0
     left: list[int] = []
     with safe_path.directory(top) as root:
         for _ in walk(root, leave=lambda step: left.append(step.depth)):
             steps += 1
             if steps % 100 == 0:
-                most = max(most, len(os.listdir("/proc/self/fd")))
+                limit = max(limit, len(os.listdir("/proc/self/fd")))
     assert steps == 2 * DEPTH + 1
     assert sorted(set(left), reverse=True) == list(range(DEPTH, 0, -1))
-    assert most - before <= MAX_OPEN + 4
+    assert limit - before <= MAX_OPEN + 4
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -162,13 +162,13 @@ def test_a_walk_of_what_is_moved_meanwhile_ends_and_leads_nowhere_else(top: Path
     deepen(top, MAX_OPEN + 20)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").touch()
-    seen = []
+    observed = []
     with safe_path.directory(top) as root, pytest.raises(OSError, match="moved"):
         for step in walk(root):
-            seen.append(step.name)
+            observed.append(step.name)
             if step.name == "end":
                 os.rename(top / "nested/nested/nested", tmp_path / "elsewhere" / "moved")
-    assert "secret" not in seen
+    assert "secret" not in observed
 
 
 def test_a_walk_opens_nothing_but_directories_and_follows_no_link(top: Path) -> None:
@@ -216,12 +216,12 @@ def test_a_copy_does_not_fill_the_disk(top: Path, tmp_path: Path) -> None:
         (top / f"shared-{number}").write_bytes(bytes([1]) * (32 << 20))
     into = tmp_path / "small"
     into.mkdir()
-    size = space.KEPT + space.CHECK_INTERVAL + (16 << 20)
+    size = space.RETAINED + space.CHECK_INTERVAL + (16 << 20)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", into], check=True)
     try:
         with pytest.raises(OSError, match="No space left on device: 256 MiB of the disk stay free"):
             copytree.copy(top, into)
-        assert shutil.disk_usage(into).free >= space.KEPT
+        assert shutil.disk_usage(into).free >= space.RETAINED
     finally:
         subprocess.run(["umount", into], check=True)
 
@@ -266,25 +266,25 @@ def test_a_deep_and_sparse_snapshot_is_hashed_and_verified(pool: BtrfsPool) -> N
         btrfs.snapshot(tree, second, readonly=True)
         two = hashing.digest(second, (first, one))
         assert hashing.damage(second, two) == []
-        assert any("hole" in each for each in hashing.damage(second, _with_former_holes(two)))
+        assert any("hole" in item for item in hashing.damage(second, _with_former_holes(two)))
     finally:
         for path in (first, second, tree):
             btrfs.delete_subvolume(path)
 
 
 def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: BtrfsPool) -> None:
-    most = (1 << 63) - 1
+    limit = (1 << 63) - 1
     tree = pool.sandboxes / f"last-{secrets.token_hex(4)}"
     pool.create_tree(tree)
     try:
         with (tree / "upper/file").open("w+b", buffering=0) as file:
-            file.truncate(most - 1)
-            os.pwrite(file.fileno(), b"x", most - 1)
+            file.truncate(limit - 1)
+            os.pwrite(file.fileno(), b"x", limit - 1)
             os.fsync(file.fileno())
-            assert list(data_ranges(file.fileno())) == [(most // 4096 * 4096, most)]
+            assert list(data_ranges(file.fileno())) == [(limit // 4096 * 4096, limit)]
             assert sparse.same(file.fileno(), file.fileno())
             first = sparse.of_file(file.fileno())
-            os.pwrite(file.fileno(), b"y", most - 1)
+            os.pwrite(file.fileno(), b"y", limit - 1)
             assert sparse.of_file(file.fileno()) != first
     finally:
         btrfs.delete_subvolume(tree)
@@ -307,13 +307,13 @@ def test_what_files_share_is_read_once_and_everything_is(pool: BtrfsPool, monkey
         with open(upper / "own", "rb") as own:
             os.fsync(own.fileno())
         btrfs.snapshot(tree, shot, readonly=True)
-        made = hashing.digest(shot, None, most=0)
+        made = hashing.digest(shot, None, limit=0)
         numbers = {name: (shot / "upper" / name).stat().st_ino for name in ("one", "large", "small", "own")}
         with btrfs.opened(shot) as root:
             once = shared_once(root, set(numbers.values()))
-        told = {name: sum(size for _, size in once.get(number, [])) for name, number in numbers.items()}
-        assert told["one"] + told["large"] == 3 << 20
-        assert (told["small"], told["own"]) == (18, 1 << 20)
+        reported = {name: sum(size for _, size in once.get(number, [])) for name, number in numbers.items()}
+        assert reported["one"] + reported["large"] == 3 << 20
+        assert (reported["small"], reported["own"]) == (18, 1 << 20)
         assert hashing.damage(shot, made) == []
         monkeypatch.setattr(sparse, "read_once", _damaged)
         assert len(hashing.damage(shot, made)) == 4

@@ -53,7 +53,7 @@ WAITS = {
 }
 
 
-def tell(name: str, place: str) -> None:
+def report(name: str, place: str) -> None:
     began = time.monotonic()
     good = WAITS[name]()
     lasted = int(1e6 * (time.monotonic() - began))
@@ -65,9 +65,9 @@ for one in WAITS:
     for place in ("main", "thread"):
         if os.fork() == 0:
             if place == "main":
-                tell(one, place)
+                report(one, place)
             else:
-                other = threading.Thread(target=tell, args=(one, place))
+                other = threading.Thread(target=report, args=(one, place))
                 other.start()
                 other.join()
             os._exit(0)

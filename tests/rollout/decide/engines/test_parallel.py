@@ -32,15 +32,15 @@ MODEL = CHECKOUT / "examples" / "frozen_lake" / "start"
     ],
 )
 def test_the_degree_of_the_next_step(now: int, preemptions: list[int], expected: int) -> None:
-    assert degree(now, preemptions, most=8) == expected
+    assert degree(now, preemptions, limit=8) == expected
 
 
 @given(st.lists(st.integers(0, 50), max_size=60))
 def test_it_is_a_power_of_two_and_changes_by_one_factor(preemptions: list[int]) -> None:
     planner = Planner(8)
-    for each in preemptions:
+    for item in preemptions:
         before = planner.degree
-        planner.ended(each)
+        planner.ended(item)
         assert planner.degree in (1, 2, 4, 8) and planner.degree / before in (0.5, 1, 2)
 
 
@@ -55,9 +55,9 @@ def test_the_embedded_engine_puts_back_what_its_cache_has_no_room_for_and_then_t
                 if core.scheduler.idle:
                     break
                 done += core.step()
-                assert cache is None or sum(len(each.tokens) for each in core.scheduler.running) <= cache
+                assert cache is None or sum(len(item.tokens) for item in core.scheduler.running) <= cache
             core.label(str(version + 1))
-        return core, {each.id: each.output for each in done}
+        return core, {item.id: item.output for item in done}
 
     free, plain = answers(None)
     tight, same = answers(220)
@@ -67,6 +67,6 @@ def test_the_embedded_engine_puts_back_what_its_cache_has_no_room_for_and_then_t
 
 
 def test_simulated_the_planner_is_near_the_best_fixed_degree_where_lengths_change() -> None:
-    found = parallel.figures(0, steps=24)
-    assert found["over_best_fixed"] > 0.9 and found["over_worst_fixed"] > 1.2
-    assert found["control"] == pytest.approx(1.0, abs=0.02)
+    result = parallel.metrics(0, steps=24)
+    assert result["over_best_fixed"] > 0.9 and result["over_worst_fixed"] > 1.2
+    assert result["control"] == pytest.approx(1.0, abs=0.02)

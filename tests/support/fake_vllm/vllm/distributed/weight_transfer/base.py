@@ -11,8 +11,8 @@ class WeightTransferEngine:
     def __init__(self, config, vllm_config, device, model):
         self.device, self.model = device, model
 
-    def parse_init_info(self, found):
-        return self.init_info_cls(**found)
+    def parse_init_info(self, result):
+        return self.init_info_cls(**result)
 
-    def parse_update_info(self, found):
-        return self.update_info_cls(**found)
+    def parse_update_info(self, result):
+        return self.update_info_cls(**result)

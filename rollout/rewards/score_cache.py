@@ -17,7 +17,7 @@ NAME = "scores.sqlite"
 SCHEMA = "create table if not exists scores (key text primary key, score blob not null) without rowid;"
 
 
-class ScoreBook:
+class ScoreLedger:
     """Calls block for microseconds. Any thread."""
 
     def __init__(self, path: Path):

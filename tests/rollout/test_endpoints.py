@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from rollout.engine.client import Delta, Generation, Sampling, WeightSpan
-from rollout.pool.doors import Doors
+from rollout.pool.endpoints import Endpoints
 from rollout.pool.recorder import RecordedSample, SampleRecorder
 from sandbox.errors import EngineFailed
 from tests.support.chat_models import need_models, renderer
-from tests.support.door_engines import Whole
+from tests.support.endpoint_engines import Complete
 
 pytestmark = pytest.mark.filterwarnings("default")
 BASH = {
@@ -31,19 +31,19 @@ BASH = {
 CALL = '<tool_call>{"name": "bash",  "arguments":{"command": "ls -a"}}</tool_call>'  # as no template would space it
 
 
-class Speaker(Whole):
+class Speaker(Complete):
     """An engine that says what it is told to, letter by letter: tokens that no tokenizer would choose."""
 
     def __init__(self, family: str, *texts: str):
         self.renderer, self.texts = renderer(family), list(texts)
-        self.asked: list[list[int]] = []
+        self.requested: list[list[int]] = []
         self.failing = 0
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         if self.failing:
             self.failing -= 1
             raise EngineFailed("it restarts")
-        self.asked.append(list(prompt_ids))
+        self.requested.append(list(prompt_ids))
         text = self.texts.pop(0)
         marks = sorted(self.renderer._marked, key=len, reverse=True)
         ids: list[int] = []
@@ -77,8 +77,8 @@ def exact(engine: Speaker, samples: list[RecordedSample]) -> None:
         assert len(sample.tokens) == len(sample.mask) == len(sample.logprobs) == len(sample.versions)
         assert all((version >= 0) == bool(bit) for bit, version in zip(sample.mask, sample.versions, strict=True))
         assert all((logprob < 0) == bool(bit) for bit, logprob in zip(sample.mask, sample.logprobs, strict=True))
-    prompts = sum(any(sample.tokens[: len(ids)] == ids for sample in samples) for ids in engine.asked)
-    assert prompts == len(engine.asked)
+    prompts = sum(any(sample.tokens[: len(ids)] == ids for sample in samples) for ids in engine.requested)
+    assert prompts == len(engine.requested)
 
 
 async def chat(http: aiohttp.ClientSession, url: str, messages: list[Any], **more: Any) -> dict[str, Any]:
@@ -91,8 +91,8 @@ async def chat(http: aiohttp.ClientSession, url: str, messages: list[Any], **mor
 async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.", "Really.")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        url = doors.url("e1")
+    async with Endpoints(recorder) as endpoints:
+        url = endpoints.url("e1")
         messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
         first = (await chat(session, url, messages, tools=[BASH]))["choices"][0]
         assert first["finish_reason"] == "tool_calls"
@@ -105,7 +105,7 @@ async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSes
         await chat(session, url, messages, tools=[BASH])
     work = recorder.session("e1")
     assert len(work.samples) == 1 and work.counts["extended"] == 2 and work.samples[0].answers == 3
-    assert engine.asked[1][: len(engine.asked[0])] == engine.asked[0]
+    assert engine.requested[1][: len(engine.requested[0])] == engine.requested[0]
     exact(engine, work.samples)
     text = engine.renderer.decode(work.samples[0].tokens)
     assert CALL in text and text.endswith("Really.<|im_end|>")
@@ -117,23 +117,23 @@ async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSes
 async def test_a_template_that_drops_reasoning_begins_a_new_sample(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen3", "<think>\nhm\n</think>\n\nyes", "<think>\nso\n</think>\n\nno")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
+    async with Endpoints(recorder) as endpoints:
         messages: list[Any] = [{"role": "user", "content": "is it?"}]
-        first = (await chat(session, doors.url("e"), messages))["choices"][0]["message"]
+        first = (await chat(session, endpoints.url("e"), messages))["choices"][0]["message"]
         assert first["reasoning_content"].strip() == "hm" and first["content"] == "yes"
         bare = {"role": "assistant", "content": first["content"]}  # as clients send it back
-        await chat(session, doors.url("e"), [*messages, bare, {"role": "user", "content": "and that?"}])
+        await chat(session, endpoints.url("e"), [*messages, bare, {"role": "user", "content": "and that?"}])
     work = recorder.session("e")
     assert len(work.samples) == 2 and work.counts["rewritten"] == 1
     exact(engine, work.samples)
-    assert "hm" not in engine.renderer.decode(engine.asked[1])
+    assert "hm" not in engine.renderer.decode(engine.requested[1])
 
 
 async def test_a_history_that_drifts_is_split_and_counted(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three", "four")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
+    async with Endpoints(recorder) as endpoints:
+        url, messages = endpoints.url("e"), [{"role": "user", "content": "count"}]
         first = (await chat(session, url, messages))["choices"][0]["message"]
         again = (await chat(session, url, messages))["choices"][0]["message"]
         assert (first["content"], again["content"]) == ("one", "two")
@@ -149,8 +149,8 @@ async def test_a_history_that_drifts_is_split_and_counted(session: aiohttp.Clien
 async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
+    async with Endpoints(recorder) as endpoints:
+        url, messages = endpoints.url("e"), [{"role": "user", "content": "count"}]
         first = (await chat(session, url, messages))["choices"][0]["message"]
         more = [*messages, first, {"role": "user", "content": "on"}]
         engine.failing = 1
@@ -182,7 +182,10 @@ async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: ai
 )
 async def test_nonsense_and_what_is_not_implemented_is_refused(session: aiohttp.ClientSession, body: Any) -> None:
     recorder = SampleRecorder(Speaker("qwen2.5"), renderer("qwen2.5"))
-    async with Doors(recorder) as doors, session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+    async with (
+        Endpoints(recorder) as endpoints,
+        session.post(endpoints.url("e") + "/v1/chat/completions", json=body) as got,
+    ):
         assert got.status == 400 and (await got.json())["error"]["message"]
     assert not recorder.session("e").samples
 
@@ -196,10 +199,10 @@ async def test_nesting_without_end_is_text_or_refused(session: aiohttp.ClientSes
         {"role": "assistant", "content": "", "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
     ]
-    async with Doors(recorder) as doors:
-        async with session.post(doors.url("e") + "/v1/chat/completions", data="[" * 100_000) as got:
+    async with Endpoints(recorder) as endpoints:
+        async with session.post(endpoints.url("e") + "/v1/chat/completions", data="[" * 100_000) as got:
             assert got.status == 400 and "JSON" in (await got.json())["error"]["message"]
-        answer = await chat(session, doors.url("e"), messages, tools=[BASH])
+        answer = await chat(session, endpoints.url("e"), messages, tools=[BASH])
     assert answer["choices"][0]["message"]["content"] == "done"
     exact(engine, recorder.session("e").samples)
 
@@ -212,8 +215,8 @@ async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
         "model": "policy", "max_tokens": 99, "system": [{"type": "text", "text": "s"}], "tools": [tool],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "list"}]}],
     }  # fmt: skip
-    async with Doors(recorder) as doors:
-        url = doors.url("a") + "/v1/messages"
+    async with Endpoints(recorder) as endpoints:
+        url = endpoints.url("a") + "/v1/messages"
         async with session.post(url + "/count_tokens", json=body) as got:
             counted = (await got.json())["input_tokens"]
         async with session.post(url, json=body) as got:
@@ -240,14 +243,14 @@ async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
 
 async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "I look. " + CALL)
-    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
+    async with Endpoints(SampleRecorder(engine, engine.renderer)) as endpoints:
         body = {"messages": [{"role": "user", "content": "x"}], "tools": [BASH], "stream": True}
-        async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+        async with session.post(endpoints.url("e") + "/v1/chat/completions", json=body) as got:
             lines = [line[6:].strip() async for line in got.content if line.startswith(b"data: ")]
     assert lines[-1] == b"[DONE]"
     deltas = [json.loads(line)["choices"][0] for line in lines[:-1]]
-    assert "".join(each["delta"].get("content") or "" for each in deltas).strip() == "I look."
-    calls = [call for each in deltas for call in each["delta"].get("tool_calls", ())]
+    assert "".join(item["delta"].get("content") or "" for item in deltas).strip() == "I look."
+    calls = [call for item in deltas for call in item["delta"].get("tool_calls", ())]
     assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "bash")]
     assert deltas[0]["delta"]["role"] == "assistant" and deltas[-1]["finish_reason"] == "tool_calls"
 
@@ -255,9 +258,9 @@ async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) 
 async def test_sessions_stay_apart(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", *[f"answer {n}" for n in range(8)])
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        asked = [chat(session, doors.url(f"e{n}"), [{"role": "user", "content": "same"}]) for n in range(8)]
-        await asyncio.gather(*asked)
+    async with Endpoints(recorder) as endpoints:
+        requested = [chat(session, endpoints.url(f"e{n}"), [{"role": "user", "content": "same"}]) for n in range(8)]
+        await asyncio.gather(*requested)
     assert sorted(recorder.sessions) == [f"e{n}" for n in range(8)]
     assert all(len(work.samples) == 1 for work in recorder.sessions.values())
 
@@ -275,9 +278,9 @@ async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.
     engine = Speaker("qwen2.5", "I look. " + CALL + CALL, "It is done.")
     recorder = SampleRecorder(engine, engine.renderer)
     tools = [{"type": "function", **BASH["function"]}]
-    async with Doors(recorder) as doors:
-        asked: list[Any] = [{"role": "user", "content": "list the files"}]
-        first = await respond(session, doors.url("e"), input=asked, instructions="s", tools=tools)
+    async with Endpoints(recorder) as endpoints:
+        requested: list[Any] = [{"role": "user", "content": "list the files"}]
+        first = await respond(session, endpoints.url("e"), input=requested, instructions="s", tools=tools)
         assert [item["type"] for item in first["output"]] == ["message", "function_call", "function_call"]
         calls = first["output"][1:]
         assert all(json.loads(call["arguments"]) == {"command": "ls -a"} for call in calls)
@@ -288,9 +291,9 @@ async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.
         before: dict[str, Any] = (
             {"input": results, "previous_response_id": first["id"]}
             if named
-            else {"input": [*asked, *first["output"], *results]}
+            else {"input": [*requested, *first["output"], *results]}
         )
-        second = await respond(session, doors.url("e"), instructions="s", tools=tools, **before)
+        second = await respond(session, endpoints.url("e"), instructions="s", tools=tools, **before)
     assert second["output"][0]["content"][0]["text"] == "It is done." and second["status"] == "completed"
     work = recorder.session("e")
     assert len(work.samples) == 1 and work.counts["extended"] == 1
@@ -301,10 +304,10 @@ async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.
 
 async def test_a_response_belongs_to_its_session(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one")
-    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
-        first = await respond(session, doors.url("e"), input="x")
+    async with Endpoints(SampleRecorder(engine, engine.renderer)) as endpoints:
+        first = await respond(session, endpoints.url("e"), input="x")
         body = {"input": "y", "previous_response_id": first["id"]}
-        async with session.post(doors.url("f") + "/v1/responses", json=body) as got:
+        async with session.post(endpoints.url("f") + "/v1/responses", json=body) as got:
             assert got.status == 400 and first["id"] in (await got.json())["error"]["message"]
 
 
@@ -319,8 +322,8 @@ async def complete(http: aiohttp.ClientSession, url: str, prompt: str) -> str:
 async def test_completions_whose_agent_writes_ends_or_leaves_them_out(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three", "four")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        url, text = doors.url("e"), "count:"
+    async with Endpoints(recorder) as endpoints:
+        url, text = endpoints.url("e"), "count:"
         assert await complete(session, url, text) == "one"
         text += "one<|im_end|>more:"
         assert await complete(session, url, text) == "two"
@@ -352,9 +355,9 @@ class Slow(Speaker):
         super().__init__("qwen2.5", *texts)
         self.go_on, self.left = asyncio.Event(), asyncio.Event()
 
-    async def stream(self, *asked: Any, **more: Any) -> AsyncGenerator[Delta, None]:
+    async def stream(self, *requested: Any, **more: Any) -> AsyncGenerator[Delta, None]:
         try:
-            async with aclosing(super().stream(*asked, **more)) as deltas:
+            async with aclosing(super().stream(*requested, **more)) as deltas:
                 n = 0
                 async for delta in deltas:
                     yield delta
@@ -365,7 +368,7 @@ class Slow(Speaker):
             self.left.set()
 
 
-def told(line: bytes) -> str:
+def reported(line: bytes) -> str:
     """The text in one line of a stream, of any dialect."""
     event = json.loads(line[6:])
     choice = (event.get("choices") or [{}])[0]
@@ -381,13 +384,13 @@ async def test_a_stream_tells_tokens_as_they_come(session: aiohttp.ClientSession
     recorder = SampleRecorder(engine, engine.renderer)
     text, body = "", {**ROUTES[route], "stream": True}
     async with (
-        Doors(recorder) as doors,
+        Endpoints(recorder) as endpoints,
         asyncio.timeout(60),
-        session.post(f"{doors.url('e')}/v1/{route}", json=body) as got,
+        session.post(f"{endpoints.url('e')}/v1/{route}", json=body) as got,
     ):
         async for line in got.content:
             if line.startswith(b"data: {"):
-                text += told(line)
+                text += reported(line)
             if len(text) > 5 and not engine.go_on.is_set():
                 assert "one two three four".startswith(text) and len(text) < 12, "the engine waits here"
                 assert not recorder.session("e").samples
@@ -402,8 +405,8 @@ async def test_who_leaves_a_stream_ends_his_request_and_is_not_recorded(
 ) -> None:
     engine = Slow("one two three four")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors, asyncio.timeout(60):
-        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+    async with Endpoints(recorder) as endpoints, asyncio.timeout(60):
+        async with session.post(f"{endpoints.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
             await anext(aiter(got.content))
             got.close()
         await engine.left.wait()
@@ -411,8 +414,8 @@ async def test_who_leaves_a_stream_ends_his_request_and_is_not_recorded(
 
 
 class Dying(Speaker):
-    async def stream(self, *asked: Any, **more: Any) -> AsyncGenerator[Delta, None]:
-        async with aclosing(super().stream(*asked, **more)) as deltas:
+    async def stream(self, *requested: Any, **more: Any) -> AsyncGenerator[Delta, None]:
+        async with aclosing(super().stream(*requested, **more)) as deltas:
             yield await anext(deltas)
             yield await anext(deltas)
             raise EngineFailed("it is gone")
@@ -422,34 +425,34 @@ class Dying(Speaker):
 async def test_an_engine_that_dies_in_a_stream_is_told_as_an_error(session: aiohttp.ClientSession, route: str) -> None:
     engine = Dying("qwen2.5", "one two three four")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
-        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+    async with Endpoints(recorder) as endpoints:
+        async with session.post(f"{endpoints.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
             assert got.status == 200
             events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
         error = events[-1].get("error") or events[-1]["response"]["error"]
         assert "it is gone" in error["message"]
         engine.failing = 1
-        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+        async with session.post(f"{endpoints.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
             assert got.status == 503
     assert not recorder.session("e").samples
 
 
 async def test_reasoning_flows_apart_from_what_is_said(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen3", "<think>\nhm, so\n</think>\n\nyes it is", "<think>\nhm, so\n</think>\n\nyes it is")
-    async with Doors(SampleRecorder(engine, engine.renderer)) as doors:
+    async with Endpoints(SampleRecorder(engine, engine.renderer)) as endpoints:
         body = {**ROUTES["chat/completions"], "stream": True}
-        async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+        async with session.post(endpoints.url("e") + "/v1/chat/completions", json=body) as got:
             lines = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
-        deltas = [each["choices"][0]["delta"] for each in lines]
-        assert "".join(each.get("reasoning_content", "") for each in deltas).strip() == "hm, so"
-        assert "".join(each.get("content", "") for each in deltas) == "yes it is"
+        deltas = [item["choices"][0]["delta"] for item in lines]
+        assert "".join(item.get("reasoning_content", "") for item in deltas).strip() == "hm, so"
+        assert "".join(item.get("content", "") for item in deltas) == "yes it is"
         body = {**ROUTES["messages"], "stream": True, "thinking": {"type": "enabled", "budget_tokens": 50}}
-        async with session.post(doors.url("f") + "/v1/messages", json=body) as got:
+        async with session.post(endpoints.url("f") + "/v1/messages", json=body) as got:
             events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
-    begun = [(each["index"], each["content_block"]["type"]) for each in events if "content_block" in each]
+    begun = [(item["index"], item["content_block"]["type"]) for item in events if "content_block" in item]
     assert begun == [(0, "thinking"), (1, "text")]
-    shown = [each["delta"] for each in events if each["type"] == "content_block_delta"]
-    assert "".join(each.get("thinking", "") for each in shown).strip() == "hm, so"
+    shown = [item["delta"] for item in events if item["type"] == "content_block_delta"]
+    assert "".join(item.get("thinking", "") for item in shown).strip() == "hm, so"
 
 
 # ------------------------------------------------------------------ stop strings, top_p
@@ -459,15 +462,15 @@ async def test_a_stop_string_ends_the_answer_and_the_next_turn_extends_it(sessio
     """The agent is not told the string; the sample has every token up to the one that completes it."""
     engine = Speaker("qwen2.5", "I look. STOP and never this", "two")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
+    async with Endpoints(recorder) as endpoints:
         messages: list[Any] = [{"role": "user", "content": "x"}]
-        first = (await chat(session, doors.url("e"), messages, stop=["STOP", "nothing"]))["choices"][0]
+        first = (await chat(session, endpoints.url("e"), messages, stop=["STOP", "nothing"]))["choices"][0]
         assert (first["message"]["content"].strip(), first["finish_reason"]) == ("I look.", "stop")
         messages += [first["message"], {"role": "user", "content": "on"}]
-        await chat(session, doors.url("e"), messages)
+        await chat(session, endpoints.url("e"), messages)
         body = {**ROUTES["messages"], "stop_sequences": ["STOP"], "stream": True}
         engine.texts.append("I look. STOP and never this")
-        async with session.post(doors.url("f") + "/v1/messages", json=body) as got:
+        async with session.post(endpoints.url("f") + "/v1/messages", json=body) as got:
             events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
     work = recorder.session("e")
     assert len(work.samples) == 1 and work.counts["extended"] == 1
@@ -475,7 +478,7 @@ async def test_a_stop_string_ends_the_answer_and_the_next_turn_extends_it(sessio
     assert "I look. STOP<|im_end|>\n<|im_start|>user\non" in text and "never" not in text
     sampled = sum(work.samples[0].mask)
     assert sampled == len("I look. STOP") + len("two") + 1, "letter by letter, and one end"
-    said = "".join(told(b"data: " + json.dumps(each).encode()) for each in events)
+    said = "".join(reported(b"data: " + json.dumps(item).encode()) for item in events)
     assert said.strip() == "I look."
     assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "STOP"}
 
@@ -484,15 +487,15 @@ async def test_text_that_stopped_at_a_string_is_extended_by_who_writes_it(sessio
     engine = Speaker("qwen2.5", "go\nObservation: x", "go\nObservation: y", "end")
     recorder = SampleRecorder(engine, engine.renderer)
 
-    async def ask(prompt: str) -> str:
+    async def request(prompt: str) -> str:
         body = {"prompt": prompt, "stop": "Observation:"}
-        async with session.post(doors.url("e") + "/v1/completions", json=body) as got:
+        async with session.post(endpoints.url("e") + "/v1/completions", json=body) as got:
             return str((await got.json())["choices"][0]["text"])
 
-    async with Doors(recorder) as doors:
-        assert await ask("q") == "go\n"
-        assert await ask("qgo\nObservation: 5\n") == "go\n"
-        assert await ask("qgo\nObservation: 5\ngo\nnothing") == "end"
+    async with Endpoints(recorder) as endpoints:
+        assert await request("q") == "go\n"
+        assert await request("qgo\nObservation: 5\n") == "go\n"
+        assert await request("qgo\nObservation: 5\ngo\nnothing") == "end"
     work = recorder.session("e")
     assert (work.counts["extended"], work.counts["rewritten"], len(work.samples)) == (1, 1, 2)
     assert recorder.renderer.decode(work.samples[0].tokens) == "qgo\nObservation: 5\ngo\nObservation:"
@@ -502,13 +505,13 @@ async def test_text_that_stopped_at_a_string_is_extended_by_who_writes_it(sessio
 async def test_how_an_answer_was_sampled_is_recorded_and_never_mixed(session: aiohttp.ClientSession) -> None:
     engine = Speaker("qwen2.5", "one", "two", "three")
     recorder = SampleRecorder(engine, engine.renderer)
-    async with Doors(recorder) as doors:
+    async with Endpoints(recorder) as endpoints:
         messages: list[Any] = [{"role": "user", "content": "x"}]
         for more in ({"top_p": 0.5}, {"top_p": 0.5, "top_k": 9}, {}):
-            said = (await chat(session, doors.url("e"), messages, **more))["choices"][0]["message"]
+            said = (await chat(session, endpoints.url("e"), messages, **more))["choices"][0]["message"]
             messages += [said, {"role": "user", "content": "on"}]
-    found = recorder.session("e").samples
-    assert [(each.top_p, each.top_k, each.whole) for each in found] == [
+    result = recorder.session("e").samples
+    assert [(item.top_p, item.top_k, item.complete) for item in result] == [
         (0.5, 0, False),
         (0.5, 9, False),
         (1.0, 0, True),

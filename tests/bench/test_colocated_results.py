@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from bench.harness.lent_engine import MODES, Seen, StepSeen, Token, slices
-from bench.harness.lent_figures import cause
-from bench.harness.lent_foretold import CHANGE, foretold, measured, pairs_of
+from bench.harness.colocated_engine import MODES, Observed, StepObserved, Token, slices
+from bench.harness.colocated_prediction import CHANGE, foretold, measured, pairs_of
+from bench.harness.colocated_results import cause
 from coordinator.simulate.serving import Traffic
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.headroom import Budget
 
 PROMISED = 0.05
 
 
-def late(began: float, ended: float, predicted: float) -> StepSeen:
-    return StepSeen(began, ended, predicted, late=True)
+def late(began: float, ended: float, predicted: float) -> StepObserved:
+    return StepObserved(began, ended, predicted, late=True)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def late(began: float, ended: float, predicted: float) -> StepSeen:
         ([late(9.90, 10.08, 0.03)], "machine"),  # it began before
         ([late(9.00, 9.99, 0.01), late(10.00, 10.08, 0.08), late(10.09, 11.0, 0.01)], "decision"),
         ([], "outside"),
-        ([StepSeen(10.00, 10.08, 0.02, late=False)], "outside"),  # nobody waited long for what it computed
+        ([StepObserved(10.00, 10.08, 0.02, late=False)], "outside"),  # nobody waited long for what it computed
     ],
 )
-def test_why_a_token_was_late(steps: list[StepSeen], why: str) -> None:
+def test_why_a_token_was_late(steps: list[StepObserved], why: str) -> None:
     assert cause(Token(came=10.08, wait=0.08), PROMISED, steps) == why
 
 
@@ -47,33 +47,33 @@ def test_slices_have_every_user_once() -> None:
 def test_the_simulation_foretells_a_slice_from_steps_of_others() -> None:
     """Steps take 10 ms, as long again for 200 answers or 500 tokens. Tokens are 1 ms old when the next step begins, 0.1
     ms more for each user and 0.01 ms for each rollout. In the slice that is foretold all of it takes twice as long."""
-    steps, now, played = list[StepSeen](), 0.0, {mode: list[tuple[float, float]]() for mode in MODES}
-    for mode, slower in itertools.product(("slack", "naive"), (1, 1, 2)):
+    steps, now, played = list[StepObserved](), 0.0, {mode: list[tuple[float, float]]() for mode in MODES}
+    for mode, slower in itertools.product(("headroom", "naive"), (1, 1, 2)):
         began = now
         for users, rollouts, tokens in itertools.product((2, 8), (0, 20, 48), (0, 100, 400) * 20):
-            told = users if mode == "slack" else users + rollouts  # in one queue all are users
+            reported = users if mode == "headroom" else users + rollouts  # in one queue all are users
             seconds = slower * (0.010 + 0.00005 * (users + rollouts) + 0.00002 * tokens)
-            age = 0.001 + 0.0001 * told + 0.00001 * (steps[-1].answers - steps[-1].users if steps else 0)
-            steps.append(StepSeen(now, now + seconds, 0.0, False, users + rollouts, tokens, told, age))
+            age = 0.001 + 0.0001 * reported + 0.00001 * (steps[-1].answers - steps[-1].users if steps else 0)
+            steps.append(StepObserved(now, now + seconds, 0.0, False, users + rollouts, tokens, reported, age))
             now += seconds + 0.0005
         played[mode].append((began, now))
-    ran = measured(pairs_of(steps, played["slack"][:2]))
+    ran = measured(pairs_of(steps, played["headroom"][:2]))
     assert ran(8, 0, 400) == pytest.approx((0.0184, 0.0005, 0.0018))
     assert ran(8, 48, 0).took == pytest.approx(0.0128)
     assert ran(20, 40, 0).age == pytest.approx(0.001 + 0.002 + 0.0004)
-    (first, _), *_ = played["slack"]
-    assert min(each.step.began for each in pairs_of(steps, played["slack"])) >= first + CHANGE
+    (first, _), *_ = played["headroom"]
+    assert min(item.step.began for item in pairs_of(steps, played["headroom"])) >= first + CHANGE
 
     arrivals = [0.1 * n for n in range(100)]
-    traffic = Traffic(arrivals=[*arrivals, *(30 + each for each in arrivals)], prompts=[40] * 200, answers=[8] * 200)
-    seen = {name: Seen(slices=played[name][1:], seconds=20.0, rollout_tokens=40_000) for name in MODES}
+    traffic = Traffic(arrivals=[*arrivals, *(30 + item for item in arrivals)], prompts=[40] * 200, answers=[8] * 200)
+    observed = {name: Observed(slices=played[name][1:], seconds=20.0, rollout_tokens=40_000) for name in MODES}
     for name in MODES:
-        seen[name].empty_slices = played[name][:1]
+        observed[name].empty_slices = played[name][:1]
     budget = Budget(ttft=0.5, tpot=0.1, margin=0.2)
-    over = foretold(traffic, 30.0, budget, steps, seen)
+    over = foretold(traffic, 30.0, budget, steps, observed)
     # All that there is room for: 48 answers a step, and 400 tokens to read for each 100.
-    assert over["naive"] == pytest.approx(over["slack"], rel=0.2) and 0.5 < over["slack"] < 1.8
+    assert over["naive"] == pytest.approx(over["headroom"], rel=0.2) and 0.5 < over["headroom"] < 1.8
 
-    only = {name: Seen(slices=played[name][:1], seconds=10.0, rollout_tokens=1) for name in MODES}
+    only = {name: Observed(slices=played[name][:1], seconds=10.0, rollout_tokens=1) for name in MODES}
     with pytest.raises(ValueError, match="play more requests"):
         foretold(Traffic(arrivals=arrivals, prompts=[40] * 100, answers=[8] * 100), 30.0, budget, steps, only)

@@ -12,7 +12,8 @@ from rollout.messages import Batch
 
 
 class PendingBatch:
-    """``await asked.ask()`` by who asks; ``asked.give(batch)`` or ``asked.refuse(error)`` when there is an answer."""
+    """``await asked.ask()`` by who asks; ``requested.give(batch)`` or ``requested.refuse(error)`` when there is an
+    answer."""
 
     def __init__(self) -> None:
         self._question: asyncio.Future[Batch] | None = None
@@ -22,7 +23,7 @@ class PendingBatch:
     def open(self) -> bool:
         return self._question is not None and not self._question.done()
 
-    def ask(self) -> asyncio.Future[Batch]:
+    def request(self) -> asyncio.Future[Batch]:
         """Ask from now on. Who asked before was replaced, and has been refused."""
         question = self._question = asyncio.get_running_loop().create_future()
         self.since = time.time()

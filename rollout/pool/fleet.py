@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rollout.decide.view import CrewView
+from rollout.decide.view import FleetView
 
 
-class Crew(Protocol):
+class Fleet(Protocol):
     """A `Pool`."""
 
-    def crew(self) -> CrewView: ...
+    def fleet(self) -> FleetView: ...
 
     def rest(self, stay: int) -> None:
         """All but `stay` until the next version; their requests go on at these."""

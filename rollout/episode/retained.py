@@ -1,7 +1,7 @@
-"""`KeptStates`: sandboxes of finished trajectories, kept for their checkpoints.
+"""`RetainedStates`: sandboxes of finished trajectories, kept for their checkpoints.
 
 Owns: that a kept sandbox runs nothing, is labelled, is in the book, and goes when its time is over. Does not own: the
-rule (rollout.decide.keeping), the rows (rollout.store.kept), going on from a state (rollout.episode.turns).
+rule (rollout.decide.keeping), the rows (rollout.store.retained), going on from a state (rollout.episode.turns).
 Guarantee: a state that the book names can be forked until it is dropped, unless somebody removes its sandbox by hand;
 then who asks for it is told so.
 """
@@ -15,10 +15,10 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from rollout.decide.keeping import KeepPlan, KeptRow, surplus
+from rollout.decide.keeping import KeepPlan, RetainedRow, surplus
 from rollout.messages import Trajectory
 from rollout.store.disk import DiskThread
-from rollout.store.kept import KeptBook, Visit
+from rollout.store.retained import RetainedLedger, Visit
 from sandbox.errors import PagurusError, SandboxDead
 
 log = logging.getLogger("pagurus.rollout")
@@ -35,17 +35,19 @@ class KeepingHost(Protocol):
     async def remove(self, left: Collection[str]) -> int: ...
 
 
-class KeptStates:
-    """``KeptStates(host, KeptBook(folder), disk, KeepPlan(trajectories=16))``"""
+class RetainedStates:
+    """``RetainedStates(host, RetainedLedger(directory), disk, KeepPlan(trajectories=16))``"""
 
-    def __init__(self, host: KeepingHost, book: KeptBook, disk: DiskThread, plan: KeepPlan, *, branching: bool = False):
-        self._host, self.book, self._disk, self._plan = host, book, disk, plan
+    def __init__(
+        self, host: KeepingHost, ledger: RetainedLedger, disk: DiskThread, plan: KeepPlan, *, branching: bool = False
+    ):
+        self._host, self.ledger, self._disk, self._plan = host, ledger, disk, plan
         self._branching = branching  # groups on their way need all of theirs
         self._needed: set[str] = set()
         self._trimming = asyncio.Lock()
 
     @property
-    def wanted(self) -> bool:
+    def target(self) -> bool:
         return self._branching or self._plan.trajectories > 0
 
     def need(self, prompt: str) -> None:
@@ -61,13 +63,13 @@ class KeptStates:
     async def keep(self, trajectory: Trajectory, sandbox: Any, visits: list[Visit]) -> bool:
         """Whether it is kept. Where the host refuses it is not, and nothing else depends on it."""
         final = trajectory.final is not None and trajectory.final.checkpoint  # it can be scored anew
-        if not self.wanted or not trajectory.scored or not (visits or final):
+        if not self.target or not trajectory.scored or not (visits or final):
             return False
         try:
             with contextlib.suppress(SandboxDead):  # where it waits to be scored it runs no more
                 await sandbox.kill()
-            row = KeptRow(trajectory.prompt, trajectory.index, trajectory.start, sandbox.id, time.time(), 0)
-            await self._disk.do(self.book.add, row, visits)
+            row = RetainedRow(trajectory.prompt, trajectory.index, trajectory.start, sandbox.id, time.time(), 0)
+            await self._disk.do(self.ledger.add, row, visits)
             await self._host.keep(sandbox)
         except PagurusError as error:
             log.warning("the states of %s/%d are not kept: %s", trajectory.prompt, trajectory.index, error)
@@ -78,30 +80,30 @@ class KeptStates:
     async def trim(self) -> None:
         """Removes what is over the plan."""
         async with self._trimming:
-            for row in await self._disk.do(self.book.rows):
+            for row in await self._disk.do(self.ledger.rows):
                 if not row.bytes:
                     await self._measure(row)
-            for row in surplus(await self._disk.do(self.book.rows), self._plan, self._needed):
+            for row in surplus(await self._disk.do(self.ledger.rows), self._plan, self._needed):
                 await self._drop(row)
 
-    async def _measure(self, row: KeptRow) -> None:
+    async def _measure(self, row: RetainedRow) -> None:
         """What its checkpoints take is known once they are durable, which the end of an episode does not wait for."""
         try:
             tree = await (await self._host.get(row.sandbox)).tree()
         except PagurusError:  # gone by hand, or no host: who visits it is told so
             return
         size = sum(info.stored_bytes for info in tree if info.sandbox == row.sandbox)
-        await self._disk.do(self.book.measured, row, size)
+        await self._disk.do(self.ledger.measured, row, size)
 
     async def drop(self, prompt: str, member: int) -> None:
         """The states of one trajectory cannot be forked any more, or shall not."""
-        for row in await self._disk.do(self.book.rows):
+        for row in await self._disk.do(self.ledger.rows):
             if (row.prompt, row.member) == (prompt, member):
                 await self._drop(row)
 
-    async def _drop(self, row: KeptRow) -> None:
+    async def _drop(self, row: RetainedRow) -> None:
         try:
             await self._host.remove([row.sandbox])
         except PagurusError as error:  # the daemon removes it when nobody has used it for long enough
             log.warning("%s of %s/%d was not removed: %s", row.sandbox, row.prompt, row.member, error)
-        await self._disk.do(self.book.drop, row.prompt, row.member)
+        await self._disk.do(self.ledger.drop, row.prompt, row.member)

@@ -21,31 +21,31 @@ class Stops:
     """``Stops(["\\n"], decode)(ids)``: of an answer's tokens so far, how many are all of it; None: more may come."""
 
     def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]):
-        if len(strings) > MAX_STRINGS or not all(0 < len(each) <= MAX_LENGTH for each in strings):
+        if len(strings) > MAX_STRINGS or not all(0 < len(item) <= MAX_LENGTH for item in strings):
             raise Invalid(f"there may be {MAX_STRINGS} stop strings, each of 1 to {MAX_LENGTH} characters")
         self.strings, self._decode = list(strings), decode
-        self.found: str | None = None
-        self._reach = MARGIN + max((len(each.encode()) for each in strings), default=0)  # tokens, at most one a byte
-        self._seen = 0
+        self.result: str | None = None
+        self._reach = MARGIN + max((len(item.encode()) for item in strings), default=0)  # tokens, at most one a byte
+        self._observed = 0
 
     def __call__(self, ids: list[int]) -> int | None:
-        start, seen, self._seen = max(0, self._seen - self._reach), self._seen, len(ids)
+        start, observed, self._observed = max(0, self._observed - self._reach), self._observed, len(ids)
         if not self.strings or self._in(ids[start:]) is None:
             return None
-        for count in range(seen + 1, len(ids) + 1):
-            self.found = self._in(ids[start:count])
-            if self.found is not None:
+        for count in range(observed + 1, len(ids) + 1):
+            self.result = self._in(ids[start:count])
+            if self.result is not None:
                 return count
         return None
 
     def cut(self, text: str) -> str:
         """A text up to the string that ended the answer; all of it where the string lies elsewhere."""
-        return text if self.found is None else text.partition(self.found)[0]
+        return text if self.result is None else text.partition(self.result)[0]
 
     def _in(self, ids: list[int]) -> str | None:
         """The string that comes first in the text of these tokens."""
         text = self._decode(ids)
-        there = [each for each in self.strings if each in text]
+        there = [item for item in self.strings if item in text]
         return min(there, key=text.index, default=None)
 
 
@@ -59,7 +59,7 @@ class SentText:
 
     def more(self, kind: str, text: str) -> str:
         """What may be told next, where `text` is all of this kind so far."""
-        return self.rest(kind, settled(text, self._marks))
+        return self.rest(kind, finalized(text, self._marks))
 
     def rest(self, kind: str, text: str) -> str:
         """What is left to tell, where `text` is all of this kind."""
@@ -73,7 +73,7 @@ class SentText:
         return new
 
 
-def settled(text: str, marks: Sequence[str]) -> str:
+def finalized(text: str, marks: Sequence[str]) -> str:
     """The beginning of a text that stays as it is, whatever comes after it.
 
     >>> settled("I look. <tool", ["<tool_call>"])

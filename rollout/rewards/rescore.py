@@ -35,4 +35,4 @@ async def rescore(rewards: RewardService, trajectories: Sequence[Trajectory]) ->
             return RescoredTrajectory(trajectory=name, before=before, after=None, reason=str(error))
         return RescoredTrajectory(trajectory=name, before=before, after=score.total, reason=score.reason)
 
-    return list(await asyncio.gather(*(one(each) for each in trajectories if each.final is not None)))
+    return list(await asyncio.gather(*(one(item) for item in trajectories if item.final is not None)))

@@ -21,11 +21,11 @@ import msgspec
 from rollout.engine.launch import Launch, LaunchCommand
 
 
-class Spare:
+class Standby:
     """``await spare.prepare()`` while all is well, ``await spare.take(command)`` when a server is needed at once."""
 
     def __init__(self, launch: Launch, log: Path):
-        self._command, self._log = launch.spare, log
+        self._command, self._log = launch.standby, log
         self._process: asyncio.subprocess.Process | None = None
 
     async def prepare(self) -> None:
@@ -69,7 +69,7 @@ class Spare:
             await process.wait()
 
 
-def told(arguments: list[str]) -> list[str] | None:
+def reported(arguments: list[str]) -> list[str] | None:
     """In the server, its code loaded: the arguments, which may have to be waited for; None when nobody needs it."""
     if arguments != ["--wait"]:
         return arguments

@@ -44,19 +44,19 @@ def load(place: Path) -> LoadedTask:
     return LoadedTask(name, _environment(loaded, code), _start(code.parent))
 
 
-def _start(folder: Path) -> Path | None:
-    return folder / START if (folder / START / "config.json").is_file() else None
+def _start(directory: Path) -> Path | None:
+    return directory / START if (directory / START / "config.json").is_file() else None
 
 
 def _environment(module: ModuleType, code: Path) -> type[Environment]:
     named = getattr(module, "ENVIRONMENT", None)
-    found = [named] if named is not None else _defined(module)
-    if len(found) != 1 or not (isinstance(found[0], type) and issubclass(found[0], Environment)):
+    result = [named] if named is not None else _defined(module)
+    if len(result) != 1 or not (isinstance(result[0], type) and issubclass(result[0], Environment)):
         raise Invalid(
-            f"{code} defines {len(found)} environments",
+            f"{code} defines {len(result)} environments",
             hint="derive one from rollout.Environment; name it ENVIRONMENT",
         )
-    return found[0]
+    return result[0]
 
 
 def _defined(module: ModuleType) -> list[type[Environment]]:

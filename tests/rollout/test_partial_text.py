@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout.pool.telling import MAX_LENGTH, MAX_STRINGS, SentText, Stops, settled
+from rollout.pool.partial_text import MAX_LENGTH, MAX_STRINGS, SentText, Stops, finalized
 from sandbox.errors import Invalid
 from tests.support.chat_models import FAMILIES, need_models, renderer
 
@@ -40,23 +40,23 @@ def test_what_is_told_on_the_way_is_the_beginning_of_the_whole(name: str, answer
     r = renderer(name)
     prompt = r.open([{"role": "user", "content": "x"}])
     ids = [*r.encode(answer), r.stops[0]]
-    told, heard = SentText(r.marks), {"reasoning": "", "text": ""}
+    reported, last_seen = SentText(r.marks), {"reasoning": "", "text": ""}
     for end in range(piece, len(ids) + piece, piece):
         action = r.parse(ids[:end], prompt)
         for kind, text in (("reasoning", action.reasoning), ("text", action.content)):
-            heard[kind] += told.more(kind, text)
-    whole = r.parse(ids, prompt)
-    for kind, text in (("reasoning", whole.reasoning), ("text", whole.content)):
-        heard[kind] += told.rest(kind, text)
-        assert heard[kind].lstrip() == text.lstrip()
+            last_seen[kind] += reported.more(kind, text)
+    complete = r.parse(ids, prompt)
+    for kind, text in (("reasoning", complete.reasoning), ("text", complete.content)):
+        last_seen[kind] += reported.rest(kind, text)
+        assert last_seen[kind].lstrip() == text.lstrip()
 
 
 def test_text_flows() -> None:
     """All of plain words is told at once, but for blanks and halves of characters."""
     r = renderer("smollm2")
-    ids, told = r.encode("one two three é €uro four"), SentText(r.marks)
-    heard = [told.more("text", r.decode(ids[:end])) for end in range(1, len(ids) + 1)]
-    assert "".join(heard) == "one two three é €uro four" and sum(map(bool, heard)) > 6
+    ids, reported = r.encode("one two three é €uro four"), SentText(r.marks)
+    last_seen = [reported.more("text", r.decode(ids[:end])) for end in range(1, len(ids) + 1)]
+    assert "".join(last_seen) == "one two three é €uro four" and sum(map(bool, last_seen)) > 6
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_text_flows() -> None:
     ],
 )
 def test_what_of_a_text_stays(text: str, marks: list[str], stays: str) -> None:
-    assert settled(text, marks) == stays
+    assert finalized(text, marks) == stays
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,14 +95,14 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
         ids += r.encode(text[last:cut])
         last = cut
     stops = Stops(strings, r.decode)
-    found = next((n for end in range(piece, len(ids) + piece, piece) if (n := stops(ids[:end])) is not None), None)
-    first = next((n for n in range(1, len(ids) + 1) if any(each in r.decode(ids[:n]) for each in strings)), None)
-    assert found == first
+    result = next((n for end in range(piece, len(ids) + piece, piece) if (n := stops(ids[:end])) is not None), None)
+    first = next((n for n in range(1, len(ids) + 1) if any(item in r.decode(ids[:n]) for item in strings)), None)
+    assert result == first
     if first is None:
-        assert stops.found is None and stops.cut(text) == text
+        assert stops.result is None and stops.cut(text) == text
     else:
-        assert stops.found in strings and stops.found in r.decode(ids[:first])
-        assert stops.cut(r.decode(ids[:first])) == r.decode(ids[:first]).split(str(stops.found))[0]
+        assert stops.result in strings and stops.result in r.decode(ids[:first])
+        assert stops.cut(r.decode(ids[:first])) == r.decode(ids[:first]).split(str(stops.result))[0]
 
 
 def test_stop_strings_without_end_are_refused() -> None:

@@ -39,7 +39,7 @@ def test_every_route_is_declared_in_full() -> None:
     assert len(names) == len(set(names))
 
 
-async def told(raw: aiohttp.ClientSession) -> dict[str, float]:
+async def reported(raw: aiohttp.ClientSession) -> dict[str, float]:
     """What stands without labels at /metrics."""
     async with raw.get("/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
@@ -47,7 +47,7 @@ async def told(raw: aiohttp.ClientSession) -> dict[str, float]:
 
 
 async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSession) -> None:
-    before = await told(raw)
+    before = await reported(raw)
     async with host.create(IMAGE) as sandbox:
         await sandbox.durable(await sandbox.exec("echo x > /x"))
         for _ in range(6):
@@ -57,12 +57,12 @@ async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSess
         async with raw.get("/metrics") as answer:
             text = await answer.text()
         assert sandbox.id not in text
-    after = await told(raw)
+    after = await reported(raw)
     for name, grown in (("exec", 7), ("checkpoint_exposed", 8), ("restore", 1)):
         count = f"pagurus_{name}_seconds_count"
         assert after[count] - before[count] == grown, name
     assert after["pagurus_exec_seconds_sum"] > before["pagurus_exec_seconds_sum"]
-    found = {family.name: family for family in text_string_to_metric_families(text)}
+    result = {family.name: family for family in text_string_to_metric_families(text)}
     for name in (
         "pagurus_sandboxes",
         "pagurus_turns",
@@ -79,8 +79,8 @@ async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSess
         "pagurus_inspector_lost_events",
         "process_open_fds",
     ):
-        assert found[name].samples, name
-    running = {sample.labels["state"]: sample.value for sample in found["pagurus_sandboxes"].samples}
+        assert result[name].samples, name
+    running = {sample.labels["state"]: sample.value for sample in result["pagurus_sandboxes"].samples}
     assert running["running"] >= 1
 
 
@@ -116,8 +116,8 @@ def test_a_traceback_tells_the_sandbox_that_the_request_is_about() -> None:
 
     def within() -> None:
         logs.SUBJECT.set(Row())
-        told = line()
-        assert (told["sandbox"], told["turn"], "ValueError" in told["traceback"]) == ("s-1", 7, True)
+        reported = line()
+        assert (reported["sandbox"], reported["turn"], "ValueError" in reported["traceback"]) == ("s-1", 7, True)
         assert line(sandbox="s-1", turn=6)["turn"] == 6
         other = line(sandbox="s-2")
         assert other["sandbox"] == "s-2" and "turn" not in other

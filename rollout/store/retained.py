@@ -1,7 +1,7 @@
-"""The book of states that can be visited again: `kept.sqlite`.
+"""The book of states that can be visited again: `retained.sqlite`.
 
 Owns: the rows: which trajectory's sandbox was kept, and what each of its turns began with. Does not own: the sandboxes
-(rollout.episode.kept), which of them stay (rollout.decide.keeping).
+(rollout.episode.retained), which of them stay (rollout.decide.keeping).
 Guarantee: a row is there before its sandbox stops being the run's own, and goes after it was removed.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from rollout.decide.keeping import KeptRow
+from rollout.decide.keeping import RetainedRow
 from sandbox.database import connect
 from sandbox.errors import NotFound
 
@@ -38,11 +38,11 @@ class Visit(msgspec.Struct, kw_only=True):
     own_s: float = 0.0  # of its own clock, so far
 
 
-class KeptBook:
+class RetainedLedger:
     """Calls block for the disk. Any thread, several processes."""
 
-    def __init__(self, folder: Path | str):
-        self.path = Path(folder) / NAME
+    def __init__(self, directory: Path | str):
+        self.path = Path(directory) / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._db = connect(self.path, SCHEMA)
@@ -51,14 +51,14 @@ class KeptBook:
         with self._lock:
             self._db.close()
 
-    def add(self, row: KeptRow, visits: list[Visit]) -> None:
+    def add(self, row: RetainedRow, visits: list[Visit]) -> None:
         """In place of what there was of this member."""
         payload = zstandard.compress(msgspec.msgpack.encode(visits), LEVEL)
         values = (row.prompt, row.member, row.start, row.sandbox, row.at, row.bytes, payload)
         with self._lock:
             self._db.execute("insert or replace into kept values (?, ?, ?, ?, ?, ?, ?)", values)
 
-    def measured(self, row: KeptRow, size: int) -> None:
+    def measured(self, row: RetainedRow, size: int) -> None:
         with self._lock:
             self._db.execute(
                 "update kept set bytes=? where prompt=? and member=? and sandbox=?",
@@ -69,26 +69,26 @@ class KeptBook:
         with self._lock:
             self._db.execute("delete from kept where prompt=? and member=?", (prompt, member))
 
-    def rows(self) -> list[KeptRow]:
+    def rows(self) -> list[RetainedRow]:
         """All, oldest first."""
         with self._lock:
-            found = self._db.execute(
+            result = self._db.execute(
                 "select prompt, member, start, sandbox, at, bytes from kept order by at, prompt, member"
             ).fetchall()
-        return [KeptRow(*row) for row in found]
+        return [RetainedRow(*row) for row in result]
 
     def visits(self, prompt: str, member: int, start: int) -> list[Visit]:
         """What can be visited of one attempt, by turn. Raises NotFound when it is not kept."""
         with self._lock:
-            found = self._db.execute(
+            result = self._db.execute(
                 "select payload from kept where prompt=? and member=? and start=?", (prompt, member, start)
             ).fetchone()
-        if found is None:
+        if result is None:
             raise NotFound(
                 f"the states of {prompt}/{member} are not kept",
                 hint="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
             )
-        visits = msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
+        visits = msgspec.msgpack.decode(zstandard.decompress(result[0]), type=list[Visit])
         if not visits:  # only its end is kept, to be scored anew
             text = f"only the end of {prompt}/{member} is kept: it executed nothing, or there is no `snapshot`"
             raise NotFound(text, hint="write `snapshot` and `load` of its environment")
@@ -96,11 +96,11 @@ class KeptBook:
 
     def visit(self, prompt: str, member: int, start: int, turn: int) -> Visit:
         """The state before one answer. Raises NotFound, saying which there are."""
-        known = {visit.turn: visit for visit in self.visits(prompt, member, start)}
-        if turn not in known:
-            there = ", ".join(map(str, known)) or "none"
+        existing = {visit.turn: visit for visit in self.visits(prompt, member, start)}
+        if turn not in existing:
+            there = ", ".join(map(str, existing)) or "none"
             raise NotFound(
                 f"turn {turn} of {prompt}/{member} cannot be visited: no checkpoint holds the state before it",
                 hint=f"there are: {there}",
             )
-        return known[turn]
+        return existing[turn]

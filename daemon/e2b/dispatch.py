@@ -26,7 +26,7 @@ _ID = re.compile(r"s-?[0-9a-f]{10}", re.ASCII)
 _ALONE = ("/files", "/process.Process/", "/filesystem.Filesystem/")  # paths that are envd's whoever calls
 
 
-class Door:
+class Limiter:
     """Stands before the router."""
 
     def __init__(self, gate: Gate, keys: Keys, host: Host, routes: list[ApiRoute], proxy: Handler) -> None:
@@ -64,8 +64,8 @@ class Door:
             return self._keys.sandbox_of(token) or ""
         if "signature" not in request.query:
             return ""
-        found = await asyncio.to_thread(self._keys.signer, request, list(self._host.live_sandboxes))
-        return "" if found is None else found[0]
+        result = await asyncio.to_thread(self._keys.signer, request, list(self._host.live_sandboxes))
+        return "" if result is None else result[0]
 
 
 def addressed(headers: Mapping[str, str], host: str) -> tuple[str, int] | None:

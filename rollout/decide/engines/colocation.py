@@ -1,9 +1,9 @@
 """What the next step of an engine does that serves users and lends to rollouts what they leave. Pure.
 
 Owns: what steps have cost so far, whether rollouts stand still. Does not own: the slack of a step
-(rollout.decide.engines.slack), requests, engines, clocks, files. Both engines choose by it: the embedded one
-(rollout.engine.embedded.lending), and vLLM, in whose process only this module, the one of the slack and the one of the
-log (rollout.engine.step_log) are loaded (rollout/engine/inside/pagurus_lending.py).
+(rollout.decide.engines.headroom), requests, engines, clocks, files. Both engines choose by it: the embedded one
+(rollout.engine.embedded.colocation), and vLLM, in whose process only this module, that of the headroom and that of the
+log (rollout.engine.step_log) are loaded (rollout/engine/inside/pagurus_colocation.py).
 Guarantee: the same promise and the same events give the same steps, on every machine: no library computes them.
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
@@ -22,11 +22,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from rollout.decide.engines.slack import Budget, EngineView, SlackStep, StepCost, next_step
+from rollout.decide.engines.headroom import Budget, EngineView, HeadroomStep, StepCost, next_step
 
 FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
-KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
+RETAINED = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
 KEEP = 0.5 ** (1 / 400)  # half of the weight is on the last 400 steps
 SHORTER = 0.1  # what a step counts for that took less than the line says
 DISTANCES = 4.0  # from the line that a step counts for at most
@@ -34,12 +34,12 @@ CLOSER = 1 / 16  # weight of the newest step in the usual distance
 FADES = 0.5 ** (1 / 100)  # so does what the worst step took too long, with each step
 
 
-class LendingDecision(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ColocationDecision(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Before a step."""
 
     now: float
     view: EngineView
-    step: SlackStep
+    step: HeadroomStep
 
 
 class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -50,26 +50,28 @@ class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
 
 
-Event = LendingDecision | Took
+Event = ColocationDecision | Took
 
 
-class Lending:
-    """``step = lending.step(view, now)``, and after that step ``lending.took(answers, tokens, seconds)``"""
+class Colocation:
+    """``step = lending.step(view, now)``, and after that step ``colocation.took(answers, tokens, seconds)``"""
 
     def __init__(self, budget: Budget, *, log: Callable[[Event], None] | None = None):
         self.budget = budget
         self.frozen = False  # rollouts stand still until the next version, at which the caller makes it false
         self._log = log
         first = [_sums(*point) for point in (_at(0, 0), _at(32, 0), _at(0, 500))]
-        self._first = [sum(each) * TRUSTED / 3 for each in zip(*first, strict=True)]
-        self._seen = [each * (1 - KEPT) for each in self._first]
+        self._first = [sum(item) * TRUSTED / 3 for item in zip(*first, strict=True)]
+        self._observed = [item * (1 - RETAINED) for item in self._first]
         self._worse = 0.0  # seconds
         self._distance = FIRST.base  # seconds
         self._served = float("-inf")  # when a user was last there
 
     @property
     def cost(self) -> StepCost:
-        base, answer, token = _line([seen + KEPT * first for seen, first in zip(self._seen, self._first, strict=True)])
+        base, answer, token = _line(
+            [observed + RETAINED * first for observed, first in zip(self._observed, self._first, strict=True)]
+        )
         return StepCost(base=base, per_answer=answer, per_prompt_token=token)
 
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
@@ -79,26 +81,26 @@ class Lending:
         new = _sums(answers, prompt_tokens, min(believed, usual + DISTANCES * self._distance))
         self._distance += CLOSER * (abs(believed - usual) - self._distance)
         counts = 1.0 if seconds > usual else SHORTER
-        self._seen = [KEEP * seen + counts * each for seen, each in zip(self._seen, new, strict=True)]
+        self._observed = [KEEP * observed + counts * item for observed, item in zip(self._observed, new, strict=True)]
         if self._log is not None:
             self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
 
-    def step(self, view: EngineView, now: float) -> SlackStep:
+    def step(self, view: EngineView, now: float) -> HeadroomStep:
         """What fits beside users. If it says `cut`, the caller ends all rollouts, and refuses others while `frozen`."""
         step = self._fitting(view, now)
         self.frozen = self.frozen or step.cut
         if self._log is not None:
-            self._log(LendingDecision(now=now, view=view, step=step))
+            self._log(ColocationDecision(now=now, view=view, step=step))
         return step
 
-    def _fitting(self, view: EngineView, now: float) -> SlackStep:
+    def _fitting(self, view: EngineView, now: float) -> HeadroomStep:
         nobody = not view.last_tokens and not view.waiting
         self._served = self._served if nobody else now
         margin = max(self.budget.margin, self._worse / self.budget.tpot)
         budget = msgspec.structs.replace(self.budget, margin=margin)
         step = next_step(view, budget, self.cost, now, alone=now - self._served)
         if nobody and not view.frozen and not step.rollouts and not step.rollout_prompt:
-            return SlackStep(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
+            return HeadroomStep(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
         return step
 
 

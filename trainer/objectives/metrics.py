@@ -29,7 +29,7 @@ OUTSIDE = 2.0  # a token whose k is beyond this factor, up or down, is counted
 
 
 @dataclass(slots=True)
-class Figures:
+class Metrics:
     """Sums over tokens. `add` a micro-batch, `+` another, read `result()`."""
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(SUMS), dtype=torch.float64))
@@ -67,8 +67,8 @@ class Figures:
         self.sums[SUMS.index("slope")] += size.sum().cpu()
         self.largest = max(self.largest, float(size.max()) if len(size) else 0.0)
 
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(self.sums + other.sums, max(self.largest, other.largest))
+    def __add__(self, other: Metrics) -> Metrics:
+        return Metrics(self.sums + other.sums, max(self.largest, other.largest))
 
     def result(self) -> Summary:
         """Means over tokens, and the effective sample size (Σk)² / (T Σk²), Kish 1965, as a share of the tokens."""
@@ -93,7 +93,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What `Figures` say about a step. All but loss and tokens are means over the tokens that were computed."""
+    """What `Metrics` say about a step. All but loss and tokens are means over the tokens that were computed."""
 
     loss: float = 0.0
     tokens: int = 0
@@ -110,7 +110,7 @@ class Summary:
     largest_share: float = 0.0  # of the sum of |d loss / d log π|, what the largest token alone has
 
     def items(self) -> dict[str, float]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def by_outcome(rewards: list[float], lengths: list[int], truncated: list[bool]) -> dict[str, float]:
@@ -126,4 +126,4 @@ def by_outcome(rewards: list[float], lengths: list[int], truncated: list[bool]) 
         kinds.setdefault("better" if reward > mean else "worse", []).append(length)
         if cut:
             kinds.setdefault("cut", []).append(length)
-    return {kind: sum(found) / len(found) for kind, found in kinds.items()}
+    return {kind: sum(result) / len(result) for kind, result in kinds.items()}

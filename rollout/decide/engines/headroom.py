@@ -56,12 +56,12 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int  # answers of rollouts that could go on
     rollout_prompt: int  # tokens of rollouts' prompts that could be read
     free: int  # tokens of cache that nobody holds
-    wanted: int  # tokens of cache that waiting users need
+    target: int  # tokens of cache that waiting users need
     held: int  # tokens of cache that rollouts hold
     frozen: bool = False  # rollouts stand still until the next version
 
 
-class SlackStep(msgspec.Struct, frozen=True):
+class HeadroomStep(msgspec.Struct, frozen=True):
     """What the next step does."""
 
     users_prompt: int  # tokens of users' prompts
@@ -73,7 +73,7 @@ class SlackStep(msgspec.Struct, frozen=True):
 CHUNK = 512  # tokens of prompts that a step reads at most
 
 
-def slack(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> float:
+def headroom(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> float:
     """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done.
 
     `alone`: seconds since a user was there.
@@ -94,20 +94,20 @@ def slack(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone
 
 def next_step(
     view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")
-) -> SlackStep:
+) -> HeadroomStep:
     """What fits. Users' prompts go first, then answers of rollouts, then their prompts."""
     users = min(CHUNK, sum(request.left for request in view.waiting))
-    if view.wanted > view.free and view.held and not view.frozen:
-        return SlackStep(users, 0, 0, cut=True)
+    if view.target > view.free and view.held and not view.frozen:
+        return HeadroomStep(users, 0, 0, cut=True)
     if view.frozen:
-        return SlackStep(users, 0, 0)
-    left = slack(view, budget, cost, now, alone=alone)
+        return HeadroomStep(users, 0, 0)
+    left = headroom(view, budget, cost, now, alone=alone)
     if left <= 0:
-        return SlackStep(users, 0, 0)
+        return HeadroomStep(users, 0, 0)
     answers = _fitting(left, cost.per_answer, view.rollouts)
     left -= answers * cost.per_answer
-    return SlackStep(users, answers, _fitting(left, cost.per_prompt_token, min(view.rollout_prompt, CHUNK - users)))
+    return HeadroomStep(users, answers, _fitting(left, cost.per_prompt_token, min(view.rollout_prompt, CHUNK - users)))
 
 
-def _fitting(left: float, each: float, most: int) -> int:
-    return most if each * most <= left else max(0, int(left / each))
+def _fitting(left: float, item: float, limit: int) -> int:
+    return limit if item * limit <= left else max(0, int(left / item))

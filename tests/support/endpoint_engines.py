@@ -27,7 +27,7 @@ ENGINES = ["fake", "embedded", pytest.param("vllm", marks=NO_VLLM)]
 LENGTH = 512
 
 
-def small_chat_model(folder: Path, version: int = 0) -> Path:
+def small_chat_model(directory: Path, version: int = 0) -> Path:
     """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template."""
     from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 
@@ -37,14 +37,14 @@ def small_chat_model(folder: Path, version: int = 0) -> Path:
     )  # fmt: skip
     model = Qwen3(config)
     model.initialise(version)
-    save_model(model, folder, untie=True)
+    save_model(model, directory, untie=True)
     for path in SMOL.iterdir():
         if path.name.startswith(("token", "chat_template")):
-            shutil.copyfile(path, folder / path.name)
-    return folder
+            shutil.copyfile(path, directory / path.name)
+    return directory
 
 
-class Whole:
+class Complete:
     """`stream` for an engine that has only `generate`: its answer in pieces, as long as they are wanted."""
 
     piece = 3  # tokens
@@ -55,18 +55,18 @@ class Whole:
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", enough: Enough | None = None
     ) -> AsyncGenerator[Delta, None]:
-        whole, answer = await self.generate(prompt_ids, sampling, request_id=request_id), PartialGeneration(sampling)
+        complete, answer = await self.generate(prompt_ids, sampling, request_id=request_id), PartialGeneration(sampling)
         answer.begin(0)
-        for at in range(0, len(whole.token_ids), self.piece):
+        for at in range(0, len(complete.token_ids), self.piece):
             there = len(answer.token_ids)
             end = at + self.piece
-            answer.add(Delta(token_ids=whole.token_ids[at:end], logprobs=whole.logprobs[at:end]))
+            answer.add(Delta(token_ids=complete.token_ids[at:end], logprobs=complete.logprobs[at:end]))
             if enough is not None and (count := enough(answer.token_ids)) is not None:
                 answer.cut(count)
             yield Delta(token_ids=answer.token_ids[there:], logprobs=answer.logprobs[there:])
             if answer.enough:
                 break
-        answer.add(Delta(token_ids=[], logprobs=[], spans=whole.spans, finish_reason=whole.finish_reason))
+        answer.add(Delta(token_ids=[], logprobs=[], spans=complete.spans, finish_reason=complete.finish_reason))
         last = answer.generation
         yield Delta(token_ids=[], logprobs=[], spans=last.spans, finish_reason=last.finish_reason)
 
@@ -76,7 +76,7 @@ class Served:
 
     slots = 8
 
-    def __init__(self, engine: Whole):
+    def __init__(self, engine: Complete):
         self.engine = engine
 
     async def wait_serving(self) -> Any:
@@ -103,7 +103,7 @@ class Served:
         return self.engine.stream(prompt_ids, sampling, request_id=request_id)
 
 
-class Fake(Whole):
+class Fake(Complete):
     """Tokens that follow from the prompt alone, of any kind that a tokenizer would not choose; never an end."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
@@ -154,7 +154,7 @@ async def engine(kind: str, home: Path) -> AsyncIterator[Any]:
     if kind == "fake":
         yield Fake()
         return
-    folder = small_chat_model(home / "v000000", 0)
+    directory = small_chat_model(home / "v000000", 0)
     make = {"embedded": embedded, "vllm": partial(vllm, python=VLLM)}[kind]
-    async with started(make(slots=4, length=LENGTH), folder, 0, count=1, run=home) as pool:
+    async with started(make(slots=4, length=LENGTH), directory, 0, count=1, run=home) as pool:
         yield pool

@@ -1,7 +1,7 @@
 """What the simulation says that rollouts get on a real engine that serves users.
 
 Owns: how the engine's steps go, measured in other slices than the one that is foretold. Does not own: playing them
-(bench.harness.lent_engine), the simulation (coordinator.simulate.serving).
+(bench.harness.colocated_engine), the simulation (coordinator.simulate.serving).
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.harness.lent_engine import ANSWER, LIVE, READ, Seen, StepSeen, slices
+from bench.harness.colocated_engine import ANSWER, LIVE, READ, Observed, StepObserved, slices
 from coordinator.simulate import serving
 from coordinator.simulate.serving import Ran
-from rollout.decide.engines.lending import Lending
-from rollout.decide.engines.slack import Budget
+from rollout.decide.engines.colocation import Colocation
+from rollout.decide.engines.headroom import Budget
 
 AT_ONCE = 0.010  # seconds after a step in which the next one begins, if there is something to do
 LIKE = 30  # steps, of which one is drawn
 CHANGE = 1.0  # seconds of a slice in which the bench, which ends the requests of the one before, holds up the engine
 Slices = list[tuple[float, float]]  # when they began and ended
-MODES: tuple[serving.Mode, ...] = ("slack", "naive")
+MODES: tuple[serving.Mode, ...] = ("headroom", "naive")
 
 
 class Pair(NamedTuple):
     """A step, and how the next one followed on it."""
 
-    step: StepSeen
-    next: StepSeen
+    step: StepObserved
+    next: StepObserved
 
 
-def pairs_of(steps: Sequence[StepSeen], among: Slices) -> list[Pair]:
+def pairs_of(steps: Sequence[StepObserved], among: Slices) -> list[Pair]:
     """Of these slices."""
     pairs = itertools.starmap(Pair, itertools.pairwise(steps))
-    return [each for each in pairs if each.next.began - each.step.ended < AT_ONCE and _within(each.step, among)]
+    return [item for item in pairs if item.next.began - item.step.ended < AT_ONCE and _within(item.step, among)]
 
 
 def measured(pairs: list[Pair], seed: int = 0) -> Callable[[int, int, int], Ran]:
@@ -46,14 +46,14 @@ def measured(pairs: list[Pair], seed: int = 0) -> Callable[[int, int, int], Ran]
     rollouts that got theirs.
     """
     did = np.array([(step.users, step.answers - step.users, step.prompt_tokens) for step, _ in pairs])
-    most = np.maximum(did.max(axis=0), 1)
+    limit = np.maximum(did.max(axis=0), 1)
     aged = [(1, next.users, step.answers - step.users, next.age) for step, next in pairs if next.users]
     *over, ages = np.array(aged).T
     line = np.linalg.lstsq(np.stack(over, axis=1), ages)[0]
     draw = random.Random(seed)
 
     def ran(users: int, rollouts: int, read: int) -> Ran:
-        away = np.square((did - (users, rollouts, read)) / most).sum(axis=1)
+        away = np.square((did - (users, rollouts, read)) / limit).sum(axis=1)
         like = np.argpartition(away, min(LIKE, len(away) - 1))[:LIKE]
         step, next = pairs[draw.choice(like)]
         rest = next.began - step.ended
@@ -62,46 +62,50 @@ def measured(pairs: list[Pair], seed: int = 0) -> Callable[[int, int, int], Ran]
     return ran
 
 
-def _within(step: StepSeen, slices: Slices) -> bool:
+def _within(step: StepObserved, slices: Slices) -> bool:
     return any(began + CHANGE <= step.began < ended for began, ended in slices)
 
 
 def foretold(
-    traffic: serving.Traffic, every: float, budget: Budget, steps: list[StepSeen], seen: Mapping[str, Seen]
+    traffic: serving.Traffic, every: float, budget: Budget, steps: list[StepObserved], observed: Mapping[str, Observed]
 ) -> dict[str, float]:
     """Rollouts' tokens a second in the simulation over those that were seen, within the slack and in one queue.
 
     A slice is foretold by the steps of the other ones of its mode, which other users had. It begins with what the
     engine had learned of its steps when the bench had changed to it.
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for mode in MODES:
-        came, played = list[serving.ServingResult](), seen[mode]
+        came, played = list[serving.ServingResult](), observed[mode]
         for part, here in zip(slices(traffic, every), played.slices, strict=True):
-            others = pairs_of(steps, [each for each in [*played.slices, *played.empty_slices] if each != here])
+            others = pairs_of(steps, [item for item in [*played.slices, *played.empty_slices] if item != here])
             if not any(next.users for _, next in others):
                 raise ValueError("the engine's log has no other slice to learn from: play more requests")
             came.append(_simulated(part, budget, mode, _learned(budget, steps, here[0] + CHANGE), measured(others)))
-        said = sum(each.rollout_tokens for each in came) / sum(each.seconds for each in came)
-        found[mode] = round(said / (played.rollout_tokens / played.seconds), 3)
-    return found
+        said = sum(item.rollout_tokens for item in came) / sum(item.seconds for item in came)
+        result[mode] = round(said / (played.rollout_tokens / played.seconds), 3)
+    return result
 
 
-def _learned(budget: Budget, steps: list[StepSeen], until: float) -> Lending:
-    lending = Lending(budget)
+def _learned(budget: Budget, steps: list[StepObserved], until: float) -> Colocation:
+    colocation = Colocation(budget)
     for step in steps:
         if step.ended < until:
-            lending.took(step.answers, step.prompt_tokens, step.ended - step.began)
-    return lending
+            colocation.took(step.answers, step.prompt_tokens, step.ended - step.began)
+    return colocation
 
 
 def _simulated(
-    part: serving.Traffic, budget: Budget, mode: serving.Mode, lending: Lending, ran: Callable[[int, int, int], Ran]
+    part: serving.Traffic,
+    budget: Budget,
+    mode: serving.Mode,
+    colocation: Colocation,
+    ran: Callable[[int, int, int], Ran],
 ) -> serving.ServingResult:
-    def as_seen(users: int, rollouts: int, read: int) -> Ran:  # in one queue all are users
-        return ran(users, rollouts, read) if mode == "slack" else ran(users + rollouts, 0, read)
+    def as_observed(users: int, rollouts: int, read: int) -> Ran:  # in one queue all are users
+        return ran(users, rollouts, read) if mode == "headroom" else ran(users + rollouts, 0, read)
 
     return serving.serve(
-        part, budget, lending.cost, mode, rollouts=LIVE, version_every=10.0, prompt=READ,
-        reads=READ / float(np.mean(ANSWER)), lending=lending, ran=as_seen,
+        part, budget, colocation.cost, mode, rollouts=LIVE, version_every=10.0, prompt=READ,
+        reads=READ / float(np.mean(ANSWER)), colocation=colocation, ran=as_observed,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """A real engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
 
 Owns: the users' and the rollouts' requests, what each got, the order of the slices. Does not own: the engine, its
-choice of steps (rollout.decide.engines.lending).
+choice of steps (rollout.decide.engines.colocation).
 
 Each mode plays the same users, in slices of time that take turns, so that what else the machine does hits all alike::
 
@@ -35,7 +35,7 @@ ANSWER = (50, 150)  # tokens of their answers, at least and at most
 VERSION_INTERVAL = 10.0  # seconds
 NOBODY_INTERVAL = 6  # slices of users, then one of nobody
 VOCABULARY = range(20, 300)
-MODES: tuple[Mode, ...] = ("alone", "slack", "naive")
+MODES: tuple[Mode, ...] = ("alone", "headroom", "naive")
 
 Clock = Callable[[], float]
 
@@ -47,7 +47,7 @@ class Token(NamedTuple):
     wait: float
 
 
-class StepSeen(NamedTuple):
+class StepObserved(NamedTuple):
     """A step in the engine's log."""
 
     began: float
@@ -61,7 +61,7 @@ class StepSeen(NamedTuple):
 
 
 @dataclass
-class Seen:
+class Observed:
     """What a mode has come to."""
 
     first: list[Token] = field(default_factory=list)  # of each user
@@ -76,7 +76,7 @@ class Seen:
 
 @asynccontextmanager
 async def started(server: Launch, model: Path) -> AsyncIterator[EngineClient]:
-    with aftermath.TemporaryFolder("pagurus-lent-") as home:
+    with aftermath.TemporaryDirectory("pagurus-lent-") as home:
         async with EngineSupervisor(server, model, 0, log=Path(home) / "engine.log") as engine:
             yield await engine.wait_serving()
 
@@ -84,8 +84,8 @@ async def started(server: Launch, model: Path) -> AsyncIterator[EngineClient]:
 def unlent(server: Launch) -> Launch:
     """A vLLM server as it is, but that it answers token by token."""
 
-    def command(folder: Path, port: int) -> LaunchCommand:
-        plain = server.command(folder, port)
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = server.command(directory, port)
         return replace(plain, argv=[*plain.argv, "--stream-interval", "1"])
 
     return replace(server, command=command)
@@ -93,45 +93,45 @@ def unlent(server: Launch) -> Launch:
 
 def slices(traffic: Traffic, every: float) -> list[Traffic]:
     """What arrives in each `every` seconds."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for number, arrival in enumerate(traffic.arrivals):
-        found.setdefault(int(arrival // every), []).append(number)
+        result.setdefault(int(arrival // every), []).append(number)
     return [
         Traffic(
             arrivals=[traffic.arrivals[number] - part * every for number in numbers],
             prompts=[traffic.prompts[number] for number in numbers],
             answers=[traffic.answers[number] for number in numbers],
         )
-        for part, numbers in found.items()
+        for part, numbers in result.items()
     ]
 
 
 async def play(
     engine: EngineClient, traffic: Traffic, modes: Sequence[Mode], every: float, clock: Clock
-) -> dict[Mode, Seen]:
+) -> dict[Mode, Observed]:
     """All of it in each mode. `clock`: that of the engine's log of steps."""
     gc.collect()
     gc.freeze()  # looking through all that was imported would keep users waiting
-    found = {mode: Seen() for mode in modes}
+    result = {mode: Observed() for mode in modes}
     versions = asyncio.create_task(_versions(engine))
-    await _nobody(engine, "naive", 10.0, Seen(), clock)  # it learns what its steps cost, and is warm
+    await _nobody(engine, "naive", 10.0, Observed(), clock)  # it learns what its steps cost, and is warm
     for number, part in enumerate(slices(traffic, every)):
         first = number % len(modes)
         for mode in [*modes[first:], *modes[:first]]:
-            await _slice(engine, part, mode, found[mode], clock)
-            seen = found[mode]
-            p99 = float(np.percentile([token.wait for token in seen.first], 99))
-            rate = seen.rollout_tokens / seen.seconds
-            told = f"p99 to the first token {p99:.3f} s, rollouts {rate:.0f} tokens a second so far"
-            print(f"slice {number}, {mode}: {told}", file=sys.stderr)
+            await _slice(engine, part, mode, result[mode], clock)
+            observed = result[mode]
+            p99 = float(np.percentile([token.wait for token in observed.first], 99))
+            rate = observed.rollout_tokens / observed.seconds
+            reported = f"p99 to the first token {p99:.3f} s, rollouts {rate:.0f} tokens a second so far"
+            print(f"slice {number}, {mode}: {reported}", file=sys.stderr)
         if number % NOBODY_INTERVAL == 0:
             for mode in modes:
                 if mode != "alone":
-                    await _nobody(engine, mode, every, found[mode], clock)
+                    await _nobody(engine, mode, every, result[mode], clock)
     if versions.done():
         versions.result()  # it ended by an error
     versions.cancel()
-    return found
+    return result
 
 
 async def _versions(engine: EngineClient) -> None:
@@ -140,16 +140,16 @@ async def _versions(engine: EngineClient) -> None:
         await engine.set_version(version)
 
 
-async def _nobody(engine: EngineClient, mode: Mode, seconds: float, seen: Seen, clock: Clock) -> None:
+async def _nobody(engine: EngineClient, mode: Mode, seconds: float, observed: Observed, clock: Clock) -> None:
     began, first = time.monotonic(), clock()
     async with _Rollouts(engine, mode) as rollouts:
         await asyncio.sleep(seconds)
-        seen.empty_seconds += time.monotonic() - began
-        seen.empty_slices.append((first, clock()))
-    seen.empty_tokens += rollouts.tokens
+        observed.empty_seconds += time.monotonic() - began
+        observed.empty_slices.append((first, clock()))
+    observed.empty_tokens += rollouts.tokens
 
 
-async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, seen: Seen, clock: Clock) -> None:
+async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, observed: Observed, clock: Clock) -> None:
     """Until every user is answered."""
     began, first = time.monotonic(), clock()
 
@@ -157,18 +157,18 @@ async def _slice(engine: EngineClient, traffic: Traffic, mode: Mode, seen: Seen,
         await asyncio.sleep(traffic.arrivals[number] - (time.monotonic() - began))
         ids = prompt(traffic.prompts[number])
         sampling = Sampling(max_tokens=traffic.answers[number], ignore_eos=True)
-        last, tokens = clock(), seen.first
+        last, tokens = clock(), observed.first
         async for delta in engine.stream(ids, sampling, request_id=f"user-{next(NUMBERS)}"):
             if delta.token_ids:
                 now = clock()
                 tokens.append(Token(now, now - last))
-                last, tokens = now, seen.later
+                last, tokens = now, observed.later
 
     async with _Rollouts(engine, mode) as rollouts:
         await asyncio.gather(*map(user, range(len(traffic.arrivals))))
-        seen.seconds += time.monotonic() - began
-        seen.slices.append((first, clock()))
-    seen.rollout_tokens += rollouts.tokens
+        observed.seconds += time.monotonic() - began
+        observed.slices.append((first, clock()))
+    observed.rollout_tokens += rollouts.tokens
 
 
 NUMBERS = itertools.count(time.monotonic_ns())
@@ -176,14 +176,14 @@ DRAW = np.random.default_rng(time.monotonic_ns())  # no prompt is in the cache o
 
 
 def prompt(tokens: int) -> list[int]:
-    return [int(each) for each in DRAW.integers(VOCABULARY.start, VOCABULARY.stop, tokens)]
+    return [int(item) for item in DRAW.integers(VOCABULARY.start, VOCABULARY.stop, tokens)]
 
 
 class _Rollouts:
     """Rollouts as long as the block runs; the tokens that they got until then."""
 
     def __init__(self, engine: EngineClient, mode: Mode):
-        self.engine, self.priority, self.live = engine, int(mode == "slack"), 0 if mode == "alone" else LIVE
+        self.engine, self.priority, self.live = engine, int(mode == "headroom"), 0 if mode == "alone" else LIVE
         self.tokens, self._ends, self._names = 0, False, set[str]()
 
     async def __aenter__(self) -> _Rollouts:

@@ -32,12 +32,12 @@ from rollout.pool.responses import RESPONSES
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 MAX_BODY = 32 << 20
-RESPONSES_KEPT = 4096  # the latest ones
+RESPONSES_RETAINED = 4096  # the latest ones
 ROUTES = {"chat/completions": CHAT, "completions": TEXT, "responses": RESPONSES, "messages": MESSAGES}  # after /v1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Doors:
+class Endpoints:
     """``async with Doors(recorder) as doors: doors.url("episode 7")``"""
 
     def __init__(
@@ -55,7 +55,7 @@ class Doors:
         self._responses: OrderedDict[tuple[str, str], list[Message]] = OrderedDict()  # by session and name
         self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> Doors:
+    async def __aenter__(self) -> Endpoints:
         self._runner = web.AppRunner(self.application(), access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port)
@@ -74,7 +74,7 @@ class Doors:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[errors])
         for prefix in ("/v1", "/session/{session}/v1"):
-            app.add_routes([web.post(f"{prefix}/{route}", self._route(each)) for route, each in ROUTES.items()])
+            app.add_routes([web.post(f"{prefix}/{route}", self._route(item)) for route, item in ROUTES.items()])
             app.add_routes(
                 [web.post(f"{prefix}/messages/count_tokens", self.count), web.get(f"{prefix}/models", self.models)]
             )
@@ -89,31 +89,31 @@ class Doors:
     async def answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         body, session = await _body(request), _session(request)
         before = self._before(session, body.get("previous_response_id")) if dialect is RESPONSES else []
-        ask = dialect.ask(body, before)
+        query = dialect.request(body, before)
         frame = ReplyHeader(f"{dialect.prefix}{uuid.uuid4().hex}", self.model, body)
         stream = EventStream(request, Speech(dialect, frame)) if body.get("stream") else None
         try:
-            answered = await self._asked(session, ask, frame, stream)
+            answered = await self._requested(session, query, frame, stream)
         except PagurusError as error:
             if stream is None or not stream.begun:
                 raise
             return await stream.fail(error)
         if dialect is RESPONSES and body.get("store") is not False:
-            self._responses[session, frame.name] = [*ask.messages, answered.message]
-            while len(self._responses) > RESPONSES_KEPT:
+            self._responses[session, frame.name] = [*query.messages, answered.message]
+            while len(self._responses) > RESPONSES_RETAINED:
                 self._responses.popitem(last=False)
-        return _json(dialect.whole(frame, answered)) if stream is None else await stream.end(answered)
+        return _json(dialect.complete(frame, answered)) if stream is None else await stream.end(answered)
 
-    async def _asked(
-        self, session: str, ask: ChatRequest, frame: ReplyHeader, stream: EventStream | None
+    async def _requested(
+        self, session: str, request: ChatRequest, frame: ReplyHeader, stream: EventStream | None
     ) -> AgentReply:
         sampling, stop = sampling_of(frame.body, self.sampling), stop_of(frame.body)
-        if ask.prompt is not None:
+        if request.prompt is not None:
             return await self.recorder.complete(
-                session, ask.prompt, sampling, stop=stop, request_id=frame.name, listener=stream
+                session, request.prompt, sampling, stop=stop, request_id=frame.name, listener=stream
             )
         return await self.recorder.answer(
-            session, ask.instructed, ask.tools, sampling, stop=stop, request_id=frame.name, listener=stream
+            session, request.instructed, request.tools, sampling, stop=stop, request_id=frame.name, listener=stream
         )
 
     def _before(self, session: str, name: str | None) -> list[Message]:
@@ -126,8 +126,8 @@ class Doors:
             raise Invalid(f"no response {name!r} is kept", hint="send the whole conversation as input") from None
 
     async def count(self, request: web.Request) -> web.Response:
-        ask = MESSAGES.ask(await _body(request), [])
-        ids = await asyncio.to_thread(self.recorder.renderer.open, ask.messages, ask.tools)
+        query = MESSAGES.request(await _body(request), [])
+        ids = await asyncio.to_thread(self.recorder.renderer.open, query.messages, query.tools)
         return _json({"input_tokens": len(ids)})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -213,7 +213,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except PagurusError as error:
-        status, told = described(error)
-    body = json.dumps({"type": "error", "error": told}).encode()
+        status, reported = described(error)
+    body = json.dumps({"type": "error", "error": reported}).encode()
     headers = {"retry-after": "1"} if status == 503 else None
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)

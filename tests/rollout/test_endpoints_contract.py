@@ -12,16 +12,16 @@ import pytest
 import pytest_asyncio
 
 from rollout.engine.client import Sampling
-from rollout.pool.doors import Doors
+from rollout.pool.endpoints import Endpoints
 from rollout.pool.recorder import AgentSession, SampleRecorder
 from tests.support.chat_models import need_models, renderer
-from tests.support.door_engines import ENGINES, LENGTH, Fake, Noted, engine
+from tests.support.endpoint_engines import ENGINES, LENGTH, Fake, Noted, engine
 
 pytest.importorskip("torch", reason="torch is not installed")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.asyncio(loop_scope="module")]
-MOST = 10  # tokens of an answer
-Ask = dict[str, Any]
+LIMIT = 10  # tokens of an answer
+Request = dict[str, Any]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
@@ -32,38 +32,38 @@ async def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(behind: Any) -> AsyncIterator[Doors]:
+async def endpoints(behind: Any) -> AsyncIterator[Endpoints]:
     recorder = SampleRecorder(Noted(behind), renderer("smollm2"), length=LENGTH)
-    async with Doors(recorder, sampling=Sampling(max_tokens=MOST, temperature=0.0, seed=1)) as made:
+    async with Endpoints(recorder, sampling=Sampling(max_tokens=LIMIT, temperature=0.0, seed=1)) as made:
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def agent(doors: Doors) -> AsyncIterator[Any]:
+async def agent(endpoints: Endpoints) -> AsyncIterator[Any]:
     """OpenAI's client. Nothing is asked again behind our back."""
-    async with openai.AsyncOpenAI(base_url=doors.url("e") + "/v1", api_key="none", max_retries=0) as made:
+    async with openai.AsyncOpenAI(base_url=endpoints.url("e") + "/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def noted(doors: Doors) -> Noted:
-    kept = doors.recorder.engine
-    assert isinstance(kept, Noted)
-    return kept
+def noted(endpoints: Endpoints) -> Noted:
+    retained = endpoints.recorder.engine
+    assert isinstance(retained, Noted)
+    return retained
 
 
-def exact(doors: Doors, name: str = "e") -> AgentSession:
+def exact(endpoints: Endpoints, name: str = "e") -> AgentSession:
     """The samples of a session are what the engine was given and gave, token by token, and nothing else."""
-    session = doors.recorder.session(name)
-    left = list(noted(doors).answered)
+    session = endpoints.recorder.session(name)
+    left = list(noted(endpoints).answered)
     for sample in session.samples:
         at = 0
         for _ in range(sample.answers):
-            found = next(
+            result = next(
                 (given for given in left if sample.tokens[: len(given[0])] == given[0] and len(given[0]) >= at), None
             )
-            assert found is not None, "an answer in a sample that the engine never gave"
-            left.remove(found)
-            prompt, generation = found
+            assert result is not None, "an answer in a sample that the engine never gave"
+            left.remove(result)
+            prompt, generation = result
             assert sum(sample.mask[at : len(prompt)]) == 0
             at = len(prompt) + len(generation.token_ids)
             assert sample.tokens[len(prompt) : at] == generation.token_ids
@@ -75,183 +75,188 @@ def exact(doors: Doors, name: str = "e") -> AgentSession:
     return session
 
 
-async def test_chat_completions(doors: Doors, agent: Any) -> None:
-    messages: list[Ask] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
+async def test_chat_completions(endpoints: Endpoints, agent: Any) -> None:
+    messages: list[Request] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
     for turn in range(3):
         answer = await agent.chat.completions.create(model="policy", messages=messages)
         said = answer.choices[0]
-        assert said.finish_reason == "length" and answer.usage.completion_tokens == MOST
-        assert answer.usage.prompt_tokens == len(noted(doors).answered[turn][0])
+        assert said.finish_reason == "length" and answer.usage.completion_tokens == LIMIT
+        assert answer.usage.prompt_tokens == len(noted(endpoints).answered[turn][0])
         messages += [said.message.model_dump(exclude_none=True), {"role": "user", "content": f"go on {turn}"}]
-    session = exact(doors)
+    session = exact(endpoints)
     assert len(session.samples) == 1 and session.counts["extended"] == 2
 
 
-async def test_responses_that_name_the_one_before(doors: Doors, agent: Any) -> None:
+async def test_responses_that_name_the_one_before(endpoints: Endpoints, agent: Any) -> None:
     before, ids = None, []
     for turn in range(3):
         answer = await agent.responses.create(
             model="policy", input=f"turn {turn}", instructions="be short", previous_response_id=before
         )
         assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
-        assert answer.usage.output_tokens == MOST and answer.output[0].type == "message"
+        assert answer.usage.output_tokens == LIMIT and answer.output[0].type == "message"
         before = answer.id
         ids.append(before)
-    session = exact(doors)
+    session = exact(endpoints)
     assert len(session.samples) == 1 and session.counts["extended"] == 2 and len(set(ids)) == 3
 
 
-async def test_responses_that_carry_their_history(doors: Doors, agent: Any) -> None:
+async def test_responses_that_carry_their_history(endpoints: Endpoints, agent: Any) -> None:
     said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
     for turn in range(2):
         answer = await agent.responses.create(model="policy", input=said, instructions="be short", store=False)
         said += [item.model_dump(exclude_none=True) for item in answer.output]
         said.append({"type": "message", "role": "user", "content": f"go on {turn}"})
-    session = exact(doors)
+    session = exact(endpoints)
     assert len(session.samples) == 1 and session.counts["extended"] == 1
     with pytest.raises(openai.BadRequestError, match="no response"):  # it was not to be kept
         await agent.responses.create(model="policy", input="x", previous_response_id=answer.id)
 
 
-async def test_completions_in_text(doors: Doors, agent: Any) -> None:
+async def test_completions_in_text(endpoints: Endpoints, agent: Any) -> None:
     text = "<|im_start|>user\nlist the files<|im_end|>\n<|im_start|>assistant\n"
     for turn in range(3):
-        answer = await agent.completions.create(model="policy", prompt=text, max_tokens=MOST)
+        answer = await agent.completions.create(model="policy", prompt=text, max_tokens=LIMIT)
         said = answer.choices[0]
-        assert said.finish_reason == "length" and answer.usage.total_tokens == answer.usage.prompt_tokens + MOST
+        assert said.finish_reason == "length" and answer.usage.total_tokens == answer.usage.prompt_tokens + LIMIT
         text += said.text + f"<|im_end|>\n<|im_start|>user\nmore {turn}<|im_end|>\n<|im_start|>assistant\n"
-    session = exact(doors)
+    session = exact(endpoints)
     assert len(session.samples) == 1 and session.counts["extended"] == 2
 
 
-async def test_completions_in_tokens(doors: Doors, agent: Any) -> None:
-    ids = doors.recorder.renderer.encode("one two three")
+async def test_completions_in_tokens(endpoints: Endpoints, agent: Any) -> None:
+    ids = endpoints.recorder.renderer.encode("one two three")
     for _ in range(2):
-        await agent.completions.create(model="policy", prompt=ids, max_tokens=MOST)
-        ids = [*ids, *noted(doors).answered[-1][1].token_ids, *doors.recorder.renderer.encode(" and")]
-    await agent.completions.create(model="policy", prompt=[5, *ids], max_tokens=MOST)
-    session = exact(doors)
+        await agent.completions.create(model="policy", prompt=ids, max_tokens=LIMIT)
+        ids = [*ids, *noted(endpoints).answered[-1][1].token_ids, *endpoints.recorder.renderer.encode(" and")]
+    await agent.completions.create(model="policy", prompt=[5, *ids], max_tokens=LIMIT)
+    session = exact(endpoints)
     assert [sample.answers for sample in session.samples] == [2, 1]
     assert (session.counts["extended"], session.counts["drifted"]) == (1, 1)
 
 
-async def test_messages(doors: Doors) -> None:
-    body: Ask = {"model": "policy", "max_tokens": MOST, "system": "s", "messages": [{"role": "user", "content": "x"}]}
+async def test_messages(endpoints: Endpoints) -> None:
+    body: Request = {
+        "model": "policy",
+        "max_tokens": LIMIT,
+        "system": "s",
+        "messages": [{"role": "user", "content": "x"}],
+    }
     async with aiohttp.ClientSession() as http:
         for turn in range(2):
-            async with http.post(doors.url("e") + "/v1/messages", json=body) as got:
+            async with http.post(endpoints.url("e") + "/v1/messages", json=body) as got:
                 answer = await got.json()
-            assert answer["stop_reason"] == "max_tokens" and answer["usage"]["output_tokens"] == MOST
+            assert answer["stop_reason"] == "max_tokens" and answer["usage"]["output_tokens"] == LIMIT
             body["messages"] += [
                 {"role": "assistant", "content": answer["content"]},
                 {"role": "user", "content": f"go on {turn}"},
             ]
-    session = exact(doors)
+    session = exact(endpoints)
     assert len(session.samples) == 1 and session.counts["extended"] == 1
 
 
-async def test_a_stream_says_what_the_whole_answer_says(doors: Doors, agent: Any) -> None:
+async def test_a_stream_says_what_the_whole_answer_says(endpoints: Endpoints, agent: Any) -> None:
     """The same question in another session, at temperature 0."""
-    asked: Ask = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
-    whole = (await agent.chat.completions.create(**asked)).choices[0].message.content
-    stream = await agent.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    requested: Request = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
+    complete = (await agent.chat.completions.create(**requested)).choices[0].message.content
+    stream = await agent.chat.completions.create(**requested, stream=True, stream_options={"include_usage": True})
     pieces = [piece async for piece in stream]
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == whole
-    assert pieces[-1].usage.completion_tokens == MOST
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == complete
+    assert pieces[-1].usage.completion_tokens == LIMIT
 
     stream = await agent.responses.create(model="policy", input="x", stream=True)
     events = [event async for event in stream]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert deltas == events[-1].response.output_text == whole
+    assert deltas == events[-1].response.output_text == complete
 
     text = (await agent.completions.create(model="policy", prompt="x")).choices[0].text
     stream = await agent.completions.create(model="policy", prompt="x", stream=True)
     assert "".join([piece.choices[0].text async for piece in stream]) == text
-    exact(doors)
+    exact(endpoints)
 
 
-async def test_a_stop_string_ends_the_request_in_the_engine(doors: Doors, agent: Any) -> None:
+async def test_a_stop_string_ends_the_request_in_the_engine(endpoints: Endpoints, agent: Any) -> None:
     """At temperature 0 the same is said again, up to the string; every token of the sample has its version."""
-    asked: Ask = {"model": "policy", "prompt": "x"}
-    whole = (await agent.completions.create(**asked)).choices[0].text
-    stop = next(pair for n in range(1, len(whole)) if "\ufffd" not in (pair := whole[n : n + 2]))
-    answer = await agent.with_options(base_url=doors.url("f") + "/v1").completions.create(**asked, stop=[stop])
-    assert answer.choices[0].text == whole.partition(stop)[0] and answer.choices[0].finish_reason == "stop"
-    (sample,) = doors.recorder.session("f").samples
+    requested: Request = {"model": "policy", "prompt": "x"}
+    complete = (await agent.completions.create(**requested)).choices[0].text
+    stop = next(pair for n in range(1, len(complete)) if "\ufffd" not in (pair := complete[n : n + 2]))
+    answer = await agent.with_options(base_url=endpoints.url("f") + "/v1").completions.create(**requested, stop=[stop])
+    assert answer.choices[0].text == complete.partition(stop)[0] and answer.choices[0].finish_reason == "stop"
+    (sample,) = endpoints.recorder.session("f").samples
     assert 0 < sum(sample.mask) == answer.usage.completion_tokens == sum(version == 0 for version in sample.versions)
-    assert stop in doors.recorder.renderer.decode(sample.tokens[-sum(sample.mask) :])
-    kept = noted(doors)
-    assert kept.answered[1][1].token_ids == kept.answered[0][1].token_ids[: answer.usage.completion_tokens]
+    assert stop in endpoints.recorder.renderer.decode(sample.tokens[-sum(sample.mask) :])
+    retained = noted(endpoints)
+    assert retained.answered[1][1].token_ids == retained.answered[0][1].token_ids[: answer.usage.completion_tokens]
 
 
-async def test_who_leaves_a_stream_ends_his_request_in_the_engine(doors: Doors, behind: Any) -> None:
+async def test_who_leaves_a_stream_ends_his_request_in_the_engine(endpoints: Endpoints, behind: Any) -> None:
     if isinstance(behind, Fake):
         return  # it says all at once; test_doors has one that does not
-    kept = noted(doors)
-    async with Doors(doors.recorder, sampling=Sampling(max_tokens=400, ignore_eos=True)) as long:
+    retained = noted(endpoints)
+    async with Endpoints(endpoints.recorder, sampling=Sampling(max_tokens=400, ignore_eos=True)) as long:
         async with openai.AsyncOpenAI(base_url=long.url("l") + "/v1", api_key="none", max_retries=0) as agent:
             stream = await agent.completions.create(model="policy", prompt="x", stream=True)
             assert (await anext(aiter(stream))).choices[0].text
             await stream.close()
         async with asyncio.timeout(60):
-            while not kept.cancelled:  # noqa: ASYNC110
+            while not retained.cancelled:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-    assert not doors.recorder.session("l").samples and not kept.answered
+    assert not endpoints.recorder.session("l").samples and not retained.answered
     client = await behind.members["engine-0"].server.wait_serving()
     await client.pause("wait")  # returns when nothing runs
     await client.resume()
     assert behind.members["engine-0"].load == 0
 
 
-async def test_the_likeliest_tokens_alone_are_sampled_and_recorded_so(doors: Doors, agent: Any) -> None:
-    asked: Ask = {"model": "policy", "prompt": "x", "temperature": 1.0}
-    await agent.completions.create(**asked, top_p=0.5)
-    await agent.completions.create(**asked, extra_body={"top_k": 1})
-    half, only = doors.recorder.session("e").samples
-    assert (half.top_p, half.top_k, half.whole) == (0.5, 0, False) and (only.top_p, only.top_k, only.whole) == (
+async def test_the_likeliest_tokens_alone_are_sampled_and_recorded_so(endpoints: Endpoints, agent: Any) -> None:
+    requested: Request = {"model": "policy", "prompt": "x", "temperature": 1.0}
+    await agent.completions.create(**requested, top_p=0.5)
+    await agent.completions.create(**requested, extra_body={"top_k": 1})
+    half, only = endpoints.recorder.session("e").samples
+    assert (half.top_p, half.top_k, half.complete) == (0.5, 0, False) and (only.top_p, only.top_k, only.complete) == (
         1,
         1,
         False,
     )
-    if not isinstance(noted(doors).engine, Fake):
+    if not isinstance(noted(endpoints).engine, Fake):
         assert any(only.mask) and all(abs(logprob) < 1e-6 for logprob in only.logprobs), "one token alone is certain"
 
 
-async def test_the_longest_conversation_is_refused_and_not_cut(doors: Doors, agent: Any) -> None:
-    for ask in (
+async def test_the_longest_conversation_is_refused_and_not_cut(endpoints: Endpoints, agent: Any) -> None:
+    for request in (
         agent.completions.create(model="policy", prompt=[7] * LENGTH),
         agent.responses.create(model="policy", input=" x" * LENGTH),
     ):
         with pytest.raises(openai.BadRequestError, match="tokens"):
-            await ask
-    assert not doors.recorder.session("e").samples
+            await request
+    assert not endpoints.recorder.session("e").samples
 
 
-async def test_who_goes_away_leaves_nothing_behind(doors: Doors, agent: Any) -> None:
-    kept = noted(doors)
-    kept.free.clear()
+async def test_who_goes_away_leaves_nothing_behind(endpoints: Endpoints, agent: Any) -> None:
+    retained = noted(endpoints)
+    retained.free.clear()
     waiting = [
-        asyncio.create_task(ask)
-        for ask in (
+        asyncio.create_task(request)
+        for request in (
             agent.responses.create(model="policy", input="x"),
-            agent.with_options(base_url=doors.url("f") + "/v1").completions.create(model="policy", prompt="x"),
+            agent.with_options(base_url=endpoints.url("f") + "/v1").completions.create(model="policy", prompt="x"),
         )
     ]
     async with asyncio.timeout(60):
-        while not {"e", "f"} <= doors.recorder.sessions.keys():  # noqa: ASYNC110 - they are under way in the doors
+        while not {"e", "f"} <= endpoints.recorder.sessions.keys():  # noqa: ASYNC110 - they are under way in the doors
             await asyncio.sleep(0.01)
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    kept.free.set()
+    retained.free.set()
     await agent.completions.create(model="policy", prompt="y")
     async with asyncio.timeout(60):
-        while doors.recorder.session("f").busy.locked():  # noqa: ASYNC110
+        while endpoints.recorder.session("f").busy.locked():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert [len(doors.recorder.session(name).samples) for name in "ef"] == [1, 0]
-    exact(doors)
+    assert [len(endpoints.recorder.session(name).samples) for name in "ef"] == [1, 0]
+    exact(endpoints)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +285,10 @@ async def test_who_goes_away_leaves_nothing_behind(doors: Doors, agent: Any) -> 
         ("completions", {}),
     ],
 )
-async def test_what_is_not_implemented_is_refused(doors: Doors, route: str, body: Ask) -> None:
+async def test_what_is_not_implemented_is_refused(endpoints: Endpoints, route: str, body: Request) -> None:
     async with (
         aiohttp.ClientSession() as http,
-        http.post(f"{doors.url('e')}/v1/{route}", json=body) as got,
+        http.post(f"{endpoints.url('e')}/v1/{route}", json=body) as got,
     ):
         assert got.status == 400 and (await got.json())["error"]["message"]
-    assert not noted(doors).answered
+    assert not noted(endpoints).answered

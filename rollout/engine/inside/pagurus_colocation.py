@@ -1,12 +1,13 @@
 """A scheduler for vLLM that lends to rollouts what users leave, and the route that says how much that is.
 
 Owns: the view of vLLM's requests that decides, keeping to what was decided. Does not own: deciding, what steps cost
-(rollout.decide.engines.lending), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
+(rollout.decide.engines.colocation), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
 Guarantee: a request of priority 0 or less is a user's, and is scheduled as vLLM does, but for prompts that are read in
-pieces; all others are rollouts', and get in each step no more than `Lending.step` says.
+pieces; all others are rollouts', and get in each step no more than `Colocation.step` says.
 
-vLLM imports this module in its engine process (``--scheduler-cls pagurus_lending.LendingScheduler``, with the promise
-in ``--additional-config``) and in its API server (``--middleware pagurus_lending.Telling``). The package `rollout`
+vLLM imports this module in its engine process (``--scheduler-cls pagurus_colocation.ColocationScheduler``, with the
+promise in ``--additional-config``) and in its API server
+(``--middleware pagurus_colocation.Telling``). The package `rollout`
 needs much that vLLM's interpreter has not, so the two modules that decide and the log are loaded without it.
 """
 
@@ -39,34 +40,36 @@ def _load(name: str) -> None:
 for _name in ("decide.engines.slack", "decide.engines.lending", "engine.step_log"):
     _load(_name)
 
-from rollout.decide.engines.lending import Lending  # noqa: E402
-from rollout.decide.engines.slack import Budget, EngineView, SlackStep, WaitingRequest  # noqa: E402
+from rollout.decide.engines.colocation import Colocation  # noqa: E402
+from rollout.decide.engines.headroom import Budget, EngineView, HeadroomStep, WaitingRequest  # noqa: E402
 from rollout.engine.step_log import StepLog  # noqa: E402
 
-PROMISE, STEPS = "pagurus_lending", "pagurus_steps"  # of --additional-config
+PROMISE, STEPS = "pagurus_colocation", "pagurus_steps"  # of --additional-config
 ROUTE = "/statistics"
 
 
-class LendingScheduler(Scheduler):  # type: ignore[misc]
+class ColocationScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, **given: Any):
         super().__init__(**given)
         if self.need_mamba_block_aligned_split or self.num_spec_tokens or self.use_pp:
-            raise ValueError("lending: no Mamba layers, no speculative decoding, no pipeline parallelism")
+            raise ValueError("colocation: no Mamba layers, no speculative decoding, no pipeline parallelism")
         if not hasattr(Scheduler, "_reserve_prefill_lookahead"):
-            raise ValueError("lending: this vLLM's scheduler does not ask how many tokens a request gets; take 0.32")
-        told = self.vllm_config.additional_config
-        budget = msgspec.convert(told[PROMISE], Budget)
-        self.lending = Lending(budget, log=StepLog(Path(told[STEPS]), budget).append if STEPS in told else None)
-        self.lent_slots = max(1, self.max_num_active_reqs // 2)
+            raise ValueError("colocation: this vLLM's scheduler does not ask how many tokens a request gets; take 0.32")
+        reported = self.vllm_config.additional_config
+        budget = msgspec.convert(reported[PROMISE], Budget)
+        self.colocation = Colocation(
+            budget, log=StepLog(Path(reported[STEPS]), budget).append if STEPS in reported else None
+        )
+        self.colocated_slots = max(1, self.max_num_active_reqs // 2)
         self._blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ended: list[tuple[int, EngineCoreOutput]] = []  # rollouts, and the clients that have to be told
-        self._left = SlackStep(0, 0, 0)  # of this step
-        self._lent = self._held = 0  # rollouts that run, blocks that they hold
+        self._left = HeadroomStep(0, 0, 0)  # of this step
+        self._colocated = self._held = 0  # rollouts that run, blocks that they hold
         self._work = (0.0, 0, 0)  # when the step began, its answers, its tokens of prompts
 
     def add_request(self, request: Any) -> None:
-        if self.lending.frozen and request.priority > 0:
-            self._tell_end(request)
+        if self.colocation.frozen and request.priority > 0:
+            self._report_end(request)
             return
         request.since = request.arrival_time  # later: when its last token came
         super().add_request(request)
@@ -75,11 +78,11 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
         return bool(self._ended) or super().has_requests()
 
     def next_version(self) -> None:
-        self.lending.frozen = False
+        self.colocation.frozen = False
 
-    def lends(self) -> int:
+    def colocates(self) -> int:
         """Rollouts at once."""
-        return 0 if self.lending.frozen else self.lent_slots
+        return 0 if self.colocation.frozen else self.colocated_slots
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         began = time.time()  # the clock of `arrival_time`
@@ -94,10 +97,10 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now, (began, answers, read) = time.time(), self._work
         if answers or read:
-            self.lending.took(answers, read, now - began)
+            self.colocation.took(answers, read, now - began)
         for came in outputs.values():
-            for each in came.outputs:
-                if each.new_token_ids and (request := self.requests.get(each.request_id)) is not None:
+            for item in came.outputs:
+                if item.new_token_ids and (request := self.requests.get(item.request_id)) is not None:
                     request.since = now
         for client, ended in self._ended:
             outputs.setdefault(client, EngineCoreOutputs()).outputs.append(ended)
@@ -120,44 +123,44 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
             num_new_tokens = min(num_new_tokens, left.rollout_prompt) if runs or self._may_begin(request) else 0
             self._left = msgspec.structs.replace(left, rollout_prompt=left.rollout_prompt - num_new_tokens)
             if num_new_tokens and not runs:
-                self._lent, self._held = self._lent + 1, self._held + self._blocks_of(request.num_tokens + 1)
+                self._colocated, self._held = self._colocated + 1, self._held + self._blocks_of(request.num_tokens + 1)
         given: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         return given
 
     def _may_begin(self, rollout: Any) -> bool:
         """Rollouts get at most half of the slots and of the cache."""
-        room = self._held + self._blocks_of(rollout.num_tokens + 1) <= self._blocks // 2
-        return self._lent == 0 or (self._lent < self.lent_slots and room)
+        capacity = self._held + self._blocks_of(rollout.num_tokens + 1) <= self._blocks // 2
+        return self._colocated == 0 or (self._colocated < self.colocated_slots and capacity)
 
     def _decide(self, now: float) -> None:
-        users = [each for each in self.requests.values() if each.priority <= 0 and not each.is_finished()]
-        rollouts = [each for each in self.requests.values() if each.priority > 0 and not each.is_finished()]
-        running = [each for each in rollouts if each.status == RequestStatus.RUNNING]
-        self._lent, self._held = len(running), sum(map(self._holds, running))
-        self._left = self.lending.step(self._view(users, rollouts), now)
+        users = [item for item in self.requests.values() if item.priority <= 0 and not item.is_finished()]
+        rollouts = [item for item in self.requests.values() if item.priority > 0 and not item.is_finished()]
+        running = [item for item in rollouts if item.status == RequestStatus.RUNNING]
+        self._colocated, self._held = len(running), sum(map(self._holds, running))
+        self._left = self.colocation.step(self._view(users, rollouts), now)
         if self._left.cut:
-            self.finish_requests([each.request_id for each in rollouts], RequestStatus.FINISHED_ABORTED)
-            for each in rollouts:
-                self._tell_end(each)
+            self.finish_requests([item.request_id for item in rollouts], RequestStatus.FINISHED_ABORTED)
+            for item in rollouts:
+                self._report_end(item)
 
     def _view(self, users: list[Any], rollouts: list[Any]) -> EngineView:
-        unread = [each for each in users if not _ready(each)]
-        unread.sort(key=lambda each: (each.status != RequestStatus.RUNNING, each.priority, each.arrival_time))
-        waiting = [each for each in unread if each.status != RequestStatus.RUNNING]
+        unread = [item for item in users if not _ready(item)]
+        unread.sort(key=lambda item: (item.status != RequestStatus.RUNNING, item.priority, item.arrival_time))
+        waiting = [item for item in unread if item.status != RequestStatus.RUNNING]
         # Of slots and blocks those that are scarcer.
-        slots = self.max_num_active_reqs - len(self.running), len(waiting), self._lent
-        wanted = sum(self._blocks_of(each.num_tokens + 1) - self._holds(each) for each in users)
-        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks(), wanted, self._held
-        free, wanted, held = min(slots, blocks, key=lambda each: each[0] - each[1])
+        slots = self.max_num_active_reqs - len(self.running), len(waiting), self._colocated
+        target = sum(self._blocks_of(item.num_tokens + 1) - self._holds(item) for item in users)
+        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks(), target, self._held
+        free, target, held = min(slots, blocks, key=lambda item: item[0] - item[1])
         return EngineView(
-            waiting=[WaitingRequest(each.since, _unread(each)) for each in unread],
-            last_tokens=[each.since for each in users if _ready(each)],
+            waiting=[WaitingRequest(item.since, _unread(item)) for item in unread],
+            last_tokens=[item.since for item in users if _ready(item)],
             rollouts=sum(map(_ready, rollouts)),
-            rollout_prompt=sum(_unread(each) for each in rollouts if not _ready(each)),
+            rollout_prompt=sum(_unread(item) for item in rollouts if not _ready(item)),
             free=free,
-            wanted=wanted,
+            target=target,
             held=held,
-            frozen=self.lending.frozen,
+            frozen=self.colocation.frozen,
         )
 
     def _blocks_of(self, tokens: int) -> int:
@@ -166,7 +169,7 @@ class LendingScheduler(Scheduler):  # type: ignore[misc]
     def _holds(self, request: Any) -> int:
         return sum(map(len, self.kv_cache_manager.get_block_ids(request.request_id)))
 
-    def _tell_end(self, rollout: Any) -> None:
+    def _report_end(self, rollout: Any) -> None:
         ended = EngineCoreOutput(rollout.request_id, [], finish_reason=FinishReason.ABORT)
         self._ended.append((rollout.client_index, ended))
 
@@ -184,7 +187,12 @@ def _statistics(core: EngineCore) -> dict[str, Any]:
     """What rollout.engine.protocol.EngineStatistics has of it."""
     scheduler = core.scheduler
     running, waiting = scheduler.get_request_counts()
-    return {"version": core.get_weight_version(), "running": running, "waiting": waiting, "lends": scheduler.lends()}
+    return {
+        "version": core.get_weight_version(),
+        "running": running,
+        "waiting": waiting,
+        "colocates": scheduler.colocates(),
+    }
 
 
 def _set_weight_version(core: EngineCore, weight_version: str) -> None:
@@ -194,7 +202,7 @@ def _set_weight_version(core: EngineCore, weight_version: str) -> None:
 
 SET_WEIGHT_VERSION = EngineCore.set_weight_version
 EngineCore.set_weight_version = _set_weight_version
-EngineCore.lending_statistics = _statistics  # a utility: the API server calls it by its name
+EngineCore.colocation_statistics = _statistics  # a utility: the API server calls it by its name
 
 
 class Telling:
@@ -208,6 +216,6 @@ class Telling:
             await self.app(scope, receive, send)
             return
         core = scope["app"].state.engine_client.engine_core
-        body = json.dumps(await core.call_utility_async("lending_statistics")).encode()
+        body = json.dumps(await core.call_utility_async("colocation_statistics")).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": body})

@@ -17,32 +17,32 @@ SILENCE = 1.0  # seconds after which a connection on which nothing was asked giv
 class ConnectionLimiter:
     """Who is let in by one listening socket. Each has a bound of its own: nobody is locked out by another's guests.
 
-    Guarantee: at most `most` connections, and at most `each` from one address, are open. Before a new one is refused
-    because there are `most`, the oldest is closed in its favour that has not asked anything for a while.
+    Guarantee: at most `limit` connections, and at most `item` from one address, are open. Before a new one is refused
+    because there are `limit`, the oldest is closed in its favour that has not asked anything for a while.
     """
 
-    def __init__(self, most: int, each: int | None = None) -> None:
-        self.most = most
-        self.each = each
+    def __init__(self, limit: int, item: int | None = None) -> None:
+        self.limit = limit
+        self.item = item
         self._open: dict[asyncio.Transport, str] = {}  # and the address; closed ones stay until they are looked for
         self._silent: dict[asyncio.Transport, float] = {}  # those without a whole request, and since when; oldest first
 
     def admits(self, transport: asyncio.Transport) -> bool:
         """Whether a new connection may stay."""
         address = _address(transport)
-        if len(self._open) >= self.most:
+        if len(self._open) >= self.limit:
             self._forget_closed()
-        if len(self._open) >= self.most and not self._evict():
+        if len(self._open) >= self.limit and not self._evict():
             return False
-        if self.each is not None and sum(known == address for known in self._open.values()) >= self.each:
+        if self.item is not None and sum(existing == address for existing in self._open.values()) >= self.item:
             self._forget_closed()
-            if sum(known == address for known in self._open.values()) >= self.each:
+            if sum(existing == address for existing in self._open.values()) >= self.item:
                 return False
         self._open[transport] = address
         self._silent[transport] = time.monotonic()
         return True
 
-    def asked(self, transport: asyncio.Transport) -> None:
+    def requested(self, transport: asyncio.Transport) -> None:
         """A whole request came on this connection."""
         self._silent.pop(transport, None)
 
@@ -66,7 +66,7 @@ class ConnectionLimiter:
         return True
 
     def _forget_closed(self) -> None:
-        for transport in [each for each in self._open if each.is_closing()]:
+        for transport in [item for item in self._open if item.is_closing()]:
             del self._open[transport]
             self._silent.pop(transport, None)
 
