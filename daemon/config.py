@@ -42,6 +42,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gateway_config: Path | None = None  # upstreams of the LLM gateway, see daemon/gateway/upstream.py
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None  # checkpoints of a sandbox that says nothing; None: all
     pool_size: str | int | None = None  # bytes of the pool's file, or "64GiB"; None: see Pool
+    track_memory: bool = False  # captures hold only the pages that were written since the one before
     share_pages: bool = False  # owners share memory pages on the disk, and may learn what others have
     stop_sandboxes: bool = False
     e2b: bool = True  # serve clients of E2B beside our own
@@ -129,6 +130,11 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
     parser.add_argument("--gateway-config", metavar="FILE", help="upstreams of the LLM gateway (TOML)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="checkpoints kept of sandboxes that say nothing")
     parser.add_argument("--pool-size", metavar="SIZE", help="of the file that holds all sandboxes, such as 64GiB")
+    parser.add_argument(
+        "--track-memory",
+        action="store_true",
+        help="captures hold only the pages of memory that were written since the one before (Linux 6.7)",
+    )
     parser.add_argument(
         "--share-pages",
         action="store_true",

@@ -187,6 +187,14 @@ def _disk_limits() -> str:
     return "simple quotas of btrfs bound what a sandbox writes"
 
 
+def _written_pages() -> str:
+    from sandbox.criu.tracking import userfault
+
+    if why := userfault.missing():
+        raise Unsupported(why, hint="captures hold all memory, also with `pagurus daemon --track-memory`")
+    return "written pages are known by userfaultfd (`pagurus daemon --track-memory`)"
+
+
 def _sandbox() -> str:
     return asyncio.run(_start_one())
 
@@ -388,6 +396,7 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("sandbox", True, _sandbox),
     ("criu", True, _criu),
     ("criu tcp", True, _criu_listener),
+    ("written pages", False, _written_pages),
     ("network", False, _network),
     ("images", True, _images),
     ("registries", False, _registries),

@@ -90,7 +90,13 @@ async def open_host(options: config.DaemonConfig) -> Host:
         inspector = await ahead.inspector()
         log.info("the inspector is loaded")
         undo.callback(inspector.close)
-        checkpointer = Checkpointer(state=state, run=run, notes=inspector.notes, share_pages=options.share_pages)
+        checkpointer = Checkpointer(
+            state=state,
+            run=run,
+            notes=inspector.notes,
+            share_pages=options.share_pages,
+            track=options.track_memory,
+        )
         undo.push_async_callback(checkpointer.close)
         await checkpointer.prepare()
         queue = CheckpointQueue(LIMITS, RATES)

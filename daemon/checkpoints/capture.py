@@ -253,6 +253,7 @@ class Capturer:
         """Let go of the raw images that are only kept for restores."""
         gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
         await asyncio.to_thread(recent.remove, gone)
+        await asyncio.to_thread(self.checkpointer.make_room)
 
     def _snapshot(self, container: Container, tree: str, row: CheckpointRow) -> None:
         need_in_place(container)

@@ -124,7 +124,7 @@ def mapped(path: Path) -> memoryview:
 
 def copy_pages(sources: Sequence[memoryview], runs: np.ndarray, into: Path) -> None:
     """Write a file of pages from the runs of several. Blocks."""
-    descriptor = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         total = int(runs[:, 1].sum()) * PAGE
         os.truncate(descriptor, total)  # a tmpfs gives large pages within a size that it knows

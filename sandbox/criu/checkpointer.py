@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sandbox.container.container import Container
 
 TMPFS_MAGIC = 0x01021994
+TRACKED_SHARE = 4  # at most one part in so many of the file system is held for captures to come
 LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
 
 
@@ -157,6 +158,7 @@ class Checkpointer:
                 done = await dump.dump(container, dest, process, on_frozen=on_frozen, watched=existing, tracker=tracker)
                 if tracker is not None:
                     await asyncio.to_thread(tracker.finish, dest)
+                    await asyncio.to_thread(self._bound, tracker)
                 return done
             except (dump.UnknownWatch, dump.NewObjects, UnknownPages) as error:  # each can be helped once
                 if type(error) in tried:
@@ -248,9 +250,27 @@ class Checkpointer:
 
     def _tracker_of(self, container: Container) -> Tracker:
         name = container.spec.id
-        if name not in self._trackers:
-            self._trackers[name] = Tracker(self._layers / f"{name}-{next(self._numbers)}")
-        return self._trackers[name]
+        tracker = self._trackers.pop(name, None) or Tracker(self._layers / f"{name}-{next(self._numbers)}")
+        self._trackers[name] = tracker  # the last one: it was used last
+        return tracker
+
+    @going_first()
+    def _bound(self, used: Tracker) -> None:
+        """Let trackers forget pages, those of the least recently used first, while all hold too many."""
+        status = os.statvfs(self.captures)
+        capacity = status.f_blocks * status.f_frsize // TRACKED_SHARE
+        existing = list(self._trackers.values())
+        held = sum(tracker.pinned for tracker in existing)
+        for tracker in [item for item in existing if item is not used] + [used]:
+            if held <= capacity:
+                break
+            held -= tracker.pinned
+            tracker.forget()
+
+    def make_room(self) -> None:
+        """Let go of all memory that is held only for captures to come. Blocks."""
+        for tracker in list(self._trackers.values()):
+            tracker.forget()
 
     def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""

@@ -78,11 +78,14 @@ class Tracker:
         self._untracked: set[tuple[int, bytes]] = set()
         self._requested: dict[int, bytes] = {}  # processes that are to make a userfaultfd
         self._captures = 0
+        self._capturing = False
 
     @property
     def pinned(self) -> int:
         """Bytes of memory of earlier captures that it holds."""
-        return sum(entry.stat().st_size for entry in os.scandir(self._directory))
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            return sum(entry.stat().st_size for entry in os.scandir(self._directory))
+        return 0
 
     def close(self) -> None:
         """Let go of the processes and of all pages. Idempotent."""
@@ -93,11 +96,21 @@ class Tracker:
     def lose(self) -> None:
         """A capture may have been made in part: the next one has all pages."""
         self._last = {}
+        self._capturing = False
+
+    def forget(self) -> None:
+        """Let go of the pages of the last capture, unless the next one is being made of them: that has all then."""
+        if self._capturing:
+            return
+        self._last = {}
+        with contextlib.suppress(FileNotFoundError):
+            self._drop_unused({})
 
     # ---------------------------------------------------------------- before
 
     def prepare(self, container: Container, images: Path) -> None:
         """Say to the CRIU that will dump into `images` what it is to do with each process."""
+        self._capturing = True
         self._captures += 1
         self._numbers, self._requested = {}, {}
         target: dict[int, Order] = {}
@@ -183,12 +196,13 @@ class Tracker:
                 files[name] = result
                 if answer.protected:
                     retained[number] = result
-        if not files:
+        if files:
+            layers.write(directory, files)
+        else:
             (directory / BELOW).rmdir()
-            return
-        layers.write(directory, files)
         self._drop_unused(retained)
         self._last = retained
+        self._capturing = False
 
     def _layers(self, directory: Path, number: int, answer: ProcessAnswer, last: Layers | None) -> tuple[str, Layers]:
         """The file of pages of a process and where all of its pages lie, whose files are in BELOW then."""
