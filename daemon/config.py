@@ -111,6 +111,7 @@ VARIABLES = {
     "PAGURUS_GATEWAY_CONFIG": "gateway_config",
     "PAGURUS_KEEP_LAST": "keep_last",
     "PAGURUS_POOL_SIZE": "pool_size",
+    "PAGURUS_TRACK_MEMORY": "track_memory",
 }
 
 
@@ -133,7 +134,7 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
     parser.add_argument(
         "--track-memory",
         action="store_true",
-        help="captures hold only the pages of memory that were written since the one before (Linux 6.7)",
+        help="captures hold only the pages that were written since the one before (PAGURUS_TRACK_MEMORY; Linux 6.7)",
     )
     parser.add_argument(
         "--share-pages",
