@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import bench
-from scripts.rooms import ROOT, Module, circles, imports, modules, report
+from scripts.rooms import ROOT, Module, circles, imports, modules, private_words, report
 
 # What each top-level room may import. `pagurus` is the program: it may import every room.
 ARROWS = {
@@ -117,6 +117,15 @@ def test_a_class_name_stands_in_one_module() -> None:
     figures = report(EVERY)
     assert figures["shared_class_names_percent"] <= 3, figures["shared_class_names"]
     assert figures["participle_classes"] == []
+
+
+def test_identifiers_use_the_words_of_the_field() -> None:
+    assert report(EVERY)["private_words"] == {}
+    assert private_words([Module("m", "m.py", "kept = each_path = not_found = NotFound = last_seen\n", False)]) == {
+        "each_path": 1,
+        "kept": 1,
+        "not_found": 1,
+    }
 
 
 def test_directories_that_import_each_other_become_no_more() -> None:
