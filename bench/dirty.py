@@ -28,8 +28,7 @@ from typing import Any
 
 from bench.checkpoint import Ours
 from bench.harness import aftermath, command
-from sandbox import paths
-from sandbox.container import procfs
+from sandbox import paths, procfs
 from sandbox.container.container import Container
 from sandbox.container.shim import short_slice
 from sandbox.content import dumpfile

@@ -55,10 +55,10 @@ from rollout.decide.view import (
 )
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
-from rollout.episode.clock import PhaseMeter
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import Renderer
 from rollout.episode.turns import Generator, OnTurn
+from rollout.episode_clock import PhaseMeter
 from rollout.groups import GroupCounts, OpenGroup
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.pool.fleet import Fleet

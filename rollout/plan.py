@@ -58,7 +58,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_timeout: float = 300.0  # seconds for which a run that has begun waits for its host
     lora: int = 0  # rank of the adapters that are published instead of weights; 0: weights
     image: str | None = None  # instead of the environment's
-    pace: float = 0.0  # seconds per answer, at least: see rollout.engine.pace
+    pace: float = 0.0  # seconds per answer, at least: see rollout.episode.pace
     steps: int = 0  # of the trainer
     nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice

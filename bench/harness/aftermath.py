@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.container.cgroup import PARENT, SHIMS, hierarchy
 from sandbox.descriptors import closing
 from sandbox.libc import checked, library

@@ -21,9 +21,10 @@ from bench.harness.colocated_engine import Observed, StepObserved, Token
 from bench.harness.drawn_runs import MODEL
 from bench.harness.paced_engine import paced
 from coordinator.simulate import serving
+from rollout import step_log
 from rollout.decide.engines.colocation import Colocation, ColocationDecision
 from rollout.decide.engines.headroom import Budget
-from rollout.engine import launch, step_log
+from rollout.engine import launch
 from rollout.store import decisions
 
 TTFT = 0.5  # seconds to the first token that users were promised

@@ -44,8 +44,8 @@ from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import poll
 from daemon.verdict.ignore import NOTHING, IgnoreRuleSet
 from daemon.verdict.judge import judge
-from sandbox import durable
-from sandbox.container import procfs, unstoppable
+from sandbox import durable, procfs
+from sandbox.container import unstoppable
 from sandbox.container.binds import need_in_place
 from sandbox.container.unstoppable import HELD_TIMEOUT
 from sandbox.content import dumpfile, layers

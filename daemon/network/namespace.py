@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sandbox.criu.namespaces import IDS, inside
+from sandbox.container.namespaces import IDS, inside
 
 CLONE_NEWNET = IDS["net"]
 NETNS_COOKIE = 71  # SO_NETNS_COOKIE, Linux 5.14

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daemon.catalogue import ProgramRow
-from sandbox.container.procfs import host_pid, inner_pid, task_of
 from sandbox.container.supervisor import StartedSupervisor
 from sandbox.errors import Conflict
+from sandbox.procfs import host_pid, inner_pid, task_of
 
 if TYPE_CHECKING:
     from ebpf.inspector import Inspector

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from sandbox.criu import namespaces
+from sandbox.container import namespaces
 from sandbox.errors import Conflict
 from sandbox.tree.safe_path import SandboxRoot
 

@@ -25,7 +25,6 @@ from daemon.catalogue import ProgramRow, put_sandbox
 from daemon.turns import excluded
 from sandbox.container import supervisor
 from sandbox.container.process import exit_code, kill_started
-from sandbox.container.procfs import host_pid
 from sandbox.container.spawn import PATH
 from sandbox.container.supervisor import Data, Mode, Program, StartedSupervisor, Supervisor, SupervisorGone, Until
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
@@ -41,6 +40,7 @@ from sandbox.messages import (
     SessionRequest,
     TerminalRequest,
 )
+from sandbox.procfs import host_pid
 from sandbox.tree.safe_path import SandboxRoot
 
 if TYPE_CHECKING:

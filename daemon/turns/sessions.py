@@ -30,7 +30,6 @@ from daemon.catalogue import AnswerRow
 from daemon.turns.programs import Programs, read_all
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import exit_code, interrupt, started_by
-from sandbox.container.procfs import ProcessIdentity, host_pid
 from sandbox.container.supervisor import MAX_OUTPUT, Supervisor, SupervisorGone, SupervisorState, Until
 from sandbox.errors import Closed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
@@ -40,6 +39,7 @@ from sandbox.messages import (
     SessionExecRequest,
     SessionRequest,
 )
+from sandbox.procfs import ProcessIdentity, host_pid
 from sandbox.tree.safe_path import SandboxRoot, opened
 
 if TYPE_CHECKING:

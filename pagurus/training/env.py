@@ -1,6 +1,6 @@
 """``pagurus env``: is an environment fit to be learned from?
 
-Owns: names, arguments, what is printed. Does not own: what is tried (:mod:`rollout.environments.check`).
+Owns: names, arguments, what is printed. Does not own: what is tried (:mod:`rollout.env_check`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pagurus import output
 from pagurus.common import Env, Json, carry_out, client
 
 if TYPE_CHECKING:
-    from rollout.environments.check import CheckReport
+    from rollout.env_check import CheckReport
 
 application = typer.Typer(help="Try an environment before anything learns from it.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def check(
     """
     import asyncio
 
-    from rollout.environments import check as checking
+    from rollout import env_check as checking
     from rollout.environments.directory import load
     from rollout.environments.images import build_missing, needed
     from rollout.labels import LabellingClient

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from rollout.environments.base import Environment
-from rollout.environments.code import load as load_code
 from rollout.environments.harbor import environment_of, tasks_of
+from rollout.user_code import load as load_code
 from sandbox.errors import Invalid, NotFound
 
 START = "start"  # the folder beside the environment with the policy that its runs begin with

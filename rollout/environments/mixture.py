@@ -23,8 +23,8 @@ import msgspec
 
 from rollout.environments import directory, splits
 from rollout.environments.base import Build, Environment
-from rollout.environments.code import load as load_code
 from rollout.environments.splits import HELD_OUT, Split
+from rollout.user_code import load as load_code
 from sandbox.errors import Conflict, Invalid, NotFound
 
 RECENT = 16  # groups of a part that its outcome is of

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rollout.chat_families import calls_in
 from rollout.environments import splits
 from rollout.environments.base import Environment, Observation
 from rollout.environments.verifiers_classic import spoken
 from rollout.environments.verifiers_tools import Toolbox, closed, more_than_tools, ready
-from rollout.episode.families import calls_in
 from sandbox.errors import Invalid, Unsupported
 
 

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rollout.chat_families import calls_in
 from rollout.environments import splits
 from rollout.environments.base import Environment, Observation
-from rollout.episode.families import calls_in
 from sandbox.errors import Invalid, Unsupported
 
 

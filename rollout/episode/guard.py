@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.decide.blame import EpisodePhase
-from rollout.episode.clock import PhaseMeter, TrajectoryClock
+from rollout.episode_clock import PhaseMeter, TrajectoryClock
 from rollout.messages import Recovery
 from sandbox import Sandbox
 from sandbox.errors import (

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 from tokenizers import Tokenizer
 
-from rollout.episode import families
+from rollout import chat_families
 from sandbox.errors import Invalid, NotFound
 
 Message = dict[str, Any]  # as in OpenAI's chat completions
@@ -96,14 +96,14 @@ class ChatRenderer:
         if not tokenizer.chat_template:
             raise Invalid("the tokenizer has no chat template", hint="use an instruction-tuned model")
         self.tokenizer, self.options = tokenizer, dict(options or {})
-        self.family = families.detect(tokenizer)
+        self.family = chat_families.detect(tokenizer)
         self._encoder: Tokenizer = tokenizer.backend_tokenizer
         self._plain = _without_added(self._encoder)
         added = self._encoder.get_added_tokens_decoder()
         self._marked = sorted((token.content for token in added.values()), key=len, reverse=True)
         ends = {tokenizer.eos_token_id, *stops, *self.family.stops} - {None}
         self.stops = sorted(ends)
-        self.marks = [*families.HELD, *families.HELD_OF.get(self.family.name, ())]
+        self.marks = [*chat_families.HELD, *chat_families.HELD_OF.get(self.family.name, ())]
         self._ends = [str(self._encoder.id_to_token(end)) for end in self.stops]
         self._shows_tools = "tools" in str(tokenizer.chat_template)
 
@@ -178,7 +178,7 @@ class ChatRenderer:
 
         shown = [self._guarded(_plain_message(message)) for message in messages]
         if not self._shows_tools:
-            shown = families.report_tools(shown, tools)
+            shown = chat_families.report_tools(shown, tools)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 shown,

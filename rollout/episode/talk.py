@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from rollout.chat_families import calls_in, report_tools
 from rollout.engine.chat import Characters
 from rollout.environments.base import Environment, Observation, Tokenizer
-from rollout.episode.families import calls_in, report_tools
 from rollout.episode.renderer import Message, Renderer
 from rollout.messages import Trajectory
 

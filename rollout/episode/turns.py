@@ -33,13 +33,13 @@ from rollout.decide.observed import middle_cut
 from rollout.engine.client import Generation, Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import origin, records, takeover
-from rollout.episode.clock import PhaseMeter, TrajectoryClock
 from rollout.episode.guard import ExecutedCommand, GuardedSandbox, KilledItself, ReplayDivergence
 from rollout.episode.origin import Origin
 from rollout.episode.prepared import PreparedState
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec, sampling_seed
 from rollout.episode.talk import talk_of
+from rollout.episode_clock import PhaseMeter, TrajectoryClock
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
 from rollout.store.journal import Key, TurnEntry

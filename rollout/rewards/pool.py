@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollout.episode.clock import TrajectoryClock
+from rollout.episode_clock import TrajectoryClock
 from rollout.rewards import wire
 from rollout.rewards.messages import ForkCall, ForkReply, RewardMessage, Score, ScorerFailed, ScoringRequest, TooSlow
 from sandbox.errors import PagurusError

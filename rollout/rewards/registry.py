@@ -16,8 +16,8 @@ from typing import Any, overload
 
 import msgspec
 
+from rollout import user_code as task_code
 from rollout.decide.anchor import LONGEST
-from rollout.environments import code as task_code
 from rollout.rewards.messages import Final, Score, Scoring
 from sandbox.errors import Invalid
 

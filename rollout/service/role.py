@@ -31,9 +31,9 @@ from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
 from rollout.engine.client import PublishResult
-from rollout.engine.pace import PacedEngine
 from rollout.environments.images import build_missing
 from rollout.environments.mixture import RECENT, Draw, load_curriculum
+from rollout.episode.pace import PacedEngine
 from rollout.episode.prepared import PreparedStates
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import LabellingClient

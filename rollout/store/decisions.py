@@ -1,7 +1,7 @@
 """The log of decisions: every view, when it was seen, and the actions that were decided on.
 
 Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them; replaying what engines
-have logged that lend (rollout.engine.step_log). Does not own: deciding.
+have logged that lend (rollout.step_log). Does not own: deciding.
 Guarantee: `replay` decides again on each view and says where the actions differ.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from rollout import step_log
 from rollout.decide.engines.colocation import Colocation, Took
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import Action, Decision, RolloutView, SchedulingRules
-from rollout.engine import step_log
 from rollout.store import lines
 from sandbox.errors import Invalid, NotFound
 

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.errors import Invalid, Unsupported
 from sandbox.libc import checked, library
 from sandbox.messages import Limits

@@ -49,13 +49,13 @@ from sandbox.container.process import (
     unreaped_status,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
-from sandbox.container.procfs import is_doomed
 from sandbox.container.shim import Shim, ShimError, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import ExecResult, Limits
 from sandbox.private import passable
+from sandbox.procfs import is_doomed
 from sandbox.tree import quota
 from sandbox.tree.safe_path import SandboxRoot
 

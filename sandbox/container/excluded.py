@@ -11,7 +11,7 @@ import os
 import threading
 
 from sandbox.container.alive import is_readable
-from sandbox.container.procfs import task_of
+from sandbox.procfs import task_of
 
 
 class ExclusionGroup:

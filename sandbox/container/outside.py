@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox.container import spawn
+from sandbox.container import namespaces, spawn
 from sandbox.container.shim import ShimError, ShimGone
-from sandbox.criu import namespaces
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -78,8 +77,8 @@ class Outside:
         """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
 
         ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
-        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
-        (:data:`sandbox.criu.namespaces.IDS`). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        namespaces, as is what it restores; otherwise outside all groups. `join`: namespaces of pid 1 to enter (keys of
+        :data:`sandbox.container.namespaces.IDS`). `stderr`: its stdout and stderr, else the shim's log.
         `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
         """
         passed, targets = list(fds), list(range(3, 3 + len(fds)))

@@ -22,13 +22,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from sandbox import paths
-from sandbox.container import procfs
+from sandbox import paths, procfs
 from sandbox.container.outlet import Name, Outlet
 from sandbox.container.paced import Allowance, PacedReader
-from sandbox.container.procfs import ProcessIdentity, task_of
 from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
+from sandbox.procfs import ProcessIdentity, task_of
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 

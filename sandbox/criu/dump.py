@@ -28,7 +28,6 @@ import msgspec
 
 from sandbox import paths
 from sandbox.container.binds import need_in_place
-from sandbox.container.procfs import descriptors, inner_pid, status
 from sandbox.container.shim import ShimError, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, refused_traced, traced
@@ -37,10 +36,11 @@ from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
-from sandbox.criu.namespaces import Inside, poll
+from sandbox.criu.inside import Inside, poll
 from sandbox.criu.open_files import OpenFiles, held_files
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
+from sandbox.procfs import descriptors, inner_pid, status
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def ready(
     result: Sequence[int | None] = (),
     tracks: bool = False,
 ) -> Ready:
-    """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
+    """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.inside`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
     IPC, though there are no System V objects now; they come and go. `result`: see :attr:`sandbox.criu.rpc.Root.result`.

@@ -60,6 +60,7 @@ from blake3 import blake3
 
 from sandbox.criu import image_files, rpc, same_pages, tcp
 from sandbox.criu.carried import settings, waits
+from sandbox.differences import Facts, differences
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
@@ -72,29 +73,11 @@ SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 REUSED = ".cr_link"  # CRIU adds it to the name of a file without a name, where that name is another's
 SEGMENTS = "ipcns-shm-"
-SHOWN = 40  # differences listed
-
-Facts = dict[str, Any]
 
 _KINDS = ("reg", "isk", "nsf", "psk", "nlsk", "efd", "epfd", "sgfd", "tunf", "tfd", "ify", "ffy", "ext", "usk", "fifo",
           "pipe", "tty", "memfd", "bpf", "pidfd")  # fmt: skip
 _HANDED_OUT = {"id", "ino", "mnt_id", "ns_id", "pipe_id", "regf_id", "tty_info_id", "inode_id", "peer"}
 _TCP_RETAINED = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
-
-
-def differences(before: Facts, after: Facts) -> list[str]:
-    """Readable lines, one per fact that differs; at most SHOWN and a count of the rest."""
-    lines = []
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key, "absent"), after.get(key, "absent")
-        if old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            parts = [part for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
-            lines += [f"{key} {part}: {_short(old.get(part))} became {_short(new.get(part))}" for part in parts]
-        else:
-            lines.append(f"{key}: {_short(old)} became {_short(new)}")
-    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
 def _owned(entry: Facts) -> Facts:
@@ -105,11 +88,6 @@ def _owned(entry: Facts) -> Facts:
 
 def _flags(value: int) -> int:
     return value & ~(os.O_TMPFILE | O_LARGEFILE)  # O_DIRECTORY is a part of O_TMPFILE
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 # ---------------------------------------------------------------------------- processes

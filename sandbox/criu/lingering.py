@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Collection, Iterator
 
-from sandbox.criu import namespaces
+from sandbox.container import namespaces
 from sandbox.descriptors import closing
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h

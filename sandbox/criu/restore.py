@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandbox.container import namespaces
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
-from sandbox.criu import lingering, namespaces, rpc
+from sandbox.criu import lingering, rpc
 from sandbox.criu.carried import amend, memory, other_names, settings, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import AdaptedImages

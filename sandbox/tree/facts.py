@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from sandbox.criu.equality import SHOWN, Facts, differences
+from sandbox.differences import SHOWN, Facts, differences
 from sandbox.errors import Invalid
 from sandbox.tree import safe_path, sparse
 from sandbox.tree.holes import data_ranges

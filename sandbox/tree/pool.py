@@ -30,8 +30,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import durable, paths, private
-from sandbox.container import procfs
+from sandbox import durable, paths, private, procfs
 from sandbox.descriptors import closing
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.own_daemon import image, shims
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.container.cgroup import PARENT, hierarchy
 from tests.support.daemon_host import missing
 from tests.support.programs import END_TIMEOUT, Program

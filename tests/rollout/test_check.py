@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollout import Environment, Observation
-from rollout.environments.check import NULL, ORACLE, RANDOM, CheckReport, check, needs_sandbox
+from rollout.env_check import NULL, ORACLE, RANDOM, CheckReport, check, needs_sandbox
 from rollout.environments.gym import gym_environment
 from rollout.environments.harbor import environment_of, tasks_of
 from rollout.labels import LabellingClient

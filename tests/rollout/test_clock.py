@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout.decide.blame import EpisodePhase
-from rollout.episode.clock import PhaseMeter, TrajectoryClock
+from rollout.episode_clock import PhaseMeter, TrajectoryClock
 from trainer.split import PARTS, split
 
 

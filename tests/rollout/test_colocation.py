@@ -18,9 +18,9 @@ from rollout.engine.embedded.colocation import share
 from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 from rollout.engine.embedded.server import serve
-from rollout.engine.step_log import PATTERN, StepLog
 from rollout.pool.member import ColocatedEngine
 from rollout.pool.pool import EnginePool
+from rollout.step_log import PATTERN, StepLog
 from rollout.store.decisions import replay
 from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT

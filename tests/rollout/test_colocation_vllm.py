@@ -17,9 +17,9 @@ import pytest_asyncio
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import StepCosts
+from rollout import step_log
 from rollout.decide.engines import colocation, headroom
 from rollout.decide.engines.headroom import Budget
-from rollout.engine import step_log
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import VLLM_PYTHON, Launch, LaunchCommand, colocated, vllm
 from rollout.engine.patches import INSIDE

@@ -28,7 +28,7 @@ PLAYED = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
-from rollout.environments.check import NULL, ORACLE, check
+from rollout.env_check import NULL, ORACLE, check
 from rollout.environments.directory import load
 from rollout.environments.verifiers import verifiers_environment
 from sandbox.errors import Unsupported
@@ -70,7 +70,7 @@ CALLED = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
-from rollout.environments.check import NULL, ORACLE, check
+from rollout.env_check import NULL, ORACLE, check
 from rollout.environments.directory import load
 from rollout.environments.verifiers_classic import tool_call
 
@@ -154,8 +154,8 @@ SPOKEN = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
 from pathlib import Path
-from rollout.environments.check import NULL, ORACLE, check
-from rollout.environments.code import load as load_code
+from rollout.env_check import NULL, ORACLE, check
+from rollout.user_code import load as load_code
 from rollout.environments.verifiers_classic import classic_environment, tool_call
 from sandbox.errors import Unsupported
 import verifiers as vf

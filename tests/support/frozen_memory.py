@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.criu import image_files, rewrite, same_pages
 
 PAGE = 4096

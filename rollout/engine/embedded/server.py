@@ -34,8 +34,8 @@ from rollout.engine.embedded.core import Core, SamplingSequence
 from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
-from rollout.engine.step_log import StepLog
 from rollout.engine.tls import listening
+from rollout.step_log import StepLog
 from rollout.weights.process import PullerProcess
 from sandbox import structs
 from sandbox.errors import EngineFailed, Invalid, PagurusError

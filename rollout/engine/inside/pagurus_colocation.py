@@ -37,12 +37,12 @@ def _load(name: str) -> None:
     spec.loader.exec_module(module)
 
 
-for _name in ("decide.engines.slack", "decide.engines.lending", "engine.step_log"):
+for _name in ("decide.engines.headroom", "decide.engines.colocation", "step_log"):
     _load(_name)
 
 from rollout.decide.engines.colocation import Colocation  # noqa: E402
 from rollout.decide.engines.headroom import Budget, EngineView, HeadroomStep, WaitingRequest  # noqa: E402
-from rollout.engine.step_log import StepLog  # noqa: E402
+from rollout.step_log import StepLog  # noqa: E402
 
 PROMISE, STEPS = "pagurus_colocation", "pagurus_steps"  # of --additional-config
 ROUTE = "/statistics"

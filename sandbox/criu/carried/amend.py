@@ -15,10 +15,10 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sandbox.container.procfs import inner_pid
-from sandbox.criu import namespaces
+from sandbox.container import namespaces
 from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
+from sandbox.procfs import inner_pid
 from sandbox.tree import safe_path
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox.criu import namespaces
+from sandbox.container import namespaces
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 

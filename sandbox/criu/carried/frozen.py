@@ -16,8 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sandbox import paths
-from sandbox.container import procfs
+from sandbox import paths, procfs
 from sandbox.errors import Unsupported
 
 if TYPE_CHECKING:

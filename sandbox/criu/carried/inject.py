@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 

@@ -26,10 +26,9 @@ from typing import Any
 
 import msgspec
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.container.alive import is_readable
 from sandbox.container.pipes import own_thread
-from sandbox.container.procfs import is_doomed
 from sandbox.container.users import IDS
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.datagrams import Datagram
@@ -37,6 +36,7 @@ from sandbox.criu.carried.socket_options import differing, put_back
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 from sandbox.libc import descriptor_of
+from sandbox.procfs import is_doomed
 
 FILE = "settings.img"
 _CAPGET, _CAPSET, _IOPRIO_SET, _IOPRIO_GET = 125, 126, 251, 252

@@ -10,7 +10,8 @@ import os
 import struct
 from pathlib import Path
 
-from sandbox.criu import image_files, namespaces
+from sandbox.container import namespaces
+from sandbox.criu import image_files
 from sandbox.descriptors import closing
 
 _LOCKED = 0o2000  # in the mode of a segment

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
-from sandbox.criu import Record, image_files, namespaces
+from sandbox.container import namespaces
+from sandbox.criu import Record, image_files
 from sandbox.criu.carried import other_names
 from sandbox.criu.gate.images import (
     EXTERNAL_MOUNT,

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sandbox.container import procfs
+from sandbox import procfs
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.settings import FrozenProcess

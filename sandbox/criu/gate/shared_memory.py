@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from sandbox.criu.namespaces import Inside
+from sandbox.criu.inside import Inside
 from sandbox.errors import CheckpointFailed
 
 MAX_BYTES = 256 << 30  # bytes

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sandbox.container import procfs
-from sandbox.container.procfs import inner_pid
+from sandbox import procfs
 from sandbox.content import layers
 from sandbox.content.layers import BELOW, PAGE, SUFFIX, Layers
 from sandbox.criu import image_files
@@ -34,6 +33,7 @@ from sandbox.criu.tracking.orders import Order, ProcessAnswer
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 from sandbox.libc import descriptor_of
+from sandbox.procfs import inner_pid
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox.criu import namespaces
+from sandbox.container import namespaces
 
 _GETALL = 13
 _IOPRIO_GET, _PIDFD_GETFD, _FSOPEN, _FSCONFIG, _FSMOUNT = 252, 438, 430, 431, 432

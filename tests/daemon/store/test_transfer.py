@@ -25,7 +25,7 @@ from sandbox.content.transfer import (
     read_have,
     write_have,
 )
-from sandbox.criu import equality
+from sandbox.differences import differences
 from sandbox.errors import Protocol
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.tree import facts
@@ -266,7 +266,7 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         imported = await target.store.receive(again(data))
         assert imported.checkpoint.state is CheckpointState.DURABLE
         assert (imported.checkpoint.id, imported.checkpoint.label) == (first.id, "moved")
-        assert equality.differences(await tree(here, source, first), await tree(there, target, first)) == []
+        assert differences(await tree(here, source, first), await tree(there, target, first)) == []
         assert (await target.store.receive(again(data))).already
 
         (fork,) = await target.fork(first, 1)
@@ -304,7 +304,7 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         pulled = await target.store.pull(str(here.socket), third)
         assert pulled.received_bytes < len(full) / 4
         assert pulled.new_pages < pulled.pages / 4
-        assert equality.differences(await tree(here, source, third), await tree(there, target, third)) == []
+        assert differences(await tree(here, source, third), await tree(there, target, third)) == []
         assert (await target.store.pull(str(here.socket), third)).already
         reports = await target.store.verify()
         assert [report for report in reports if report.damage] == []

@@ -12,10 +12,10 @@ from daemon.catalogue import ProgramRow
 from daemon.turns import excluded
 from sandbox import Client, Sandbox
 from sandbox.container.excluded import ExclusionGroup
-from sandbox.container.procfs import task_of
 from sandbox.container.supervisor import StartedSupervisor
 from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict
+from sandbox.procfs import task_of
 from sandbox.sdk.processes import Process
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, until
 from tests.support.programs import Program

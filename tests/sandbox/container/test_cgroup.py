@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sandbox.container import cgroup
 from sandbox.container.cgroup import Cgroup, Hierarchy, hierarchy, parse_bytes
-from sandbox.container.procfs import is_doomed
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Limits
+from sandbox.procfs import is_doomed
 
 
 @pytest.mark.parametrize(

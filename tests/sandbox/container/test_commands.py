@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.container import endings, procfs
+from sandbox import procfs
+from sandbox.container import endings
 from sandbox.container.process import RunningCommand, pidfd_tells_exit, readers_first, signal_started
-from sandbox.container.procfs import ProcessIdentity
 from sandbox.descriptors import closing
 from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
+from sandbox.procfs import ProcessIdentity
 from tests.support.container_support import Maker, finalized, shell
 from tests.support.daemon_host import until
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sandbox.container import procfs
+from sandbox import procfs
 from tests.support.programs import Program
 
 NAMED = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.criu import equality
+from sandbox.differences import differences
 from sandbox.tree import facts
 
 WHEN = (10**18, 10**18)
@@ -58,11 +58,11 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("word", CHANGES)
 def test_a_change_of_the_tree_is_a_difference(tmp_path: Path, word: str) -> None:
     before, after = make(tmp_path / "a"), make(tmp_path / "b")
-    assert equality.differences(facts.tree(before), facts.tree(after)) == []
+    assert differences(facts.tree(before), facts.tree(after)) == []
     assert facts.tree_differences(before, after) == []
     CHANGES[word](after)
     for path in (*after.rglob("*"), after):
         os.utime(path, ns=WHEN, follow_symlinks=False)
-    result = equality.differences(facts.tree(before), facts.tree(after))
+    result = differences(facts.tree(before), facts.tree(after))
     assert result and all(word in line for line in result), result
     assert len(result := facts.tree_differences(before, after)) and all(word in line for line in result), result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox.container.container import Container
-from sandbox.container.procfs import host_pid, task_of
+from sandbox.procfs import host_pid, task_of
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox.criu import dump, image_files, namespaces
+from sandbox.criu import dump, image_files
 from sandbox.criu.dump import Dump
+from sandbox.criu.inside import Inside
 from tests.support.checkpoint_support import Bench, shell
 
 NS_GET_USERNS = 0xB701
@@ -112,14 +113,14 @@ async def test_objects_made_after_the_last_look(bench: Bench, kind: str, monkeyp
     sb = await bench.maker.create()
     await bench.checkpointer.warm(sb)
     await shell(sb, START[kind].format(key=78))
-    real, polls = namespaces.Inside.has_objects, []
+    real, polls = Inside.has_objects, []
 
-    def late(inside: namespaces.Inside) -> bool:
+    def late(inside: Inside) -> bool:
         """They come and go: every other look, the one before a dump, finds none."""
         polls.append(inside)
         return len(polls) % 2 == 0 and real(inside)
 
-    monkeypatch.setattr(namespaces.Inside, "has_objects", late)
+    monkeypatch.setattr(Inside, "has_objects", late)
     frozen: list[bool] = []
     images = bench.checkpointer.captures / "late"
     capture = await bench.checkpointer.capture(sb, images, on_frozen=lambda: frozen.append(True))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from daemon.verdict.compare import Bounds, Case, trees
 from daemon.verdict.ignore import NOTHING
-from sandbox.criu import equality
+from sandbox.differences import differences
 from sandbox.errors import Invalid
 from sandbox.tree import btrfs, diff, facts, hashing, safe_path, space, sparse
 from sandbox.tree import copy as copytree
@@ -198,7 +198,7 @@ def test_a_deep_tree_is_compared_copied_and_removed(top: Path, tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, b"")
     assert (other / "nested/hole").stat().st_blocks == 0
     assert facts.tree_differences(top, other) == []
-    assert equality.differences(facts.tree(top), facts.tree(other)) == []
+    assert differences(facts.tree(top), facts.tree(other)) == []
     assert diff.changes(top, other, empty) == []
     assert trees(top, top, [empty], Case(), rules=NOTHING, bounds=Bounds(entries=10_000, seconds=60)).equal
     deepen(other, 1, name="new")

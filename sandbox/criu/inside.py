@@ -1,6 +1,6 @@
 """Namespaces of a sandbox that CRIU need not dump, because it runs inside them: host name and System V IPC.
 
-Owns: entering namespaces, what CRIU leaves out of the images when it runs inside, adding that to them.
+Owns: what CRIU leaves out of the images when it runs inside, adding that to them.
 Does not own: which CRIU runs where (:mod:`sandbox.criu.dump`), the time namespace, whose clocks CRIU notes by itself.
 Guarantee: the completed images are those that CRIU would have written from outside (a test compares them); what a
 program inside can change is looked at while it stands still.
@@ -16,44 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from sandbox.container.pipes import own_thread
+from sandbox.container.namespaces import IDS, inside
 from sandbox.criu import Record, image_files
-from sandbox.libc import checked, library
 
-IDS = {
-    "net": 0x40000000,
-    "ipc": 0x08000000,
-    "uts": 0x04000000,
-    "cgroup": 0x02000000,
-    "time": 0x00000080,
-}  # CLONE_NEW*
 UNSET = -1  # of a next id that nobody asked for: it cannot be written
 ANOTHER = 1000  # added to an id: no namespace of the images has that one
-Result = TypeVar("Result")
-
-
-def flags(names: Iterable[str]) -> int:
-    """The flags of namespaces for setns and clone."""
-    return sum(IDS[name] for name in names)
-
-
-def inside(fd: int, kinds: int, function: Callable[[], Result]) -> Result:
-    """Call `function` in the namespaces of these kinds of `fd`: a pidfd, or one of /proc/PID/ns. Blocks.
-
-    It runs on a thread that ends in that place: no other work can land there. Raises OSError when they cannot be
-    entered, and what the function raises.
-    """
-
-    def enter() -> Result:
-        checked(library.setns(fd, kinds), "setns")
-        return function()
-
-    return own_thread(enter)
 
 
 @dataclass
