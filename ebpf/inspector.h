@@ -67,8 +67,8 @@ struct sandbox {
 	u64 ipc_before;	/* IPC objects at the mark of the process half, or IPC_UNKNOWN */
 	u64 ipc_now;	/* found by the census */
 	u64 ipc_space;	/* in this namespace */
-	u64 wanted_slot;	/* slot 0 only: whose tasks the census tells of; whose process the sweep excludes */
-	u64 wanted_pid;	/* slot 0 only: process to exclude, as its owner numbers it */
+	u64 target_slot;	/* slot 0 only: whose tasks the census tells of; whose process the sweep excludes */
+	u64 target_pid;	/* slot 0 only: process to exclude, as its owner numbers it */
 	struct files_bucket files[BUCKETS];
 	struct procs_bucket procs[BUCKETS];
 };

@@ -312,8 +312,8 @@ int sweep(struct bpf_iter__task *ctx)
 		s->has_patience = patience = 1; /* nobody has seen what it did before */
 	}
 	count(generation);
-	if (t && own->wanted_pid && own->wanted_slot == *found &&
-	    number_at(group_pid(p), own->init_level - 1) == own->wanted_pid)
+	if (t && own->target_pid && own->target_slot == *found &&
+	    number_at(group_pid(p), own->init_level - 1) == own->target_pid)
 		exclude(s, t);
 	return 0;
 }
@@ -352,7 +352,7 @@ int tell(struct bpf_iter__task *ctx)
 	if (!own || !p)
 		return 0;
 	t = task_of(p);
-	if (!t || t->slot != own->wanted_slot || t->apart & (APART_HOST | APART_DEAD))
+	if (!t || t->slot != own->target_slot || t->apart & (APART_HOST | APART_DEAD))
 		return 0;
 	s = sandbox_of(t);
 	if (!s)
