@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-long   the tortures that are too long for every day"
 	@echo "make test-clients other people's tools, unmodified, against a real daemon"
 	@echo "make test-parity the same programs in a sandbox and in Docker's default container"
+	@echo "make test-images the same Dockerfiles here and by docker build with BuildKit"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
@@ -75,6 +76,10 @@ test-clients: setup-train setup-clients
 test-parity: setup-train
 	@bash scripts/parity.sh
 	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity-tree $(PYTEST) -m long tests/conformance/test_parity.py
+
+test-images: setup-train
+	@bash scripts/reference_docker.sh
+	@PAGURUS_REFERENCE_DOCKER=/var/lib/pagurus/reference-docker $(PYTEST) -m long tests/conformance/test_dockerfiles.py
 
 lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from daemon.api.route import Area
 from daemon.api.wire import chunks
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
+from sandbox.container import identity
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid
@@ -39,9 +41,9 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyRes
     limit = parse_bytes(disk) if disk is not None else MAX_TREE
     inside, base = alive.container.inside, alive.row.uid_base
 
-    def work(upper: Path | None, lower: Path | None) -> CopyResult:
+    def work(*layers: Path) -> CopyResult:
         with contextlib.ExitStack() as stack:
-            source = stack.enter_context(merged(upper, lower)) if lower is not None else None
+            source = stack.enter_context(merged(layers)) if layers else None
             root = stack.enter_context(inside.opened())
             stack.enter_context(safe_path.as_sandbox_root(base))
             return copy_into(source, TargetTree(root, base), target, limit=limit)
@@ -52,15 +54,22 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyRes
             with host.collector.pin(row):
                 below = await asyncio.to_thread(host.image_below, row)
                 upper = None if row.files is None else host.places.snapshot(row.files) / "upper"
-                return await in_thread(work, upper, below.tree)
+                return await in_thread(_of_checkpoint, work, upper, below.tree)
         if target.image:
             tree = (await asyncio.to_thread(host.images.resolve, target.image)).tree
-            return await in_thread(work, None, tree)
+            return await in_thread(work, tree)
         if target.make_directory:
-            return await in_thread(work, None, None)
+            return await in_thread(work)
         with host.images.aside() as directory:
             await _unpacked(parts, rest, directory, limit)
-            return await in_thread(work, None, directory)
+            return await in_thread(work, directory)
+
+
+def _of_checkpoint(work: Callable[..., CopyResult], upper: Path | None, lower: Path) -> CopyResult:
+    with tempfile.TemporaryDirectory(prefix="pagurus-") as directory:
+        top = Path(directory)
+        layers = [top] if identity.without_host(top, upper, lower) else []
+        return work(*layers, *([upper] if upper is not None else []), lower)
 
 
 async def _read_request(parts: AsyncIterator[bytes]) -> tuple[CopyRequest, bytes]:

@@ -103,7 +103,7 @@ class CheckpointLibrary:
         async def copy(tree: Path) -> None:
             nonlocal copying
             work = self._host.services.aside.run(
-                sources.overlay, upper, below.tree, tree, sandbox=row.sandbox, owner=row.owner
+                sources.checkpoint, upper, below.tree, tree, sandbox=row.sandbox, owner=row.owner
             )
             copying = asyncio.ensure_future(work)
             await copying

@@ -24,16 +24,18 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import posixpath
 import re
 import secrets
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from sandbox.errors import NotFound, RestoreFailed
+from sandbox.errors import Invalid, NotFound, RestoreFailed
 from sandbox.tree import files
-from sandbox.tree.safe_path import NO_LINKS, directory, openat2
+from sandbox.tree.safe_path import NO_LINKS, directory, openat2, opened
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -82,6 +84,44 @@ def name_host(container: Container, *, fresh: bool) -> None:
     changed = hosts_for(text, container.spec.hostname[:64], fresh=fresh)
     if changed != text and len(text) < MAX_HOSTS:
         files.write(inside, base, HOSTS, io.BytesIO(changed))
+
+
+def without_host(layer: Path, upper: Path | None, below: Path) -> bool:
+    """Fill an empty directory with what hides the line of a sandbox in its tree, as one more layer on top of it: an
+    image belongs to no sandbox. `below`: the tree of its own image. False: there is nothing to hide.
+
+    A file that differs from the image's in that line alone is again what it was there, times included.
+    """
+    etc, name = posixpath.split(HOSTS)
+    with contextlib.ExitStack() as stack, contextlib.suppress(NotFound, Invalid):
+        if upper is None:
+            return False
+
+        def part(top: Path, path: str) -> int:
+            return stack.enter_context(opened(stack.enter_context(directory(top)), path, os.O_RDONLY, resolve=NO_LINKS))
+
+        changed, dir_path = part(upper, HOSTS), part(upper, etc)
+        text = os.read(changed, MAX_HOSTS)
+        rest = _OWN_LINE.sub(b"", text)
+        if rest == text or len(text) == MAX_HOSTS:
+            return False
+        made = layer / etc.lstrip("/")
+        made.mkdir()
+        (made / name).write_bytes(rest)
+        status = os.fstat(changed)
+        times = [(made / name, status), (made, os.fstat(dir_path))]
+        for path, former in times:
+            os.chown(path, former.st_uid, former.st_gid)
+            path.chmod(stat.S_IMODE(former.st_mode))
+        with contextlib.suppress(NotFound, Invalid):
+            old = part(below, HOSTS)
+            if os.read(old, MAX_HOSTS) == rest:
+                alone = os.listdir(dir_path) == [name]  # nothing else has given the directory its time
+                times = [(made / name, os.fstat(old)), (made, os.fstat(part(below, etc)) if alone else times[1][1])]
+        for path, former in times:
+            os.utime(path, ns=(former.st_atime_ns, former.st_mtime_ns))
+        return True
+    return False
 
 
 async def run_fork_hooks(container: Container, *, checkpoint: str) -> bool:

@@ -16,9 +16,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandbox.container import identity
 from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
 from sandbox.image import unpacking
 from sandbox.messages import ImageConfig
+from sandbox.tree import walk
 
 COPY = (sys.executable, "-m", "sandbox.tree.copy")
 
@@ -75,16 +77,27 @@ def docker(reference: str, tree: Path) -> ImageConfig | None:
         raise Invalid(f"Docker Engine: {error.explanation or error}") from error
 
 
-def overlay(upper: Path | None, lower: Path, tree: Path) -> None:
-    """Copy what an overlay of `upper` (None: nothing) over `lower` shows."""
-    if upper is None:
-        return directory(lower, tree)
+def checkpoint(upper: Path | None, lower: Path, tree: Path) -> None:
+    """Copy the files of a checkpoint: what its sandbox wrote (None: nothing) over the tree of its image."""
+    top = tree.parent / "top"
+    top.mkdir()
+    try:
+        layers = [top] if identity.without_host(top, upper, lower) else []
+        overlay([*layers, *([upper] if upper is not None else []), lower], tree)
+    finally:
+        walk.remove_path(top)
+
+
+def overlay(layers: Sequence[Path], tree: Path) -> None:
+    """Copy what an overlay of these directories shows, the topmost first."""
+    if len(layers) == 1:
+        return directory(layers[0], tree)
     point = tree.parent / "merged"
     point.mkdir()
     # In a mount namespace of its own, so that no crash leaves the mount behind. Paths are passed as arguments.
-    script = 'mount -t overlay overlay -o "ro,lowerdir=$1:$2" "$3"; a=$3 b=$4; shift 4; exec "$@" "$a" "$b"'
-    layers = _layer(upper), _layer(lower)
-    _run("unshare", "--mount", "sh", "-ec", script, "sh", *layers, str(point), str(tree), *COPY)
+    script = 'mount -t overlay overlay -o "ro,lowerdir=$1" "$2"; a=$2 b=$3; shift 3; exec "$@" "$a" "$b"'
+    below = ":".join(_layer(layer) for layer in layers)
+    _run("unshare", "--mount", "sh", "-ec", script, "sh", below, str(point), str(tree), *COPY)
     point.rmdir()
     return None
 

@@ -115,7 +115,7 @@ class Builder:
         async with self._undo:
             self._undo.enter_context(self._sources)
             try:
-                for number in sorted(plan.needed(stages[: last + 1], bases, last)):
+                for number in sorted(plan.needed(stages[: last + 1], bases, last, self._named)):
                     await self._plan(number, stages[number], bases[number], arguments)
                 await asyncio.to_thread(self._hashes.save)
                 keys = [step.key for stage in self._planned.values() for step in stage.steps if step.key is not None]
@@ -164,7 +164,8 @@ class Builder:
     # ----------------------------------------------------------------- planning
 
     async def _plan(self, number: int, stage: BuildStage, name: str, arguments: BuildArguments) -> None:
-        base = self._planned.get(name.lower()) if not name.isdecimal() else None
+        former = not name.isdecimal() and name.lower() not in self._named
+        base = self._planned.get(name) if former else None  # in lower case, as with BuildKit
         title = f"FROM {stage.base}" + (f" AS {stage.name}" if stage.name else "")
         if base is not None:
             state, key, triggers = StageState.of(base.state.config, base.state.scope), base.key, base.triggers
@@ -217,11 +218,11 @@ class Builder:
         """What ``--from`` names: the context, a former stage, a context with a name, an image."""
         if not name:
             return self._context
-        if (stage := self._planned.get(name.lower())) is not None:
-            return stage
-        place = self._named.get(name.lower())
+        place = self._named.get(name.lower())  # which replaces a stage of that name
         if place is not None and "://" not in place:
             return await asyncio.to_thread(BuildContext.of, _directory(place, name))
+        if place is None and (stage := self._planned.get(name.lower())) is not None:
+            return stage
         return await self._image(self._named_image(name), line)
 
     def _named_image(self, name: str) -> str:

@@ -161,10 +161,7 @@ class StepRunner:
     async def _copy(
         self, sandbox: Sandbox, copy: CopyInstruction, instruction: Instruction, origin: CopyOrigin
     ) -> None:
-        several = len(copy.sources) + len(copy.addresses) + len(copy.repositories) + len(copy.documents) > 1
         target = copy.target
-        if several and not target.endswith("/"):
-            target += "/"
         if copy.sources:
             unpack = copy.unpack if copy.unpack is not None else copy.add
             await self.copy_from(sandbox, origin, copy.sources, target, instruction.line, copy, unpack=unpack)

@@ -10,6 +10,7 @@ given.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,8 +62,8 @@ def references(stage: BuildStage) -> list[str]:
     return [name for name in result if name]
 
 
-def needed(stages: list[BuildStage], bases: list[str], last: int) -> set[int]:
-    """The stages that `last` is made of; `bases`: what each begins with."""
+def needed(stages: list[BuildStage], bases: list[str], last: int, replaced: Container[str] = ()) -> set[int]:
+    """The stages that `last` is made of. `bases`: what each begins with; `replaced`: names that mean another thing."""
     target: set[int] = set()
     pending = [last]
     while pending:
@@ -70,7 +71,8 @@ def needed(stages: list[BuildStage], bases: list[str], last: int) -> set[int]:
         if number in target:
             continue
         target.add(number)
-        names = {stage.name: index for index, stage in enumerate(stages[:number]) if stage.name}
+        before = enumerate(stages[:number])
+        names = {stage.name: index for index, stage in before if stage.name and stage.name not in replaced}
         numbers = {str(index): index for index in range(number)}
         pending += [names[bases[number].lower()]] if bases[number].lower() in names else []
         pending += [

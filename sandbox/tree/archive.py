@@ -24,7 +24,7 @@ from typing import IO
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import tar, walk
-from sandbox.tree.safe_path import IN_ROOT, make_parents, open_kind, openat2, opened, refused
+from sandbox.tree.safe_path import IN_ROOT, make_parents, open_kind, openat2, opened, pinned, refused
 from sandbox.tree.space import Reserve
 
 MAX_DEPTH = 128  # directories within one another
@@ -254,8 +254,10 @@ class _Unpacker:
                     os.unlink(path.name, dir_fd=parent)
                 if member.isfifo():
                     os.mkfifo(path.name, member.mode & 0o777, dir_fd=parent)
+                    os.utime(path.name, (when, when), dir_fd=parent, follow_symlinks=False)
                 elif member.issym():
                     os.symlink(member.linkname, path.name, dir_fd=parent)
+                    os.utime(path.name, (when, when), dir_fd=parent, follow_symlinks=False)
                 elif member.islnk():
                     self._link(member.linkname, parent, path.name)
                 else:
@@ -322,23 +324,31 @@ class _Unpacker:
 
     def _attributes(self, member: tarfile.TarInfo, path: PurePosixPath) -> None:
         """Owner, then mode (a change of owner drops set-id bits), then extended attributes."""
-        if member.isblk() or member.ischr() or member.islnk():
+        if member.isblk() or member.ischr():
             return
+        uid, gid = self._rules.owner or (member.uid, member.gid)
+        base = self._rules.uid_base
         with self._opened(path.parent, _DIRECTORY) as parent:
             try:
-                uid, gid = self._rules.owner or (member.uid, member.gid)
-                base = self._rules.uid_base
                 os.chown(path.name, base + uid, base + gid, dir_fd=parent, follow_symlinks=False)
-                if member.issym():
+                kind = stat.S_IFMT(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode)
+                if kind == stat.S_IFLNK:
                     return
-                os.chmod(path.name, member.mode & 0o7777, dir_fd=parent)
-                for key, value in member.pax_headers.items():
-                    if key.startswith(XATTR) and key.removeprefix(XATTR).startswith(("user.", "security.capability")):
-                        raw = value.encode("utf-8", "surrogateescape")
-                        name = key.removeprefix(XATTR)
-                        os.setxattr(f"/proc/self/fd/{parent}/{path.name}", name, mapped(name, raw, base))
+                with pinned(parent, path.name, kind) as place:
+                    self._set(member, place)
             except OSError as error:
                 raise refused(error, member.name) from error
+
+    def _set(self, member: tarfile.TarInfo, place: str) -> None:
+        os.chmod(place, member.mode & 0o7777)
+        if member.islnk():  # what it says counts for all names of the file
+            when = min(max(float(member.mtime), 0.0), MAX_TIME)
+            os.utime(place, (when, when))
+        for key, value in member.pax_headers.items():
+            name = key.removeprefix(XATTR)
+            if key.startswith(XATTR) and name.startswith(("user.", _CAPABILITY)):
+                raw = value.encode("utf-8", "surrogateescape")
+                os.setxattr(place, name, mapped(name, raw, self._rules.uid_base))
 
 
 def mapped(key: str, value: bytes, uid_base: int) -> bytes:

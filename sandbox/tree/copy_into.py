@@ -22,7 +22,7 @@ from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList, glob, split_wildcards
 from sandbox.tree import archive, compressed, modes
 from sandbox.tree.copy import copy_data
-from sandbox.tree.safe_path import NO_LINKS, named, open_deep, openat2, opened, refused, regular
+from sandbox.tree.safe_path import NO_LINKS, named, open_deep, openat2, opened, pinned, refused, regular
 from sandbox.tree.walk import WalkEntry, walk
 
 SOURCE, TARGET = 0, 1
@@ -95,7 +95,7 @@ class _Copier:
             self._directory_owner = owner_of(place.root, request.directory_owner)
         self._mode = modes.change(request.mode) if request.mode else None
         octal = request.mode.isdigit()
-        self._directory_mode = int(request.mode, 8) if octal else 0o755
+        self._directory_mode = int(request.mode, 8) & 0o755 if octal else 0o755  # as BuildKit makes them
         self._exclude = PatternList(request.exclude)
         self._linked: dict[tuple[int, int], str] = {}
 
@@ -160,6 +160,9 @@ class _Copier:
             self.directories(into)
             self._linked.clear()
             self._tree(real, into, self._included(real, None) if self._exclude else None)
+            if self._is_direct(path):
+                with self._opened(self._root, into) as other:
+                    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
             return
         if there is not None and stat.S_ISDIR(there.st_mode):
             into = posixpath.join(into, posixpath.basename(path))
@@ -186,7 +189,8 @@ class _Copier:
                 name = posixpath.basename(item)
                 os.mkdir(name, 0o700, dir_fd=parent)
                 self._chown(parent, name, *self._directory_owner)
-                os.chmod(named(parent, name), self._directory_mode)
+                with pinned(parent, name, stat.S_IFDIR) as made:
+                    os.chmod(made, self._directory_mode)
             self.copied.entries += 1
         result = self._status(into) if into else os.fstat(self._root)
         if result is None or not stat.S_ISDIR(result.st_mode):
@@ -224,16 +228,21 @@ class _Copier:
         return result
 
     def _tree(self, above: str, into: str, included: set[str] | None) -> None:
-        """What is in a directory. The target keeps its owner and mode, as with BuildKit, and gets the time."""
+        """What is in a directory. The target keeps its owner and mode, as with BuildKit."""
         with self._opened(self._source, above) as one, self._opened(self._root, into) as other:
             for step in walk(one, other, naming=TARGET, leave=self._leave):
                 if included is not None and step.path not in included:
                     step.enter = [False, False]
                     continue
                 self._step(step, into)
-            status = os.fstat(one)
-            if not self._request.parents:
-                os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def _is_direct(self, path: str) -> bool:
+        """Whether the target of a directory gets its time, as with BuildKit: not that of a link, nor of ``name/.``."""
+        above, name = posixpath.split(path.rstrip("/"))
+        if name == ".":
+            return above in ("", "/")
+        assert self._source is not None
+        return posixpath.join(canonical(self._source, above), name) == canonical(self._source, path)
 
     def _step(self, step: WalkEntry, into: str) -> None:
         result, there = step.result
@@ -308,21 +317,19 @@ class _Copier:
 
     def _attributes(self, one: str, result: os.stat_result, holder: int, name: str) -> None:
         """Owner, then mode (a change of owner drops set-id bits), then extended attributes, then times."""
-        other = named(holder, name)
         self._chown(holder, name, *(self._owner or (result.st_uid, result.st_gid)))
         if not stat.S_ISLNK(result.st_mode):
             mode = stat.S_IMODE(result.st_mode)
             if self._mode is not None:
                 mode = self._mode(mode, stat.S_ISDIR(result.st_mode))
-            os.chmod(other, mode)
-        for key in os.listxattr(one, follow_symlinks=False):
-            if key.startswith(("user.", "security.capability")):
-                self._set(other, key, os.getxattr(one, key, follow_symlinks=False))
-        os.utime(other, ns=(result.st_atime_ns, result.st_mtime_ns), follow_symlinks=False)
-
-    def _set(self, other: str, key: str, value: bytes) -> None:
-        with contextlib.suppress(OSError):  # a kind of file that has none; as with Docker
-            os.setxattr(other, key, archive.mapped(key, value, self._base), follow_symlinks=False)
+            with pinned(holder, name, stat.S_IFMT(result.st_mode)) as other:
+                os.chmod(other, mode)
+                for key in os.listxattr(one, follow_symlinks=False):
+                    if key.startswith(("user.", "security.capability")):
+                        with contextlib.suppress(OSError):  # a kind of file that has none; as with Docker
+                            value = os.getxattr(one, key, follow_symlinks=False)
+                            os.setxattr(other, key, archive.mapped(key, value, self._base))
+        os.utime(name, ns=(result.st_atime_ns, result.st_mtime_ns), dir_fd=holder, follow_symlinks=False)
 
     def _chown(self, holder: int, name: str, uid: int, gid: int) -> None:
         if not (0 <= uid < IDS and 0 <= gid < IDS):
@@ -354,23 +361,27 @@ def owner_of(root: int, text: str) -> tuple[int, int]:
     if user.isdecimal():
         uid = gid = int(user)
     elif user:
-        for name, _, number, own, *_ in _lines(root, "/etc/passwd", 7):
+        existing = _lines(root, "/etc/passwd", 7)
+        if existing is None:
+            raise Invalid(f"there is no /etc/passwd that would know {user}", hint="write the owner as a number")
+        for name, _, number, own, *_ in existing:
             if name == user and number.isdecimal() and own.isdecimal():
                 uid, gid = int(number), int(own)
                 break
     if group.isdecimal():
         gid = int(group)
     elif group:
-        gid = next(
-            (int(item[2]) for item in _lines(root, "/etc/group", 4) if item[0] == group and item[2].isdecimal()), gid
-        )
+        groups = _lines(root, "/etc/group", 4) or []
+        gid = next((int(item[2]) for item in groups if item[0] == group and item[2].isdecimal()), gid)
     return uid, gid
 
 
-def _lines(root: int, path: str, fields: int) -> list[list[str]]:
+def _lines(root: int, path: str, fields: int) -> list[list[str]] | None:
     try:
         with opened(root, path, os.O_RDONLY) as file:
             text = os.read(file, MAX_FILE).decode("utf-8", "replace")
-    except (NotFound, Invalid):
+    except NotFound:
+        return None
+    except Invalid:
         return []
     return [line.split(":") for line in text.splitlines() if line.count(":") >= fields - 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sandbox.descriptors import closing
@@ -21,18 +21,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
-def merged(upper: Path | None, lower: Path) -> Iterator[int]:
-    """A descriptor of the directory that an overlay of `upper` (None: nothing) over `lower` shows. Raises OSError."""
+def merged(layers: Sequence[Path]) -> Iterator[int]:
+    """A descriptor of the directory that an overlay of these directories shows, the topmost first. Raises OSError."""
     with contextlib.ExitStack() as stack:
-        below = stack.enter_context(directory(lower))
-        if upper is None:
-            yield below
+        parts = [stack.enter_context(directory(layer)) for layer in layers]
+        if len(parts) == 1:
+            yield parts[0]
             return
-        above = stack.enter_context(directory(upper))
         filesystem = stack.enter_context(closing(_called(_FSOPEN, b"overlay", _CLOEXEC)))
         # By descriptors: a value has at most 255 bytes, and a path may hold colons.
-        layers = f"/proc/self/fd/{above}:/proc/self/fd/{below}".encode()
-        _called(_FSCONFIG, filesystem, _SET_STRING, b"lowerdir", layers, 0)
+        below = ":".join(f"/proc/self/fd/{part}" for part in parts).encode()
+        _called(_FSCONFIG, filesystem, _SET_STRING, b"lowerdir", below, 0)
         _called(_FSCONFIG, filesystem, _CREATE, None, None, 0)
         mount = stack.enter_context(closing(_called(_FSMOUNT, filesystem, _CLOEXEC, _READ_ONLY)))
         yield stack.enter_context(closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)))

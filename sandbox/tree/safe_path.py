@@ -201,6 +201,16 @@ def named(parent: int, name: str) -> str:
     return f"/proc/self/fd/{parent}/{name}"
 
 
+@contextlib.contextmanager
+def pinned(parent: int, name: str, kind: int) -> Iterator[str]:
+    """A path to an entry of an open directory for calls that follow links: it stays that entry, whatever takes its
+    name. Raises OSError, also where it is not of this kind (stat.S_IFMT) any more."""
+    with closing(openat2(parent, name, os.O_PATH | os.O_NOFOLLOW, resolve=NO_LINKS)) as result:
+        if stat.S_IFMT(os.fstat(result).st_mode) != kind:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)
+        yield f"/proc/self/fd/{result}"
+
+
 def openat2(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> int:
     """A descriptor of `path`, resolved below the directory `root`. Raises OSError, and Invalid for what is no path."""
     need_path(path)

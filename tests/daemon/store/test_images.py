@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, ImageNotFound, Invalid, Protocol
+from sandbox.image.store import ImageStore
 from sandbox.messages import ImageConfig
 from sandbox.sdk import context
 from tests.support.registry import Registry
@@ -52,6 +53,41 @@ async def test_a_checkpoint_becomes_an_image(host: Client, sb) -> None:
         (fork,) = await child.fork()
         assert (await fork.sandbox.exec("cat /srv/new")).text == "new\n"
         await fork.sandbox.remove()
+
+
+async def test_an_image_does_not_name_the_sandbox_it_comes_from(
+    host: Client, sb: Sandbox, daemon: Any, tmp_path: Path
+) -> None:
+    """Its line of /etc/hosts is neither in a committed image nor in what is copied from a stage."""
+    await host.images.commit(await sb.checkpoint(), "nameless")
+    images = ImageStore(daemon.state / "images")
+    made, former = (images.resolve(name).tree / "etc/hosts" for name in ("nameless", "debian"))
+    assert made.read_text() == former.read_text() and made.stat().st_mtime == former.stat().st_mtime
+    assert made.parent.stat().st_mtime == former.parent.stat().st_mtime
+    await sb.exec("echo 10.0.0.1 mine >> /etc/hosts")
+    await host.images.commit(await sb.checkpoint(), "nameless", replace=True)
+    made = images.resolve("nameless").tree / "etc/hosts"
+    assert made.read_text() == f"{former.read_text()}10.0.0.1 mine\n"
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian AS one\nRUN true\nFROM scratch\nCOPY --from=one /etc/hosts /copied\n"
+    )
+    await host.images.build("nameless", tmp_path, replace=True)
+    assert (images.resolve("nameless").tree / "copied").read_text() == former.read_text()
+    for name in ("nameless", "scratch"):
+        await host.images.remove(name)
+
+
+async def test_a_named_context_replaces_a_stage(host: Client, tmp_path: Path, daemon: Any) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("of the context")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch AS one\nCOPY missing /file\nFROM scratch\nCOPY --from=one file /copied\n"
+    )
+    await host.images.build("replaced", tmp_path, contexts={"one": str(tmp_path / "other")})
+    tree = ImageStore(daemon.state / "images").resolve("replaced").tree
+    assert (tree / "copied").read_text() == "of the context"
+    for name in ("replaced", "scratch"):
+        await host.images.remove(name)
 
 
 async def _tiny(host: Client, sb, directory: Path) -> tuple[Path, list[int]]:
