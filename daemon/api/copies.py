@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid
 from sandbox.messages import CopyRequest, CopyResult
-from sandbox.tree import archive, safe_path
+from sandbox.tree import archive, host_files, safe_path
 from sandbox.tree.copy_into import TargetTree, copy_into
 from sandbox.tree.merged import merged
 
@@ -66,8 +65,7 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyRes
 
 
 def _of_checkpoint(work: Callable[..., CopyResult], upper: Path | None, lower: Path) -> CopyResult:
-    with tempfile.TemporaryDirectory(prefix="pagurus-") as directory:
-        top = Path(directory)
+    with host_files.fresh_directory() as top:
         layers = [top] if identity.without_host(top, upper, lower) else []
         return work(*layers, *([upper] if upper is not None else []), lower)
 

@@ -206,8 +206,6 @@ def _trigger(command: _Command, line: int, lines: list[str]) -> Instruction:
     if "<<" in complete:  # of which the parser has the first line only
         complete = "\n".join(lines[line - 1 : command.end_line])
     text = re.sub(r"^\s*ONBUILD\s*", "", complete, count=1, flags=re.IGNORECASE).rstrip("\n")
-    if kind not in EXISTING:
-        raise Invalid(f"line {line}: {kind} is no instruction of a Dockerfile")
     return Instruction("ONBUILD", line, (text,), text=command.original.strip())
 
 

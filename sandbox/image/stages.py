@@ -29,6 +29,11 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 _PORT = re.compile(r"(?:.*:)?(\d{1,5})(?:-(\d{1,5}))?(?:/(\w+))?")
 _MODE = re.compile(r"[0-7]{1,5}|[ugoa]*[-+=][rwxXstugo]*(?:[-+=][rwxXstugo]*)*(?:,[ugoa]*(?:[-+=][rwxXstugo]*)+)*")
+_SIGNAL = re.compile(  # of Linux on x86-64 and ARM
+    r"(SIG)?(ABRT|ALRM|BUS|CHLD|CLD|CONT|FPE|HUP|ILL|INT|IO|IOT|KILL|PIPE|POLL|PROF|PWR|QUIT|SEGV|STKFLT|STOP|SYS|TERM"
+    r"|TRAP|TSTP|TTIN|TTOU|URG|USR1|USR2|VTALRM|WINCH|XCPU|XFSZ|RTMIN(\+([1-9]|1[0-5]))?|RTMAX(-([1-9]|1[0-4]))?)",
+    re.IGNORECASE,
+)
 _GIT = re.compile(r"(?:git://|git@|ssh://git@|https?://[^#?]+\.git(?:$|[#?/])).*")
 
 
@@ -186,9 +191,8 @@ class _Meaning:
                 before, config=_changed(config, env={**config.env, **pairs}), scope={**before.scope, **pairs}
             )
         if kind == "ENTRYPOINT":
-            command = self._command() if here.words and here.words != ("",) else []
             return replace(
-                before, config=_changed(config, entrypoint=command, cmd=config.cmd if before.has_cmd else [])
+                before, config=_changed(config, entrypoint=self._command(), cmd=config.cmd if before.has_cmd else [])
             )
         if kind == "CMD":
             return replace(before, config=_changed(config, cmd=self._command()), has_cmd=True)
@@ -196,13 +200,14 @@ class _Meaning:
         if kind == "LABEL":
             changes["labels"] = {**config.labels, **self._pairs()}
         elif kind == "WORKDIR":
-            changes["workdir"] = _joined(config.workdir, self._needed("a directory"))
+            path = self._word(here.words[0])  # recorded as it stands there where it is absolute
+            changes["workdir"] = path if path.startswith("/") else _joined(config.workdir, path)
         elif kind == "USER":
-            changes["user"] = self._needed("a user")
+            changes["user"] = self._word(here.words[0])
         elif kind == "SHELL":
             changes["shell"] = list(here.words)
         elif kind == "STOPSIGNAL":
-            changes["stop_signal"] = self._needed("a signal")
+            changes["stop_signal"] = self._signal()
         elif kind == "MAINTAINER":
             changes["author"] = here.words[0]
         elif kind == "EXPOSE":
@@ -222,16 +227,17 @@ class _Meaning:
         if self._is.kind in ("COPY", "ADD"):
             return self._copy()
         if self._is.kind == "WORKDIR":
-            path = _joined(config.workdir, self._needed("a directory"))
+            path = _joined(config.workdir, self._word(self._is.words[0]))
             return DirectoryAction(path, config.user) if path != "/" else None
         return None
 
     # ----------------------------------------------------------------- configuration
 
-    def _needed(self, what: str) -> str:
+    def _signal(self) -> str:
         value = self._word(self._is.words[0])
-        if not value:
-            raise self._refuse(f"{self._is.kind} needs {what}; {self._is.words[0]} is empty")
+        number = int(value) if value.isdecimal() else 0
+        if not number and _SIGNAL.fullmatch(value) is None:
+            raise self._refuse(f"STOPSIGNAL: {value!r} is no signal", "a name such as SIGTERM, or a number")
         return value
 
     def _with_arguments(self) -> StageState:
@@ -259,7 +265,7 @@ class _Meaning:
     def _command(self) -> list[str]:
         if self._is.json:
             return list(self._is.words)
-        return [*(self._before.config.shell or ("/bin/sh", "-c")), *self._is.words]
+        return [*(self._before.config.shell or ("/bin/sh", "-c")), *(self._is.words or ("",))]
 
     def _ports(self) -> list[str]:
         result = []
@@ -292,6 +298,8 @@ class _Meaning:
                 raise self._refuse(f"HEALTHCHECK --{name}={value}", "numbers with units: 30s, 1m30s") from None
             if times[name.replace("-", "_")] < 0:
                 raise self._refuse(f"HEALTHCHECK --{name}={value} is below zero")
+            if name != "retries" and 0 < times[name.replace("-", "_")] < 1_000_000:
+                raise self._refuse(f"HEALTHCHECK --{name}={value} is below a millisecond")
         return HealthCheck(test=["CMD" if here.json else "CMD-SHELL", *here.words[1:]], **times)
 
     # ----------------------------------------------------------------- actions

@@ -123,6 +123,8 @@ def test_entry_points_forget_the_command_of_the_base() -> None:
     assert meaning('FROM a\nENTRYPOINT ["e"]', base)[0].config.cmd == []
     assert meaning('FROM a\nCMD ["c"]\nENTRYPOINT ["e"]', base)[0].config.cmd == ["c"]
     assert meaning("FROM a\nENTRYPOINT []", base)[0].config.entrypoint == []
+    assert meaning("FROM a\nENTRYPOINT", base)[0].config.entrypoint == ["/bin/sh", "-c", ""]
+    assert meaning("FROM a\nUSER $NONE\nWORKDIR /a//b/\nWORKDIR $NONE", base)[0].config.user == ""
 
 
 def test_here_documents() -> None:
@@ -214,7 +216,9 @@ RUN --mount=from=b,source=/x,target=sub,rw --mount=type=tmpfs,target=/t --mount=
         ("FROM a\nEXPOSE 80/http", "no port"),
         ("FROM a\nHEALTHCHECK --interval=3 CMD x", "--interval=3"),
         ("FROM a\nHEALTHCHECK nothing", "line 2: HEALTHCHECK"),
-        ("FROM a\nUSER $NONE", "USER needs a user"),
+        ("FROM a\nSTOPSIGNAL $NONE", "'' is no signal"),
+        ("FROM a\nSTOPSIGNAL SIGNONE", "no signal"),
+        ("FROM a\nHEALTHCHECK --interval=1us CMD x", "below a millisecond"),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, message: str) -> None:
