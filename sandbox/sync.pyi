@@ -33,6 +33,7 @@ from sandbox.messages import (
     Network,
     NetworkStatus,
     ProcessInfo,
+    PushResult,
     RestoreResult,
     Retention,
     SandboxInfo,
@@ -250,6 +251,8 @@ class Images:
         self, checkpoint: CheckpointInfo | str, name: str, *, config: ImageConfig | None = None, replace: bool = False
     ) -> ImageInfo:
         """Make an image of the files of a checkpoint. `config`: None keeps that of the image below it."""
+    def export(self, name: str, archive: str | Path, *, progress: Callable[[int], Any] | None = None) -> None:
+        """Write an image to a new local file: a tar of an OCI layout, which `docker load` reads as well."""
     def find_steps(self, keys: Sequence[str]) -> Sequence[StepInfo]:
         """The kept steps with one of these keys (see :mod:`sandbox.sdk.plan`)."""
     def get(self, name: str) -> ImageInfo:
@@ -268,6 +271,8 @@ class Images:
         self, reference: str, name: str | None = None, *, progress: Callable[[int, int], object] | None = None
     ) -> ImageInfo:
         """Take an image from a registry, by the credentials of the host: ``pull("python:3.12-slim")``."""
+    def push(self, name: str, reference: str) -> PushResult:
+        """Send an image to a registry, by the credentials of the host: ``push("web", "registry:5000/team/web:2")``."""
     def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""
     def steps(self) -> Sequence[StepInfo]:

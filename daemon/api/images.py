@@ -1,10 +1,12 @@
-"""Routes of images: list, bring in by stream, make from a checkpoint, remove."""
+"""Routes of images: list, bring in by stream, make from a checkpoint, export, push, remove."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -16,12 +18,16 @@ from daemon.api.wire import chunks, frame, streaming
 from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.store import pulling
-from sandbox.errors import ImageNotFound, PagurusError
-from sandbox.messages import CommitRequest, ImageInfo, NameImage, PullImage, PullProgress
+from sandbox.container.pipes import in_thread
+from sandbox.errors import ImageNotFound, Invalid, PagurusError
+from sandbox.image import export, reference
+from sandbox.image.store import StoredImage
+from sandbox.messages import CommitRequest, ImageInfo, NameImage, PullImage, PullProgress, PushImage, PushResult
 
 AREA = Area()
 MAX_ARCHIVE = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
+_READ_AT_ONCE = 1 << 18
 
 
 class ImportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +137,63 @@ def _named(host: Host, name: str, body: NameImage) -> ImageInfo:
     if not host.images.give_name(body.name, result.digest, source, config, replace=body.replace):
         raise ImageNotFound(f"image {name} has just been removed")  # or lies in another store
     return host.images.info(body.name, host.images_used())
+
+
+@AREA("GET", "/v1/images/{name}/archive", answer=bytes, scope="admin")
+async def _export(request: web.Request, host: Host, name: str) -> web.StreamResponse:
+    """An image as an archive: an OCI layout that `docker load` reads as well."""
+    async with _reading(host, name) as (image, created_at, directory):
+        arguments = image.tree, image.config, created_at, name, directory
+        aside = host.services.aside.run(export.write_layout, *arguments, sandbox=f"image {name}")
+        await while_requested(request, aside)
+        return await _streamed(request, directory)
+
+
+@AREA("POST", "/v1/images/{name}/push", scope="admin")
+async def _push(request: web.Request, host: Host, name: str, body: PushImage) -> PushResult:
+    """Send an image to a registry, by the credentials of the host."""
+    target = reference.parse(body.reference)
+    if target.digest:
+        raise Invalid("an image is pushed to a tag, not to a digest", hint="registry/path:tag")
+    async with _reading(host, name) as (image, created_at, directory):
+        arguments = image.tree, image.config, created_at, body.reference, directory
+        aside = host.services.aside.run(export.push, *arguments, sandbox=f"image {name}")
+        digest = await while_requested(request, aside)
+    return PushResult(reference=f"{target.repository}:{target.tag}", digest=digest)
+
+
+@contextlib.asynccontextmanager
+async def _reading(host: Host, name: str) -> AsyncIterator[tuple[StoredImage, float, Path]]:
+    """An image that stays while it is read, when it was made, and an empty directory."""
+    image = await asyncio.to_thread(host.images.resolve, name)
+    host.store.coming.append(image.digest)
+    try:
+        info = await asyncio.to_thread(host.images.info, name)
+        with host.images.aside() as directory:
+            yield image, info.created_at, directory
+    finally:
+        host.store.coming.remove(image.digest)
+
+
+async def _streamed(request: web.Request, directory: Path) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    packing = in_thread(_pack, directory, writer)
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        try:
+            await response.prepare(request)
+            while part := await asyncio.to_thread(stream.read, _READ_AT_ONCE):
+                await response.write(part)
+        except ConnectionError:
+            return response  # the reader went away; the packer meets a closed pipe
+    await packing  # a failure breaks the stream off
+    await response.write_eof()
+    return response
+
+
+def _pack(directory: Path, writer: int) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=_READ_AT_ONCE) as out:
+        export.pack_layout(directory, out)
 
 
 @AREA("DELETE", "/v1/images/{name}", scope="admin")

@@ -189,6 +189,29 @@ def build(
 
 
 @application.command()
+def export(
+    name: ImageName,
+    archive: Annotated[Path, typer.Argument(help="A file that is not there yet: a tar of an OCI layout.")],
+) -> None:
+    """Write an image to an archive: `docker load`, `podman load` and skopeo read it."""
+    if archive.exists():
+        raise Invalid(f"{archive} exists already", hint="remove it, or choose another name")
+    with output.progress(f"write {archive.name}", None) as advanced:
+        call(lambda host: host.images.export(name, archive, progress=advanced))
+
+
+@application.command()
+def push(
+    name: ImageName,
+    reference: Annotated[str, typer.Argument(help="[registry/]path[:tag], such as registry:5000/team/web:2.")],
+) -> None:
+    """Send an image to a registry. Credentials are the daemon's, as with `pull`."""
+    with output.working(f"push {reference}"):
+        done = call(lambda host: host.images.push(name, reference))
+    print(output.line(f"{done.reference}@{done.digest}"))
+
+
+@application.command()
 def commit(
     name: NewImage,
     checkpoint: CheckpointName,

@@ -1,4 +1,4 @@
-"""Images from registries, fetched by skopeo: what is in one, its layers on this disk, its tree.
+"""Images from and to registries, by skopeo: what is in one, its layers on this disk, its tree.
 
 Owns: reading a manifest, what of it is refused, running skopeo, layers kept between pulls. Does not own: unpacking
 (:mod:`sandbox.image.oci`), names (:mod:`sandbox.image.reference`). Credentials are skopeo's business: it reads
@@ -116,6 +116,16 @@ def copy(result: ImageManifest, layout: Path, blobs: Path, report: Report) -> No
     )
 
 
+def push(target: Reference, layout: Path, tag: str) -> str:
+    """Send the image that an OCI layout has under `tag`, compressed; the digest of its manifest there."""
+    options = ["--quiet", "--dest-tls-verify=false"] if target.local else ["--quiet"]
+    digest = layout / ".digest"
+    source = f"oci:{layout}:{tag}"
+    arguments = ["copy", *options, f"--digestfile={digest}", source, f"docker://{target.repository}:{target.tag}"]
+    _skopeo(target, arguments, limit=MAX_FETCH, sends=True)
+    return digest.read_text().strip()
+
+
 # ---------------------------------------------------------------------------- manifests
 
 
@@ -207,8 +217,9 @@ def _skopeo(
     limit: int,
     progress: Callable[[], int] | None = None,
     report: Callable[[int], object] = lambda done: None,
+    sends: bool = False,
 ) -> bytes:
-    """What skopeo prints. It writes no file larger than `limit`, and ends when nothing comes for long."""
+    """What skopeo prints. It writes no file larger than `limit`, and ends when nothing comes, or goes, for long."""
     if shutil.which("skopeo") is None:
         raise Unsupported("skopeo is missing, which fetches images", hint="make setup, or apt-get install skopeo")
     architecture = oci.ARCHITECTURES.get(platform.machine(), platform.machine())
@@ -221,7 +232,8 @@ def _skopeo(
             [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment
         )
         try:
-            _watch(process, progress or (lambda: os.fstat(out.fileno()).st_size), report, target)
+            grown = (lambda: _read_by(process.pid)) if sends else (lambda: os.fstat(out.fileno()).st_size)
+            _watch(process, progress or grown, report, target)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -230,7 +242,14 @@ def _skopeo(
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - 8192))
             raise _failure(target, errors.read().decode("utf-8", "replace"), process.returncode)
         out.seek(0)
-        return out.read(limit)
+        return out.read(min(limit, oci.MAX_DOCUMENT))
+
+
+def _read_by(pid: int) -> int:
+    """Bytes that a process of ours has read of files and sockets."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+    return 0
 
 
 def _watch(

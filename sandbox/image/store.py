@@ -37,6 +37,7 @@ from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import reference, registry, sources
 from sandbox.messages import ImageConfig, ImageInfo
 from sandbox.tree import btrfs, facts, walk
+from sandbox.tree.copy_into import ALWAYS_THERE
 from sandbox.tree.safe_path import NO_LINKS, directory, openat2
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -419,7 +420,7 @@ def normalise(tree: Path) -> None:
                     walk.remove(root, name)
         for name, mode in MOUNT_POINTS.items():
             result = _mode(root, name)
-            if result and not stat.S_ISDIR(result):
+            if result and not stat.S_ISDIR(result) and name not in ALWAYS_THERE:
                 raise Invalid(f"/{name} of the image is not a directory")
             if not result:
                 os.mkdir(name, mode, dir_fd=root)

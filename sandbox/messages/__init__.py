@@ -40,6 +40,8 @@ from sandbox.messages.images import (
     NameImage,
     PullImage,
     PullProgress,
+    PushImage,
+    PushResult,
     StepInfo,
     StepsRemoved,
     StepsTarget,

@@ -70,6 +70,19 @@ class NameImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     replace: bool = False
 
 
+class PushImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/images/{name}/push: send an image to a registry, by the credentials of the host."""
+
+    reference: str  # registry/path[:tag]
+
+
+class PushResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: where an image is now."""
+
+    reference: str
+    digest: str  # of its manifest there
+
+
 class CopyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: PUT /v1/sandboxes/{id}/copy: what one COPY or ADD does to the file tree.
 

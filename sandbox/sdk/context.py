@@ -123,7 +123,7 @@ class BuildContext:
             walk = _Walk(root, self.ignored, line)
             for source in sources:
                 walk.source(source)
-        return Selection(self.root, dict(sorted(walk.result.items())))
+        return Selection(self.root, dict(sorted(walk.result.items())), frozenset(walk.left_out))
 
 
 class _Walk:
@@ -131,6 +131,7 @@ class _Walk:
 
     def __init__(self, root: int, ignored: PatternList, line: int) -> None:
         self.result: dict[str, os.stat_result] = {}
+        self.left_out: set[str] = set()  # directories that are there only because of what is in them
         self._root, self._ignored, self._line = root, ignored, line
 
     def source(self, source: str) -> None:
@@ -187,6 +188,8 @@ class _Walk:
         """An entry and the directories above it."""
         while path and path not in self.result:
             self.result[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+            if self._ignored.has_exceptions and self._ignored.matches(path):
+                self.left_out.add(path)
             path = path.rpartition("/")[0]
 
     def _status(self, path: str) -> os.stat_result | None:
@@ -243,6 +246,7 @@ class Selection:
 
     root: Path
     entries: dict[str, os.stat_result]
+    left_out: frozenset[str] = frozenset()  # directories of them, which get the time of the build as with BuildKit
 
     def digest(self, hashes: Hashes | None = None) -> str:
         """Of what would be copied, hexadecimal blake3."""
@@ -264,8 +268,9 @@ class Selection:
         with _directory(self.root) as root, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             for path, status in self.entries.items():
                 header = tarfile.TarInfo(path)
-                header.mode, header.mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns / 1e9
-                header.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09}"}
+                when = time.time_ns() if path in self.left_out else status.st_mtime_ns
+                header.mode, header.mtime = stat.S_IMODE(status.st_mode), when / 1e9
+                header.pax_headers = {"mtime": f"{when // 10**9}.{when % 10**9:09}"}
                 header.pax_headers |= _xattrs(named(root, path))
                 if stat.S_ISREG(status.st_mode):
                     first = linked.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path

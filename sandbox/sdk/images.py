@@ -24,6 +24,8 @@ from sandbox.messages import (
     Network,
     PullImage,
     PullProgress,
+    PushImage,
+    PushResult,
     StepInfo,
     StepsRemoved,
     StepsTarget,
@@ -84,6 +86,31 @@ class Images(Facet):
                 if progress is not None:
                     progress(part.done, part.total)
         raise Protocol(f"the pull of {reference} broke off", hint="is the daemon alive?")
+
+    async def export(self, name: str, archive: str | Path, *, progress: Callable[[int], Any] | None = None) -> None:
+        """Write an image to a new local file: a tar of an OCI layout, which `docker load` reads as well.
+
+        `progress` is called with the bytes written so far. A failure leaves no file.
+        """
+        path, done = Path(archive), 0
+        file = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            with os.fdopen(file, "wb", buffering=CHUNK) as out:
+                url = f"/v1/images/{quote(name, safe='')}/archive"
+                async with self._client.request("GET", url, None, "") as response:
+                    async for part in response.content.iter_chunked(CHUNK):
+                        await asyncio.to_thread(out.write, part)
+                        done += len(part)
+                        if progress is not None:
+                            progress(done)
+        except BaseException:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            raise
+
+    async def push(self, name: str, reference: str) -> PushResult:
+        """Send an image to a registry, by the credentials of the host: ``push("web", "registry:5000/team/web:2")``."""
+        url = f"/v1/images/{quote(name, safe='')}/push"
+        return await self._client.call("POST", url, PushResult, PushImage(reference=reference))
 
     async def commit(
         self,

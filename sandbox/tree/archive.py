@@ -28,7 +28,6 @@ from sandbox.tree.safe_path import IN_ROOT, make_parents, open_kind, openat2, op
 from sandbox.tree.space import Reserve
 
 MAX_DEPTH = 128  # directories within one another
-MAX_TIME = 1 << 40  # seconds; what file systems can hold
 MAX_TIMES = 16 << 20  # characters of the names of directories that are given their times at the end
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 XATTR = "SCHILY.xattr."
@@ -40,16 +39,17 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 # --------------------------------------------------------------------------- packing
 
 
-def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0) -> None:
+def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: bool = False) -> None:
     """Write `path` below `root` to `out`: a directory as its content, anything else as itself.
 
-    A file that grows or shrinks meanwhile has the size that it had when its turn came.
+    `complete`: with FIFOs and extended attributes, for a tree that nobody changes. A file that grows or shrinks
+    meanwhile has the size that it had when its turn came.
     """
     with (
         tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as packed,
         opened(root, path, os.O_PATH) as result,
     ):
-        packer = _Packer(packed, uid_base)
+        packer = _Packer(packed, uid_base, complete)
         if stat.S_ISDIR(os.fstat(result).st_mode):
             with opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
                 packer.directory(directory, "", 0)
@@ -60,9 +60,10 @@ def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0) -> None:
 
 
 class _Packer:
-    def __init__(self, out: tarfile.TarFile, uid_base: int) -> None:
+    def __init__(self, out: tarfile.TarFile, uid_base: int, complete: bool) -> None:
         self.out = out
         self.uid_base = uid_base
+        self.complete = complete
         self.linked: dict[tuple[int, int], str] = {}
 
     def directory(self, directory: int, prefix: str, depth: int) -> None:
@@ -81,12 +82,16 @@ class _Packer:
         result = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(result.st_mode):
             with closing(openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as directory:
-                self.out.addfile(self._header(shown, os.fstat(directory), tarfile.DIRTYPE))
+                header = self._header(shown, os.fstat(directory), tarfile.DIRTYPE)
+                self._attributes(header, directory)
+                self.out.addfile(header)
                 self.directory(directory, f"{shown}/", depth + 1)
         elif stat.S_ISLNK(result.st_mode):
             header = self._header(shown, result, tarfile.SYMTYPE)
             header.linkname = os.readlink(name, dir_fd=parent)
             self.out.addfile(header)
+        elif stat.S_ISFIFO(result.st_mode) and self.complete:
+            self.out.addfile(self._header(shown, result, tarfile.FIFOTYPE))
         elif stat.S_ISREG(result.st_mode):
             try:
                 file = open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW, (stat.S_IFREG,))
@@ -103,20 +108,30 @@ class _Packer:
         if before != shown:
             header = self._header(shown, result, tarfile.LNKTYPE)
             header.linkname = before
+            self._attributes(header, file)
             self.out.addfile(header)
             return
         header = self._header(shown, result, tarfile.REGTYPE)
         header.size = result.st_size
+        self._attributes(header, file)
         data = tar.data_of(file, result.st_size)
         before_data = b"" if data is None else tar.sparse_header(header, data)
         content = _Exactly(file, [(0, result.st_size)] if data is None else data, before_data)
         self.out.addfile(header, content)  # type: ignore[arg-type]
+
+    def _attributes(self, header: tarfile.TarInfo, file: int) -> None:
+        if self.complete:
+            keys = [key for key in os.listxattr(file) if key.startswith(("user.", _CAPABILITY))]
+            values = {XATTR + key: os.getxattr(file, key).decode("utf-8", "surrogateescape") for key in keys}
+            header.pax_headers = {**header.pax_headers, **values}
 
     def _header(self, shown: str, result: os.stat_result, kind: bytes) -> tarfile.TarInfo:
         header = tarfile.TarInfo(shown)
         header.type = kind
         header.mode = stat.S_IMODE(result.st_mode)
         header.mtime = result.st_mtime
+        if self.complete:
+            header.pax_headers = {"mtime": f"{result.st_mtime_ns // 10**9}.{result.st_mtime_ns % 10**9:09}"}
         header.uid, header.gid = max(0, result.st_uid - self.uid_base), max(0, result.st_gid - self.uid_base)
         return header
 
@@ -189,7 +204,7 @@ class _Unpacker:
         self._rules = rules
         self._reserve = Reserve(directory) if rules.reserve else None
         self._data = self._named = 0
-        self._late: list[tuple[str, int, float]] = []  # directories with their modes and times
+        self._late: list[tuple[str, int, int]] = []  # directories with their modes and times
         self._own: set[str] = set()  # what the layer itself has: its whiteouts mean the layers below
 
     def run(self) -> int:
@@ -203,7 +218,7 @@ class _Unpacker:
         for name, mode, when in reversed(self._late):  # at last: unpacking into a directory changes its time
             with contextlib.suppress(PagurusError), self._opened(PurePosixPath(name), _DIRECTORY) as made:
                 os.fchmod(made, mode)
-                os.utime(made, (when, when))
+                os.utime(made, ns=(when, when))
         return self._data
 
     def _take_in(self, member: tarfile.TarInfo) -> None:
@@ -240,7 +255,7 @@ class _Unpacker:
         return opened(self._directory, str(path), flags, resolve=self._rules.resolve)
 
     def _place(self, member: tarfile.TarInfo, path: PurePosixPath) -> None:
-        when = min(max(float(member.mtime), 0.0), MAX_TIME)
+        when = tar.time_of(member)
         self._take(0, member.name)
         if member.isdir():
             self._make_directory(path, member.mode & self._rules.modes, when)
@@ -254,10 +269,10 @@ class _Unpacker:
                     os.unlink(path.name, dir_fd=parent)
                 if member.isfifo():
                     os.mkfifo(path.name, member.mode & 0o777, dir_fd=parent)
-                    os.utime(path.name, (when, when), dir_fd=parent, follow_symlinks=False)
+                    os.utime(path.name, ns=(when, when), dir_fd=parent, follow_symlinks=False)
                 elif member.issym():
                     os.symlink(member.linkname, path.name, dir_fd=parent)
-                    os.utime(path.name, (when, when), dir_fd=parent, follow_symlinks=False)
+                    os.utime(path.name, ns=(when, when), dir_fd=parent, follow_symlinks=False)
                 elif member.islnk():
                     self._link(member.linkname, parent, path.name)
                 else:
@@ -265,7 +280,7 @@ class _Unpacker:
             except OSError as error:
                 raise refused(error, member.name) from error
 
-    def _make_directory(self, path: PurePosixPath, mode: int, when: float) -> None:
+    def _make_directory(self, path: PurePosixPath, mode: int, when: int) -> None:
         make_parents(self._directory, path, 0o755, resolve=self._rules.resolve)
         self._named += len(str(path))
         with self._opened(path, _DIRECTORY) as made:
@@ -282,7 +297,7 @@ class _Unpacker:
         with self._opened(path.parent, _DIRECTORY) as holder:
             os.link(path.name, name, src_dir_fd=holder, dst_dir_fd=parent, follow_symlinks=False)
 
-    def _write(self, member: tarfile.TarInfo, parent: int, name: str, when: float) -> None:
+    def _write(self, member: tarfile.TarInfo, parent: int, name: str, when: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing(os.open(name, flags, 0o600, dir_fd=parent)) as file:
             for offset, part in self._reader.content(member, _COPY):
@@ -293,7 +308,7 @@ class _Unpacker:
                     view, offset = view[done:], offset + done
             os.ftruncate(file, member.size)
             os.fchmod(file, member.mode & self._rules.modes)
-            os.utime(file, (when, when))
+            os.utime(file, ns=(when, when))
 
     # ----------------------------------------------------------------- layers
 
@@ -330,11 +345,13 @@ class _Unpacker:
         base = self._rules.uid_base
         with self._opened(path.parent, _DIRECTORY) as parent:
             try:
-                os.chown(path.name, base + uid, base + gid, dir_fd=parent, follow_symlinks=False)
-                kind = stat.S_IFMT(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode)
-                if kind == stat.S_IFLNK:
+                made = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+                if not member.islnk() or (made.st_uid, made.st_gid) != (base + uid, base + gid):
+                    # which drops the capabilities of a file, and a further name of one need not say them again
+                    os.chown(path.name, base + uid, base + gid, dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISLNK(made.st_mode):
                     return
-                with pinned(parent, path.name, kind) as place:
+                with pinned(parent, path.name, stat.S_IFMT(made.st_mode)) as place:
                     self._set(member, place)
             except OSError as error:
                 raise refused(error, member.name) from error
@@ -342,8 +359,8 @@ class _Unpacker:
     def _set(self, member: tarfile.TarInfo, place: str) -> None:
         os.chmod(place, member.mode & 0o7777)
         if member.islnk():  # what it says counts for all names of the file
-            when = min(max(float(member.mtime), 0.0), MAX_TIME)
-            os.utime(place, (when, when))
+            when = tar.time_of(member)
+            os.utime(place, ns=(when, when))
         for key, value in member.pax_headers.items():
             name = key.removeprefix(XATTR)
             if key.startswith(XATTR) and name.startswith(("user.", _CAPABILITY)):

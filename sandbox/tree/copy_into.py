@@ -29,6 +29,7 @@ SOURCE, TARGET = 0, 1
 MAX_LINKS = 255  # symbolic links on the way to one path
 MAX_FILE = 4 << 20  # bytes of /etc/passwd and /etc/group
 IDS = 65_536  # owners that a sandbox has
+ALWAYS_THERE = ("run", "tmp", "root")  # in every image, also in what begins with nothing
 _POLL = os.O_PATH | os.O_NOFOLLOW
 
 
@@ -256,6 +257,8 @@ class _Copier:
                 self.copied.entries += 1
             elif not stat.S_ISDIR(there.st_mode):
                 raise Invalid(f"{step.path} is a directory in the source and none in the target")
+            elif there.st_dev != os.fstat(holder).st_dev:
+                self._leave_mount(parent, step)
             return
         step.enter = [False, False]
         self._clear(holder, step.name)
@@ -272,6 +275,13 @@ class _Copier:
         if self._make(parent, step.name, result, holder, step.name):
             self._finish(parent, step.name, result, holder, step.name)
 
+    def _leave_mount(self, parent: int, step: WalkEntry) -> None:
+        """What is mounted in the sandbox (/proc) is there in every image: only a source without content fits it."""
+        with closing(openat2(parent, step.name, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)) as directory:
+            if os.listdir(directory):
+                raise Invalid(f"{step.path} is mounted in every sandbox: nothing can be copied into it")
+        step.enter = [False, False]
+
     def _leave(self, step: WalkEntry) -> None:
         result = step.result[SOURCE]
         if result is not None and step.parents[TARGET] >= 0:
@@ -282,6 +292,10 @@ class _Copier:
     def _clear(self, holder: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode):
+                if name in ALWAYS_THERE and os.path.samestat(os.fstat(holder), os.fstat(self._root)):
+                    with contextlib.suppress(OSError):  # not empty
+                        os.rmdir(name, dir_fd=holder)
+                        return
                 raise Invalid(f"{name} is a directory in the target and none in the source")
             os.close(openat2(holder, name, _POLL))  # a mount point is refused
             os.unlink(name, dir_fd=holder)

@@ -9,9 +9,11 @@ pieces of a file with holes lie in order within the file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tarfile
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import IO, cast
 
 from sandbox.errors import Invalid
@@ -25,6 +27,7 @@ MAX_ENTRIES = 2_000_000
 MAX_EMPTY = 16  # reads behind the end of the stream
 MAX_PIECES = 50_000  # of a file with holes; smaller holes of a file with more are sent as zeros
 _MIN_HOLE = 64 << 10  # bytes of the smallest hole that is worth a header
+MAX_TIME = Decimal(1 << 40)  # seconds; what file systems can hold
 _BLOCK = tarfile.BLOCKSIZE
 
 
@@ -113,6 +116,13 @@ class Reader:
                 offset, left = offset + len(part), left - len(part)
 
 
+def time_of(member: tarfile.TarInfo) -> int:
+    """When a member was changed, in nanoseconds, which the float of the library does not hold; within file systems'."""
+    with contextlib.suppress(ArithmeticError, ValueError):
+        return int(min(max(Decimal(member.pax_headers.get("mtime", member.mtime)), Decimal(0)), MAX_TIME) * 10**9)
+    return 0
+
+
 def pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
     """(offset, bytes) of the data of a regular file. Raises tarfile.ReadError for a map that no file can have."""
     holes = cast("list[tuple[int, int]] | None", member.sparse)
@@ -162,6 +172,7 @@ def sparse_header(header: tarfile.TarInfo, result: list[tuple[int, int]]) -> byt
     described = b"".join(b"%d\n" % number for number in numbers)
     described += bytes(-len(described) % _BLOCK)
     header.pax_headers = {
+        **header.pax_headers,
         "GNU.sparse.major": "1",
         "GNU.sparse.minor": "0",
         "GNU.sparse.name": header.name,

@@ -128,7 +128,7 @@ async def test_builds_as_docker_does(
     if name in DIFFERENCES:
         assert result, f"there is no difference any more: {DIFFERENCES[name]}"
     else:
-        assert not result, "\n".join(["", case.text, *result[:12]])
+        assert not result, "\n".join(["", case.text, str(case.files.get(".dockerignore", "")), *result[:12]])
 
 
 @pytest.mark.long

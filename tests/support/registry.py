@@ -1,4 +1,4 @@
-"""A registry on loopback that speaks the pull half of the OCI distribution API, and misbehaves when it is told to.
+"""A registry on loopback that speaks the OCI distribution API, and misbehaves when it is told to.
 
 ``with Registry() as registry: registry.push("team/app", "1", layers)``; `registry.requested` is what was asked for.
 """
@@ -15,6 +15,7 @@ import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 import zstandard
 
@@ -52,6 +53,7 @@ class Registry:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[tuple[str, str], tuple[str, bytes]] = {}  # (repository, tag or digest) -> kind, content
         self.requested: list[str] = []  # methods and paths
+        self._uploads: dict[str, bytes] = {}  # by their address, what has come
         # ---
         self.user: tuple[str, str] | None = None  # name and password: others are refused a token
         self.busy = 0  # so many answers to come are 429
@@ -67,6 +69,11 @@ class Registry:
                 registry.answer(self)
 
             do_HEAD = do_GET
+
+            def do_POST(self) -> None:
+                registry.take(self)
+
+            do_PATCH = do_PUT = do_POST
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -174,6 +181,33 @@ class Registry:
         code = "MANIFEST_UNKNOWN" if what == "manifests" else "BLOB_UNKNOWN"
         return self._send(request, 404, json.dumps({"errors": [{"code": code, "message": "unknown"}]}).encode(), {})
 
+    def take(self, request: BaseHTTPRequestHandler) -> None:
+        """The half of the API that receives: blobs by upload, manifests."""
+        path, _, query = request.path.partition("?")
+        data = _body(request)
+        self.requested.append(f"{request.command} {path}")
+        if self.user is not None and request.headers.get("Authorization") != "Bearer sesame":
+            realm = f'Bearer realm="http://{self.host}/token",service="test"'
+            return self._send(request, 401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {"WWW-Authenticate": realm})
+        repository, _, name = path.removeprefix("/v2/").rpartition("/")
+        if repository.endswith("/manifests"):
+            repository = repository.removesuffix("/manifests")
+            for item in (name, digest_of(data)):
+                self.manifests[repository, item] = request.headers["Content-Type"], data
+            return self._send(request, 201, b"", {"Docker-Content-Digest": digest_of(data)})
+        if request.command == "POST":
+            location = f"{path.rstrip('/')}/{len(self._uploads)}"
+            self._uploads[location] = b""
+            return self._send(request, 202, b"", {"Location": location})
+        self._uploads[path] += data
+        end = len(self._uploads[path])
+        if request.command == "PATCH":
+            return self._send(request, 202, b"", {"Location": path, "Range": f"0-{end - 1}"})
+        (target,) = parse_qs(query)["digest"]
+        if self.blob(self._uploads.pop(path)) != target:
+            return self._send(request, 400, b'{"errors":[{"code":"DIGEST_INVALID"}]}', {})
+        return self._send(request, 201, b"", {"Docker-Content-Digest": target})
+
     def _token(self, request: BaseHTTPRequestHandler) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Basic ")
         existing = base64.b64encode(":".join(self.user or ()).encode()).decode()
@@ -201,3 +235,14 @@ class Registry:
                 request.wfile.write(data)
             except OSError:  # who asked has heard enough
                 request.close_connection = True
+
+
+def _body(request: BaseHTTPRequestHandler) -> bytes:
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    data = b""
+    while size := int(request.rfile.readline().split(b";")[0], 16):
+        data += request.rfile.read(size)
+        request.rfile.readline()
+    request.rfile.readline()
+    return data
