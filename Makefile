@@ -79,7 +79,8 @@ test-parity: setup-train
 
 test-images: setup-train
 	@bash scripts/reference_docker.sh
-	@PAGURUS_REFERENCE_DOCKER=/var/lib/pagurus/reference-docker $(PYTEST) -m long tests/conformance/test_dockerfiles.py
+	@PAGURUS_REFERENCE_DOCKER=/var/lib/pagurus/reference-docker $(PYTEST) -m long \
+		tests/conformance/test_dockerfiles.py tests/conformance/test_layers.py
 
 lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

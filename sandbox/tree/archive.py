@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import posixpath
 import stat
 import struct
 import tarfile
@@ -383,7 +384,7 @@ def _remove(parent: int, name: str) -> None:
 
 
 def _relative(name: str) -> PurePosixPath | None:
-    path = PurePosixPath("/", name)
+    path = PurePosixPath("/", posixpath.normpath(name))  # by its text: "a/.." is nothing, whatever a is
     if ".." in path.parts or "\0" in name:
         raise Invalid(f"the archive leaves its directory: {name!r}")
     if len(path.parts) > MAX_DEPTH:

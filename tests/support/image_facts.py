@@ -27,8 +27,14 @@ def tree_facts(root: Path) -> dict[str, str]:
     links: dict[tuple[int, int], list[str]] = {}
     pending = [root]
     while pending:
-        for entry in os.scandir(pending.pop()):
-            path, status = "/" + os.path.relpath(entry.path, root), entry.stat(follow_symlinks=False)
+        with os.scandir(pending.pop()) as entries:
+            names = list(entries)
+        for entry in names:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # a whiteout of an overlay, in a directory that no lower layer has
+                continue
+            path = "/" + os.path.relpath(entry.path, root)
             result[os.fsencode(path).decode("utf-8", "backslashreplace")] = _fact(entry.path, status)
             if stat.S_ISDIR(status.st_mode):
                 pending.append(Path(entry.path))

@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
-DIFFERENCES: dict[str, str] = {}
+import re
+
+from tests.conformance.dockerfiles.cases import Case
+
+#: What a case's text matches -> why it differs. The first that fits; a case without a difference must match none.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"--parents", "the reference, a build without its experimental flags, does not know the flag"),
+    (r"COPY note /proc/x", "/proc is mounted in every sandbox: nothing can be copied into it"),
+    (r"find \. -type d -exec chmod", "hard links of a layer stay hard links when a later RUN changes one of them"),
+    (r"rm /etc/hosts", "/etc/hosts is a file of the tree; BuildKit mounts one of its own while a command runs"),
+)
+
+
+def reason(case: Case) -> str:
+    """Why a case differs; "": it must not."""
+    if case.target == "0":
+        return "a target may also be named by its number"
+    return next((why for pattern, why in _REASONS if re.search(pattern, case.text)), "")
+
 
 #: Part of `make test`, against what the reference made of them (recorded.json).
 RECORDED: tuple[str, ...] = ()
+
+_OWN = "whiteouts hide what lower layers have, wherever they stand in their own (OCI); the overlay2 driver refuses"
+_TWICE = "the last entry of a name counts; docker load refuses the archive"
+LAYER_DIFFERENCES: dict[str, str] = {
+    "whiteout behind its own file": _OWN,
+    "whiteout behind a directory": _OWN,
+    "whiteout in the same layer alone": _OWN,
+    "whiteout before a directory": "the directory is a new one (OCI); with overlay2 what the whiteout hid is there again",
+    "opaque of the root": "it hides all lower layers (OCI); overlay2 has no opaque root",
+    "files through a link to a directory": "the link is followed, as containerd does; overlay2 replaces it",
+    "hard link across layers": "the target may lie in a lower layer, as with containerd; overlay2 refuses",
+    "the same file twice": _TWICE,
+    "the same directory twice": _TWICE,
+    "file, then directory of its name": _TWICE,
+    "directory, then file of its name": _TWICE,
+    "devices": "an image holds no device nodes",
+    "attributes of overlay": "attributes of a file system's own use (trusted.*) are not taken from an archive",
+}

@@ -106,6 +106,7 @@ def test_the_exceptions_are_still_needed() -> None:
 UNPACKING = {"extract", "extractall", "unpack_archive"}
 #: Who reads or writes tar otherwise than by sandbox/tree/tar.py, and why.
 TAR = {
+    "sandbox.image.export": "it writes archives alone",
     "sandbox.tree.tar": "it is the one",
     "sandbox.tree.archive": "writes them",
     "sandbox.image.oci": "names its errors",
