@@ -24,7 +24,7 @@ from typing import Any
 from sandbox import paths
 from sandbox.errors import Invalid, PagurusError, Unsupported
 
-PACKET_MAX = 1 << 20
+PACKET_MAX = 2 << 20  # as in shim.h
 SOCKET_NAME = "shim.sock"
 _FDS_MAX = 16
 _CONNECT_TRIES, _CONNECT_PAUSE = 3000, 0.02  # seconds; a shim serves nobody else while it starts a program

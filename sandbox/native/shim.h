@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define PACKET_MAX (1 << 20)  /* one command with its arguments */
+#define PACKET_MAX (2 << 20)  /* one command with its arguments: what Linux lets a program have */
 #define FIELDS_MAX 16384
 #define PASSED_MAX 16         /* descriptors per message */
 #define V1_MAX 8

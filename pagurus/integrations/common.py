@@ -1,0 +1,115 @@
+"""What all plug-ins share: the way to the daemon, a sandbox by image or checkpoint, commands as tools run them.
+
+Owns: environment variables, labels, the word by which a failure of the platform is known. Does not own: any tool.
+Guarantee: a failure of the platform is never given out as the result of a command. Its text begins with
+``pagurus/CODE:``, where CODE is from the closed table of :mod:`sandbox.errors`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sandbox import Client, ExecResult, Limits, Network, PagurusError, Sandbox, sync
+
+MAX_OUTPUT = 16 << 20  # bytes of each output of a command: what the daemon keeps at most
+TOOL = "pagurus.tool"  # label: the tool that a sandbox was made for
+
+
+def connect() -> Client:
+    """The daemon of PAGURUS_HOST (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local one."""
+    return Client(_variable("HOST"), token=_variable("TOKEN"), ca=_variable("CA"))
+
+
+def connect_blocking() -> sync.Client:
+    """The same, for tools without asyncio."""
+    return sync.Client(_variable("HOST"), token=_variable("TOKEN"), ca=_variable("CA"))
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(f"PAGURUS_{name}") or None
+
+
+def reason(error: PagurusError) -> str:
+    """How every plug-in names a failure of the platform.
+
+    >>> reason(PagurusError("no room"))
+    'pagurus/internal: no room'
+    """
+    return f"pagurus/{error.code}: {error}"
+
+
+def limits(*, cpus: float | None = None, memory_mb: float | None = None, disk_mb: float | None = None) -> Limits:
+    """Limits as tools give them. Tools know no limit of processes, so it is the host's."""
+    given: dict[str, Any] = {"processes": None}
+    if cpus:
+        given["cpus"] = float(cpus)
+    if memory_mb:
+        given["memory"] = f"{int(memory_mb)}MiB"
+    if disk_mb:
+        given["disk"] = f"{int(disk_mb)}MiB"
+    return Limits(**given)
+
+
+async def start(
+    host: Client,
+    *,
+    tool: str,
+    image: str | None = None,
+    checkpoint: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Sandbox:
+    """A sandbox for `tool`: from a checkpoint if one is named, else from an image."""
+    marks = {TOOL: tool, **(labels or {})}
+    if checkpoint is not None:
+        return (await host.fork(checkpoint, labels=marks))[0].sandbox
+    return await host.create(image or "debian", labels=marks, **options)
+
+
+def start_blocking(
+    host: Any,
+    *,
+    tool: str,
+    image: str | None = None,
+    checkpoint: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """The same, for tools without asyncio."""
+    marks = {TOOL: tool, **(labels or {})}
+    if checkpoint is not None:
+        return host.fork(checkpoint, labels=marks)[0].sandbox
+    return host.create(image or "debian", labels=marks, **options)
+
+
+async def run(
+    box: Sandbox,
+    command: str | Sequence[str],
+    *,
+    timeout: float | None = None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    user: str | int | None = None,
+    stdin: bytes = b"",
+) -> ExecResult:
+    """A command as tools run it: a text by bash, as a login shell does not; with all of its output."""
+    words = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
+    return await box.exec(
+        words,
+        timeout=timeout,
+        cwd=cwd,
+        env=dict(env or {}),
+        user=user,
+        stdin=stdin,
+        output_limit=MAX_OUTPUT,
+    )
+
+
+def text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def network(internet: bool) -> Network:
+    return Network.open() if internet else Network.none()
