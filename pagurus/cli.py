@@ -49,6 +49,7 @@ VERBS = {
     "cluster": Verb("hosts.cluster", "Hosts that work as one."),
     "migrate": Verb("hosts.migrate", "Let a running sandbox go on at another host of the cluster."),
     "gateway": Verb("hosts.gateway", "Models behind the gateway, and what agents said to them."),
+    "mcp": Verb("hosts.mcp", "Serve sandboxes as tools, by the Model Context Protocol."),
     "play": Verb("training.play", "Play one episode of an environment, turn by turn."),
     "eval": Verb("training.play", "Score a model at an environment: pass@1, pass@k."),
     "env": Verb("training.env", "Try an environment before anything learns from it."),
