@@ -29,7 +29,7 @@ MAX_MENTIONS = 16_384  # of texts, in all exchanges that travel
 MAX_ALONE = 2 << 20  # bytes of the newest answer, which travels where all else would be too much
 MAX_UNPACKED = 64 << 20  # bytes of all that is unpacked of a conversation
 _COLUMNS = (
-    "checkpoint, turn, key, path, state, started, ended, status, asked, answered, recorded, headers, envelope, "
+    "checkpoint, turn, key, path, state, started, ended, status, requested, answered, recorded, headers, envelope, "
     "response, request_bytes, response_bytes"
 )
 _NAMES = _COLUMNS.split(", ")

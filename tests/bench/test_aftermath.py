@@ -35,7 +35,7 @@ async def work(host):
             os._exit(3)
         await asyncio.Event().wait()
 
-host = BenchHost(aftermath.folder("pagurus-test-aftermath-", "/var/tmp"), Path(sys.argv[1]))
+host = BenchHost(aftermath.directory("pagurus-test-aftermath-", "/var/tmp"), Path(sys.argv[1]))
 (host.directory / "mounted").mkdir()
 subprocess.run(["mount", "-t", "tmpfs", "none", host.directory / "mounted"], check=True)
 host.start()

@@ -137,7 +137,8 @@ def test_who_was_ready_is_started_again_at_once_and_for_ever_only_if_it_works(
 def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", READY, str(run)]
     program = "import json, sys; from pathlib import Path; from coordinator import local; local.POLL_INTERVAL = 0.01\n"
-    program += "sys.exit(local.supervise(Path(sys.argv[1]), {'trainer': json.loads(sys.argv[2])}, spares=['trainer']))"
+    program += "roles = {'trainer': json.loads(sys.argv[2])}\n"
+    program += "sys.exit(local.supervise(Path(sys.argv[1]), roles, standbys=['trainer']))"
     watching = Program([sys.executable, "-c", program, str(run), json.dumps(argv)], cwd=CHECKOUT)
 
     def pids(kind: str) -> set[str]:

@@ -156,12 +156,12 @@ import asyncio, os, sys
 from dataclasses import replace
 from pathlib import Path
 from rollout.engine.launch import embedded, vllm
-from rollout.engine.standby import Spare
+from rollout.engine.standby import Standby
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
 async def main():
     folder, log, roles = map(Path, sys.argv[1:4])
-    launch = replace(embedded(slots=4), leaves=False, kept=True) if "kept" in sys.argv else embedded(slots=4)
+    launch = replace(embedded(slots=4), leaves=False, retained=True) if "kept" in sys.argv else embedded(slots=4)
     launch = vllm(python=Path(sys.argv[5]), slots=4) if "vllm" in sys.argv else launch
     engine = await EngineSupervisor(launch, folder, 0, log=log, roles=roles).__aenter__()
     print(engine.pid, flush=True)

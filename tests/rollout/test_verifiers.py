@@ -36,7 +36,7 @@ import verifiers.v1 as vf
 
 kind = load(Path(sys.argv[3])).environment
 found = asyncio.run(check(kind, None, range(5)))
-seen = {each.what: each.seen for each in found.findings}
+seen = {each.what: each.observed for each in found.findings}
 module = sys.modules[type(kind.tasks[0]).__module__]
 
 class Looking(module.SumTask):
@@ -86,7 +86,7 @@ async def work():
     said += [f'<tool_call>{{"name": "shelves_look", "arguments": {each}}}</tool_call>' for each in odd]
     texts = [(await env.step(None, each)).text for each in said]
     end = await env.step(None, "elm")
-    seen = {each.what: each.seen for each in found.findings}
+    seen = {each.what: each.observed for each in found.findings}
     return {"right": found.right, "oracle": seen[ORACLE], "null": seen[NULL], "texts": texts,
             "end": [end.done, end.reward], "tools": env.tools}
 
@@ -164,7 +164,7 @@ made = load_code("errands", Path(sys.argv[3]))
 told = {}
 for name in ("STATEFUL", "GUESSED"):
     found = asyncio.run(check(getattr(made, name), None, range(3)))
-    seen = {each.what: each.seen for each in found.findings}
+    seen = {each.what: each.observed for each in found.findings}
     told[name] = [found.right, seen[ORACLE], seen[NULL]]
 
 async def turns():

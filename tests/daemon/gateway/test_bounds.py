@@ -37,6 +37,6 @@ def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_hosts_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.checkpoints.capture.SPACE_KEPT", 1 << 62)
+    monkeypatch.setattr("daemon.checkpoints.capture.SPACE_RETAINED", 1 << 62)
     with pytest.raises(NoSpace, match="MiB more are needed"):
         line(Ledger(), tmp_path).need_space()

@@ -38,9 +38,9 @@ def _joined(bench: Bench, name: str) -> tuple[str, ...]:
 async def test_images_from_inside_are_those_from_outside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     sb = await bench.maker.create()
     real = dump.poll
-    monkeypatch.setattr(dump, "look", lambda pidfd: replace(real(pidfd), joined=()))
+    monkeypatch.setattr(dump, "poll", lambda pidfd: replace(real(pidfd), joined=()))
     outside = await _capture(bench, sb, "outside")
-    monkeypatch.setattr(dump, "look", real)
+    monkeypatch.setattr(dump, "poll", real)
     await bench.checkpointer.forget(sb)
     inside = await _capture(bench, sb, "inside")
     kinds = image_files.messages()

@@ -237,7 +237,7 @@ def test_a_copy_leaves_sockets_and_devices_out(top: Path, tmp_path: Path) -> Non
 def test_a_difference_that_is_too_long_to_tell_is_refused(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diff, "MAX_TOLD", 10_000)
+    monkeypatch.setattr(diff, "MAX_REPORTED", 10_000)
     monkeypatch.setattr(facts, "MAX_PATHS", 10_000)
     deepen(top, 100)
     (tmp_path / "empty").mkdir()
