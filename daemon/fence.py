@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from daemon.host.fence import HELD, LOCK, MARGIN, clock, read
 from sandbox.container.cgroup import PARENT, hierarchy
+from sandbox.criu.carried.frozen import continue_calls
 
 POLL_INTERVAL = 0.02  # seconds between two looks
 URGENT = -15  # nice value, where it may not be scheduled in real time: it must run when it is time, on a busy host too
@@ -28,8 +30,13 @@ def freeze(run: Path, frozen: bool) -> None:
             continue  # it stands still because it leaves, or may arrive
         with contextlib.suppress(OSError):  # it ends, or has no group yet: looked at again
             switch = groups / name / "cgroup.freeze"
-            if switch.read_text().strip() != str(int(frozen)):
-                switch.write_text(str(int(frozen)))
+            if switch.read_text().strip() == str(int(frozen)):
+                continue
+            if frozen:
+                switch.write_text("1")
+            else:  # the daemon has the inspector's notes and may be dead: waits begin anew, and return from none
+                pids = [int(pid) for pid in (groups / name / "cgroup.procs").read_text().split()]
+                continue_calls(pids, None, functools.partial(switch.write_text, "0"))
 
 
 def main(run: Path) -> int:

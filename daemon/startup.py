@@ -46,6 +46,7 @@ from sandbox.container import layer
 from sandbox.container.cgroup import STANDSTILL, parse_bytes
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
+from sandbox.criu.carried import frozen
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.errors import PagurusError, SandboxDead
 from sandbox.image.store import ImageStore
@@ -247,7 +248,8 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
         await detach_all(host.attachments, row, Container(spec))
     else:
         if not live.held:
-            container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
+            # A checkpoint may have been cut short while it held the sandbox still.
+            await asyncio.to_thread(frozen.thaw, container, host.services.inspector.notes)
         host.services.inspector.watch(container.cgroup.id)
         await asyncio.to_thread(excluded.again, container, host.services.inspector, list(row.programs.values()))
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)

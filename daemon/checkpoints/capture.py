@@ -154,7 +154,7 @@ class Capturer:
         except BaseException as error:  # also the caller's cancellation: nothing half taken stays, and it stays owed
             if hold:
                 with contextlib.suppress(OSError):  # there may be no group any more
-                    container.cgroup.thaw()
+                    await asyncio.shield(asyncio.to_thread(frozen.thaw, container, self.inspector.notes))
             escalates = isinstance(error, NeedsDump)
             processes = row.verdict.processes or escalates
             if not escalates:

@@ -40,6 +40,7 @@ from daemon.host.leave import mark
 from daemon.turns.turns import LiveSandbox
 from sandbox.content import dumpfile
 from sandbox.content.renewed import Former
+from sandbox.criu.carried import frozen
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest
@@ -172,7 +173,7 @@ class Arrivals:
         mark(host, live).unlink()  # before the row: who takes it over after a crash lets it go on
         prepared.undo.callback(host.services.catalogue.later, drop_sandbox(live.row.id))
         await host.services.catalogue.write([put_sandbox(live.row)], durable=True)
-        live.container.cgroup.thaw()
+        await asyncio.to_thread(frozen.thaw, live.container, host.services.inspector.notes)
 
     # ----------------------------------------------------------------- ahead
 

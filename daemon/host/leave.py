@@ -16,6 +16,7 @@ Guarantee: from the last checkpoint until it is released nothing of the sandbox 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from daemon.checkpoints.inflight import InFlight
 from daemon.host.fence import HELD
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
+from sandbox.criu.carried import frozen
 from sandbox.messages import CheckpointState
 from sandbox.messages.cluster import ConversationExport, HeldSandbox
 
@@ -83,7 +85,7 @@ async def release(host: Host, live: LiveSandbox) -> None:
     mark(host, live).unlink(missing_ok=True)
     live.held = False
     if live.container_or_none is not None:
-        live.container.cgroup.thaw()
+        await asyncio.to_thread(frozen.thaw, live.container, host.services.inspector.notes)
 
 
 async def left(host: Host, live: LiveSandbox) -> str:

@@ -385,17 +385,23 @@ class Cgroup:
     def freeze(self) -> None:
         _write(self.path / "cgroup.freeze", 1)
 
+    @property
+    def frozen(self) -> bool:
+        """Whether its processes stand still, or will as soon as they leave the kernel."""
+        return (self.path / "cgroup.freeze").read_text().strip() == "1"
+
     @contextlib.asynccontextmanager
-    async def capacity(self, limits: Limits) -> AsyncIterator[None]:
+    async def capacity(self, limits: Limits, thaw: Callable[[], None]) -> AsyncIterator[None]:
         """Meanwhile a helper that counts against the limit finds room, though the sandbox has all its processes.
 
-        They stand still, so that none of them takes it. Who stood still before stays so: a restore may hold them.
+        They stand still, so that none of them takes it, until `thaw`, which may block. Who stood still before stays so:
+        a restore may hold them.
         """
         path = self.v1.get("pids")
         if path is None or limits.processes is None:
             yield
             return
-        held = (self.path / "cgroup.freeze").read_text().strip() == "1"
+        held = self.frozen
         self.freeze()
         try:
             for _ in range(FREEZING):  # one that does not stop may take it
@@ -407,7 +413,7 @@ class Cgroup:
         finally:
             _write(path / "pids.max", limits.processes + SHIM_TASKS)
             if not held:
-                self.thaw()
+                await asyncio.shield(asyncio.to_thread(thaw))
 
     def join(self, pid: int) -> None:
         """Take a process of the host into all groups that the sandbox's processes are in."""

@@ -243,7 +243,13 @@ class Checkpointer:
             undo.callback(images.rmdir)
             freezer = passed.enter_context(restoring.RestoreHold(container).file()) if hold else None
             ready = await dump.ready(
-                container, self.cache, images, outside=outside, result=[self._notes, freezer], tracks=self._tracks
+                container,
+                self.cache,
+                images,
+                outside=outside,
+                notes=self._notes,
+                freezer=freezer,
+                tracks=self._tracks,
             )
             undo.pop_all()
         return dataclasses.replace(ready, holds=hold)

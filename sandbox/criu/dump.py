@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, refused_traced, traced
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings
+from sandbox.criu.carried.frozen import thaw
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
@@ -117,14 +119,16 @@ async def ready(
     images: Path,
     *,
     outside: bool = False,
-    result: Sequence[int | None] = (),
+    notes: int | None = None,
+    freezer: int | None = None,
     tracks: bool = False,
 ) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.inside`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
-    IPC, though there are no System V objects now; they come and go. `result`: see :attr:`sandbox.criu.rpc.Root.result`.
-    `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
+    IPC, though there are no System V objects now; they come and go. `notes`: the inspector's map of waits. `freezer`:
+    the file of the freezer, by which the sandbox stands still at the end. `tracks`: a
+    :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
     try:
         inside = await asyncio.to_thread(_poll, container)
@@ -149,7 +153,7 @@ async def ready(
             except ShimError as error:
                 if error.errno != errno.EAGAIN:
                     raise
-            async with container.cgroup.capacity(container.spec.limits):
+            async with container.cgroup.capacity(container.spec.limits, functools.partial(thaw, container, notes)):
                 return await attempt()
         except ShimError as error:
             if error.errno == errno.EAGAIN:
@@ -159,7 +163,7 @@ async def ready(
 
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
-        root = rpc.Root(cache, images, result=result, preload=paths.written() if tracks else None)
+        root = rpc.Root(cache, images, result=[notes, freezer], preload=paths.written() if tracks else None)
         worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
         undo.pop_all()
     return Ready(worker, inside, images, tracks=tracks)

@@ -2,14 +2,16 @@
 
 ::
 
-    pagurus bench transparency [--json] [--seconds N] [--calls WORD,...] [--row N] [--pace N] [--languages WORD,...]
+    pagurus bench transparency [--json] [--seconds N] [--calls WORD,...] [--row N] [--pace N] [--fresh N]
+                               [--languages WORD,...]
 
 Through the whole daemon: groups of blocking calls (native/waits.c: timed and not, with and without signal masks, each
 by the main thread of a process and by another one) and programs in several languages wait for N seconds in a sandbox.
 In the middle it is checkpointed. What is told in the end by the sandbox that ran on is `live`, by a fork of that
 checkpoint `forked`, and by the sandbox once it was restored to that checkpoint `restored`. Then the calls wait through
---row turns, one every --pace seconds, each of which is checkpointed with its processes: `in a row`. A sandbox beside
-each of these, in which the same waits at the same time and nothing is dumped, is the `control`.
+--row turns, one every --pace seconds, each of which is checkpointed with its processes: `in a row`. Last, the first
+sandbox of each of --fresh daemons that have just started is checkpointed, of the files alone as well: `first`. A
+sandbox beside each of the others, in which the same waits at the same time and nothing is dumped, is the `control`.
 
 Of each of these: `calls` (outcomes told), `returned_early` (before their time, or with another result), `late_ms`,
 `standstill_ms` (for how long that sandbox was frozen, in total, or the restore took as well), `beyond_ms` (how much
@@ -55,6 +57,8 @@ EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the cloc
 EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
 BEYOND_LIMIT_MS = 5.0  # by which a call may be later than its sandbox stood still: `slow` names those that were
 TIMEOUT = 60.0
+FIRST = ("nanosleep", "poll", "select", "epoll_wait", "futex")
+FIRST_CHECKPOINTS = 5
 #: Calls that may be done early after a restore: a restored socket takes less of the room for what is queued.
 CAPACITY_AGAIN = frozenset({"send", "send_timed"})
 #: Calls whose time is measured by the kernel's wheel of timers, in steps of up to an eighth of what is asked for.
@@ -122,7 +126,9 @@ class Results:
     """All outcomes."""
 
     def __init__(self) -> None:
-        self.ways: dict[str, Tally] = {way: Tally() for way in ("live", "forked", "restored", "in a row", "control")}
+        self.ways: dict[str, Tally] = {
+            way: Tally() for way in ("live", "forked", "restored", "in a row", "first", "control")
+        }
         self.failures: list[str] = []
         self.missing: dict[str, str] = {}
         self.ran: set[str] = set()
@@ -272,6 +278,29 @@ async def in_a_row(client: Client, results: Results, row: int, pace: float, name
     }
 
 
+async def first_of_a_daemon(results: Results, tree: Path, seconds: float) -> None:
+    """Wait in the first sandbox of a daemon that has just started; each call is started by a command of its own."""
+    host = BenchHost(aftermath.directory("pagurus-transparency-", "/var/tmp"), tree)
+    try:
+        await asyncio.to_thread(host.start)
+        async with host.client() as client, client.create(IMAGE, limits=LIMITS) as sandbox:
+            for name in FIRST:
+                said = f"</dev/null >/tmp/{name}.said 2>&1 &"
+                await sandbox.exec(f"{languages.CALLS} {seconds:g} /tmp/{name} {name} {said}")
+            frozen = 0.0
+            for number in range(FIRST_CHECKPOINTS):
+                frozen += (await sandbox.checkpoint()).frozen_ms
+                written = await sandbox.exec(f"echo {number} > /tmp/file")
+                if written.checkpoint:
+                    frozen += (await sandbox.captured(written)).frozen_ms
+            for name in FIRST:
+                await until(sandbox, f"test -e /tmp/{name}.done", seconds)
+                reported = await sandbox.exec(f"cat /tmp/{name}", ends_turn=False)
+                results.add("first", reported.stdout.decode(), seconds, frozen, {})
+    finally:
+        await asyncio.to_thread(host.clean)
+
+
 async def adds(tree: Path, rounds: int) -> dict[str, Any]:
     """Frozen milliseconds with the plugin and with an empty one, interleaved."""
     with (
@@ -327,6 +356,8 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
             ]
     finally:
         await asyncio.to_thread(host.clean)
+    for _ in range(options.fresh):
+        await first_of_a_daemon(results, tree, options.seconds)
     return {
         **results.metrics(),
         "row": row,
@@ -351,6 +382,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--calls", default="", help="only those whose name holds one of these words (commas between)")
     parser.add_argument("--row", type=int, default=100, help="checkpoints in a row; 0: none")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one to the next")
+    parser.add_argument("--fresh", type=int, default=4, help="daemons that have just started")
     parser.add_argument("--rounds", type=int, default=20, help="dumps with and without, for what it adds")
     parser.add_argument("--languages", default=",".join(languages.COMMANDS), help="only these; empty: none")
     parser.add_argument("--image", default="debian")

@@ -2,8 +2,8 @@
 
 Owns: which threads wait in calls that the kernel ends with EINTR after a freeze. Does not own: how such a call
 continues (native/frozen.c), freezing.
-Guarantee: :func:`thaw` thaws, whatever else fails. Only threads in one of the calls of CALLS, or in a call on a socket,
-are traced, and only while they are frozen.
+Guarantee: :func:`continue_calls` thaws, whatever else fails. Only threads in one of the calls of CALLS, or in a call on
+a socket, are traced, and only while they are frozen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sandbox import paths, procfs
@@ -31,21 +31,27 @@ _one_at_a_time = threading.Lock()  # the library holds the time-outs of one sand
 
 def thaw(container: Container, notes: int | None) -> None:
     """Let a frozen sandbox continue. `notes`: the inspector's map of waits. Blocks; on one thread, the tracer's."""
+    if container.cgroup.frozen:
+        continue_calls(container.tasks(), notes, container.cgroup.thaw)
+
+
+def continue_calls(pids: list[int], notes: int | None, thaw: Callable[[], object]) -> None:
+    """The same for the processes of any frozen group, which `thaw` lets run."""
     try:
-        threads = list(interrupted(container.tasks()))
+        threads = list(interrupted(pids))
         library = _library() if threads else None
     except BaseException:
-        container.cgroup.thaw()
+        thaw()
         raise
     if library is None:
-        container.cgroup.thaw()
+        thaw()
         return
     with _one_at_a_time:
         try:
             numbers = (ctypes.c_int * (2 * len(threads)))(*(number for pair in threads for number in pair))
             library.pagurus_continue_calls(-1 if notes is None else notes, numbers, ctypes.c_size_t(len(threads)))
         finally:
-            container.cgroup.thaw()
+            thaw()
         library.pagurus_after_thaw()
 
 

@@ -78,7 +78,7 @@ async def test_room_for_a_helper_lets_nobody_run_whom_a_restore_holds(group: Cgr
         group.apply(limits)
         if held:
             group.freeze()
-        async with group.capacity(limits):
+        async with group.capacity(limits, group.thaw):
             pass
         assert (group.path / "cgroup.freeze").read_text().strip() == str(int(held))
     finally:

@@ -7,6 +7,7 @@ by another one, and tells when it returned and whether with what it should.
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from daemon import fence
 from daemon.verdict.judge import judge
 from ebpf.inspector import Inspector
 from sandbox import paths
@@ -39,6 +41,9 @@ GROUPS = {
     "messages": "semtimedop semop msgrcv msgsnd read_eventfd read_timerfd read_signalfd flock wait4",
     "sockets": "recv recv_timed read_timed recvmsg_udp_timed accept",
 }
+
+#: Calls that the kernel ends with EINTR after any interruption (signal(7)).
+NEVER_RESTARTED = "epoll_wait epoll_pwait epoll_pwait2 semtimedop sigtimedwait recv_timed accept_timed"
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,33 @@ async def test_waits_continue_after_freezes(observed: Bench, inspector: Inspecto
     result = await outcome(container)
     assert result == dict.fromkeys(result, "")
     assert len(result) == 2 * len(GROUPS[group].split())
+
+
+async def test_waits_continue_after_a_helper_had_room(observed: Bench, inspector: Inspector, program: Path) -> None:
+    """A sandbox with all the processes that it may have stands still while CRIU is started."""
+    container = await sandbox(observed, inspector, program)
+    await enter(container, NEVER_RESTARTED)
+    thaw = functools.partial(frozen.thaw, container, inspector.notes)
+    async with container.cgroup.capacity(container.spec.limits, thaw):
+        await asyncio.to_thread(until_frozen, container)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(NEVER_RESTARTED.split())
+
+
+async def test_waits_continue_after_a_lease_was_renewed(
+    observed: Bench, inspector: Inspector, program: Path, tmp_path: Path
+) -> None:
+    """The process that froze the sandbox has no notes of the inspector: waits may last longer, and none ends early."""
+    container = await sandbox(observed, inspector, program)
+    (tmp_path / "sandboxes" / container.spec.id).mkdir(parents=True)
+    await enter(container, NEVER_RESTARTED)
+    fence.freeze(tmp_path, True)
+    await asyncio.to_thread(until_frozen, container)
+    fence.freeze(tmp_path, False)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(NEVER_RESTARTED.split())
 
 
 @pytest.mark.parametrize("group", GROUPS)
