@@ -3,7 +3,7 @@
 STEP=parity
 . "$(dirname "$0")/lib.sh"
 
-PROGRAMS="python3 libpython3-testsuite procps iproute2 gcc g++ libc6-dev gdb strace sudo iputils-ping ccache make cmake
+PROGRAMS="python3 libpython3.11-testsuite procps iproute2 gcc g++ libc6-dev gdb strace sudo iputils-ping ccache make cmake
     valgrind bsdutils perl git nodejs default-jdk-headless golang-go stress-ng acl attr bc file less man-db zip unzip
     postgresql redis-server nginx-light cron tmux vim-tiny openssh-server openssh-client sqlite3 gunicorn lsof socat"
 TREE=/var/lib/pagurus/parity-tree
@@ -25,9 +25,13 @@ if [ ! -d "$TREE" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$TREE.new/usr/sbin/policy-rc.d" # no package starts its service here
     chmod 755 "$TREE.new/usr/sbin/policy-rc.d"
     mkdir -p "$TREE.new/usr/share/man/man1" "$TREE.new/usr/share/man/man7"
+    mount -t proc proc "$TREE.new/proc" # which the installation of a JVM reads
+    trap 'umount "$TREE.new/proc"' EXIT
     # shellcheck disable=SC2086 # a list of packages
     ABOUT=400 quiet parity-programs chroot "$TREE.new" apt-get install -y --no-install-recommends $PROGRAMS ||
         die "the programs could not be installed" "see $LOGS/parity-programs.log"
+    umount "$TREE.new/proc"
+    trap - EXIT
     rm -rf "$TREE.new/usr/sbin/policy-rc.d" "$TREE.new"/var/cache/apt/archives/*.deb
     mv "$TREE.new" "$TREE"
 fi

@@ -33,6 +33,9 @@ ASIDE = "pagurus-aside"
 ASIDE_WEIGHT = 50  # of its processor time; an ordinary process has 100, all sandboxes together at least as much
 _SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
 CONTROLLERS = ("memory", "cpu", "pids", "devices")
+#: Of v1, in which sandboxes have no group of their own. A JVM looks at its limits only where it sees these as well.
+SHOWN_CONTROLLERS = ("cpuacct", "cpuset")
+SHOWN = "pagurus-shown"  # an empty group of each, which stands for a sandbox's own
 V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
@@ -96,6 +99,7 @@ class Hierarchy:
 
     unified: Path
     v1: dict[str, Path] = field(default_factory=dict)  # controller -> mount point
+    shown: dict[str, Path] = field(default_factory=dict)  # likewise, of SHOWN_CONTROLLERS
 
     @property
     def pure(self) -> bool:
@@ -107,6 +111,7 @@ def hierarchy() -> Hierarchy:
     """The host's control group mounts, read once."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
+    shown: dict[str, Path] = {}
     for _, point, kind, options in procfs.mounts():
         if kind == "cgroup2" and unified is None:
             unified = Path(point)
@@ -114,9 +119,11 @@ def hierarchy() -> Hierarchy:
             for name in options.split(","):  # the first wins: CRIU mounts others for a moment elsewhere
                 if name in CONTROLLERS:
                     v1.setdefault(name, Path(point))
+                elif name in SHOWN_CONTROLLERS:
+                    shown.setdefault(name, Path(point))
     if unified is None:
         raise Unsupported("no cgroup v2 hierarchy is mounted", hint="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
-    return Hierarchy(unified, v1)
+    return Hierarchy(unified, v1, shown)
 
 
 def _write(path: Path, value: str | int) -> None:
@@ -148,6 +155,8 @@ def prepare_host() -> None:
         _remount(host.unified, "favordynmods")
     for mount in (host.unified, *host.v1.values()):
         (mount / PARENT).mkdir(exist_ok=True)
+    for mount in host.shown.values():
+        (mount / SHOWN).mkdir(exist_ok=True)
     if "pids" in host.v1:
         _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
     if "cpu" in host.v1:  # as much as an ordinary process on each processor: v1 gives it as much as one on all
@@ -181,6 +190,20 @@ def step_aside() -> None:
 def _remount(point: Path, options: str) -> None:
     flags = ctypes.c_ulong(_MS_REMOUNT)
     checked(library.mount(None, os.fsencode(point), None, flags, options.encode()), str(point))
+
+
+def shown_group(group: Cgroup, controller: str) -> Path | None:
+    """What a sandbox sees of a controller of v1, or as "cgroup" of v2; None: this host has no such hierarchy."""
+    if controller == "cgroup":
+        return group.path if group.pure else None
+    host = hierarchy()
+    if (own := group.v1.get(controller)) is not None:
+        return own
+    mount = host.shown.get(controller)
+    if mount is None:
+        return None
+    joint = next((path for path in group.v1.values() if path.parent.parent == mount), None)  # mounted as "cpu,cpuacct"
+    return joint or mount / SHOWN
 
 
 class Cgroup:

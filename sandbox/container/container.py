@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import paths
-from sandbox.container import endings, spawn
+from sandbox.container import endings, kernel_views, spawn
 from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
 from sandbox.container.excluded import ExclusionGroup
@@ -178,6 +178,12 @@ class Container:
         """Target of each bind, and where the shim has its source."""
         return [(bind.target, self.spec.run_dir / "mounts" / str(n)) for n, bind in enumerate(self.spec.binds)]
 
+    @property
+    def views(self) -> list[tuple[str, str, Path]]:
+        """Name and target of each part of the kernel that it sees, and where the shim has it."""
+        result = kernel_views.places(self.spec.run_dir)
+        return [(name, kernel_views.TARGETS[name], place) for name, place in result.items()]
+
     def trees(self) -> tuple[Path, dict[str, Path]]:
         """Where the shim has the root of the sandbox, and the source of each bind by its target. Raises SandboxDead."""
         own = self.outside.root
@@ -187,6 +193,9 @@ class Container:
         for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
             await asyncio.to_thread(passable, place, self.spec.run_dir)
             await self.call("bind", str(bind.source), str(place), target, int(bind.read_only))
+        views = await asyncio.to_thread(lambda: list(kernel_views.make(self.spec.run_dir, self.cgroup)))
+        for source, place, target in views:
+            await self.call("view", source, str(place), target)
 
     async def _mount(self) -> None:
         await asyncio.to_thread(quota.count, self.tree, self.spec.id)

@@ -37,7 +37,7 @@ from sandbox.criu.carried import other_names, settings
 from sandbox.criu.carried.frozen import thaw
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
-from sandbox.criu.gate.images import EXTERNAL_MOUNT
+from sandbox.criu.gate.images import EXTERNAL_MOUNT, VIEW_MOUNT
 from sandbox.criu.inside import Inside, poll
 from sandbox.criu.open_files import OpenFiles, held_files
 from sandbox.descriptors import closing
@@ -340,7 +340,10 @@ def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
         leave_running=True,
         ghost_limit=GHOST_LIMIT,
         network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
-        external=[f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)],
+        external=[
+            *(f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)),
+            *(f"mnt[{target}]:{VIEW_MOUNT}{name}" for name, target, _ in container.views),
+        ],
         irmap_scan_paths=watched,
         timeout=MAX_SEIZE,
         log_file=LOG,

@@ -31,7 +31,7 @@ from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
 from sandbox.criu import lingering, rpc
 from sandbox.criu.carried import amend, memory, other_names, settings, sysv
-from sandbox.criu.gate.images import EXTERNAL_MOUNT
+from sandbox.criu.gate.images import EXTERNAL_MOUNT, VIEW_MOUNT
 from sandbox.criu.rewrite import AdaptedImages
 from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
@@ -146,11 +146,16 @@ async def _spawn(
             join = ("cgroup",) if waits else ()
             return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
-        root = rpc.Root(cache, images, container.root, [place for _, place in container.binds], [notes])
+        root = rpc.Root(cache, images, container.root, _mounted(container), [notes])
         return WarmCriu(await rpc.CriuWorker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _mounted(container: Container) -> list[Path]:
+    """What the shim has of the host that CRIU is to mount: the binds, then the views of the kernel."""
+    return [*(place for _, place in container.binds), *(place for _, _, place in container.views)]
 
 
 async def restore(
@@ -168,8 +173,9 @@ async def restore(
     own_network = images.own_network
     images_dir = f"{rpc.IMAGES}/{images.directory.name}"
     options = rpc.options(images_dir=images_dir, root=rpc.SANDBOX, rst_sibling=True, log_file=LOG)
-    for number in range(len(container.binds)):
-        options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{rpc.MOUNTS}/{number}")
+    keys = [f"{EXTERNAL_MOUNT}{number}" for number in range(len(container.binds))]
+    keys += [f"{VIEW_MOUNT}{name}" for name, _, _ in container.views]
+    options.external.extend(f"mnt[{key}]:{rpc.MOUNTS}/{number}" for number, key in enumerate(keys))
     if own_network:
         options.empty_ns = namespaces.IDS["net"]
     for key, number in process.inherited.items():

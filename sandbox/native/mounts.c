@@ -162,6 +162,25 @@ const char *make_bind(struct shim *s, const char *from, bool read_only, struct b
     return stage;
 }
 
+/* What a sandbox sees of the kernel: a mount of sysfs in our network namespace, or a clone of a directory of the host's
+ * control groups, which cannot be idmapped. Nobody writes to either. */
+const char *make_view(const char *from, struct bind *bind) {
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC};
+    if (strcmp(from, "sysfs") == 0) {
+        if (mount("sysfs", bind->source, "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount sysfs";
+        return syscall(SYS_mount_setattr, AT_FDCWD, bind->source, 0, &attr, sizeof attr) < 0 ? "view" : NULL;
+    }
+    int tree = tree_clone(from);
+    if (tree < 0) return "view source";
+    const char *stage = NULL;
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) stage = "view";
+    else if (syscall(SYS_move_mount, tree, "", AT_FDCWD, bind->source, MOVE_MOUNT_F_EMPTY_PATH) < 0) stage = "view place";
+    int saved = errno;
+    close(tree);
+    errno = saved;
+    return stage;
+}
+
 static int open_below(int root, const char *path) {
     struct open_how how = {
         .flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
@@ -202,7 +221,8 @@ const char *make_targets(const struct shim *s) {
     setfsgid(s->uid_base);
     setfsuid(s->uid_base);
     int failed = 0;
-    for (int i = 0; i < s->bind_count && !failed; i++) failed = make_below(root, s->bind[i].target) < 0;
+    for (int i = 0; i < s->bind_count && !failed; i++)
+        failed = !s->bind[i].view && make_below(root, s->bind[i].target) < 0;
     int saved = errno;
     setfsuid(0);
     setfsgid(0);
@@ -243,6 +263,7 @@ static const char *place_binds(const struct shim *s, const int sources[BINDS_MAX
 static const char *const masked[] = {
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
     "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+    "/sys/devices/virtual/powercap", "/sys/firmware",
 };
 static const char *const read_only[] = {
     "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",

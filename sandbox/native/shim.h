@@ -20,12 +20,13 @@
 #define V1_MAX 8
 #define ID_RANGE 65536
 #define MAX_GROUPS 256      /* supplementary groups of a command */
-#define BINDS_MAX 16          /* directories of the host below a sandbox's root */
+#define BINDS_MAX 24          /* directories of the host below a sandbox's root: 16, and what it sees of the kernel */
 #define URGENT (-10)          /* nice value of the shim and of CRIU; a sandbox's own processes get 0 */
 
 struct bind {
     char source[PATH_MAX];    /* where it lies in our mount namespace: an idmapped clone */
     char target[PATH_MAX];    /* in the sandbox, absolute */
+    bool view;                /* of the kernel: its mount point lies in the runtime layer, or in another view */
 };
 
 struct shim {
@@ -98,6 +99,7 @@ const char *make_idmap(struct shim *s);
 const char *mount_overlay(struct shim *s, const char *tree, const char *image);
 const char *share_root(const struct shim *s);
 const char *make_bind(struct shim *s, const char *from, bool read_only, struct bind *bind);
+const char *make_view(const char *from, struct bind *bind);
 const char *make_targets(const struct shim *s);
 const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
 const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);

@@ -71,8 +71,6 @@ DIFFERENCES: dict[str, str] = {
     "io_uring is refused": "Debian 12's Docker (20.10) still allows it; Docker refuses it since version 25, as we do",
     "chown to an id above 65,536": "a sandbox has 65,536 ids of its own; Docker without user namespaces has the host's",
     "F_NOTIFY": "nothing in /proc shows such a notice, so no dump could bring it back; inotify works",
-    "sysfs": "no /sys yet",
-    "its own cgroup": "no view of the cgroup yet: tell programs that size themselves their limits",
     "a terminal by its name": "no /dev/tty: CRIU cannot dump who holds it while another is in the foreground",
     "landlock": "nothing in /proc shows a rule that is in force, so a restore would lose it",
 }

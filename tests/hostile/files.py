@@ -23,7 +23,16 @@ _FILES = {
     " attempt(p, lambda: read(p) or (_ for _ in ()).throw(ValueError('empty')))",
     "read masked files": "for p in ('/proc/keys', '/proc/timer_list', '/proc/interrupts'):"
     " attempt(p, lambda: read(p) or (_ for _ in ()).throw(ValueError('empty')))",
-    "find sysfs": "attempt('sys', lambda: os.listdir('/sys') or (_ for _ in ()).throw(ValueError('empty')))",
+    "write sysfs and control groups": (
+        "opened = []\n"
+        "for top, _, names in os.walk('/sys'):\n"
+        "    for name in names:\n"
+        "        try: opened.append(os.open(os.path.join(top, name), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK))\n"
+        "        except OSError: pass\n"
+        "attempt('sys', lambda: opened or (_ for _ in ()).throw(ValueError('none opens')))"
+    ),
+    "read firmware": "attempt('firmware', lambda: os.listdir('/sys/firmware') or"
+    " (_ for _ in ()).throw(ValueError('empty')))",
     "make a block device": "attempt('mknod', os.mknod, '/tmp/disk', 0o60666, os.makedev(254, 0))",
     "make /dev/mem": "attempt('mknod', os.mknod, '/tmp/mem', 0o20666, os.makedev(1, 1))",
     "make /dev/kvm": "attempt('mknod', os.mknod, '/tmp/kvm', 0o20666, os.makedev(10, 232))",

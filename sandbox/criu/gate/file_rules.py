@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
-from sandbox.container import namespaces
+from sandbox.container import kernel_views, namespaces
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import other_names
 from sandbox.criu.gate.images import (
@@ -27,6 +27,7 @@ from sandbox.criu.gate.images import (
     PIDS,
     REG,
     TTY,
+    VIEW_MOUNT,
     CriuImages,
     GateLookups,
     ImagePath,
@@ -69,7 +70,11 @@ MASKED = frozenset(
         " bus fs irq sys sysrq-trigger",
     )
 )
+COVERED_VIEWS = frozenset({"/sys/firmware", "/sys/devices/virtual/powercap"})  # likewise, below /sys
+VIEWS = {target: name for name, target in kernel_views.TARGETS.items()}
 COVERS = frozenset({"/dev/null", "/.pagurus/empty"})
+#: In which nothing can be made or removed, so that CRIU opens there what there is.
+KERNEL_MOUNTS = {"/proc", "/dev/pts", *MASKED, *VIEWS, *COVERED_VIEWS}
 PROC, DEVPTS, OVERLAY = 1, 6, 17  # fstype
 MOUNT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048 | (1 << 21)  # ro, nosuid, nodev, noexec, noatime, nodiratime, relatime
 
@@ -101,6 +106,9 @@ def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
         need(not entry.flags & ~MOUNT_FLAGS and not entry.sb_flags, f"{place} has flags {entry.flags:#x}")
         root = raw(entry.root).decode("utf-8", "replace")
         parent = roots["/proc" if point in MASKED else "/"]
+        if point in VIEWS or point in COVERED_VIEWS:
+            need(_is_view(entry, point, root, roots), f"{place} is of no sandbox")
+            continue
         key = entry.ext_key
         if point == "/":
             good = entry.fstype == OVERLAY and root == "/" and not key
@@ -115,11 +123,22 @@ def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
             good = isinstance(key, str) and re.fullmatch(EXTERNAL_MOUNT + r"\d{1,2}", key) is not None
             target.mounts.append(point)
         need(good, f"{place} is of no sandbox")
+    entries = [entry for entry in entries if points[entry.mnt_id] not in VIEWS]
     keys = [entry.ext_key for entry in entries if entry.ext_key]
     need(sorted(keys) == sorted(f"{EXTERNAL_MOUNT}{number}" for number in range(len(keys))), "a mount of the host")
     by_key = {entry.ext_key: points[entry.mnt_id] for entry in entries if entry.ext_key}
     target.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(keys))]
     return points
+
+
+def _is_view(entry: Record, point: str, root: str, roots: Mapping[str, int]) -> bool:
+    """Whether a mount is a part of the kernel's that the shim shows, in its place; or what covers a part of /sys."""
+    above = "/" if point == "/sys" else "/sys/fs/cgroup" if point.startswith("/sys/fs/cgroup/") else "/sys"
+    if entry.parent_mnt_id != roots.get(above):
+        return False
+    if point in COVERED_VIEWS:
+        return bool(entry.fstype == OVERLAY and root in COVERS and not entry.ext_key)
+    return bool(entry.ext_key == VIEW_MOUNT + VIEWS[point])
 
 
 def check_files(images: CriuImages, mounts: Mapping[int, str], target: GateLookups) -> dict[int, Record]:
@@ -235,7 +254,7 @@ def _regular(
     link = bool(file.flags & O_PATH and file.flags & O_NOFOLLOW)
     named = ImagePath(path, mount, file.id, file.mode, link)
     kind, ghost, number = remap or (None, None, 0)
-    if mount == "/proc" or mount in MASKED or mount == "/dev/pts":
+    if mount in KERNEL_MOUNTS:
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
         target.ghosts.append(ImagePath(path, mount, file.id, ghost.mode, ghost=number))
@@ -260,7 +279,7 @@ def _socket(socket: Record, mounts: Mapping[int, str], target: GateLookups) -> N
         path = _path(socket.name_dir, f"the directory of socket {socket.id}").rstrip(b"/") + b"/" + path
     need(b"\0" not in path, f"socket {socket.id} has no path")
     mount = mounts.get(socket.mnt_id, "/")
-    need(mount != "/proc" and mount not in MASKED, f"socket {socket.id} lies in /proc")
+    need(mount not in KERNEL_MOUNTS, f"socket {socket.id} lies in /proc")
     if socket.HasField("file_perms"):
         need(max(socket.file_perms.uid, socket.file_perms.gid) < IDS, f"socket {socket.id} belongs to nobody here")
     target.sockets.append(ImagePath(path, mount, socket.id, S_IFSOCK))

@@ -24,6 +24,7 @@ MAX_FILES = 1 << 20
 PAGE = 4096
 OPEN_FLAGS = 0o37776003  # what stays in the flags of an open file: neither O_CREAT, O_EXCL, O_NOCTTY nor O_TRUNC
 REG, PIPE, FIFO, NS, FANOTIFY, TTY = 1, 2, 3, 14, 12, 11
+VIEW_MOUNT = "pagurus-view-"  # likewise of what it sees of the kernel, before its name (container/kernel_views.py)
 EXTERNAL_MOUNT = "pagurus-mount-"  # the key of a directory of the host in the images, before its number
 
 
