@@ -32,10 +32,8 @@ SHIMS = "_shims"
 ASIDE = "pagurus-aside"
 ASIDE_WEIGHT = 50  # of its processor time; an ordinary process has 100, all sandboxes together at least as much
 _SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
-CONTROLLERS = ("memory", "cpu", "pids", "devices")
-#: Of v1, in which sandboxes have no group of their own. A JVM looks at its limits only where it sees these as well.
-SHOWN_CONTROLLERS = ("cpuacct", "cpuset")
-SHOWN = "pagurus-shown"  # an empty group of each, which stands for a sandbox's own
+#: Of v1. A JVM looks at its limits only where it sees a group of cpuset and of cpuacct, too.
+CONTROLLERS = ("memory", "cpu", "cpuacct", "cpuset", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
@@ -99,7 +97,6 @@ class Hierarchy:
 
     unified: Path
     v1: dict[str, Path] = field(default_factory=dict)  # controller -> mount point
-    shown: dict[str, Path] = field(default_factory=dict)  # likewise, of SHOWN_CONTROLLERS
 
     @property
     def pure(self) -> bool:
@@ -111,7 +108,6 @@ def hierarchy() -> Hierarchy:
     """The host's control group mounts, read once."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
-    shown: dict[str, Path] = {}
     for _, point, kind, options in procfs.mounts():
         if kind == "cgroup2" and unified is None:
             unified = Path(point)
@@ -119,11 +115,9 @@ def hierarchy() -> Hierarchy:
             for name in options.split(","):  # the first wins: CRIU mounts others for a moment elsewhere
                 if name in CONTROLLERS:
                     v1.setdefault(name, Path(point))
-                elif name in SHOWN_CONTROLLERS:
-                    shown.setdefault(name, Path(point))
     if unified is None:
         raise Unsupported("no cgroup v2 hierarchy is mounted", hint="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
-    return Hierarchy(unified, v1, shown)
+    return Hierarchy(unified, v1)
 
 
 def _write(path: Path, value: str | int) -> None:
@@ -155,8 +149,11 @@ def prepare_host() -> None:
         _remount(host.unified, "favordynmods")
     for mount in (host.unified, *host.v1.values()):
         (mount / PARENT).mkdir(exist_ok=True)
-    for mount in host.shown.values():
-        (mount / SHOWN).mkdir(exist_ok=True)
+    if "cpuset" in host.v1:  # of no use before it has processors and memory, which its children then begin with
+        parent = host.v1["cpuset"] / PARENT
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            _write(parent / name, (parent.parent / name).read_text().strip())
+        _write(parent / "cgroup.clone_children", 1)
     if "pids" in host.v1:
         _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
     if "cpu" in host.v1:  # as much as an ordinary process on each processor: v1 gives it as much as one on all
@@ -190,20 +187,6 @@ def step_aside() -> None:
 def _remount(point: Path, options: str) -> None:
     flags = ctypes.c_ulong(_MS_REMOUNT)
     checked(library.mount(None, os.fsencode(point), None, flags, options.encode()), str(point))
-
-
-def shown_group(group: Cgroup, controller: str) -> Path | None:
-    """What a sandbox sees of a controller of v1, or as "cgroup" of v2; None: this host has no such hierarchy."""
-    if controller == "cgroup":
-        return group.path if group.pure else None
-    host = hierarchy()
-    if (own := group.v1.get(controller)) is not None:
-        return own
-    mount = host.shown.get(controller)
-    if mount is None:
-        return None
-    joint = next((path for path in group.v1.values() if path.parent.parent == mount), None)  # mounted as "cpu,cpuacct"
-    return joint or mount / SHOWN
 
 
 class Cgroup:
@@ -441,7 +424,8 @@ class Cgroup:
     def join(self, pid: int) -> None:
         """Take a process of the host into all groups that the sandbox's processes are in."""
         for path in dict.fromkeys((self.path, *self.v1.values())):
-            _write(path / "cgroup.procs", pid)
+            if path.is_dir():  # a sandbox that an older version made is in fewer
+                _write(path / "cgroup.procs", pid)
 
     def thaw(self) -> None:
         """Let it go on, unless everything on this host is to stand still."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox.container.cgroup import Cgroup, shown_group
+from sandbox.container.cgroup import Cgroup
 from sandbox.private import passable
 
-SYSFS = "sysfs"  # instead of a directory: the shim mounts it, in the network namespace of the sandbox
+#: Instead of a directory: the shim mounts sysfs, in the network namespace of the sandbox, or a tmpfs with mount points.
+SYSFS, TMPFS = "sysfs", "tmpfs"
 _GROUPS = "/sys/fs/cgroup"
 #: Name of a view -> where a sandbox has it; those that lie in others behind these.
 TARGETS = {
@@ -37,11 +38,9 @@ def make(run_dir: Path, cgroup: Cgroup) -> Iterator[tuple[str, Path, str]]:
     for name in TARGETS:
         passable(directory / name, run_dir)
     yield SYSFS, directory / "sys", TARGETS["sys"]
-    groups = {name: path for name in TARGETS if (path := shown_group(cgroup, name)) is not None}
-    if not cgroup.pure:  # a directory with a mount point for each
-        for name in groups:
-            passable(directory / "cgroup" / name, run_dir)
-        (directory / "cgroup").chmod(0o755)
-        groups = {"cgroup": directory / "cgroup", **groups}
-    for name, path in groups.items():
-        yield str(path), directory / name, TARGETS[name]
+    if cgroup.pure:
+        yield str(cgroup.path), directory / "cgroup", TARGETS["cgroup"]
+        return
+    yield TMPFS, directory / "cgroup", TARGETS["cgroup"]
+    for name in TARGETS.keys() & cgroup.v1.keys():
+        yield str(cgroup.v1[name]), directory / name, TARGETS[name]

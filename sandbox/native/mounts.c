@@ -162,10 +162,23 @@ const char *make_bind(struct shim *s, const char *from, bool read_only, struct b
     return stage;
 }
 
+/* Mount points for control groups of v1, which have a hierarchy each. */
+static const char *make_points(const char *place, struct mount_attr *attr) {
+    static const char *const names[] = {"memory", "cpu", "cpuacct", "cpuset", "pids"};
+    char path[PATH_MAX + 16];
+    if (mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=4k") < 0) return "mount tmpfs";
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", place, names[i]);
+        if (mkdir(path, 0755) < 0) return "view place";
+    }
+    return syscall(SYS_mount_setattr, AT_FDCWD, place, 0, attr, sizeof *attr) < 0 ? "view" : NULL;
+}
+
 /* What a sandbox sees of the kernel: a mount of sysfs in our network namespace, or a clone of a directory of the host's
  * control groups, which cannot be idmapped. Nobody writes to either. */
 const char *make_view(const char *from, struct bind *bind) {
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC};
+    if (strcmp(from, "tmpfs") == 0) return make_points(bind->source, &attr);
     if (strcmp(from, "sysfs") == 0) {
         if (mount("sysfs", bind->source, "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount sysfs";
         return syscall(SYS_mount_setattr, AT_FDCWD, bind->source, 0, &attr, sizeof attr) < 0 ? "view" : NULL;
