@@ -75,7 +75,7 @@ test-clients: setup-train setup-clients
 
 test-parity: setup-train
 	@bash scripts/parity.sh
-	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity-tree $(PYTEST) -m long tests/conformance/test_parity.py
+	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity/tree $(PYTEST) -m long tests/conformance/test_parity.py
 
 test-images: setup-train
 	@bash scripts/reference_docker.sh

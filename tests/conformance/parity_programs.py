@@ -31,7 +31,7 @@ PROGRAMS: dict[str, str] = {
         "-O0",
         _HELLO,
         "gdb -q -batch -ex 'break main' -ex run -ex 'info line' -ex cont ./p"
-        " 2>/dev/null | grep -E 'Breakpoint 1, main|^hello|exited normally' ",
+        " 2>/dev/null | grep -E 'Breakpoint 1, main|^hello|exited normally' | sed 's/process [0-9]*/process/'",
     ),
     "gdb attaches": "sleep 100 & gdb -q -batch -p $! -ex 'print 1 + 1' 2>/dev/null | grep '^.1 = 2'; kill $!",
     "strace of a child": "strace -f -e trace=execve -o /tmp/t sh -c /bin/true; echo $?; grep -c 'execve(' /tmp/t",
@@ -55,6 +55,40 @@ PROGRAMS: dict[str, str] = {
     "chown to an id above 65,536": "touch /tmp/c; chown 100000 /tmp/c 2>/dev/null; echo $?",
     "F_NOTIFY": "python3 -c 'import fcntl, os; f = os.open(\"/tmp\", 0); print(fcntl.fcntl(f, 1026, 0))' 2>/dev/null;"
     " echo $?",
+    "a JVM's memory": "java -XshowSettings:system -version 2>&1 | grep -E 'Provider|Memory Limit|CPU Quota'",
+    "a JVM's heap": "java -XX:+PrintFlagsFinal -version 2>/dev/null | awk '/ MaxHeapSize /{print $4}'",
+    "a JVM's processors": """printf 'class H { public static void main(String[] a) {
+        System.out.println(Runtime.getRuntime().availableProcessors()); } }' > /tmp/H.java && java /tmp/H.java""",
+    "Node's processors": """node -p 'require("os").cpus().length'""",
+    "Node's heap": "node -p 'v8.getHeapStatistics().heap_size_limit'",
+    "processors": "nproc; getconf _NPROCESSORS_ONLN; python3 -c 'import os; print(os.cpu_count())'",
+    "lscpu": r"lscpu | grep -E '^(CPU\(s\)|Thread|Socket|NUMA)'",
+    "huge pages": "cat /sys/kernel/mm/transparent_hugepage/enabled",
+    "firmware is hidden": "ls -A /sys/firmware 2>/dev/null",
+    "sysfs is read-only": "echo 1 > /sys/kernel/mm/ksm/run; echo $?",
+    "memory limit of its group": "cat /sys/fs/cgroup/memory/memory.limit_in_bytes || cat /sys/fs/cgroup/memory.max",
+    "Go builds and runs": """mkdir -p /tmp/g && cd /tmp/g && export HOME=/tmp
+        printf 'package main\nimport "fmt"\nfunc main() { fmt.Println("go") }\n' > m.go && go run m.go""",
+    "Go's detector of races": """mkdir -p /tmp/g && cd /tmp/g && export HOME=/tmp
+        printf 'package main\nvar x int\nfunc main() {\nc := make(chan bool)\ngo func() { x++; c <- true }()\n' > r.go
+        printf 'x++\n<-c\n}\n' >> r.go && go run -race r.go 2>&1 | grep -c 'DATA RACE'""",
+    "cmake": "mkdir -p /tmp/k && cd /tmp/k && echo 'project(p C)' > CMakeLists.txt && cmake . | tail -n 1",
+    "git": """cd /tmp && git init -q r && cd r &&
+        git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x && git log --format=%s""",
+    "perl": """perl -e 'print join(",", map { $_ * 2 } 1..3), "\\n"'""",
+    "cron": "cron; sleep 0.2; pgrep -c cron; pkill cron",
+    "tmux": "tmux new-session -d 'sleep 100' && tmux list-sessions | wc -l; tmux kill-server",
+    "sshd": "ssh-keygen -A 2>/dev/null | wc -l; mkdir -p /run/sshd; /usr/sbin/sshd -t; echo $?",
+    "sqlite": """sqlite3 /tmp/a.db 'pragma journal_mode=wal; create table t(a);
+        insert into t values (7); select * from t'""",
+    "attributes of files": """touch /tmp/x && setfattr -n user.a -v 1 /tmp/x &&
+        getfattr -n user.a /tmp/x | grep -c user.a""",
+    "access lists": "touch /tmp/y && setfacl -m u:1000:r /tmp/y && getfacl -c /tmp/y 2>/dev/null",
+    "postgres": """pg_ctlcluster 15 main start; echo $?
+        for i in 1 2 3 4 5 6 7 8 9; do su postgres -c 'psql -Atc "select 6*7"' 2>/dev/null && break; sleep 1; done""",
+    "redis": """redis-server --daemonize yes > /dev/null
+        until redis-cli ping 2>/dev/null | grep -q PONG; do sleep 0.1; done; redis-cli set a 1; redis-cli get a""",
+    "nginx": "nginx; pgrep -c nginx > /dev/null; bash -c 'exec 3<>/dev/tcp/127.0.0.1/80'; echo $?",
     "sysfs": "test -d /sys/class/net/lo; echo $?",
     "its own cgroup": "ls /sys/fs/cgroup | head -c 1 | wc -c",
     "a terminal by its name": "script -qec 'echo hi > /dev/tty' /dev/null; echo $?",
