@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -158,10 +159,12 @@ class ShellSessions:
             self._jobs.pop(session, None)
             for pump in pumps:
                 pump.cancel()
+        code = state.done_status if state.done else exit_code(state.exit_status or 0)
         if state.exit_status is not None:
             self._programs._note(session, state.exit_status)
+            code, outputs[1] = _without_prompt(code, outputs[1], key)
         return ExecResult(
-            exit_code=state.done_status if state.done else exit_code(state.exit_status or 0),
+            exit_code=code,
             stdout=outputs[0],
             stderr=outputs[1],
             duration=time.monotonic() - began,
@@ -328,6 +331,16 @@ def _script(command: str, key: bytes, first: int) -> bytes:
     redirections = f"</dev/null >&{serial} 2>&{first + 1} {first}>&- {first + 1}>&-"
     # The empty line makes bash prompt properly after a quote that the command left open.
     return f"{{ eval '{quoted}'; }} {redirections}\n\n".encode("utf-8", "surrogateescape")
+
+
+def _without_prompt(code: int, errors: bytes, key: bytes) -> tuple[int, bytes]:
+    """Exit code and errors of a command with which the shell ended.
+
+    If it closed the shell's own descriptors, prompts are among its errors. They say how the command itself ended.
+    """
+    prompts = re.compile(rb"\x1e(\d{1,3})\.%d\x1f(?:exit\n)?" % _serial(key))
+    first = prompts.search(errors)
+    return (int(first[1]), prompts.sub(b"", errors)) if first else (code, errors)
 
 
 def _is_there(inside: SandboxRoot, path: str) -> bool:

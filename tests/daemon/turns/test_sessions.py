@@ -167,6 +167,23 @@ async def test_a_shell_that_ends_says_so(sb: Sandbox) -> None:
         await session.exec("true")
 
 
+@pytest.mark.parametrize(
+    "closing",
+    [
+        'for i in $(seq 3 255); do eval "exec $i>&-"; done 2>/dev/null',
+        "ulimit -n 3",
+    ],
+)
+async def test_a_command_that_closes_the_shells_descriptors_tells_how_it_ended(sb: Sandbox, closing: str) -> None:
+    """A shell keeps where it reads from among them, so it ends: the next command says that, not this one."""
+    session = await sb.sessions.open("/bin/bash")
+    done = await session.exec(f"echo out; {closing}; (exit 5)")
+    assert (done.exit_code, done.stdout) == (5, b"out\n")
+    assert b"\x1e" not in done.stderr
+    with pytest.raises(Closed, match="shell has ended"):
+        await session.exec("echo on")
+
+
 async def test_what_is_no_shell_is_refused(sb: Sandbox) -> None:
     with pytest.raises(Invalid):
         await sb.sessions.open("/bin/cat")
