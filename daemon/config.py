@@ -41,6 +41,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048  # at once
     gateway_config: Path | None = None  # upstreams of the LLM gateway, see daemon/gateway/upstream.py
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None  # checkpoints of a sandbox that says nothing; None: all
+    prove_every: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # seconds between two restores that are tried; 0: none
     pool_size: str | int | None = None  # bytes of the pool's file, or "64GiB"; None: see Pool
     track_memory: bool = False  # captures hold only the pages that were written since the one before
     share_pages: bool = False  # owners share memory pages on the disk, and may learn what others have
@@ -130,6 +131,9 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
     parser.add_argument("--connections", type=int, help="most connections at once")
     parser.add_argument("--gateway-config", metavar="FILE", help="upstreams of the LLM gateway (TOML)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="checkpoints kept of sandboxes that say nothing")
+    parser.add_argument(
+        "--prove-every", type=float, metavar="SECONDS", help="while idle, try whether checkpoints can be restored"
+    )
     parser.add_argument("--pool-size", metavar="SIZE", help="of the file that holds all sandboxes, such as 64GiB")
     parser.add_argument(
         "--track-memory",

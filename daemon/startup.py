@@ -114,6 +114,8 @@ async def open_host(options: config.DaemonConfig) -> Host:
         host.attachments.append(gateway)
         await recover(host)
         gateway.ready.set()
+        if options.prove_every:
+            services.spawn(host.prover.keep_proving(options.prove_every), "proofs of checkpoints", lasting=True)
         undo.pop_all()
     return host
 

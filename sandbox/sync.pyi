@@ -315,7 +315,7 @@ class Store:
         manifest: bool = False,
     ) -> Generator[bytes]:
         """A durable checkpoint as bytes, less what the other side has: a checkpoint, or what its `have` said."""
-    def verify(self, *checkpoints: str | CheckpointInfo) -> builtins.list[CheckpointReport]:
+    def verify(self, *checkpoints: str | CheckpointInfo, restore: bool = False) -> builtins.list[CheckpointReport]:
         """Hash checkpoints again; without any: all of the host, and its catalogue. Reads all of them."""
 
 class Processes:

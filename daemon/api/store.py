@@ -61,8 +61,8 @@ async def _collect(host: Host) -> None:
 
 @AREA("POST", "/v1/checkpoints/verify", scope="admin")
 async def _verify(request: web.Request, host: Host, body: VerifyRequest) -> list[CheckpointReport]:
-    """Hash checkpoints again and report what is damaged."""
-    return await while_requested(request, host.store.verify(body.checkpoints))
+    """Hash checkpoints again, restore them beside if asked to, and report what is damaged."""
+    return await while_requested(request, host.store.verify(body.checkpoints, restore=body.restore))
 
 
 @AREA("GET", "/v1/checkpoints/have", answer=bytes, scope="admin")

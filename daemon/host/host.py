@@ -48,6 +48,7 @@ from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import HostFence
 from daemon.host.outcomes import Outcomes
+from daemon.host.prove import CheckpointProver
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
 from daemon.network.networks import Networks
@@ -104,6 +105,7 @@ class Host:
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
         self.store = CheckpointLibrary(self)
+        self.prover = CheckpointProver(self)
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]

@@ -16,6 +16,13 @@ from daemon.store.verify import Verifier
 from sandbox.image.store import ImageStore, StoredImage
 
 
+class RestoreTrial(Protocol):
+    """Who restores checkpoints beside their sandboxes."""
+
+    async def prove(self, row: CheckpointRow) -> str:
+        """Why it cannot be restored as it was; "" when it can. Raises where that could not be tried."""
+
+
 class StoreHost(Protocol):
     """A host, as the store sees it."""
 
@@ -24,6 +31,9 @@ class StoreHost(Protocol):
     images: ImageStore
     collector: GarbageCollector
     verifier: Verifier
+
+    @property
+    def prover(self) -> RestoreTrial: ...
 
     @property
     def live_sandboxes(self) -> Collection[str]: ...

@@ -76,12 +76,22 @@ class CheckpointLibrary:
         await self._host.collector.collect_pages()
         await asyncio.to_thread(self._host.images.collect, self._host.images_used)
 
-    async def verify(self, checkpoints: list[str]) -> list[CheckpointReport]:
-        """Reports on these checkpoints; without any, on all and on the catalogue."""
+    async def verify(self, checkpoints: list[str], *, restore: bool = False) -> list[CheckpointReport]:
+        """Reports on these checkpoints; without any, on all and on the catalogue. `restore`: as one can only try."""
         rows = [self._host.checkpoint(name) for name in checkpoints]
         complete = CheckpointState.CAPTURED, CheckpointState.DURABLE
         every = [row for row in self._host.services.checkpoints.values() if row.state in complete]
-        return await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
+        reports = await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
+        existing = self._host.services.checkpoints
+        for report in reports if restore else []:
+            row = existing.get(report.checkpoint)
+            if row is None or row.state not in complete or report.damage:
+                continue
+            if refuted := await self._host.prover.prove(row):
+                report.damage.append(f"cannot be restored: {refuted}")
+            else:
+                report.notes.append("restored and compared")
+        return reports
 
     async def image(self, checkpoint: str, name: str, config: ImageConfig | None, *, replace: bool) -> None:
         """Make an image of the files of a checkpoint. Cancelled, nothing of it is left.

@@ -103,12 +103,15 @@ def verify(
             help="Ids; without any, all and the catalogue.", metavar="CHECKPOINT...", autocompletion=checkpoint_ids
         ),
     ] = None,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Restore each beside, compare it, and end it before it runs.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Hash pages, process images and files again. Exits with 1 when anything is damaged, and names it."""
 
     async def work(host: Client) -> list[CheckpointReport]:
-        return await host.store.verify(*(checkpoints or []))
+        return await host.store.verify(*(checkpoints or []), restore=restore)
 
     with output.working("verify", quiet=json):
         reports = call(work)

@@ -42,6 +42,8 @@ class CheckpointInfo(Brief, kw_only=True, omit_defaults=True):
     stored_bytes: int = 0  # bytes that this checkpoint added to the disk
     full_bytes: int = 0  # bytes that a full dump at this turn would have added
     error: str | None = None
+    proved_at: float | None = None  # when it was last restored beside and compared, and was equal
+    refuted: str | None = None  # why not, when it was last tried
 
 
 class CheckpointRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -39,9 +39,9 @@ class Store(Facet):
         """Apply every retention policy and free what nothing refers to, now instead of soon."""
         await self._client.call("POST", "/v1/checkpoints/collect", dict)
 
-    async def verify(self, *checkpoints: str | CheckpointInfo) -> list[CheckpointReport]:
+    async def verify(self, *checkpoints: str | CheckpointInfo, restore: bool = False) -> list[CheckpointReport]:
         """Hash checkpoints again; without any: all of the host, and its catalogue. Reads all of them."""
-        request = VerifyRequest(checkpoints=[checkpoint_id(item) for item in checkpoints])
+        request = VerifyRequest(checkpoints=[checkpoint_id(item) for item in checkpoints], restore=restore)
         return await self._client.call("POST", "/v1/checkpoints/verify", list[CheckpointReport], request)
 
     async def have(self) -> bytes:
