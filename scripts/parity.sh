@@ -6,7 +6,9 @@ STEP=parity
 PROGRAMS="python3 libpython3.11-testsuite procps iproute2 gcc g++ libc6-dev gdb strace sudo iputils-ping ccache make cmake
     valgrind bsdutils perl git nodejs default-jdk-headless golang-go stress-ng acl attr bc file less man-db zip unzip
     postgresql redis-server nginx-light cron tmux vim-tiny openssh-server openssh-client sqlite3 gunicorn lsof socat"
-TREE=$STATE/parity/tree
+# As a tree of an image store, whose folder is named by what is in it: forks look for that. `tree` leads to the newest.
+KEPT=$STATE/parity/$(printf '%s' "$PROGRAMS" | sha256sum | cut -c 1-64)
+TREE=$KEPT/tree
 
 need_root
 if [ ! -x /usr/sbin/dockerd ]; then
@@ -33,7 +35,7 @@ if [ ! -d "$TREE" ]; then
     umount "$TREE.new/proc"
     trap - EXIT
     rm -rf "$TREE.new/usr/sbin/policy-rc.d" "$TREE.new"/var/cache/apt/archives/*.deb
-    # As an image of a store, so that a daemon takes it as it is.
-    printf '{"source": "programs of make test-parity", "created_at": 0, "size": 0, "config": {}}\n' >"$(dirname "$TREE")/image.json"
+    printf '{"source": "programs of make test-parity", "created_at": 0, "size": 0, "config": {}}\n' >"$KEPT/image.json"
     mv "$TREE.new" "$TREE"
 fi
+ln -sfn "$TREE" "$STATE/parity/tree"

@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
 import time
 import xml.etree.ElementTree
 from collections import Counter
@@ -207,8 +209,13 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
         async with host.client() as client:
             for way in (way for way in options.ways if way != "docker"):
                 courses[way] = await in_sandbox(client, suite, names, way, options.pace, options.life)
+                print(json.dumps(_metrics(options, names, courses)), file=sys.stderr, flush=True)
     finally:
         await asyncio.to_thread(host.clean)
+    return _metrics(options, names, courses)
+
+
+def _metrics(options: argparse.Namespace, names: list[str], courses: dict[str, Course]) -> dict[str, Any]:
     first = next(iter(courses.values())).outcomes
     return {
         "suite": options.suite,
