@@ -76,6 +76,10 @@ test-clients: setup-train setup-clients
 test-parity: setup-train
 	@bash scripts/parity.sh
 	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity/tree $(PYTEST) -m long tests/conformance/test_parity.py
+	@$(ROOT) $(BIN)/pagurus bench services
+	@$(ROOT) $(BIN)/pagurus bench afternoon
+	@$(ROOT) $(BIN)/pagurus bench suites
+	@$(ROOT) $(BIN)/pagurus bench suites --suite stress-ng
 
 test-images: setup-train
 	@bash scripts/reference_docker.sh

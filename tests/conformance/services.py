@@ -9,7 +9,8 @@ gunicorn) is started in a sandbox and used. Then, --rounds times: it is checkpoi
 it is restored with verify twice, and used after each; at last it is forked with verify, and used in the fork.
 `make test-parity` makes the tree.
 
-Of each service: `ok`, or `error` and at which `step`; `seconds`, `frozen_ms` of each checkpoint.
+Of each service: `ok`, or `error` and at which `step`; `seconds`, `frozen_ms` of each checkpoint (0: the turn before had
+one already).
 """
 
 from __future__ import annotations
