@@ -193,9 +193,8 @@ class Container:
         for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
             await asyncio.to_thread(passable, place, self.spec.run_dir)
             await self.call("bind", str(bind.source), str(place), target, int(bind.read_only))
-        views = await asyncio.to_thread(lambda: list(kernel_views.make(self.spec.run_dir, self.cgroup)))
-        for source, place, target in views:
-            await self.call("view", source, str(place), target)
+        views = await asyncio.to_thread(kernel_views.make, self.spec.run_dir, self.cgroup)
+        await self.call("views", *(str(word) for view in views for word in view))
 
     async def _mount(self) -> None:
         await asyncio.to_thread(quota.count, self.tree, self.spec.id)

@@ -9,7 +9,6 @@ with v1 groups is restored on one with v2 groups and the other way round; what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.container.cgroup import Cgroup
@@ -32,15 +31,15 @@ def places(run_dir: Path) -> dict[str, Path]:
     return {name: directory / name for name in TARGETS} if directory.is_dir() else {}
 
 
-def make(run_dir: Path, cgroup: Cgroup) -> Iterator[tuple[str, Path, str]]:
+def make(run_dir: Path, cgroup: Cgroup) -> list[tuple[str, Path, str]]:
     """(what is mounted, where, target) of each view that this host has. Blocks, some 0.1 ms."""
     directory = run_dir / "views"
+    passable(directory, run_dir)
     for name in TARGETS:
-        passable(directory / name, run_dir)
-    yield SYSFS, directory / "sys", TARGETS["sys"]
+        (directory / name).mkdir(exist_ok=True)
+    result = [(SYSFS, directory / "sys", TARGETS["sys"])]
     if cgroup.pure:
-        yield str(cgroup.path), directory / "cgroup", TARGETS["cgroup"]
-        return
-    yield TMPFS, directory / "cgroup", TARGETS["cgroup"]
-    for name in TARGETS.keys() & cgroup.v1.keys():
-        yield str(cgroup.v1[name]), directory / name, TARGETS[name]
+        return [*result, (str(cgroup.path), directory / "cgroup", TARGETS["cgroup"])]
+    shown = [name for name in TARGETS if name in cgroup.v1]
+    result.append((TMPFS, directory / "cgroup", TARGETS["cgroup"]))
+    return [*result, *((str(cgroup.v1[name]), directory / name, TARGETS[name]) for name in shown)]

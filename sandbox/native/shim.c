@@ -245,17 +245,19 @@ static void command_bind(void) {
     answer(NULL, 0, "ok\n");
 }
 
-/* view FROM SOURCE TARGET: likewise, of what is the kernel's; FROM is a directory, or "sysfs" */
-static void command_view(void) {
-    if (fields != 4 || shim.mounted) return refuse("view", EINVAL);
-    if (shim.bind_count == BINDS_MAX) return refuse("view", ENOSPC);
-    struct bind *bind = &shim.bind[shim.bind_count];
-    if (!copy(bind->source, sizeof bind->source, field[2]) || !copy(bind->target, sizeof bind->target, field[3]))
-        return refuse("view", ENAMETOOLONG);
-    bind->view = true;
-    const char *stage = make_view(field[1], bind);
-    if (stage) return refuse(stage, errno);
-    shim.bind_count++;
+/* views [FROM SOURCE TARGET]...: likewise, of what is the kernel's; FROM is a directory, "sysfs" or "tmpfs" */
+static void command_views(void) {
+    if (fields % 3 != 1 || shim.mounted) return refuse("views", EINVAL);
+    for (int i = 1; i < fields; i += 3) {
+        if (shim.bind_count == BINDS_MAX) return refuse("views", ENOSPC);
+        struct bind *bind = &shim.bind[shim.bind_count];
+        if (!copy(bind->source, sizeof bind->source, field[i + 1]) || !copy(bind->target, sizeof bind->target, field[i + 2]))
+            return refuse("views", ENAMETOOLONG);
+        bind->view = true;
+        const char *stage = make_view(field[i], bind);
+        if (stage) return refuse(stage, errno);
+        shim.bind_count++;
+    }
     answer(NULL, 0, "ok\n");
 }
 
@@ -469,7 +471,7 @@ static void command_exit(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } commands[] = {
-    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"view", command_view}, {"mount", command_mount}, {"umount", command_umount},
+    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
     {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"wait", command_wait}, {"network", command_network}, {"exit", command_exit},
 };

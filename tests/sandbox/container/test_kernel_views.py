@@ -71,7 +71,7 @@ async def test_views_survive_a_restore(bench: Bench) -> None:
 async def test_a_sandbox_without_views_is_restored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of an older version has none, and its checkpoint neither: also where there are places for them."""
     with monkeypatch.context() as patch:
-        patch.setattr("sandbox.container.kernel_views.make", lambda run_dir, cgroup: iter(()))
+        patch.setattr("sandbox.container.kernel_views.make", lambda run_dir, cgroup: [])
         container = await limited(bench.maker)
     assert await shell(container, "ls /sys") == ""
     saved = await bench.save(container)
