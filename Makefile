@@ -92,9 +92,10 @@ lint: setup-train
 bench: setup
 	@$(ROOT) $(BIN)/pagurus bench $(BENCH)
 
-# Take what .venv holds now as the new pins.
+# Take what .venv holds now as the new pins, and the newest CRIU.
 lock: setup-train
 	@$(BIN)/python scripts/lock.py
+	@bash scripts/debs.sh lock
 
 clean:
 	rm -rf .venv .venv-vllm .prefix .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # CRIU >= 4.2 as $PREFIX/criu/bin/criu and its message classes (pycriu) in $PREFIX/criu/python.
 #
-# Older CRIU cannot dump a TCP listener on current kernels. Where the machine's own apt sources offer a
-# recent one it is installed as usual; otherwise CRIU and every library it needs, libc included, are taken
-# from a newer Debian suite of the same mirror, unpacked into the private prefix and run under their own
-# loader. The system's packages stay untouched and apt checks every signature.
+# Older CRIU cannot dump a TCP listener on current kernels. CRIU and every library it needs, libc included, are those
+# that scripts/debs.lock pins by their sha256: the ones that passed the tests. They come from the machine's own mirror,
+# are unpacked into the private prefix and run under their own loader; the system's packages stay untouched. Where the
+# mirror no longer has one of them, the newest of the machine's own sources or of a newer suite is taken, and said so.
+. "$(dirname "$0")/debs.sh" ''
 STEP=criu
-. "$(dirname "$0")/lib.sh"
 
 WANTED=4.2
 SUITES=${PAGURUS_CRIU_SUITES:-forky sid}
@@ -51,34 +51,40 @@ from_own_sources() {
     publish "$stage"
 }
 
-from_newer_suite() { # from_newer_suite SUITE
-    local suite=$1 work mirror stage deb libraries
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
-    [ -n "$mirror" ] || die "apt knows no Debian mirror" "add a Debian source to /etc/apt/sources.list and run apt-get update"
-    work=$(mktemp -d "$PREFIX/apt.XXXXXX")
-    mkdir -p "$work"/{lists/partial,cache/archives/partial,sources}
-    : >"$work/status" # nothing counts as installed, so the libraries come along
-    printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' \
-        "$mirror" "$suite" >"$work/sources/newer.sources"
-    local apt=(apt-get -o Dir::State="$work" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache"
-        -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$work/sources"
-        -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null
-        -o APT::Install-Recommends=false -o Acquire::Languages=none
-        -o APT::Sandbox::User=root) # the prefix may lie where apt's own user cannot read
-    quiet criu-index "${apt[@]}" update || { rm -rf "$work"; return 1; }
-    quiet criu-download "${apt[@]}" install -y --download-only criu || { rm -rf "$work"; return 1; }
-    (cd "$work" && quiet pycriu-download "${apt[@]}" download python3-pycriu) || { rm -rf "$work"; return 1; }
-
+unpack() { # unpack DIRECTORY: publish CRIU of the packages that lie there
+    local stage deb libraries
     stage=$(mktemp -d "$PREFIX/criu.XXXXXX")
     chmod 755 "$stage"
-    for deb in "$work"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$stage"; done
+    for deb in "$1"/*.deb; do
+        case $deb in */python3-*) ;; *) dpkg-deb -x "$deb" "$stage" ;; esac
+    done
     rm -rf "$stage/usr/share"
-    unpack_pycriu "$work"/python3-pycriu_*.deb "$stage"
-    rm -rf "$work"
+    unpack_pycriu "$1"/python3-pycriu_*.deb "$stage"
     # By its own name, so that the prefix can be copied or packed; it is always called by an absolute one.
     libraries='${0%/bin/criu}/usr/lib/x86_64-linux-gnu'
     write_launcher "$stage" "\"$libraries/ld-linux-x86-64.so.2\" --library-path \"$libraries\" \"\${0%/bin/criu}/usr/sbin/criu\""
     publish "$stage"
+}
+
+from_pins() {
+    local work status=0
+    work=$(mktemp -d "$PREFIX/debs.XXXXXX")
+    { fetch criu "$work" && unpack "$work"; } || status=1
+    rm -rf "$work"
+    return $status
+}
+
+from_newer_suite() { # from_newer_suite SUITE
+    local work status=0
+    work=$(mktemp -d "$PREFIX/apt.XXXXXX")
+    {
+        quiet criu-index private_apt "$work" "$1" update &&
+            quiet criu-download private_apt "$work" "$1" install -y --download-only criu &&
+            (cd "$work/cache/archives" && quiet pycriu-download private_apt "$work" "$1" download python3-pycriu) &&
+            unpack "$work/cache/archives"
+    } || status=1
+    rm -rf "$work"
+    return $status
 }
 
 main() {
@@ -88,15 +94,16 @@ main() {
         say "CRIU $(installed_version) is there (dumps and restores the processes of a sandbox)"
         return
     fi
-    if ! from_own_sources; then
+    say "fetch CRIU and its libraries as scripts/debs.lock pins them"
+    if ! from_pins && ! from_own_sources; then
+        say "take the newest CRIU instead, which has not passed the tests (for the pinned one: PAGURUS_DEBIAN_MIRROR=URL"
+        say "of a mirror or snapshot that still has it; a host without a mirror gets it with the package, see docs/hosts.md)"
         for suite in $SUITES; do
-            say "fetch CRIU and its libraries from Debian $suite into a private prefix (this system's is older than $WANTED)"
+            say "fetch CRIU and its libraries from Debian $suite into a private prefix"
             ! from_newer_suite "$suite" || break
         done
     fi
     if ! version_at_least "$(installed_version || true)" "$WANTED"; then
-        ! grep -qs 'is expired' "$LOGS/criu-index.log" ||
-            die "apt refuses the mirror's index as expired" "check this machine's clock, or use an up-to-date mirror"
         die "no CRIU >= $WANTED could be installed" "check the network and the logs in $LOGS, or set PAGURUS_CRIU_SUITES to a Debian suite that has it"
     fi
     say "CRIU $(installed_version) installed"
