@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images lint bench lock clean
+.PHONY: help setup setup-train native package image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-clients other people's tools, unmodified, against a real daemon"
 	@echo "make test-parity the same programs in a sandbox and in Docker's default container"
 	@echo "make test-images the same Dockerfiles here and by docker build with BuildKit"
+	@echo "make package     wheels and the Debian package, into dist/"
+	@echo "make test-hosts  the Debian package on real systems, in qemu (SYSTEMS='bookworm trixie'; an hour each without KVM)"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
@@ -86,6 +88,13 @@ test-images: setup-train
 	@PAGURUS_REFERENCE_DOCKER=/var/lib/pagurus/reference-docker $(PYTEST) -m long \
 		tests/conformance/test_dockerfiles.py tests/conformance/test_layers.py
 
+package: setup
+	@$(BIN)/python packaging/wheels.py
+	@$(BIN)/python packaging/deb.py
+
+test-hosts: package
+	@$(ROOT) $(BIN)/python -m tests.hosts $(SYSTEMS)
+
 lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -98,4 +107,4 @@ lock: setup-train
 	@bash scripts/debs.sh lock
 
 clean:
-	rm -rf .venv .venv-vllm .prefix .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-vllm .prefix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -61,7 +61,7 @@ class ObjectStore:
             import obstore
             from obstore.store import LocalStore, S3Store
         except ImportError:
-            raise Unsupported("obstore is not installed", hint='pip install "pagurus[cluster]"') from None
+            raise Unsupported("obstore is not installed", hint='pip install "pagurus-runtime[cluster]"') from None
         self._obstore: Any = obstore
         self.directory = None if "://" in url else Path(url).absolute()
         try:

@@ -13,6 +13,19 @@ from __future__ import annotations
 
 from pagurus.cli import application
 
+_RUNTIME, _RL = "pip install pagurus-runtime", "pip install pagurus-rl"
+
+#: Where a package is that a smaller distribution lacks.
+_NEEDS = {
+    "daemon": _RUNTIME,
+    "ebpf": _RUNTIME,
+    "coordinator": _RUNTIME,
+    "rollout": _RUNTIME,
+    "trainer": _RL,
+    "torch": _RL,
+    "bench": "benches run in a checkout",
+}
+
 
 def main() -> None:
     """Entry of the console script."""
@@ -22,6 +35,14 @@ def main() -> None:
         raise
     except BrokenPipeError:
         raise SystemExit(141) from None
+    except ModuleNotFoundError as error:
+        needed = _NEEDS.get((error.name or "").partition(".")[0])
+        if needed is None:
+            raise
+        from pagurus import output
+
+        output.complain(f"{error.name} is not installed here: {needed}")
+        raise SystemExit(1) from None
     except _failure() as error:
         from pagurus import output
 

@@ -25,7 +25,7 @@ try:
     from ray.exceptions import RayActorError, RayTaskError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ModuleNotFoundError as error:
-    raise Unsupported("jobs need Ray, which is not installed", hint='pip install "pagurus[cluster]"') from error
+    raise Unsupported("jobs need Ray, which is not installed", hint='pip install "pagurus-runtime[cluster]"') from error
 
 NAMESPACE = "pagurus"
 PLACED, REMOVED = "CREATED", "REMOVED"  # states of a placement group; in any other it waits for room

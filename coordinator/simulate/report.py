@@ -29,7 +29,7 @@ svg {{ width: 100%; height: auto; }}
 <p>All of it again: <code>pagurus simulate {name} --seed {seed}</code></p>
 </body></html>
 """
-HINT = 'pip install "pagurus[train]"'
+HINT = "pip install pagurus-rl"
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "pagurus", "text.parse_math": False, "font.size": 10}
 
 

@@ -157,7 +157,7 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise Invalid("LoRA needs peft", hint="pip install 'pagurus[lora]'") from None
+        raise Invalid("LoRA needs peft", hint="pip install 'pagurus-rl[lora]'") from None
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     chosen = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.modules), lora_dropout=0.0)

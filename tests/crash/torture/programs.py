@@ -211,7 +211,7 @@ def _explore(vocabulary: Vocabulary, seed: str, visit: Callable[[Series], None],
     try:
         import hypothesis
     except ImportError as error:
-        hint = "pip install 'pagurus[dev]' (make setup does it), or go without them: --programs 0"
+        hint = "`make setup`, or go without them: --programs 0"
         raise Unsupported("random programs are drawn by hypothesis, which is not installed", hint=hint) from error
 
     @hypothesis.seed(seed)
