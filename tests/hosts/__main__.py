@@ -1,0 +1,99 @@
+"""Try the package on real systems: ``python -m tests.hosts [SYSTEM ...] [--only WORD]``, or ``make test-hosts``.
+
+For each system: a guest of Debian with Debian's own kernel is built (once) and booted, the package of ``dist/`` is
+installed in it, its unit started, all acts are run, and what became of each is written to tests/hosts/results. Then the
+table in docs/hosts.md is written anew. Needs root, qemu, debootstrap, and `make package` before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from sandbox import paths
+from tests.hosts import machine, table
+from tests.hosts.systems import SYSTEMS, System
+
+TIMEOUT = 10800.0  # seconds for a system, in software emulation
+START = """set -x
+dpkg -i pagurus.deb || exit 101
+systemctl start pagurus || { journalctl -u pagurus | tail -n 30; exit 102; }
+uname -r >kernel; . /etc/os-release; echo "$PRETTY_NAME" >os; cat /sys/kernel/security/lsm >lsm
+command -v gcc clang cc && exit 103
+cd tree && /opt/pagurus/bin/python3.11 -B -m tests.hosts.guest /job/acts.jsonl %s
+status=$?
+dpkg --purge pagurus
+left=$(ls -d /var/lib/pagurus /run/pagurus /etc/pagurus 2>/dev/null; pgrep pagurus-shim; grep pagurus /proc/self/mounts)
+left=$(echo "$left" | tr '\n"' '  ')
+[ -z "$left" ] && result=passed || result=failed
+printf '{"group": "package", "act": "purged, it leaves nothing", "result": "%%s", "note": "%%s", "seconds": 0}\n' \
+    $result "$left" >>/job/acts.jsonl
+[ $result = passed ] || status=$((status + 1))
+journalctl -u pagurus --output=cat >/job/daemon.log
+exit $status
+"""
+ACCELERATED = "qemu, {}, 2 processors"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("systems", nargs="*", choices=[*SYSTEMS, []], help="all without")
+    parser.add_argument("--package", type=Path, help="default: the one in dist/")
+    parser.add_argument("--only", default="", help="acts whose group and name hold this word; nothing is written")
+    parser.add_argument("--log", type=Path, help="a directory that keeps what the guests wrote")
+    arguments = parser.parse_args()
+    package = arguments.package or next((paths.CHECKOUT / "dist").glob("pagurus_*.deb"), None)
+    if package is None:
+        raise SystemExit("error: there is no package in dist/\nhint: run `make package`")
+    failed = 0
+    for name in arguments.systems or SYSTEMS:
+        failed += try_one(SYSTEMS[name], package, arguments.only, arguments.log)
+    if not arguments.only:
+        table.write()
+    return min(failed, 100)
+
+
+def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
+    """The number of acts that failed there."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-hosts-") as directory:
+        job = Path(directory, "job")
+        (job / "tree/tests").mkdir(parents=True)
+        shutil.copytree(paths.CHECKOUT / "tests/hosts", job / "tree/tests/hosts")
+        shutil.copy(package, job / "pagurus.deb")
+        (job / "start").write_text(START % (f"--only '{only}'" if only else ""))
+        acts, shown = job / "acts.jsonl", 0
+
+        def watch() -> None:
+            nonlocal shown
+            lines = acts.read_text().splitlines() if acts.exists() else []
+            for line in lines[shown:]:
+                result = json.loads(line)
+                print(
+                    f"{system.name}: {result['result']:7} {result['group']}: {result['act']} {result['note']}",
+                    flush=True,
+                )
+            shown = len(lines)
+
+        print(f"{system.name}: boot", flush=True)
+        try:
+            status = machine.run(system, job, timeout=TIMEOUT, watch=watch)
+        finally:
+            if log is not None:
+                shutil.copytree(
+                    job.parent, log / system.name, ignore=shutil.ignore_patterns("*.qcow2", "tree", "*.deb")
+                )
+        if status > 100:
+            raise SystemExit(
+                f"error: the package does not install or start on {system.name}\n{(job / 'log').read_text()}"
+            )
+        if not only:
+            table.record(system, job, ACCELERATED.format(machine.accelerator()))
+        return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The disk of a guest: debootstrap, Debian's kernels, what the package depends on, and a unit that runs a job.
+
+Owns: building it once into the cache (``PAGURUS_HOSTS_CACHE``, /var/cache/pagurus-hosts). It holds no compiler and no
+Python beyond Debian's own: what is tried in it is the package, on a machine like a user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandbox import paths
+from tests.hosts.systems import BACKPORTS
+
+CACHE = Path(os.environ.get("PAGURUS_HOSTS_CACHE", "/var/cache/pagurus-hosts"))
+SIZE = "10G"  # of the disk; the file is sparse
+ESSENTIAL = "systemd-sysv,dbus,udev,kmod,apparmor,ca-certificates,procps,iproute2,zstd,initramfs-tools"
+JOB_UNIT = """[Unit]
+Description=Runs what the machine that started this guest asks for
+After=multi-user.target
+[Service]
+Type=exec
+ExecStart=/usr/local/sbin/job
+StandardOutput=journal+console
+StandardError=journal+console
+[Install]
+WantedBy=multi-user.target
+"""
+# An address, and a way out that leads nowhere: what a sandbox may not reach is refused by rules, not for want of a way.
+JOB = """#!/bin/bash
+mkdir -p /job
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 job /job
+modprobe dummy
+ip link add way-out type dummy && ip address add 192.0.2.1/24 dev way-out && ip link set way-out up
+ip route add default via 192.0.2.2
+cd /job && bash ./start >/job/log 2>&1
+echo $? >/job/status
+sync
+systemctl poweroff
+"""
+
+
+def directory(suite: str) -> Path:
+    """Of the finished image of a suite: disk.img and boot/."""
+    return CACHE / f"{suite}-{fingerprint()}"
+
+
+def fingerprint() -> str:
+    """Of what an image is made of, as far as this tree says it."""
+    control = (paths.CHECKOUT / "packaging" / "debian" / "control").read_text()
+    made_of = Path(__file__).read_text() + _depends(control) + str((paths.state() / "images" / "debian").resolve())
+    return hashlib.sha256(made_of.encode()).hexdigest()[:12]
+
+
+def _depends(control: str) -> str:
+    """The packages that ours depends on, with the first of alternatives left to apt."""
+    result = re.search(r"^Depends: (.*(?:\n .*)*)", control, re.MULTILINE)
+    assert result is not None
+    return " ".join(result[1].split())
+
+
+def ensure(suite: str) -> Path:
+    """Build the image unless it is there."""
+    made = directory(suite)
+    if (made / "disk.img").exists():
+        return made
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        raise SystemExit("error: a guest is built by debootstrap as root\nhint: apt-get install debootstrap, sudo")
+    tree = made / "tree"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    mirror = _mirror()
+    _run("debootstrap", "--variant=minbase", f"--include={ESSENTIAL}", suite, tree, mirror)
+    _configure(tree, suite, mirror)
+    with _mounted(tree):
+        _install(tree, suite)
+    shutil.copytree(tree / "boot", made / "boot")
+    images = tree / "var/lib/pagurus/images"
+    images.parent.mkdir(mode=0o700, parents=True)
+    _run("cp", "-a", paths.state() / "images", images)
+    _run("mkfs.ext4", "-q", "-d", tree, made / "disk.new", SIZE)
+    shutil.rmtree(tree)
+    (made / "disk.new").rename(made / "disk.img")
+    return made
+
+
+def kernels(suite: str) -> list[Path]:
+    """The kernels of an image, the oldest first."""
+
+    def age(path: Path) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", path.name.partition("-")[2])[:3]]
+
+    return sorted((directory(suite) / "boot").glob("vmlinuz-*"), key=age)
+
+
+def _mirror() -> str:
+    result = subprocess.run(
+        ["bash", "-c", f". {paths.CHECKOUT}/scripts/debs.sh ''; mirror"], capture_output=True, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def _configure(tree: Path, suite: str, mirror: str) -> None:
+    lines = [f"deb {mirror} {item} main" for item in (suite, BACKPORTS.get(suite)) if item]
+    (tree / "etc/apt/sources.list").write_text("\n".join(lines) + "\n")
+    (tree / "etc/apt/apt.conf.d/00hosts").write_text(
+        'Acquire::Check-Valid-Until "false";\nAPT::Install-Recommends "false";\n'
+    )
+    (tree / "etc/initramfs-tools/initramfs.conf").write_text("MODULES=most\nCOMPRESS=zstd\nBUSYBOX=n\nNFSROOT=auto\n")
+    (tree / "etc/hostname").write_text(f"{suite}\n")
+    (tree / "etc/hosts").write_text(f"127.0.0.1 localhost {suite}\n")
+    (tree / "etc/fstab").write_text("/dev/vda / ext4 rw,noatime 0 0\n")
+    (tree / "etc/systemd/system/job.service").write_text(JOB_UNIT)
+    (tree / "usr/local/sbin/job").write_text(JOB)
+    (tree / "usr/local/sbin/job").chmod(0o755)
+
+
+def _install(tree: Path, suite: str) -> None:
+    depends = _depends((paths.CHECKOUT / "packaging" / "debian" / "control").read_text())
+    names = [re.sub(r"\(.*?\)", "", item).strip() for item in depends.split(",")]
+    chroot = ("chroot", tree, "env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+    _run(*chroot, "apt-get", "update")
+    _run(*chroot, "apt-get", "install", "-y", "linux-image-amd64")
+    if suite in BACKPORTS:
+        _run(*chroot, "apt-get", "install", "-y", "-t", BACKPORTS[suite], "linux-image-amd64")
+    for name in names:
+        choices = [item.strip() for item in name.split("|")]
+        existing = [item for item in choices if _existing(chroot, item)]
+        _run(*chroot, "apt-get", "install", "-y", existing[0] if existing else choices[0])
+    _run(*chroot, "apt-get", "clean")
+    _run(*chroot, "systemctl", "enable", "job.service")
+    masked = ("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "e2scrub_all.timer")
+    _run(*chroot, "systemctl", "mask", *masked)
+
+
+def _existing(chroot: tuple[object, ...], package: str) -> bool:
+    """Whether apt can install it under this name."""
+    command = [str(item) for item in (*chroot, "apt-cache", "show", package)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def _mounted(tree: Path) -> Iterator[None]:
+    _run("mount", "-t", "proc", "proc", tree / "proc")
+    try:
+        yield
+    finally:
+        _run("umount", tree / "proc")
+
+
+def _run(*command: object) -> None:
+    with (CACHE / "build.log").open("a") as log:
+        words = [str(item) for item in command]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        raise SystemExit(f"error: {' '.join(words[:6])} failed\nhint: see {CACHE / 'build.log'}")

@@ -1,0 +1,64 @@
+"""A guest in qemu: boot, run one job, power off.
+
+Owns: the process of qemu and the directory that it shares with the guest. A guest has no network. With KVM where it
+works, else by software, which is some fifty times slower: time-outs are set for that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.hosts import guest_image
+from tests.hosts.systems import System
+
+MEMORY = 4096  # MiB
+# For an emulated machine on a busy one: a kernel gives up when ticks come late, and services when they take long.
+PATIENT = "no_timer_check systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900"
+
+
+def accelerator() -> str:
+    """``kvm`` or ``tcg``: some machines have /dev/kvm that starts no ordinary kernel, so it must be asked for."""
+    return os.environ.get("PAGURUS_HOSTS_ACCELERATOR", "tcg")
+
+
+def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None]) -> int:
+    """Boot `system` with the directory `job` at /job, which has a script `start`; its exit status.
+
+    `watch` is called every second. Raises TimeoutError; the guest is gone in any case.
+    """
+    if shutil.which("qemu-system-x86_64") is None:
+        raise SystemExit("error: qemu is missing\nhint: apt-get install qemu-system-x86 qemu-utils")
+    image = guest_image.ensure(system.suite)
+    kernel = guest_image.kernels(system.suite)[-1 if system.backports else 0]
+    disk = job.parent / "disk.qcow2"
+    base = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(image / "disk.img"), str(disk)]
+    subprocess.run(base, check=True)
+    command = [
+        *("qemu-system-x86_64", "-accel", f"{accelerator()}{',thread=multi' if accelerator() == 'tcg' else ''}"),
+        *("-cpu", "max", "-smp", "2", "-m", str(MEMORY), "-display", "none", "-no-reboot", "-nic", "none"),
+        *("-drive", f"file={disk},if=virtio,cache=unsafe", "-kernel", str(kernel)),
+        *("-initrd", str(kernel.with_name(kernel.name.replace("vmlinuz-", "initrd.img-")))),
+        *("-append", f"root=/dev/vda rw console=ttyS0 panic=-1 systemd.show_status=0 {PATIENT}"),
+        *("-virtfs", f"local,path={job},mount_tag=job,security_model=none"),
+        *("-serial", f"file:{job.parent / 'serial.log'}"),
+    ]
+    ends, status = time.monotonic() + timeout, job / "status"
+    with subprocess.Popen(["nice", *command]) as qemu:
+        try:
+            while qemu.poll() is None:
+                watch()
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"{system.name}: no end after {timeout:.0f} s")
+                time.sleep(1)
+        finally:
+            qemu.kill()
+    watch()
+    if not status.exists():
+        tail = (job.parent / "serial.log").read_text(errors="replace")[-600:]
+        raise RuntimeError(f"{system.name}: it ended without a result; its console says:\n{tail}")
+    return int(status.read_text())

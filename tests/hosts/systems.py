@@ -1,0 +1,31 @@
+"""The hosts that Pagurus is tried on: Debian's releases with Debian's own kernels.
+
+Owns: which there are. Does not own: how a guest is built (:mod:`guest_image`) and booted (:mod:`machine`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class System:
+    """A kind of host."""
+
+    name: str
+    title: str
+    suite: str  # of Debian; one image for all systems of a suite
+    backports: bool = False  # boots the kernel of the backports
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("bookworm", "Debian 12", "bookworm"),
+        System("bookworm-backports", "Debian 12, kernel of its backports", "bookworm", backports=True),
+        System("trixie", "Debian 13", "trixie"),
+        System("trixie-backports", "Debian 13, kernel of its backports", "trixie", backports=True),
+        System("sid", "Debian sid", "sid"),
+    )
+}
+BACKPORTS = {"bookworm": "bookworm-backports", "trixie": "trixie-backports"}

@@ -1,0 +1,94 @@
+"""The tables of docs/hosts.md, made from what the last run on each system found (tests/hosts/results).
+
+Owns: their text, and the records. Does not own: the runs.
+
+::
+
+    python -m tests.hosts.table            # print it
+    python -m tests.hosts.table --write    # put it into the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from sandbox import paths
+from tests.hosts.systems import SYSTEMS, System
+
+PAGE = paths.CHECKOUT / "docs" / "hosts.md"
+RESULTS = Path(__file__).with_name("results")
+BEGIN, END = "<!-- hosts: made by `python -m tests.hosts.table --write` -->", "<!-- end of hosts -->"
+MARKS = {"passed": "yes", "failed": "**no**", "absent": "absent"}
+
+
+def record(system: System, job: Path, machine: str) -> None:
+    """Keep what a run found."""
+    acts = [json.loads(line) for line in (job / "acts.jsonl").read_text().splitlines()]
+    result = {
+        "system": (job / "os").read_text().strip(),
+        "kernel": (job / "kernel").read_text().strip(),
+        "lsm": (job / "lsm").read_text().strip(),
+        "machine": machine,
+        "acts": acts,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{system.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """By system, in their order."""
+    named = {name: RESULTS / f"{name}.json" for name in SYSTEMS}
+    return {name: json.loads(path.read_text()) for name, path in named.items() if path.exists()}
+
+
+def text() -> str:
+    """Systems, acts by group, and what is absent with its reason."""
+    result = results()
+    if not result:
+        return "No system was tried yet."
+    lines = ["| system | kernel | acts | passed | absent | failed | seconds |", "|---|---|---|---|---|---|---|"]
+    for name, row in result.items():
+        counts = [sum(act["result"] == item for act in row["acts"]) for item in ("passed", "absent", "failed")]
+        cells = [SYSTEMS[name].title, row["kernel"], len(row["acts"]), *counts]
+        cells.append(round(sum(act["seconds"] for act in row["acts"])))
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", f"| act | {' | '.join(row['kernel'] for row in result.values())} |", "|---|" + "---|" * len(result)]
+    marks = {name: {(act["group"], act["act"]): act for act in row["acts"]} for name, row in result.items()}
+    keys = dict.fromkeys(key for row in marks.values() for key in row)
+    for key in keys:
+        cells = [MARKS[row[key]["result"]] if key in row else "not run" for row in marks.values()]
+        lines.append(f"| {key[0]}: {key[1]} | {' | '.join(cells)} |")
+    lines += ["", "What is not there, and what the host says of it:", ""]
+    for name, row in result.items():
+        for act in row["acts"]:
+            if act["result"] != "passed":
+                note = act["note"].replace("|", "\\|")
+                lines.append(f"- {SYSTEMS[name].title} ({row['kernel']}), {act['group']}: {act['act']}: {note}")
+    return "\n".join(lines)
+
+
+def in_page() -> str:
+    """The tables as the page has them."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def write() -> None:
+    """Put them into the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text()}\n\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"put them into {PAGE.name}")
+    if parser.parse_args().write:
+        write()
+    else:
+        print(text())
+
+
+if __name__ == "__main__":
+    main()
