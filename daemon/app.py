@@ -148,6 +148,8 @@ def _take_precedence() -> None:
 
 
 _RLIMIT_MSGQUEUE = 12  # bytes of POSIX message queues; Python has no name for it
+_RAISED = (resource.RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC)
+MAX_DESCRIPTORS = 1 << 20  # as systemd/pagurus.service has it, and the kernel's default of fs.nr_open
 
 
 async def _watchdog() -> None:
@@ -163,12 +165,17 @@ def _allow_descriptors() -> None:
 
     What sandboxes have of queued signals and message queues counts together to the limit of whoever makes their user
     namespaces, that is, of this process and its children. Each sandbox has a limit of its own (native/confine.c).
+    And what CRIU restores has no higher hard limits than CRIU, which has this process's: a sandbox that comes from a
+    daemon under systemd must find here what it had there, however this daemon was started.
     """
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    for shared in (resource.RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE):
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    higher = {item: resource.RLIM_INFINITY for item in _RAISED} | {
+        resource.RLIMIT_NOFILE: max(maximum, MAX_DESCRIPTORS)
+    }
+    for item, limit in higher.items():
         with contextlib.suppress(ValueError, OSError):  # no CAP_SYS_RESOURCE, in a container
-            resource.setrlimit(shared, (resource.RLIM_INFINITY,) * 2)
+            resource.setrlimit(item, (limit, limit))
 
 
 def _raise_limits() -> None:
