@@ -149,7 +149,9 @@ def _inspector() -> str:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="pagurus-doctor-"))
+    """Where sandboxes will lie, if that is there: in a container /tmp is an overlay, which takes no part in another."""
+    state = paths.state()
+    directory = Path(tempfile.mkdtemp(prefix="pagurus-doctor-", dir=state if os.access(state, os.W_OK) else None))
     try:
         yield directory
     finally:
