@@ -10,17 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 from sandbox import paths
-from tests.hosts import machine, table
+from tests.hosts import chroot, machine, table
 from tests.hosts.systems import SYSTEMS, System
 
 TIMEOUT = 10800.0  # seconds for a system, in software emulation
 START = """set -x
-dpkg -i pagurus.deb || exit 101
+dpkg --force-unsafe-io -i pagurus.deb || exit 101
+mkdir -p /run/systemd/system/pagurus.service.d
+printf '[Service]\nTimeoutStartSec=3600\nWatchdogSec=600\n' >/run/systemd/system/pagurus.service.d/slow.conf
+systemctl daemon-reload
 systemctl start pagurus || { journalctl -u pagurus | tail -n 30; exit 102; }
 uname -r >kernel; . /etc/os-release; echo "$PRETTY_NAME" >os; cat /sys/kernel/security/lsm >lsm
 command -v gcc clang cc && exit 103
@@ -36,6 +40,17 @@ printf '{"group": "package", "act": "purged, it leaves nothing", "result": "%%s"
 journalctl -u pagurus --output=cat >/job/daemon.log
 exit $status
 """
+START_IN_CHROOT = """set -x
+dpkg --force-unsafe-io -i pagurus.deb || exit 101
+uname -r >kernel; . /etc/os-release; echo "$PRETTY_NAME" >os; cat /sys/kernel/security/lsm >lsm
+pagurus daemon --config /etc/pagurus/daemon.toml --pool-size 3GiB --stop-sandboxes >daemon.log 2>&1 &
+daemon=$!
+until pagurus ls || ! kill -0 $daemon; do sleep 1; done
+cd tree && /opt/pagurus/bin/python3.11 -B -m tests.hosts.guest /job/acts.jsonl --no-systemd %s
+status=$?
+kill $daemon; wait $daemon || status=$((status + 1))
+exit $status
+"""
 ACCELERATED = "qemu, {}, 2 processors"
 
 
@@ -49,6 +64,7 @@ def main() -> int:
     package = arguments.package or next((paths.CHECKOUT / "dist").glob("pagurus_*.deb"), None)
     if package is None:
         raise SystemExit("error: there is no package in dist/\nhint: run `make package`")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a guest ends with this program
     failed = 0
     for name in arguments.systems or SYSTEMS:
         failed += try_one(SYSTEMS[name], package, arguments.only, arguments.log)
@@ -61,10 +77,12 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
     """The number of acts that failed there."""
     with tempfile.TemporaryDirectory(prefix="pagurus-hosts-") as directory:
         job = Path(directory, "job")
-        (job / "tree/tests").mkdir(parents=True)
+        (job / "tree/tests/support").mkdir(parents=True)
+        shutil.copy(paths.CHECKOUT / "tests/support/programs.py", job / "tree/tests/support")
         shutil.copytree(paths.CHECKOUT / "tests/hosts", job / "tree/tests/hosts")
         shutil.copy(package, job / "pagurus.deb")
-        (job / "start").write_text(START % (f"--only '{only}'" if only else ""))
+        script = START_IN_CHROOT if system.chroot else START
+        (job / "start").write_text(script % (f"--only '{only}'" if only else ""))
         acts, shown = job / "acts.jsonl", 0
 
         def watch() -> None:
@@ -80,7 +98,10 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
 
         print(f"{system.name}: boot", flush=True)
         try:
-            status = machine.run(system, job, timeout=TIMEOUT, watch=watch)
+            if system.chroot:
+                status = chroot.run(job, timeout=TIMEOUT, watch=watch)
+            else:
+                status = machine.run(system, job, timeout=TIMEOUT, watch=watch)
         finally:
             if log is not None:
                 shutil.copytree(
@@ -91,7 +112,8 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
                 f"error: the package does not install or start on {system.name}\n{(job / 'log').read_text()}"
             )
         if not only:
-            table.record(system, job, ACCELERATED.format(machine.accelerator()))
+            way = "a root, no systemd" if system.chroot else ACCELERATED.format(machine.accelerator())
+            table.record(system, job, way)
         return status
 
 

@@ -19,6 +19,7 @@ from sandbox.messages import Gateway, Upstream
 from sandbox.sync import Client
 from tests.hosts.act import IMAGE, TIMEOUT, Absent, Host, act, output, wait_for
 from tests.hosts.sandbox_acts import COUNT, start_counter, text
+from tests.support.programs import Program, in_background
 
 PAGURUS = [sys.executable, "-m", "pagurus"]
 UNIT = "pagurus.service"
@@ -155,7 +156,7 @@ def _agent(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def _second_daemon(*, ignoring: bool = False) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def _second_daemon(*, ignoring: bool = False) -> Iterator[tuple[str, Program]]:
     """A daemon with directories of its own; with SIGINT ignored, as after `&` in a script."""
     with tempfile.TemporaryDirectory() as directory:
         state, run = Path(directory, "state"), Path(directory, "run")
@@ -164,8 +165,8 @@ def _second_daemon(*, ignoring: bool = False) -> Iterator[tuple[str, subprocess.
         existing = {**os.environ, "PAGURUS_STATE": str(state), "PAGURUS_RUN": str(run)}
         command = [*PAGURUS, "daemon", "--pool-size", "2GiB", "--stop-sandboxes"]
         if ignoring:
-            command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
-        with subprocess.Popen(command, env=existing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+            command = in_background(command)
+        with Program(command, env=existing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
             try:
                 socket = run / "pagurus.sock"
                 wait_for(lambda: daemon.poll() is not None or _answers(str(socket)), "the second daemon")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.hosts import guest_image
 from tests.hosts.systems import System
+from tests.support.programs import Program
 
 MEMORY = 4096  # MiB
 # For an emulated machine on a busy one: a kernel gives up when ticks come late, and services when they take long.
@@ -24,6 +25,17 @@ PATIENT = "no_timer_check systemd.default_timeout_start_sec=900 systemd.default_
 def accelerator() -> str:
     """``kvm`` or ``tcg``: some machines have /dev/kvm that starts no ordinary kernel, so it must be asked for."""
     return os.environ.get("PAGURUS_HOSTS_ACCELERATOR", "tcg")
+
+
+def watch_until_end(program: Program, timeout: float, watch: Callable[[], None]) -> None:
+    """Call `watch` every second until the program has ended. Raises TimeoutError."""
+    ends = time.monotonic() + timeout
+    while program.poll() is None:
+        watch()
+        if time.monotonic() > ends:
+            raise TimeoutError(f"no end after {timeout:.0f} s")
+        time.sleep(1)
+    watch()
 
 
 def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None]) -> int:
@@ -47,17 +59,9 @@ def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None])
         *("-virtfs", f"local,path={job},mount_tag=job,security_model=none"),
         *("-serial", f"file:{job.parent / 'serial.log'}"),
     ]
-    ends, status = time.monotonic() + timeout, job / "status"
-    with subprocess.Popen(["nice", *command]) as qemu:
-        try:
-            while qemu.poll() is None:
-                watch()
-                if time.monotonic() > ends:
-                    raise TimeoutError(f"{system.name}: no end after {timeout:.0f} s")
-                time.sleep(1)
-        finally:
-            qemu.kill()
-    watch()
+    status = job / "status"
+    with Program(["nice", *command]) as qemu:
+        watch_until_end(qemu, timeout, watch)
     if not status.exists():
         tail = (job.parent / "serial.log").read_text(errors="replace")[-600:]
         raise RuntimeError(f"{system.name}: it ended without a result; its console says:\n{tail}")

@@ -16,6 +16,7 @@ class System:
     title: str
     suite: str  # of Debian; one image for all systems of a suite
     backports: bool = False  # boots the kernel of the backports
+    chroot: bool = False  # not booted: a root on the kernel of this machine
 
 
 SYSTEMS = {
@@ -26,6 +27,7 @@ SYSTEMS = {
         System("trixie", "Debian 13", "trixie"),
         System("trixie-backports", "Debian 13, kernel of its backports", "trixie", backports=True),
         System("sid", "Debian sid", "sid"),
+        System("chroot", "Debian 12 as a root on the kernel of the development machine", "bookworm", chroot=True),
     )
 }
 BACKPORTS = {"bookworm": "bookworm-backports", "trixie": "trixie-backports"}
