@@ -57,6 +57,9 @@ def pyproject(name: str, row: dict[str, Any]) -> str:
     ]
     if row.get("scripts"):
         lines += ["[project.scripts]", *(f"{key} = {_quoted(value)}" for key, value in tree["scripts"].items())]
+        for group, points in tree.get("entry-points", {}).items():
+            lines.append(f"[project.entry-points.{_quoted(group)}]")
+            lines += [f"{key} = {_quoted(value)}" for key, value in points.items()]
     names = [f"{item}*" for item in row["packages"]]
     lines += ["[tool.setuptools.packages.find]", f"include = {_array([*names, PREBUILT + '*'])}", "namespaces = true"]
     lines += ["[tool.setuptools.package-data]", f'"*" = {_array(["py.typed", "*.pyi"])}']

@@ -29,7 +29,7 @@ def mcp(
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("mcp", "pydantic"):
                 raise
-            raise Unsupported("the package mcp is not installed", hint='pip install "pagurus[mcp]"') from None
+            raise Unsupported("the package mcp is not installed", hint='pip install "pagurus-client[mcp]"') from None
         address, _, port = (listen or "127.0.0.1:0").rpartition(":")
         if address not in LOOPBACK or not port.isdigit():
             raise Invalid(f"{listen} is no port of loopback", hint="it asks for no token: 127.0.0.1:PORT")

@@ -158,7 +158,7 @@ def _agent(host: Host) -> None:
 @contextlib.contextmanager
 def _second_daemon(*, ignoring: bool = False) -> Iterator[tuple[str, Program]]:
     """A daemon with directories of its own; with SIGINT ignored, as after `&` in a script."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=paths.state()) as directory:  # /tmp may be an overlay
         state, run = Path(directory, "state"), Path(directory, "run")
         (state / "images").mkdir(parents=True, mode=0o700)
         (state / "images" / IMAGE).symlink_to((paths.state() / "images" / IMAGE).resolve())

@@ -30,6 +30,7 @@ def _no_compiler(host: Host) -> None:
 @act("package", "a member of its group uses the daemon")
 def _member(host: Host) -> None:
     _need_package()
+    host.need_systemd()  # its socket unit gives the group the socket
     done = _as_user("member", "pagurus")
     assert done.returncode == 0 and host.sandbox.id in done.stdout, done.stderr
 
