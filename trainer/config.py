@@ -249,7 +249,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
         raise Invalid(
             f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
         )
-    need_model(begin, *environments(config))
+    need_model(begin, *environments(config), length=config.max_length)
     config = _absolute(config)
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
     while directory.exists():
@@ -269,12 +269,18 @@ def environments(config: TrainConfig) -> list[type[Environment]]:
     return [task.load(Path(part.task)).environment for part in config.mixture] or [task.load(config.task).environment]
 
 
-def need_model(directory: Path, *target: type[Environment]) -> None:
-    """Refuses a folder that is no model, or one that cannot be told what these environments tell a model."""
+def need_model(directory: Path, *target: type[Environment], length: int = 1) -> None:
+    """Refuses a folder that is no model, one that cannot be told what these environments tell a model, or one that
+    has no positions for trajectories of this length."""
     from rollout.episode.renderer import has_template
 
     if not (directory / "config.json").is_file():
         raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face folder")
+    positions = _positions(directory)
+    if positions is not None and length > positions:
+        raise Invalid(
+            f"max_length is {length}, and {directory} has {positions} positions", hint=f"set max_length = {positions}"
+        )
     for item in target:
         if (item.system or item.tools) and not has_template(directory):
             reported = "a system prompt" if item.system else "tools"
@@ -282,6 +288,17 @@ def need_model(directory: Path, *target: type[Environment]) -> None:
                 f"{item.__name__} has {reported} for a chat model, and {directory} has no chat template",
                 hint="name an instruction-tuned model, or put its chat_template.jinja into the folder",
             )
+
+
+def _positions(directory: Path) -> int | None:
+    """Tokens of the longest sequence that a model folder says it can read, if it says so."""
+    try:
+        content = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
+    text = content.get("text_config") or content
+    result = text.get("max_position_embeddings") or text.get("n_positions")
+    return result if isinstance(result, int) and result > 0 else None
 
 
 def unfinished(config: TrainConfig) -> Path | None:

@@ -28,7 +28,7 @@ def preview(config: TrainConfig) -> int:
     start = config.model or target.start
     if start is None:
         raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
-    need_model(start, *environments(config))
+    need_model(start, *environments(config), length=config.max_length)
     shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")

@@ -57,6 +57,7 @@ from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
 from trainer.learner import local
 from trainer.metrics import MetricsRecorder
+from trainer.models import verify
 from trainer.models.load import published, take
 from trainer.prepare import explain
 from trainer.progress import Display
@@ -186,6 +187,9 @@ class TrainerRun:
             start = self.config.model or self.task.start
             assert start is not None, "open_run refuses a plan without"
             await asyncio.to_thread(take, start, self.base)
+            way = await asyncio.to_thread(verify.begin, self.base, self.directory)
+            if not way.packs:
+                self.display.say(f"{way.model} {way.reason}; each trajectory is computed by itself")
             self.display.say(f"begin with the policy of {start}")
             self.step = self.version = 0
             self.unsettled: list[str] = []

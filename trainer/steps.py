@@ -29,6 +29,7 @@ from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
 from trainer.isolate import FAILURES, careful_step
 from trainer.learner import streams
+from trainer.models import verify
 from trainer.models.load import Lora, load
 from trainer.resume import ResumeState, Saves
 
@@ -47,6 +48,7 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         seed=config.seed,
         objective=config.objective,
         length=config.max_length,
+        packs=verify.way_of(run),
         settings=config.optimiser,
         bf16=config.bf16,
         recompute=config.recompute,

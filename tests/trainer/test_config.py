@@ -137,6 +137,14 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
     assert not (tmp_path / "runs").exists()
 
 
+def test_trajectories_longer_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
+    config = TrainConfig(task=EXAMPLE, max_length=1025, out=tmp_path / "runs")
+    for begin in (open_run, preview):
+        with pytest.raises(Invalid, match=r"max_length is 1025, and .* has 1024 positions"):
+            begin(config)
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_without_memory_are_those_of_the_real_model(recompute: bool) -> None:
     config = ModelConfig(vocab_size=300, hidden_size=48, intermediate_size=96, num_hidden_layers=3)

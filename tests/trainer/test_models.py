@@ -234,7 +234,6 @@ def test_recomputation_keeps_less_for_long_trajectories(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "soft caps": ({"final_logit_softcapping": 30.0, "model_type": "gemma2"}, Invalid, "final_logit_softcapping"),
     "an unknown architecture": ({"model_type": "perceptron"}, Invalid, "transformers cannot load"),
 }
 

@@ -58,6 +58,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     objective: ObjectiveSettings = ObjectiveSettings()
     length: int = 1  # the constant of Dr. GRPO, unless the objective has one
     settings: OptimiserSettings = OptimiserSettings()
+    packs: bool = True  # trajectories behind each other; else each by itself: see trainer.models.verify
     bf16: bool = False
     recompute: bool = False
     offload: bool = False
@@ -131,7 +132,8 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     directory = Path(plan.model)
 
     def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
-        made = Scorer(load(directory, lora=lora), recompute=plan.recompute, critic=critic, bf16=plan.bf16)
+        model = load(directory, lora=lora, packs=plan.packs)
+        made = Scorer(model, recompute=plan.recompute, critic=critic, bf16=plan.bf16, packs=plan.packs)
         return shard(made, ranks, offload=plan.offload)
 
     policy = scorer(plan.lora, critic=objective.value is not None)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandbox.errors import Invalid
 from trainer.batches.pack import PackedBatch
 
 NAME = "pagurus_packed"
@@ -59,7 +60,9 @@ def transformers_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """The same, as transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
-    packed: PackedBatch = options["packed"]
+    packed: PackedBatch | None = options.get("packed")
+    if packed is None:
+        raise Invalid("its attention is not handed on what packing needs", hint="train it one trajectory at a time")
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     result = attend(q, k, v, packed, scale=options.get("scaling"), window=options.get("sliding_window"))
     return result[None], None

@@ -36,7 +36,6 @@ TOKENIZER: tuple[str, ...] = (
 TOKENIZER += ("vocab.json", "tokenizer.model")
 NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-CHANGED_LOGITS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +68,29 @@ def configuration(directory: Path) -> dict[str, Any]:
     return content
 
 
-def load(directory: Path, *, lora: Lora | None = None) -> nn.Module:
-    """The model of a folder, in fp32, ready for gradients."""
+def load(directory: Path, *, lora: Lora | None = None, packs: bool = True) -> nn.Module:
+    """The model of a folder, in fp32, ready for gradients. Unless it `packs`, with its own attention."""
     content = configuration(directory)
-    if is_plain(content) and (directory / "model.safetensors").exists():
+    if packs and is_plain(content) and (directory / "model.safetensors").exists():
         model: nn.Module = load_model(directory)
     else:
-        model = _load_transformers(directory, content)
+        model = _load_transformers(directory, packs=packs)
     if lora is not None:
         _adapt(model, lora)
+    if not packs:
+        return model.eval()  # as it is evaluated: some families draw at random in training
+    _without_chance(model)
+    return model.train()
+
+
+def _without_chance(model: nn.Module) -> None:
+    """No dropout, wherever a module has its rate, and no jitter of routers: the engine has none either."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # the engine has none, and a step must not depend on chance
-    return model.train()
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and any(part in name for part in ("drop", "jitter")):
+                setattr(module, name, 0.0)
 
 
 def take(start: Path, base: Path) -> None:
@@ -98,8 +107,6 @@ def take(start: Path, base: Path) -> None:
             ModelConfig.load(start)
         except (ValueError, TypeError) as error:
             raise Invalid(f"a run cannot begin with {start}: {error}", hint="mend its config.json") from None
-    else:
-        _refuse_logits(start, content)
     aside = base.with_name(".policy.new")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -116,7 +123,6 @@ def empty(directory: Path, *, lora: Lora | None = None) -> nn.Module:
     if is_plain(content):
         model: nn.Module = Qwen3(ModelConfig.load(directory))
     else:
-        _refuse_logits(directory, content)
         from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import
 
         attention.register()
@@ -127,26 +133,20 @@ def empty(directory: Path, *, lora: Lora | None = None) -> nn.Module:
     return model.train()
 
 
-def _refuse_logits(directory: Path, content: Mapping[str, Any]) -> None:
-    changed = [name for name in CHANGED_LOGITS if content.get(name) not in (None, 1.0)]
-    if changed:
-        raise Invalid(f"{directory}: {', '.join(changed)} is not supported", hint="use a model with plain logits")
-
-
-def _load_transformers(directory: Path, content: Mapping[str, Any]) -> nn.Module:
-    _refuse_logits(directory, content)
+def _load_transformers(directory: Path, *, packs: bool) -> nn.Module:
     from transformers import AutoModelForCausalLM  # seconds to import
 
     attention.register()
+    chosen = {"attn_implementation": attention.NAME} if packs else {}
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory, attn_implementation=attention.NAME, dtype=torch.float32, local_files_only=True
+            directory, dtype=torch.float32, local_files_only=True, **chosen
         )
     except (OSError, ValueError, KeyError) as error:
         raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
-    if not getattr(model, "_supports_attention_backend", False):
+    if packs and not getattr(model, "_supports_attention_backend", False):
         raise Invalid(
-            f"{type(model).__name__} has attention of its own, which would mix packed trajectories",
+            f"{type(model).__name__} has attention of its own",
             hint="use a model whose attention transformers can exchange",
         )
     return model

@@ -7,6 +7,7 @@ Guarantee: equal to log_softmax of the model's logits, whatever is packed beside
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,12 +34,22 @@ class Scorer(nn.Module):
     """``Scorer(load(folder))(packed).new``.
 
     `recompute` keeps one hidden state per layer and computes the rest again, for long trajectories. `bf16` computes in
-    that precision while the weights stay in fp32.
+    that precision while the weights stay in fp32. Unless the model `packs`, each trajectory goes through the model's
+    own forward pass by itself: for models that would see what is packed beside it, or that change their logits.
     """
 
-    def __init__(self, model: nn.Module, *, recompute: bool = False, critic: bool = False, bf16: bool = False):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        recompute: bool = False,
+        critic: bool = False,
+        bf16: bool = False,
+        packs: bool = True,
+    ):
         super().__init__()
         self.model = model
+        self.packs = packs
         self.bf16 = bf16
         self.recompute = recompute
         self.critic = nn.Linear(self.width, 1) if critic else None
@@ -50,40 +61,73 @@ class Scorer(nn.Module):
 
     @property
     def width(self) -> int:
+        return int(self._text.hidden_size)
+
+    @property
+    def _text(self) -> Any:
+        """The configuration of the part that reads text."""
         config: Any = self.model.config
-        return int(config.hidden_size)
+        return getattr(config, "text_config", None) or config
 
     @property
     def vocabulary(self) -> int:
-        config: Any = self.model.config
-        return int(config.vocab_size)
+        return int(self._text.vocab_size)
 
     @property
     def positions(self) -> int | None:
         """Tokens of the longest sequence that the model has positions for, where it says so."""
-        config: Any = self.model.config
-        result = getattr(config, "max_position_embeddings", None)
+        result = getattr(self._text, "max_position_embeddings", None)
         return int(result) if result else None
 
     def layers(self) -> list[nn.Module]:
         """The repeated blocks: what is sharded and checkpointed one by one."""
         for module in self.model.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == self.model.config.num_hidden_layers:  # type: ignore[union-attr]
+            if isinstance(module, nn.ModuleList) and len(module) == self._text.num_hidden_layers:
                 return list(module)
         raise Invalid(f"no list of layers in {type(self.model).__name__}", hint="use a decoder-only model")
 
     def forward(self, packed: PackedBatch) -> Scores:
         kind = "cuda" if packed.tokens.is_cuda else "cpu"
+        if not self.packs:
+            with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
+                return self._item(packed)
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             hidden = self.hidden(packed)[packed.predicting]
         with torch.autocast(kind, enabled=False):
             if self.bf16:
                 hidden = hidden.to(torch.bfloat16)
-            new, entropy = logprobs(hidden, self.head().to(hidden.dtype), packed.targets, packed.temperature)
+            head = self.head().to(hidden.dtype)
+            if (bias := self.bias()) is not None:  # as one more column, of inputs that are 1
+                head = torch.cat([head, bias.to(head.dtype)[:, None]], 1)
+                read = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+            else:
+                read = hidden
+            new, entropy = logprobs(read, head, packed.targets, packed.temperature)
             value = (
                 None if self.critic is None else self.critic(hidden.to(self.critic.weight.dtype))[:, 0].float().clone()
             )
         return Scores(new, entropy, value)
+
+    def _item(self, packed: PackedBatch) -> Scores:
+        """Each trajectory by itself, through the model's own forward pass and its own head."""
+        result: list[tuple[Tensor, Tensor]] = []
+        values: list[Tensor] = []
+        starts = packed.bounds.tolist()
+        for number, (start, end) in enumerate(pairwise(starts)):
+            chosen = packed.sequence == number
+            at = packed.predicting[chosen] - start
+            model: Any = self.model
+            out = model(
+                input_ids=packed.tokens[None, start:end], use_cache=False, output_hidden_states=self.critic is not None
+            )
+            warmth = packed.temperature[chosen][:, None]
+            logs = (out.logits[0][at].to(torch.promote_types(out.logits.dtype, torch.float32)) / warmth).log_softmax(-1)
+            new = logs.gather(-1, packed.targets[chosen][:, None])[:, 0]
+            result.append((new, -torch.linalg.vecdot(logs.exp(), logs)))
+            if self.critic is not None:
+                values.append(self.critic(out.hidden_states[-1][0][at].to(self.critic.weight.dtype))[:, 0].float())
+        new, entropy = (torch.cat(parts) for parts in zip(*result, strict=True))
+        return Scores(new, entropy, torch.cat(values) if values else None)
 
     def hidden(self, packed: PackedBatch) -> Tensor:
         """[N, width], normalised: what the head is applied to."""
@@ -98,6 +142,13 @@ class Scorer(nn.Module):
         )
         hidden: Tensor = result.last_hidden_state[0]
         return hidden
+
+    def bias(self) -> Tensor | None:
+        """[V], of a head that has one."""
+        if isinstance(self.model, Qwen3):
+            return None
+        result: Tensor | None = getattr(self.model.get_output_embeddings(), "bias", None)  # type: ignore[operator]
+        return result
 
     def head(self) -> Tensor:
         """[V, width]"""

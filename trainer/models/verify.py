@@ -1,0 +1,229 @@
+"""Does the trainer compute what a model computes? Asked of the model's own behaviour, before it is trained.
+
+Owns: the probes, what is compared, the verdict. Does not own: the ways to score (scorer), loading (load).
+Guarantee: a model is trained in a way in which its log-probabilities were seen to equal those of transformers' own
+forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, it is refused with the numbers.
+
+::
+
+    folder ─▶ transformers' own logits, one probe at a time, without gradients ─────────────┐ compared with
+          ├▶ packed: probes one after another, attention exchanged, with and without recompute │
+          └▶ alone:  each probe through the model's own forward pass, ready for gradients      ┘
+    packed equals ─▶ "packed" │ only alone equals ─▶ "alone" │ neither ─▶ "refused"
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rollout.engine.embedded.model import is_plain
+from sandbox import durable
+from sandbox.errors import Invalid
+from trainer.batches.pack import pack
+from trainer.batches.sample import Sample
+from trainer.models.load import configuration, load
+from trainer.models.scorer import Scorer
+
+TOLERANCE = 1e-4  # nats, in fp32
+STEEP = 1e-3  # of gradients, as a share of their norm
+LENGTHS = (7, 33, 19)  # tokens of the probes
+WARMTH = (1.0, 1.0, 0.7)
+MAX_PROBE = 8192  # tokens: no probe is longer
+FILE = "model.json"
+
+Way = Literal["packed", "alone", "refused"]
+
+
+class Verification(msgspec.Struct, kw_only=True):
+    """Largest differences in nats from the model's own log-probabilities; None: it could not be computed.
+
+    Example: ``Verification(model="PhiForCausalLM", way="packed", packed=1e-6, ...)``
+    """
+
+    model: str
+    way: Way
+    packed: float | None = None  # packed behind each other
+    single: float | None = None  # by the same attention, one in a batch
+    recompute: float | None = None  # packed, activations computed again
+    alone: float | None = None  # by its own forward pass
+    slope: float | None = None  # of the gradient in the chosen way, as a share of its norm
+    reason: str = ""  # why it is not packed, or is refused
+
+    @property
+    def packs(self) -> bool:
+        return self.way == "packed"
+
+
+def probes(vocabulary: int, positions: int | None, *, longer: int = 0) -> list[Sample]:
+    """Trajectories of random tokens. `longer`: one more of so many tokens, before the others."""
+    lengths = [min(length, positions or length) for length in ((longer,) if longer else ()) + LENGTHS]
+    warmth = (1.0, *WARMTH) if longer else WARMTH
+    draw = torch.Generator().manual_seed(20_26)
+    return [
+        Sample(
+            tokens=torch.randint(vocabulary, (length,), generator=draw).tolist(),
+            mask=[0] + [1] * (length - 1),
+            logprobs=[0.0] * length,
+            temperature=temperature,
+        )
+        for length, temperature in zip(lengths, warmth, strict=True)
+    ]
+
+
+def verify(directory: Path) -> Verification:
+    """Of a model folder. Its weights are loaded once for the reference and once for each way."""
+    content = configuration(directory)
+    with _one_thread_of_chance():
+        samples = probes_of(content)
+        target = reference(directory, samples)
+        result = Verification(model=(content.get("architectures") or ["?"])[0], way="refused")
+        packed = _attempt(result, lambda: _packed(directory, samples, target, result))
+        if packed is None:
+            result.way = "packed"
+            return result
+        result.reason = f"cannot be packed: {packed}"
+        if not (is_plain(content) and (directory / "model.safetensors").exists()):
+            alone = _attempt(result, lambda: _alone(directory, samples, target, result))
+            if alone is None:
+                result.way = "alone"
+                return result
+            result.reason += f"; alone: {alone}"
+    return result
+
+
+def probes_of(content: dict[str, Any]) -> list[Sample]:
+    """For what `config.json` says: rotations that change beyond a length are tried beyond it."""
+    text = content.get("text_config") or content
+    positions = text.get("max_position_embeddings") or text.get("n_positions")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    before = text.get("original_max_position_embeddings") or (rope or {}).get("original_max_position_embeddings")
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "dynamic":
+        before = before or positions
+        positions = None
+    longer = int(before) + 8 if before else 0
+    longer = longer if longer <= min(MAX_PROBE, positions or MAX_PROBE) else 0
+    return probes(int(text["vocab_size"]), positions, longer=longer)
+
+
+def reference(directory: Path, samples: Sequence[Sample]) -> list[Tensor]:
+    """Transformers' own log-probabilities: one trajectory at a time, evaluation mode, its default attention."""
+    from transformers import AutoModelForCausalLM  # seconds to import
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
+    result = []
+    with torch.no_grad():
+        for sample in samples:
+            tokens = torch.tensor(sample.tokens)
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].double() / sample.temperature
+            result.append(logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0])
+    return result
+
+
+def _packed(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor], result: Verification) -> str | None:
+    """None, or why not."""
+    model = load(directory)
+    scorer = Scorer(model)
+    with torch.no_grad():
+        result.single = max(
+            _apart([scorer(pack([sample])).new], [right]) for sample, right in zip(samples, target, strict=True)
+        )
+    together = pack(samples)
+    result.packed = _apart([scorer(together).new], target)
+    again = Scorer(model, recompute=True)
+    result.recompute = _apart([again(together).new], target)
+    for name, value in (
+        ("alone in a batch", result.single),
+        ("packed", result.packed),
+        ("recomputed", result.recompute),
+    ):
+        if not value <= TOLERANCE:
+            return f"{name} its log-probabilities differ by {value:.2g} nat from those of transformers"
+    if slope := _slopes(directory, again, samples, result):
+        return slope
+    return None
+
+
+def _alone(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor], result: Verification) -> str | None:
+    scorer = Scorer(load(directory, packs=False), packs=False)
+    for _ in range(2):  # rotations of some families depend on what was computed before
+        result.alone = max(result.alone or 0.0, _apart([scorer(pack(samples)).new], target))
+    if not result.alone <= TOLERANCE:
+        return f"its log-probabilities differ by {result.alone:.2g} nat from those of transformers"
+    return _slopes(directory, scorer, samples, result)
+
+
+def _slopes(directory: Path, scorer: Scorer, samples: Sequence[Sample], result: Verification) -> str | None:
+    """Compares the gradient of the sum of all log-probabilities with that of the model's own forward pass."""
+    if is_plain(configuration(directory)):
+        return None  # our own definition: its gradient is torch's
+    own = Scorer(load(directory, packs=False), packs=False)
+    own.model.eval()
+    for item in (own, scorer):
+        item(pack(samples)).new.sum().backward()
+    theirs = {name: parameter.grad for name, parameter in own.named_parameters() if parameter.grad is not None}
+    ours = {name: parameter.grad for name, parameter in scorer.named_parameters() if parameter.grad is not None}
+    norm = sum(float(grad.square().sum()) for grad in theirs.values()) ** 0.5
+    missing = theirs.keys() ^ ours.keys()
+    if missing:
+        return f"{sorted(missing)[0]} has a gradient in one way alone"
+    apart = sum(float((grad - ours[name]).square().sum()) for name, grad in theirs.items()) ** 0.5
+    result.slope = apart / max(norm, 1e-12)
+    if not result.slope <= STEEP:
+        return f"its gradient differs by {result.slope:.2g} of its norm"
+    return None
+
+
+def _apart(result: Sequence[Tensor], target: Sequence[Tensor]) -> float:
+    difference = torch.cat(list(result)).detach().double() - torch.cat(list(target))
+    return float(difference.abs().max().nan_to_num(nan=float("inf")))
+
+
+def _attempt(result: Verification, call: Any) -> str | None:
+    """None, or why this way is none. A model of somebody else may raise anything."""
+    try:
+        said: str | None = call()
+    except (Invalid, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError,
+            AssertionError, ImportError) as error:  # fmt: skip
+        text = (error.message if isinstance(error, Invalid) else str(error)).strip() or type(error).__name__
+        return text.splitlines()[0]
+    return said
+
+
+@contextlib.contextmanager
+def _one_thread_of_chance() -> Iterator[None]:
+    """What a model draws here changes nothing of the caller's generators."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def begin(directory: Path, run: Path) -> Verification:
+    """The way in which a run trains its model: found out once, written into the run folder. Raises Invalid."""
+    path = run / FILE
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Verification)
+    content = configuration(directory)
+    if is_plain(content):
+        result = Verification(model="Qwen3ForCausalLM", way="packed")
+    else:
+        result = verify(directory)
+    if result.way == "refused":
+        raise Invalid(f"{result.model} cannot be trained: {result.reason}", hint="see `pagurus verify-model`")
+    durable.publish(path, msgspec.json.encode(result))
+    return result
+
+
+def way_of(run: Path) -> bool:
+    """Whether the trajectories of this run are packed."""
+    path = run / FILE
+    return not path.exists() or msgspec.json.decode(path.read_bytes(), type=Verification).packs
