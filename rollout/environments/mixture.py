@@ -12,8 +12,6 @@ is played through its rows in an order drawn anew each time; which of them are h
 
 from __future__ import annotations
 
-import csv
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ import msgspec
 
 from rollout.environments import directory, splits
 from rollout.environments.base import Build, Environment
+from rollout.environments.rows import read_rows
 from rollout.environments.splits import HELD_OUT, Split
 from rollout.user_code import load as load_code
 from sandbox.errors import Conflict, Invalid, NotFound
@@ -220,28 +219,6 @@ def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
         return None
     evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), minimum=1)
     return read_rows(Path(part.rows), minimum=1 if evaluated else 2) + evaluated
-
-
-def read_rows(path: Path, *, minimum: int = 2) -> list[dict[str, Any]]:
-    """The rows of a file: .jsonl, .json (a list) or .csv with a head."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        raise NotFound(f"no rows {path}", hint="name a .jsonl, .json or .csv file") from None
-    try:
-        if path.suffix == ".csv":
-            rows: list[Any] = list(csv.DictReader(text.splitlines()))
-        elif path.suffix == ".json":
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise Invalid(f"{path} cannot be read: {error}", hint="JSON lines, a JSON list, or CSV") from None
-    if not isinstance(rows, list) or len(rows) < minimum or not all(isinstance(row, dict) for row in rows):
-        raise Invalid(
-            f"{path} has not {minimum} rows or more of names and values", hint="one is held out, one trained on"
-        )
-    return rows
 
 
 def load_curriculum(path: Path) -> Curriculum:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollout import Environment
-from rollout.environments.mixture import Draw, Mixture, MixturePart, PartOutcome, load_curriculum, read_rows
+from rollout.environments.mixture import Draw, Mixture, MixturePart, PartOutcome, load_curriculum
+from rollout.environments.rows import read_rows
 from rollout.environments.splits import HELD_OUT
 from sandbox.errors import Invalid, NotFound
 
