@@ -57,6 +57,8 @@ VERBS = {
     "train": Verb("training.train", "Train a policy in the sandboxes of this host."),
     "sweep": Verb("training.sweep", "Run a grid of settings and print one table."),
     "verify-model": Verb("training.verify", "Compare the trainer's numbers with those of transformers."),
+    "sft": Verb("training.supervised", "Imitate the assistant's messages of conversations."),
+    "dpo": Verb("training.supervised", "Learn which of two answers is preferred."),
     "export": Verb("training.train", "Write a policy of a run into a folder, in bfloat16."),
     "roles": Verb("training.train", "The processes of a run: which live, since when and where."),
     "attach": Verb("training.train", "Show the output of a detached run until it ends."),

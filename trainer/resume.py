@@ -19,7 +19,7 @@ import shutil
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -32,13 +32,21 @@ from sandbox import durable
 from sandbox.errors import EngineFailed
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
-from trainer.learner import Learner, local
+from trainer.learner import local
+from trainer.models.scorer import Scorer
 from trainer.seal import verify_directory, write_manifest
 from trainer.weights import need_finite
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
 KEEP = 2
 OPTIONS = StateDictOptions(ignore_frozen_params=True)  # with adapters, the frozen weights are the base folder's
+
+
+class Resumable(Protocol):
+    """Who takes steps: a model and its optimisers."""
+
+    scorer: Scorer
+    optimisers: list[torch.optim.Optimizer]
 
 
 class ResumeState(msgspec.Struct, kw_only=True):
@@ -61,7 +69,7 @@ class Saves:
         self._group = None if ranks.alone else dist.new_group(backend="gloo")  # its own: a thread uses it
         self._pending: tuple[ResumeState, Future[Any]] | None = None
 
-    def start_save(self, learner: Learner, state: ResumeState) -> None:
+    def start_save(self, learner: Resumable, state: ResumeState) -> None:
         """Copies what is to be saved; from here on the weights may change. One save at a time."""
         self.wait_saved()
         aside = self.directory / ".new"
@@ -97,11 +105,11 @@ class Saves:
             self._show(state)
         self._together()
 
-    def save(self, learner: Learner, state: ResumeState) -> None:
+    def save(self, learner: Resumable, state: ResumeState) -> None:
         self.start_save(learner, state)
         self.wait_saved()
 
-    def load(self, learner: Learner) -> ResumeState | None:
+    def load(self, learner: Resumable) -> ResumeState | None:
         """Puts the newest whole save into `learner` and the generators of chance; None where there is none yet."""
         chosen = self._choose()
         if chosen is None:
@@ -180,7 +188,7 @@ def saves_in(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*"))
 
 
-def _tensors(learner: Learner) -> dict[str, Any]:
+def _tensors(learner: Resumable) -> dict[str, Any]:
     model, optimiser = get_state_dict(learner.scorer, learner.optimisers, options=OPTIONS)
     return {"model": model, "optimiser": optimiser}
 

@@ -123,6 +123,10 @@ class ChatRenderer:
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         return self._encode(self._text(messages, tools, True))
 
+    def closed(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Tokens of messages after which nobody speaks: what is written down."""
+        return self._encode(self._text(messages, tools, False))
+
     def bridge(
         self, ids: list[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> list[int] | None:

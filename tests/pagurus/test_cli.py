@@ -129,21 +129,8 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
-    *(
-        "tree",
-        "diff",
-        "net",
-        "train",
-        "sweep",
-        "verify-model",
-        "export",
-        "roles",
-        "attach",
-        "bench",
-        "play",
-        "eval",
-        "serve",
-    ),
+    *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
+    *("sweep", "verify-model", "sft", "dpo"),
     *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
 }
 GROUPS = {

@@ -65,6 +65,7 @@ def test_a_directory_without_a_data_set_and_no_file_are_refused(tmp_path: Path) 
         read_rows(tmp_path / "nowhere.parquet")
 
 
+@pytest.mark.filterwarnings("default")
 def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pip install pyarrow datasets")
     pyarrow = pytest.importorskip("pyarrow")

@@ -155,10 +155,10 @@ def _packed(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor]
 
 def _alone(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor], result: Verification) -> str | None:
     scorer = Scorer(load(directory, packs=False), packs=False)
-    for _ in range(2):  # rotations of some families depend on what was computed before
-        result.alone = max(result.alone or 0.0, _apart([scorer(pack(samples)).new], target))
-    if not result.alone <= TOLERANCE:
-        return f"its log-probabilities differ by {result.alone:.2g} nat from those of transformers"
+    # Twice: rotations of some families depend on what was computed before.
+    result.alone = worst = max(_apart([scorer(pack(samples)).new], target) for _ in range(2))
+    if not worst <= TOLERANCE:
+        return f"its log-probabilities differ by {worst:.2g} nat from those of transformers"
     return _slopes(directory, scorer, samples, result)
 
 
