@@ -52,6 +52,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     times_set: int = 0  # time stamps of files that it set on purpose
     unseen: bool = False  # it did more than the inspector could tell one by one
     back_to: int | None = None  # the turn took the sandbox back to the state before that turn
+    results: list[str] = []  # of each call of a tool, where the action had several that were carried out
 
 
 class Recovery(msgspec.Struct, kw_only=True):

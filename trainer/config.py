@@ -224,6 +224,13 @@ def need_objective(config: TrainConfig) -> None:
     from trainer.objectives import build  # with torch: who goes on with a run needs none
 
     objective = build(config.objective)
+    if objective.advantage.baseline == "teacher" and not (Path(config.objective.teacher) / "config.json").is_file():
+        raise Invalid(
+            f"{config.objective.preset} needs a teacher, and {config.objective.teacher!r} is no model",
+            hint="set objective.teacher = DIRECTORY",
+        )
+    if objective.advantage.baseline == "teacher" and objective.kl is not None:
+        raise Invalid("distillation has one reference, its teacher", hint="leave out objective.kl")
     if config.branching is not None and objective.advantage.baseline != "group":
         raise Invalid(
             f"{config.objective.preset} does not compare with the mean of a group, which is what branches need",

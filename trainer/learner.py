@@ -42,7 +42,7 @@ from trainer.objectives import (
     credit,
 )
 from trainer.objectives.advantage import gae, silent
-from trainer.objectives.losses import divergence
+from trainer.objectives.losses import divergence, on_policy_distillation
 from trainer.objectives.metrics import Summary, by_outcome
 from trainer.settings import OptimiserSettings
 
@@ -99,6 +99,8 @@ class Learner:
         critic_rate = 0.0 if objective.value is None else objective.value.rate
         self.optimisers = optimisers.make(scorer, self.settings, critic_rate=critic_rate)
         self.critic_only = False  # steps in which the value head alone learns
+        if reference is None and objective.advantage.baseline == "teacher":
+            raise TrainerFailed("distillation needs a teacher", hint="set objective.teacher = DIRECTORY")
         if objective.kl is not None and reference is None:
             raise TrainerFailed("this objective holds on to a reference model", hint="give one, or another objective")
         self.streams = streams(objective, self.settings)
@@ -183,6 +185,8 @@ class Learner:
                 retained, Credit(sign, ones, BatchCounts(len(retained), len(ones)), needed), self._poll(retained)
             )
         name = self._first_not_finite(gradients=True)
+        bad = self.ranks.sum(torch.tensor([float(name is not None)])).item()
+        name = name or ("another rank's part" if bad else None)  # all ranks say the same, or their halves differ
         self.begin()
         return None if name is None else f"its gradient of {name} is not finite"
 
@@ -191,7 +195,7 @@ class Learner:
     def _complete(self, samples: list[Sample]) -> None:
         """A complete batch, whose advantages need all of it, in as many updates as the settings say."""
         before = self._poll(samples)
-        rewards = self._with_before(self._rewards(samples), before)
+        rewards = self._with_before(samples, before)
         earned = credit(self.objective, rewards)
         for part in _parts(samples, self.settings.updates):
             chosen = _select(earned, samples, part)
@@ -288,7 +292,7 @@ class Learner:
         penalised = kl is not None and kl.place == "reward"
         if self.settings.updates > 1 or penalised or critic:
             result.proximal, result.value = self._score(self.scorer, samples)
-        if kl is not None:
+        if kl is not None or self.objective.advantage.baseline == "teacher":
             assert self.reference is not None
             result.reference, _ = self._score(self.reference, samples)
         return result
@@ -317,14 +321,20 @@ class Learner:
             self.on_micro_batch()
             yield shared[ranks.rank]
 
-    def _with_before(self, rewards: Rewards, before: _Before) -> Rewards:
-        """KL in the reward, and the critic's values."""
+    def _with_before(self, samples: Sequence[Sample], before: _Before) -> Rewards:
+        """Rewards with KL in them, the critic's values and the teacher's log-probabilities."""
+        rewards = self._rewards(samples)
         kl, penalty = self.objective.kl, None
         if kl is not None and kl.place == "reward":
             assert before.proximal is not None and before.reference is not None
             penalty = kl.beta * divergence(kl.kind, torch.cat(before.proximal), torch.cat(before.reference))
         values = None if before.value is None else torch.cat(before.value)
-        return replace(rewards, penalty=penalty, values=values)
+        taught = None
+        if self.objective.advantage.baseline == "teacher":
+            assert before.reference is not None
+            engine = torch.tensor([v for s in samples for v, bit in zip(s.logprobs, s.mask, strict=True) if bit])
+            taught = on_policy_distillation(torch.cat(before.reference), engine.double())
+        return replace(rewards, penalty=penalty, values=values, taught=taught)
 
     def _rewards(self, samples: Sequence[Sample]) -> Rewards:
         return rewards_of(samples, self.objective.overlong)
@@ -333,7 +343,7 @@ class Learner:
         """What the critic should have said: advantages, not normalised, plus what it did say."""
         if before.value is None or self.objective.value is None:
             return None
-        rewards = self._with_before(self._rewards(samples), before)
+        rewards = self._with_before(samples, before)
         assert rewards.values is not None
         result = gae(self.objective.advantage, rewards) + rewards.values
         return list(result.split([sample.sampled for sample in samples]))

@@ -56,7 +56,9 @@ class KLSettings(Table, frozen=True, kw_only=True):
 
 
 class AdvantageSettings(Table, frozen=True, kw_only=True):
-    baseline: Literal["none", "group", "leave_one_out", "batch", "critic"] | None = None  # what is subtracted
+    baseline: Literal["none", "group", "leave_one_out", "batch", "critic", "teacher"] | None = (
+        None  # what is subtracted
+    )
     scale: Literal["none", "group", "within_groups", "batch"] | None = None  # what the rest is divided by
     discount: Fraction | None = None  # gamma, with a critic
     trace: Fraction | None = None  # lambda of generalised advantage estimation
@@ -101,6 +103,7 @@ class ObjectiveSettings(Table, frozen=True, kw_only=True):
     drop_silent: bool | None = None  # groups whose rewards are all equal do not count in the mean
     corrections: list[str | CorrectionSettings] = []  # for data of other policies
     overlong: OverlongSettings = OverlongSettings()
+    teacher: str = ""  # directory of the model that `distill` learns from, with the policy's tokenizer
 
 
 class OptimiserSettings(Table, frozen=True, kw_only=True):

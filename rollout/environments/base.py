@@ -27,6 +27,9 @@ class Observation:
     done: bool = False
     back_to: int | None = None  # before the agent reads this, its sandbox goes back to the state before that turn
     info: dict[str, Any] = field(default_factory=dict)
+    results: tuple[
+        str, ...
+    ] = ()  # of each call of the answer, where several were carried out; else `text` is the first's
 
 
 @dataclass(frozen=True)

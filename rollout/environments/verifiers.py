@@ -118,7 +118,7 @@ class ToolsEnvironment(VerifiersEnvironment):
         results = [await self._box.call(call.name, call.arguments) for call in calls]
         for call, text in zip(calls, results, strict=True):
             self._requested.append(ToolMessage(tool_call_id=call.id, content=text, name=call.name))
-        return Observation("\n".join(results))
+        return Observation("\n".join(results), results=tuple(results))
 
     async def close(self) -> None:
         await closed(self._sets)

@@ -26,6 +26,9 @@ class LastSeen(NamedTuple):
     redo: bool = False
 
 
+NOT_EXECUTED = "not executed: only the first call of an answer is"
+
+
 class Talk(Protocol):
     def count(self, text: str) -> int:
         """Tokens of a text in an observation."""
@@ -115,7 +118,7 @@ class Chat:
         return self.env.read_action(action.content, [(call.name, call.arguments) for call in action.calls])
 
     def hear(self, trajectory: Trajectory, observation: Observation) -> LastSeen:
-        ids, new = trajectory.sample, self._answer(observation.text)
+        ids, new = trajectory.sample, self._answer(observation.text, observation.results)
         longer = self.renderer.bridge(ids, self.history, new, self.env.tools)
         self.history += new
         if longer is None:
@@ -131,19 +134,21 @@ class Chat:
         for number, (record, (start, prompt, end)) in enumerate(zip(trajectory.turns, answers, strict=True)):
             self.read(trajectory.tokens[prompt:end], trajectory.tokens[start:prompt], complete=True)
             if last_seen or number + 1 < len(answers):
-                self.history += self._answer(record.observation)
+                self.history += self._answer(record.observation, record.results)
 
-    def _answer(self, text: str) -> list[Message]:
+    def _answer(self, text: str, results: Sequence[str]) -> list[Message]:
+        """A message for each call: its own result, or that it was not carried out."""
         calls = self.history[-1].get("tool_calls") or ()
         if not calls:
             return [{"role": "user", "content": text}]
-        results: list[Message] = []
-        for number, call in enumerate(calls):
-            said = text if number == 0 else ""  # one action of an answer is executed: its first
-            results.append(
-                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": said}
-            )
-        return results
+        said = list(results) or [text]
+        said += [NOT_EXECUTED] * (len(calls) - len(said))
+        if len(said) > len(calls):  # more results than calls: nothing is lost
+            said[len(calls) - 1 :] = ["\n".join(said[len(calls) - 1 :])]
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": content}
+            for call, content in zip(calls, said, strict=True)
+        ]
 
 
 def sampled(trajectory: Trajectory) -> list[tuple[int, int, int]]:

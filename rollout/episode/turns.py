@@ -212,8 +212,13 @@ class Episode:
 
     def _shortened(self, observation: Observation) -> Observation:
         """As much of it as an observation may have; the model reads that something is missing."""
-        text = middle_cut(observation.text, self.limits.observed, self.talk.count)
-        return observation if text is observation.text else replace(observation, text=text)
+        limit = self.limits.observed
+        text = middle_cut(observation.text, limit, self.talk.count)
+        share = max(1, limit // max(1, len(observation.results)))
+        results = tuple(middle_cut(item, share, self.talk.count) for item in observation.results)
+        if text is observation.text and results == observation.results:
+            return observation
+        return replace(observation, text=text, results=results)
 
     def _start_in(self, ready: PreparedState) -> Observation:
         self.env.load(ready.state)
@@ -338,7 +343,7 @@ class Episode:
         self._note_visit(len(self.trajectory.turns), len(self.trajectory.tokens), self.env.snapshot())
 
     def _observed(self, record: TurnRecord, observation: Observation) -> None:
-        record.observation = observation.text
+        record.observation, record.results = observation.text, list(observation.results)
         record.reward += observation.reward
         self.trajectory.reward += observation.reward
         if self.parts.on_turn is not None:

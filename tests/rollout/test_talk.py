@@ -10,7 +10,7 @@ from rollout import Environment, Observation, Trajectory
 from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.episode.talk import Chat, sampled
+from rollout.episode.talk import NOT_EXECUTED, Chat, sampled
 from tests.rollout.test_endpoints import BASH, Speaker
 from tests.support.chat_models import need_models
 
@@ -80,6 +80,36 @@ async def test_an_episode_of_calls_is_one_sample() -> None:
     assert [trajectory.tokens[:at] for _, at, _ in sampled(trajectory)] == engine.requested
     text = engine.renderer.decode(trajectory.tokens)
     assert CALL in text and "<tool_response>\nanswer 1\n</tool_response>" in text and "You count." in text
+
+
+class Several(Counting):
+    """Carries out every call of an answer, and says what came of each."""
+
+    def read_action(self, content: str, calls: Any) -> str:
+        return " ".join(arguments for _, arguments in calls) or content
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        seen = await super().step(sandbox, action)
+        return Observation("both", done=seen.done, results=("first result", "second result" * 500))
+
+
+async def test_each_call_of_an_answer_gets_its_own_result() -> None:
+    engine = Speaker("qwen2.5", CALL + "\n" + CALL, "so", "done")
+    trajectory = await play(engine, Several())
+    text = engine.renderer.decode(trajectory.tokens)
+    assert "<tool_response>\nfirst result\n</tool_response>\n<tool_response>\nsecond result" in text
+    assert text.count("second result") < 500  # results together are bounded as one observation is
+    chat = Chat(Several(), engine.renderer)
+    chat.recall(trajectory, last_seen=True)
+    results = [message["content"] for message in chat.history if message["role"] == "tool"]
+    assert results[0] == "first result" and results[1].startswith("second result")
+
+
+async def test_calls_that_are_not_carried_out_say_so() -> None:
+    engine = Speaker("qwen2.5", CALL + "\n" + CALL, "so", "done")
+    trajectory = await play(engine, Counting())
+    text = engine.renderer.decode(trajectory.tokens)
+    assert f"<tool_response>\nanswer 1\n</tool_response>\n<tool_response>\n{NOT_EXECUTED}\n" in text
 
 
 async def test_where_a_template_drops_reasoning_a_new_sample_begins() -> None:

@@ -185,9 +185,20 @@ def corrected(factor: Callable[[np.ndarray], np.ndarray]) -> Callable[[Batch, Lo
     return loss
 
 
+def distill(batch: Batch, new: Log, frozen: Log) -> float:
+    """Each token's advantage is what the teacher (`reference`) thinks of it beyond the student that sampled it."""
+    total, count = 0.0, 0
+    for item, logs in zip(batch, new, strict=True):
+        for t, log in enumerate(logs):
+            advantage = item["reference"][t] - item["engine"][t]
+            total += clipped(np.exp(log - item["engine"][t]), advantage, 0.2, 0.28)
+            count += 1
+    return total / count
+
+
 LOSSES: dict[str, Callable[[Batch, Log, Log], float]] = {
     "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "gspo": gspo, "reinforce++": reinforce_plus_plus, "rloo": rloo,
-    "ppo": ppo, "lite_ppo": lite_ppo, "pooled": pooled, "cispo": cispo,
+    "ppo": ppo, "lite_ppo": lite_ppo, "pooled": pooled, "cispo": cispo, "distill": distill,
 }  # fmt: skip
 
 FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

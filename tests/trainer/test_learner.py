@@ -76,7 +76,8 @@ def gradient(
     """The change of all weights by one plain step of size 1 (no Adam): minus the gradient."""
     policy = policy or model()
     before = flat(policy)
-    reference = Scorer(model(9)) if objective.kl is not None else None
+    wanted = objective.kl is not None or objective.advantage.baseline == "teacher"
+    reference = Scorer(model(9)) if wanted else None
     scorer = Scorer(policy, recompute=recompute, critic=objective.value is not None)
     learner = Learner(scorer, objective, OptimiserSettings(budget=budget, max_norm=1e9), reference=reference)
     learner.optimisers = [torch.optim.SGD(learner.trained, lr=1.0)]
@@ -261,7 +262,7 @@ async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: s
 
 
 def test_most_objectives_compute_while_groups_come_in() -> None:
-    assert {name for name, row in OBJECTIVES.items() if not row.streams} == {"ppo", "reinforce++"}
+    assert {name for name, row in OBJECTIVES.items() if not row.streams} == {"distill", "ppo", "reinforce++"}
     batch = samples(0)
     learner = Learner(Scorer(model()), named("pooled"))
     learner.begin()
@@ -425,6 +426,41 @@ def test_batches_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert log.steps() == [4]
     with pytest.raises(NotFound, match="step 5"):
         log.read(5)
+
+
+def test_a_student_comes_nearer_to_its_teacher() -> None:
+    """The exact reverse KL over the vocabulary, on what the student samples anew before each step."""
+    student, teacher = model(1), model(2)
+    scorer, reference = Scorer(student), Scorer(teacher)
+    learner = Learner(scorer, named("distill"), OptimiserSettings(rate=2e-2), reference=reference)
+    apart = []
+    for step in range(12):
+        batch = [sampled_by(scorer, torch.Generator().manual_seed(64 * step + n)) for n in range(24)]
+        apart.append(sum(reverse_kl(scorer, reference, item) for item in batch))
+        learner.step(batch)
+    assert apart[-1] < 0.6 * apart[0]
+    with pytest.raises(TrainerFailed, match="needs a teacher"):
+        Learner(scorer, named("distill"))
+
+
+@torch.no_grad()
+def logits_of(scorer: Scorer, tokens: list[int]) -> Tensor:
+    packed = pack([Sample(tokens=tokens, mask=[0] * len(tokens), logprobs=[0.0] * len(tokens))])
+    return (scorer.hidden(packed) @ scorer.head().T).log_softmax(-1)
+
+
+def sampled_by(scorer: Scorer, draw: torch.Generator, length: int = 10) -> Sample:
+    tokens, logs = [5], [0.0]
+    for _ in range(length):
+        chances = logits_of(scorer, tokens)[-1]
+        tokens.append(int(torch.multinomial(chances.exp(), 1, generator=draw)))
+        logs.append(float(chances[tokens[-1]]))
+    return Sample(tokens=tokens, mask=[0] + [1] * length, logprobs=logs, group="g")
+
+
+def reverse_kl(scorer: Scorer, reference: Scorer, sample: Sample) -> float:
+    ours, theirs = logits_of(scorer, sample.tokens), logits_of(reference, sample.tokens)
+    return float((ours.exp() * (ours - theirs)).sum())
 
 
 # ------------------------------------------------------------------ episodes in pieces

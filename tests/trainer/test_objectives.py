@@ -68,6 +68,7 @@ def rewards_of(objective: Objective, batch: Batch) -> Rewards:
         torch.tensor([len(item["engine"]) for item in batch]),
         penalty,
         flat(batch, "value_before") if objective.advantage.baseline == "critic" else None,
+        taught=flat(batch, "reference") - flat(batch, "engine"),
     )
 
 

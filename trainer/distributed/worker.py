@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 
 from rollout.engine import adopted
 from rollout.engine.adopted import RoleRecord
+from rollout.engine.embedded.model import is_plain
 from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.sample import Sample, SampleLog
@@ -39,8 +40,9 @@ from trainer.distributed.watch import Heart
 from trainer.isolate import careful_step
 from trainer.learner import Learner
 from trainer.machine import return_freed_memory
-from trainer.models.load import Lora, load
+from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
+from trainer.models.verify import verify
 from trainer.objectives import Objective, build
 from trainer.resume import ResumeState, Saves
 from trainer.settings import ObjectiveSettings, OptimiserSettings
@@ -138,7 +140,22 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
 
     policy = scorer(plan.lora, critic=objective.value is not None)
     reference = None if objective.kl is None else scorer(None, critic=False)
+    if objective.advantage.baseline == "teacher":
+        reference = _teacher(plan, policy.vocabulary, ranks)
     return Learner(policy, objective, plan.settings, reference=reference, ranks=ranks)
+
+
+def _teacher(plan: WorkPlan, vocabulary: int, ranks: Ranks) -> Scorer:
+    """The model that is learned from. It reads the policy's own tokens, so both need one vocabulary."""
+    where = Path(plan.objective.teacher)
+    packs = verify(where).packs if not is_plain(configuration(where)) else True
+    made = Scorer(load(where, packs=packs), bf16=plan.bf16, packs=packs).requires_grad_(False)
+    if made.vocabulary < vocabulary:
+        raise Invalid(
+            f"the teacher {where} has {made.vocabulary} tokens, the policy {vocabulary}",
+            hint="name a teacher with the policy's tokenizer",
+        )
+    return shard(made, ranks, offload=plan.offload)
 
 
 class RankWorker:

@@ -17,7 +17,7 @@ from torch import Tensor
 SILENT = 1e-6  # rewards of a group that differ by less are equal
 FLOOR = 1e-6  # added to a deviation before it divides
 
-Baseline = Literal["none", "group", "leave_one_out", "batch", "critic"]
+Baseline = Literal["none", "group", "leave_one_out", "batch", "critic", "teacher"]
 Scale = Literal["none", "group", "within_groups", "batch"]
 
 
@@ -32,6 +32,8 @@ class Advantage:
     - `leave_one_out`: mean of the others of the group (RLOO, arXiv 2402.14740, equation 9).
     - `batch`: mean over all tokens of the batch (REINFORCE++, arXiv 2501.03262, section 3).
     - `critic`: values V_t of a value head, by `gae`.
+    - `teacher`: A_t = log π_T - log μ of the sampled token; rewards count for nothing (MiniLLM, arXiv 2306.08543,
+      section 2.2, the single-step part: the gradient of the reverse KL on what the student sampled).
 
     Scales; there are two that are called "batch standard deviation" in texts, so they have names of their own:
 
@@ -50,7 +52,7 @@ class Advantage:
     @property
     def needs_batch(self) -> bool:
         """Must the batch be complete before the first gradient? If not, only a common divisor is missing."""
-        return self.baseline in ("batch", "critic")
+        return self.baseline in ("batch", "critic", "teacher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +88,14 @@ class Rewards:
     values: Tensor | None = None  # [T] V_t
     earned: Tensor | None = None  # [T] reward less baseline, where groups are trees: see rollout.decide.tree
     truncated: Tensor | None = None  # [N] bool: episodes that were cut
+    taught: Tensor | None = None  # [T] log π_T - log μ
 
 
 def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     """A_t [T] of a complete batch. Example: rewards [1, 0] of one group, `group`: [0.5, -0.5], once per token."""
+    if advantage.baseline == "teacher":
+        assert batch.taught is not None, "distillation needs the teacher's log-probabilities"
+        return batch.taught
     if advantage.baseline == "critic":
         result = gae(advantage, batch)
     elif batch.earned is not None:

@@ -133,6 +133,10 @@ OBJECTIVES: dict[str, Objective] = {
         advantage=Advantage(baseline="group", scale="within_groups"), ratio="token", clip=Clip(high=0.28),
         aggregate=TOKEN,
     ),
+    "distill": Objective(
+        source="on-policy distillation: the reverse KL to a teacher, token by token (arXiv 2306.08543, section 2.2)",
+        advantage=Advantage(baseline="teacher"), ratio="token", clip=Clip(high=0.28), aggregate=TOKEN,
+    ),
     "cispo": Objective(
         source="arXiv 2506.13585, equations 4 and 5; no lower bound, upper bound 5 as in arXiv 2510.13786",
         advantage=GROUP, ratio="token", clip=Clip(kind="weight", low=1.0, high=4.0), aggregate=TOKEN,

@@ -58,8 +58,8 @@ def _message(said: Any) -> Message:
         said = {"role": roles.get(str(said["from"]), said["from"]), "content": said.get("value", "")}
     if not isinstance(said.get("role"), str):
         raise Invalid("a message has no role", hint='{"role": "user", "content": "..."}')
-    found: Message = said
-    return found
+    result: Message = said
+    return result
 
 
 def samples(
