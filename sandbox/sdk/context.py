@@ -2,9 +2,9 @@
 
 Owns: ``.dockerignore``, which files the sources of an instruction reach, their digest, the archive of them. Does not
 own: patterns (:mod:`sandbox.patterns`), where they are put (the daemon: :mod:`sandbox.tree.copy_into`).
-Guarantee: nothing outside the root is read, whatever links say; what is hashed is what is sent: names, kinds, modes,
-contents and link targets. Times do not make it another, as with Docker. A file whose size, times and inode are those
-of the last build is not read again (:class:`Hashes`).
+Guarantee: nothing outside the root is read, whatever links say and whoever exchanges them meanwhile; what is hashed is
+what is sent: names, kinds, modes, contents and link targets. Times do not make it another, as with Docker. A file whose
+size, times and inode are those of the last build is not read again (:class:`Hashes`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import stat
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,7 @@ from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound
 from sandbox.patterns import PatternList, glob, ignore_lines, split_wildcards
 from sandbox.tree import host_files
-from sandbox.tree.safe_path import NO_LINKS, named, open_kind, openat2
+from sandbox.tree.safe_path import ON_HOST, open_kind, openat2
 
 Observed = tuple[int, int, int, int, int, bytes]  # device, inode, size, mtime and ctime in ns, hash of the content
 _READ = 1 << 20
@@ -92,7 +92,7 @@ class Hashes:
 def _load(file: Path) -> dict[str, Observed]:
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=dict[str, Observed])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return {}
 
 
@@ -119,7 +119,7 @@ class BuildContext:
 
     def select(self, sources: Iterable[str], line: int) -> Selection:
         """What the sources of an instruction reach. Raises Invalid with its line."""
-        with _directory(self.root) as root:
+        with _directory(self.root) as root, _reading():
             walk = _Walk(root, self.ignored, line)
             for source in sources:
                 walk.source(source)
@@ -167,48 +167,43 @@ class _Walk:
                 here = here.rpartition("/")[0]
                 continue
             here = f"{here}/{part}" if here else part
-            status = self._status(here)
+            status = self._decide(here, _status(self._root, here))
             if status is None:
-                left_out = self._ignored.matches(here) and os.path.lexists(named(self._root, here))
+                left_out = self._ignored.matches(here) and _status(self._root, here) is not None
                 raise Invalid(
                     f"line {self._line}: {source} is not in the context",
                     hint="its .dockerignore leaves it out" if left_out else "",
                 )
-            self._pass(here)
+            self._pass(here, status)
             if stat.S_ISLNK(status.st_mode):
                 links += 1
-                target = os.readlink(here, dir_fd=self._root)
+                target = _link(self._root, here)
                 if links > _MAX_LINKS:
                     raise Invalid(f"line {self._line}: {source} leads in circles")
                 here = "" if target.startswith("/") else here.rpartition("/")[0]
                 pending += [part for part in reversed(target.split("/")) if part not in ("", ".")]
         return here
 
-    def _pass(self, path: str) -> None:
+    def _pass(self, path: str, status: os.stat_result | None = None) -> None:
         """An entry and the directories above it."""
         while path and path not in self.result:
-            self.result[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+            status = status or _status(self._root, path)
+            if status is None:
+                raise Invalid(f"{path} of the context has gone while it was read", hint="build again")
+            self.result[path], status = status, None
             if self._ignored.has_exceptions and self._ignored.matches(path):
                 self.left_out.add(path)
             path = path.rpartition("/")[0]
 
-    def _status(self, path: str) -> os.stat_result | None:
+    def _decide(self, path: str, status: os.stat_result | None) -> os.stat_result | None:
         """Of what is there and not left out; of a directory also where only something in it is not."""
-        try:
-            status = os.stat(path, dir_fd=self._root, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        if not self._ignored.matches(path):
+        if status is None or not self._ignored.matches(path):
             return status
         inside = stat.S_ISDIR(status.st_mode) and self._ignored.has_exceptions and any(self._entries(path))
         return status if inside else None
 
-    def _entries(self, dir_path: str) -> list[tuple[str, os.stat_result]]:
-        with _opened(self._root, dir_path) as directory:
-            names = sorted(os.listdir(directory))
-        existing = [
-            (name, self._status(name)) for name in (f"{dir_path}/{item}" if dir_path else item for item in names)
-        ]
+    def _entries(self, directory: str) -> list[tuple[str, os.stat_result]]:
+        existing = [(path, self._decide(path, status)) for path, status in sorted(_listed(self._root, directory))]
         return [(name, status) for name, status in existing if status and stat.S_IFMT(status.st_mode) in _RETAINED]
 
     def _add(self, path: str) -> None:
@@ -217,17 +212,13 @@ class _Walk:
         pending = [path] if not path or stat.S_ISDIR(self.result[path].st_mode) else []
         by = {path: self._decided(path)}
         while pending:
-            dir_path = pending.pop()
-            with _opened(self._root, dir_path) as directory:
-                names = os.listdir(directory)
-            for name in names:
-                here = f"{dir_path}/{name}" if dir_path else name
-                status = os.stat(here, dir_fd=self._root, follow_symlinks=False)
+            directory = pending.pop()
+            for here, status in _listed(self._root, directory):
                 if stat.S_IFMT(status.st_mode) not in _RETAINED:
                     continue
-                left_out, matched = self._ignored.decide(here, by[dir_path])
+                left_out, matched = self._ignored.decide(here, by[directory])
                 if not left_out:
-                    self._pass(here)
+                    self._pass(here, status)
                 if stat.S_ISDIR(status.st_mode) and not (left_out and not self._ignored.has_exceptions):
                     by[here] = matched
                     pending.append(here)
@@ -251,11 +242,11 @@ class Selection:
     def digest(self, hashes: Hashes | None = None) -> str:
         """Of what would be copied, hexadecimal blake3."""
         observed, hashes = blake3(), hashes or Hashes(None)
-        with _directory(self.root) as root:
+        with _directory(self.root) as root, _reading():
             for path, status in self.entries.items():
                 content = b""
                 if stat.S_ISLNK(status.st_mode):
-                    content = os.fsencode(os.readlink(path, dir_fd=root))
+                    content = os.fsencode(_link(root, path))
                 elif stat.S_ISREG(status.st_mode):
                     content = hashes.of(root, path, status)
                 for part in (os.fsencode(path), f"{status.st_mode:o}".encode(), content):
@@ -265,13 +256,18 @@ class Selection:
     def pack(self, out: IO[bytes]) -> None:
         """Write them as a tar archive. They belong to root, as with Docker."""
         linked: dict[tuple[int, int], str] = {}
-        with _directory(self.root) as root, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        with (
+            _directory(self.root) as root,
+            _reading(),
+            tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
             for path, status in self.entries.items():
                 header = tarfile.TarInfo(path)
                 when = time.time_ns() if path in self.left_out else status.st_mtime_ns
                 header.mode, header.mtime = stat.S_IMODE(status.st_mode), when / 1e9
                 header.pax_headers = {"mtime": f"{when // 10**9}.{when % 10**9:09}"}
-                header.pax_headers |= _xattrs(named(root, path))
+                if not stat.S_ISLNK(status.st_mode):
+                    header.pax_headers |= _xattrs(root, path)
                 if stat.S_ISREG(status.st_mode):
                     first = linked.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
                     if first == path:
@@ -279,7 +275,7 @@ class Selection:
                         continue
                     header.type, header.linkname = tarfile.LNKTYPE, first
                 elif stat.S_ISLNK(status.st_mode):
-                    header.type, header.linkname = tarfile.SYMTYPE, os.readlink(path, dir_fd=root)
+                    header.type, header.linkname = tarfile.SYMTYPE, _link(root, path)
                 else:
                     header.type = tarfile.DIRTYPE if stat.S_ISDIR(status.st_mode) else tarfile.FIFOTYPE
                 tar.addfile(header)
@@ -295,12 +291,12 @@ def _add_file(tar: tarfile.TarFile, header: tarfile.TarInfo, root: int, path: st
                 raise Invalid(f"{path} of the context changes while it is read: {error}") from error
 
 
-def _xattrs(path: str) -> dict[str, str]:
+def _xattrs(root: int, path: str) -> dict[str, str]:
     result = {}
-    with contextlib.suppress(OSError):  # a file system without any
-        for name in os.listxattr(path, follow_symlinks=False):
+    with _entry(root, path) as entry, contextlib.suppress(OSError):  # a file system without any
+        for name in os.listxattr(f"/proc/self/fd/{entry}"):
             if name.startswith(_XATTRS):
-                value = os.getxattr(path, name, follow_symlinks=False)
+                value = os.getxattr(f"/proc/self/fd/{entry}", name)
                 result[f"SCHILY.xattr.{name}"] = value.decode("utf-8", "surrogateescape")
     return result
 
@@ -312,8 +308,46 @@ def _directory(root: Path) -> closing:
         raise Invalid(f"the context {root}: {error.strerror}") from None
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """What cannot be read of a context, or changes while it is read, is the context's fault."""
+    try:
+        yield
+    except BrokenPipeError:  # of whoever takes the archive
+        raise
+    except OSError as error:
+        text = f"{str(error.filename)[:160]} of the context cannot be read: {error.strerror}"
+        raise Invalid(text, hint="see that nothing changes the context while it is built") from error
+
+
+def _entry(root: int, path: str) -> closing:
+    """An entry, whatever it is, to be looked at."""
+    return closing(openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ON_HOST))
+
+
+def _status(root: int, path: str) -> os.stat_result | None:
+    try:
+        with _entry(root, path) as entry:
+            return os.fstat(entry)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _link(root: int, path: str) -> str:
+    with _entry(root, path) as entry:
+        return os.readlink("", dir_fd=entry)
+
+
+def _listed(root: int, dir_path: str) -> Iterator[tuple[str, os.stat_result]]:
+    with _opened(root, dir_path) as directory:
+        for name in os.listdir(directory):
+            with contextlib.suppress(FileNotFoundError):  # removed while we look
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                yield f"{dir_path}/{name}" if dir_path else name, status
+
+
 def _opened(root: int, directory: str) -> closing:
-    return closing(openat2(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS))
+    return closing(openat2(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY, resolve=ON_HOST))
 
 
 def _regular(root: int, path: str) -> closing:
