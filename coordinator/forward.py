@@ -57,7 +57,7 @@ class HostResponse:
             if self.headers.get("Content-Type", "").startswith(MSGPACK):
                 return msgspec.msgpack.decode(self.body, type=kind)
             return msgspec.json.decode(self.body, type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise Protocol(f"the host's answer cannot be read: {error}") from error
 
 

@@ -82,7 +82,7 @@ async def _read_request(parts: AsyncIterator[bytes]) -> tuple[CopyRequest, bytes
             raise Invalid("the request ends before it is complete") from None
     try:
         return msgspec.msgpack.decode(data[_LENGTH : _LENGTH + size], type=CopyRequest), data[_LENGTH + size :]
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Invalid(f"not a CopyRequest: {error}") from None
 
 

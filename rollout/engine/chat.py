@@ -149,7 +149,7 @@ class ChatEngine:
                         break
             except (aiohttp.ClientError, OSError) as error:
                 said = f"{type(error).__name__}: {error}"
-            except msgspec.DecodeError:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 said = "the answer is no JSON object"
                 break
         raise EngineFailed(f"{self.url}{path}: {said}", hint="is this the address of an OpenAI-compatible server?")

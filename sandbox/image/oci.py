@@ -195,7 +195,7 @@ def _document(target: _File, kind: type = dict) -> Any:
         raise Invalid(f"{target.name} of the image is larger than {MAX_DOCUMENT} bytes")
     try:
         result = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Invalid(f"{target.name} of the image is no JSON: {error}") from None
     if not isinstance(result, kind):
         raise Invalid(f"{target.name} of the image is not what it should be")

@@ -10,6 +10,7 @@ pieces of a file with holes lie in order within the file.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tarfile
 from collections.abc import Iterator
@@ -83,9 +84,10 @@ class Reader:
     """The members of a stream, in their order. Raises tarfile.TarError, and what reading the stream raises."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115 - it is a context manager itself
-            fileobj=HeaderLimit(stream), mode="r|", tarinfo=_Header
-        )
+        with _damage():  # the first member is read already
+            self._archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115 - it is a context manager itself
+                fileobj=HeaderLimit(stream), mode="r|", tarinfo=_Header
+            )
 
     def __enter__(self) -> Reader:
         return self
@@ -94,7 +96,12 @@ class Reader:
         self._archive.close()
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        for count, member in enumerate(self._archive):
+        members = iter(self._archive)
+        for count in itertools.count():
+            with _damage():
+                member = next(members, None)
+            if member is None:
+                return
             self._archive.members = []  # a long stream is not kept in memory
             if count >= MAX_ENTRIES:
                 raise Invalid(f"the archive has more than {MAX_ENTRIES} entries")
@@ -121,6 +128,15 @@ def time_of(member: tarfile.TarInfo) -> int:
     with contextlib.suppress(ArithmeticError, ValueError):
         return int(min(max(Decimal(member.pax_headers.get("mtime", member.mtime)), Decimal(0)), MAX_TIME) * 10**9)
     return 0
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """What the library says of headers that it cannot make sense of is a damaged archive, not only its own errors."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise tarfile.ReadError(str(error)) from error
 
 
 def pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
