@@ -193,7 +193,7 @@ async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) ->
     limit = parse_bytes(alive.row.limits.disk) if alive.row.limits.disk is not None else MAX_TREE
     async with alive.altering("unpack", path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        unpacking = in_thread(_unpack, alive.container.inside, alive.row.uid_base, path, reader, limit)
+        unpacking = in_thread(unpack, alive.container.inside, alive.row.uid_base, path, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
                 async for part in chunks(request):
@@ -205,7 +205,8 @@ async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) ->
     return UnpackResult(bytes=written)
 
 
-def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
+def unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
+    """Unpack what comes from the descriptor `reader`, which is closed, into a directory of a living sandbox."""
     with (
         os.fdopen(reader, "rb", buffering=CHUNK) as stream,
         inside.opened() as root,

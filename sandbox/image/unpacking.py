@@ -65,7 +65,8 @@ def bound_process() -> None:
         file.write("500")
 
 
-def _unpacked(source: Path, tree: Path) -> ImageConfig | None:
+def fill(source: Path, tree: Path) -> ImageConfig | None:
+    """What the process does, in this one."""
     if source.is_dir():
         return oci.unpack(source, tree)
     if not oci.is_layout(source):
@@ -80,7 +81,7 @@ def _unpacked(source: Path, tree: Path) -> ImageConfig | None:
 def main(source: str, tree: str) -> int:
     bound_process()
     try:
-        said = UnpackedImage(config=_unpacked(Path(source), Path(tree)))
+        said = UnpackedImage(config=fill(Path(source), Path(tree)))
     except PagurusError as error:
         said = UnpackedImage(error=error.body())
     except MemoryError:

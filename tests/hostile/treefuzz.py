@@ -1,132 +1,76 @@
-"""Unpacks archives that a stranger made and damaged, into trees that another process changes: is the host touched?
+"""Unpacks and copies what strangers made, while they change it: archives, images, contexts, trees of living sandboxes.
 
 ::
 
     pagurus bench treefuzz [--json] [--cases N] [--seconds S] [--seed S]
 
-Each case is a tar stream of a few members (names that lead upwards or to the bait, links of both kinds, whiteouts,
-files with holes, extended headers), every third one damaged at some bytes, some compressed. It is unpacked into a tree
-that earlier cases have filled, by the rules of the host, of a sandbox, of a root file system or of a layer, while names
-of that tree change places by renameat2 as fast as a process can. Bait on the host is watched by fanotify and compared.
+A case is one of four: an archive, damaged or not, that is unpacked by the rules of the host, of a sandbox, of a root
+file system or of a layer; an archive of an image (OCI, or as ``docker save`` writes it), through all that an import
+does with it; a build context, chosen, hashed and packed; a living sandbox, whose files are read, listed, moved, copied
+into, uploaded and downloaded to a directory that earlier cases have filled. Names of the tree, of the context and of
+the sandbox's tree change places by renameat2 all the while, in the sandbox by a program that runs in it.
 
-`cases`: how many; `taken`, `refused`: what became of them; `escapes`: what happened to the bait or next to the tree;
-`crashes`: errors of ours that are no refusal; `packed`: how many trees were packed again meanwhile.
+All of it lies on file systems of its own, in memory and for sandboxes. There, and on the host's, is bait: fanotify
+notes whatever is done to it, also that it is only opened, and whatever this process writes, makes, moves or removes
+anywhere on the host's file system. Its content, attributes and targets of links are looked for in all that was packed.
+
+`cases`, `archives`, `images`, `contexts`, `sandboxes`: how many; `taken`, `refused`: what became of them; `packed`: how
+many trees were packed; `escapes`: what happened outside, or was read there; `crashes`: errors of ours that are no
+refusal; `events`: how many changes of anybody the watcher has seen; `seconds`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import gzip
 import io
 import os
-import random
+import shutil
 import subprocess
 import sys
-import tarfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.harness import aftermath, command
+from daemon.api import files as routes
+from sandbox import paths
+from sandbox.container.container import Container
 from sandbox.errors import PagurusError
-from sandbox.image import oci
-from sandbox.tree import archive, host_files, walk
-from sandbox.tree.safe_path import directory
+from sandbox.image import oci, store, unpacking
+from sandbox.messages import Limits
+from sandbox.sdk.context import BuildContext, read_dockerfile
+from sandbox.tree import archive, files, host_files, walk
+from sandbox.tree.copy_into import TargetTree, copy_into
+from sandbox.tree.pool import BtrfsPool
+from sandbox.tree.safe_path import as_sandbox_root, directory
+from tests.hostile import isolation, mutate_trees
 from tests.hostile.watched_host import WatchedHost
 
 LIMIT = 1 << 20  # bytes of one case
 CHECK_INTERVAL = 200  # cases between two looks at the host
-RENEW_INTERVAL = 1000  # cases after which the tree is emptied
-RULES = (host_files.RULES, archive.IN_SANDBOX, archive.ROOT, archive.LAYER)
-KINDS = (
-    *(tarfile.REGTYPE,) * 4,
-    *(tarfile.SYMTYPE,) * 4,
-    *(tarfile.LNKTYPE, tarfile.DIRTYPE) * 2,
-    *(tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.CONTTYPE),
-)
+RENEW_INTERVAL = 2000  # cases after which the trees and the sandbox are new ones
+POOL_SIZE = 1 << 30
+SECRET = b"precious"  # what the bait's files, attributes and links say
+LIMITS = Limits(memory="128MiB", processes=16, disk="64MiB")
 RACE = """
-import ctypes, os, sys
+import ctypes, os, sys, time
 libc, root = ctypes.CDLL(None), os.open(sys.argv[1], os.O_RDONLY)
-pairs = [(b"a", b"link"), (b"a/b", b"link2"), (b"d", b"up")]
+pairs = [(b"a", b"link"), (b"a/b", b"link2"), (b"d", b"up"), (b"f", b"link")]
 while True:
     for one, other in pairs:
-        for _ in range(50): libc.syscall(316, root, one, root, other, 2)
+        for _ in range(20): libc.syscall(316, root, one, root, other, 2)
+    time.sleep(0.0002)
 """
-
-
-class CaseMaker:
-    """Makes the stream of each case."""
-
-    def __init__(self, seed: int, bait: list[str]) -> None:
-        self._random = random.Random(seed)
-        self._bait = bait
-
-    def _name(self) -> str:
-        pick = self._random
-        parts = pick.choices(
-            ["a", "b", "d", "link", "link2", "up", "f", ".wh.a", ".wh..wh..opq", "..", "victim.txt"], k=3
-        )
-        return pick.choice(
-            [
-                "/".join(parts[: pick.randint(1, 3)]),
-                "/".join(parts),
-                parts[0],
-                "../" * pick.randint(1, 20) + pick.choice(self._bait).lstrip("/"),
-                pick.choice(self._bait),
-                f"link/{pick.choice(['victim.txt', 'dir/inner.txt', 'empty/new', 'new'])}",
-                f"a/{'x' * pick.randint(1, 300)}",
-            ]
-        )
-
-    def _target(self) -> str:
-        pick = self._random
-        bait = pick.choice(self._bait)
-        return pick.choice(
-            [bait, "../" * 20 + bait.lstrip("/"), f"/proc/self/root{bait}", "..", ".", "/", "a", "link", self._name()]
-        )
-
-    def _member(self, out: tarfile.TarFile) -> None:
-        pick = self._random
-        made = tarfile.TarInfo(self._name())
-        made.type, made.mode = pick.choice(KINDS), pick.choice([0o644, 0o6777, 0o1777, 0, 0o755])
-        content = b""
-        if made.type in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-            made.linkname = self._target()
-        elif made.type in (tarfile.REGTYPE, tarfile.CONTTYPE):
-            content = pick.randbytes(pick.choice([0, 1, 511, 512, 513, 3000]))
-        if pick.random() < 0.2:
-            number = str(pick.choice([-1, 0, 1, 512, 4096, 1 << 40, 1 << 63, "x"]))
-            made.pax_headers = {
-                pick.choice(
-                    ["size", "GNU.sparse.realsize", "GNU.sparse.map", "GNU.sparse.size", "mtime", "uid"]
-                ): number,
-                "GNU.sparse.major": pick.choice(["0", "1"]),
-                "GNU.sparse.minor": "0",
-                pick.choice(["GNU.sparse.name", "path", "linkpath", "SCHILY.xattr.user.x"]): self._target(),
-            }
-            content = content or b"2\n0\n512\n4096\n512\n".ljust(512, b"\0") + bytes(1024)
-        made.size = len(content)
-        out.addfile(made, io.BytesIO(content))
-
-    def make(self) -> bytes:
-        pick, out = self._random, io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w", format=pick.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])) as tar:
-            for _ in range(pick.randint(1, 5)):
-                with contextlib.suppress(ValueError):  # a name that the format cannot hold
-                    self._member(tar)
-        data = bytearray(out.getvalue())
-        if pick.random() < 0.33:
-            for _ in range(pick.randint(1, 4)):
-                data[pick.randrange(len(data))] = pick.randrange(256)
-        return gzip.compress(data, 1) if pick.random() < 0.1 else bytes(data)
-
-    def rules(self) -> archive.Rules:
-        return self._random.choice(RULES)
-
-    def packs(self) -> bool:
-        return self._random.random() < 0.05
+PREPARE = """
+import os
+os.makedirs('/race/a/b'); os.mkdir('/race/d'); open('/race/f', 'w').write('x')
+for name, target in {links!r}.items(): os.symlink(target, '/race/' + name)
+"""
 
 
 @contextlib.contextmanager
@@ -139,50 +83,199 @@ def raced(tree: Path) -> Iterator[None]:
         racer.wait()
 
 
-def run(cases: int, seconds: float, seed: int) -> dict[str, object]:
-    watched = WatchedHost()
-    work = aftermath.directory("pagurus-treefuzz-", "/var/tmp")
-    maker = CaseMaker(seed, watched.paths())
-    counts: Counter[str] = Counter(cases=0, taken=0, refused=0, packed=0)
-    escapes: list[str] = []
-    crashes: Counter[str] = Counter()
-    ending = time.monotonic() + seconds
-    while counts["cases"] < cases and time.monotonic() < ending and not escapes:
-        tree = work / "tree"
+class TreeFuzzer:
+    """Does each case, and counts what becomes of it."""
+
+    def __init__(self, place: Path, cases: mutate_trees.TreeCases, bait: Path) -> None:
+        self.counts: Counter[str] = Counter({name: 0 for name in ("cases", "taken", "refused", "packed", *KINDS)})
+        self.crashes: Counter[str] = Counter()
+        self.escapes: list[str] = []
+        self.sandbox: Container | None = None
+        self._cases, self._place, self._bait = cases, place, bait
+
+    def case(self) -> None:
+        """One more."""
+        kind = self._cases.pick.choices([*KINDS], [weight for weight, _ in KINDS.values()])[0]
+        self.counts["cases"] += 1
+        self.counts[kind] += 1
+        try:
+            KINDS[kind][1](self)
+            self.counts["taken"] += 1
+        except PagurusError:
+            self.counts["refused"] += 1
+        except Exception as error:  # noqa: BLE001 - what it is, is what this asks for
+            *_, place = [
+                item for item in traceback.extract_tb(error.__traceback__) if "/sandbox/" in item.filename
+            ] or traceback.extract_tb(error.__traceback__)
+            text = f"{kind}: {Path(place.filename).name}:{place.lineno}: {type(error).__name__}: {error}"
+            self.crashes[text[:160]] += 1
+
+    def some(self, count: int) -> None:
+        """In a thread: who acts as a sandbox's root changes what belongs to the thread."""
+        for _ in range(count):
+            self.case()
+
+    def _see(self, what: str, packed: bytes) -> None:
+        self.counts["packed"] += 1
+        if SECRET in packed:
+            self.escapes.append(f"the host's content is in {what}")
+
+    # ----------------------------------------------------------------- the kinds
+
+    def archives(self) -> None:
+        data, rules = self._cases.archive(), self._cases.pick.choice(mutate_trees.RULES)
+        with directory(self._place / "tree") as root:
+            try:
+                with oci.decompressed(io.BytesIO(data)) as stream:
+                    archive.unpack(stream, root, limit=LIMIT, rules=rules)
+            finally:
+                if self._cases.chance(0.05):
+                    with contextlib.suppress(PagurusError):
+                        out = io.BytesIO()
+                        archive.pack(root, "/", out)
+                        self._see("a tree", out.getvalue())
+
+    def images(self) -> None:
+        with host_files.fresh_directory(self._place) as directory:
+            (directory / "source").write_bytes(self._cases.layout())
+            tree = directory / "tree"
+            tree.mkdir()
+            unpacking.fill(directory / "source", tree)
+            store.normalise(tree)
+
+    def contexts(self) -> None:
+        root = self._place / "context"
+        with contextlib.suppress(PagurusError):
+            if SECRET.decode() in read_dockerfile(root, None):
+                self.escapes.append("the Dockerfile is a file of the host")
+        chosen = BuildContext.of(root).select(self._cases.sources(), 1)
+        chosen.digest()
+        out = io.BytesIO()
+        chosen.pack(out)
+        self._see("a context", out.getvalue())
+
+    def sandboxes(self) -> None:
+        assert self.sandbox is not None
+        self._cases.pick.choice([self._files, self._upload, self._download, self._copy])(self.sandbox)
+
+    def _files(self, made: Container) -> None:
+        inside, base, name = made.inside, made.spec.uid_base, f"/race/{self._cases.name()}"
+        act = self._cases.pick.randrange(6)
+        if act == 0:
+            self._see("a file", files.read(inside, name, limit=LIMIT))
+        elif act == 1:
+            files.status(inside, base, name)
+        elif act == 2:
+            self._see("names", repr(files.entries(inside, base, name)).encode())
+        elif act == 3:
+            files.make_directory(inside, base, name)
+        elif act == 4:
+            files.move(inside, base, name, f"/race/{self._cases.name()}")
+        else:
+            files.write(inside, base, name, io.BytesIO(b"mine"))
+
+    def _upload(self, made: Container) -> None:
+        sent = os.memfd_create("archive", os.MFD_CLOEXEC)
+        os.write(sent, self._cases.archive())
+        os.lseek(sent, 0, os.SEEK_SET)
+        path = f"/race/{self._cases.name()}"
+        routes.unpack(made.inside, made.spec.uid_base, path, sent, LIMIT)
+
+    def _download(self, made: Container) -> None:
+        out = io.BytesIO()
+        with made.inside.opened() as root:
+            archive.pack(root, f"/race/{self._cases.pick.choice(['', 'a', 'd', 'link', 'up'])}", out)
+        self._see("a download", out.getvalue())
+        below = "" if self._cases.chance(0.5) else self._cases.name()
+        with host_files.target(self._place / "tree", below) as into:
+            host_files.unpack(io.BytesIO(out.getvalue()), into, limit=LIMIT)
+
+    def _copy(self, made: Container) -> None:
+        with (
+            directory(self._place / "context") as source,
+            made.inside.opened() as root,
+            as_sandbox_root(made.spec.uid_base),
+        ):
+            copy_into(source, TargetTree(root, made.spec.uid_base), self._cases.copy_request(), limit=LIMIT)
+
+    # ----------------------------------------------------------------- the trees
+
+    @asynccontextmanager
+    async def trees(self, world: isolation.World) -> AsyncIterator[None]:
+        """A tree, a context and a sandbox, new ones, which change as long as the block runs."""
+        tree, context = self._place / "tree", self._place / "context"
         tree.mkdir()
-        for name, target in (("link", str(watched.bait)), ("link2", ".."), ("up", "../" * 20 + str(watched.bait)[1:])):
-            (tree / name).symlink_to(target)
-        for name in ("a/b", "d"):
-            (tree / name).mkdir(parents=True)
-        with raced(tree):
-            for _ in range(min(RENEW_INTERVAL, cases - counts["cases"])):
-                counts["cases"] += 1
-                _try(maker, tree, counts, crashes)
-                if counts["cases"] % CHECK_INTERVAL == 0:
-                    if time.monotonic() > ending:
-                        break
-                    escapes += watched.findings(set())
-        walk.remove_path(tree)
-        escapes += watched.findings(set()) + [f"next to the tree: {path.name}" for path in work.iterdir()]
-    watched.close()
-    walk.remove_path(work)
-    return {**counts, "escapes": escapes, "crashes": dict(crashes)}
+        context.mkdir()
+        mutate_trees.prepare(tree, self._bait)
+        (tree / "f").touch()
+        self._cases.fill_context(context, self._bait)
+        made = self.sandbox = await isolation.container(world, LIMITS, isolation.FIRST_UID)
+        try:
+            links = {name: target.format(bait=self._bait) for name, target in mutate_trees.LINKS.items()}
+            done = await made.exec(["python3", "-c", PREPARE.format(links=links)])
+            assert done.exit_code == 0, done.stderr
+            await made.exec(["sh", "-c", 'setsid python3 -c "$1" /race >/dev/null 2>&1 &', "sh", RACE])
+            with raced(tree), raced(context):
+                yield
+        finally:
+            await isolation.remove(made)
+        for item in (tree, context):
+            walk.remove_path(item)
 
 
-def _try(maker: CaseMaker, tree: Path, counts: Counter[str], crashes: Counter[str]) -> None:
-    data, rules = maker.make(), maker.rules()
+KINDS: dict[str, tuple[int, Callable[[TreeFuzzer], None]]] = {
+    "archives": (70, TreeFuzzer.archives),
+    "images": (8, TreeFuzzer.images),
+    "contexts": (10, TreeFuzzer.contexts),
+    "sandboxes": (12, TreeFuzzer.sandboxes),
+}
+
+
+async def _run(cases: int, seconds: float, seed: int, pool: BtrfsPool, memory: Path) -> dict[str, object]:
+    place = memory / "place"
+    place.mkdir(mode=0o700)
+    world = isolation.World(pool, (paths.state() / "images/debian").resolve(), memory)
+    far, near = WatchedHost(reads=True), WatchedHost(str(place.parent), reads=True)
+    maker = mutate_trees.TreeCases(seed, [*far.paths(), *near.paths()])
+    fuzzer = TreeFuzzer(place, maker, far.bait)
+    counts, began = fuzzer.counts, time.monotonic()
+
+    def over() -> bool:
+        return counts["cases"] >= cases or time.monotonic() > began + seconds or bool(fuzzer.escapes)
+
     try:
-        with directory(tree) as root, oci.decompressed(io.BytesIO(data)) as stream:
-            archive.unpack(stream, root, limit=LIMIT, rules=rules)
-        counts["taken"] += 1
-    except PagurusError:
-        counts["refused"] += 1
-    except Exception as error:  # noqa: BLE001 - what it is, is what this asks for
-        crashes[f"{type(error).__name__}: {error}"[:120]] += 1
-    if maker.packs():
-        with contextlib.suppress(PagurusError), directory(tree) as root, open(os.devnull, "wb") as out:
-            archive.pack(root, "/", out)
-            counts["packed"] += 1
+        for watched in (far, near):
+            os.setxattr(watched.bait / "victim.txt", "user.pagurus", SECRET)
+            watched.findings(set())
+        while not over():
+            maker.renew()
+            async with fuzzer.trees(world):
+                far.findings(set())  # making a sandbox writes to the host
+                for _ in range(RENEW_INTERVAL // CHECK_INTERVAL):
+                    await asyncio.to_thread(fuzzer.some, min(CHECK_INTERVAL, cases - counts["cases"]))
+                    fuzzer.escapes += far.findings({os.getpid()}) + near.findings(set())
+                    if over():
+                        break
+            fuzzer.escapes += [f"next to the tree: {path.name}" for path in place.iterdir()]
+    finally:
+        far.close()
+        near.close()
+    result = {"escapes": fuzzer.escapes, "crashes": dict(fuzzer.crashes), "events": far.events}
+    return {**counts, **result, "seconds": round(time.monotonic() - began, 1)}
+
+
+def run(cases: int, seconds: float, seed: int) -> dict[str, object]:
+    state = aftermath.directory("pagurus-treefuzz-", "/var/tmp")
+    memory = state / "memory"
+    memory.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=1g", "treefuzz", str(memory)], check=True)
+    pool = BtrfsPool(state, size=POOL_SIZE).ensure()
+    try:
+        return asyncio.run(_run(cases, seconds, seed, pool, memory))
+    finally:
+        pool.close()
+        subprocess.run(["umount", str(memory)], check=True)
+        shutil.rmtree(state)
 
 
 def main(arguments: list[str]) -> int:
