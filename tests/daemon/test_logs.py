@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import os
@@ -13,7 +14,17 @@ import sys
 import pytest
 
 from daemon.app import farewell
-from daemon.logs import PlainFormatter
+from daemon.auth.access import CALLER, Caller
+from daemon.logs import (
+    LINES_PER_S,
+    MAX_EXISTING,
+    MAX_LINES,
+    MAX_SHARE,
+    MAX_TEXT,
+    JsonLines,
+    LogRateLimit,
+    PlainFormatter,
+)
 from tests.support.daemon_host import Daemon
 
 
@@ -22,6 +33,44 @@ def test_a_line_for_a_person() -> None:
     record.sandbox = "s-1"
     said = PlainFormatter().format(record)
     assert said.endswith("  warning: died: \N{REPLACEMENT CHARACTER}[2Jwhy  (sandbox s-1)") and said.isprintable()
+
+
+def _record(sandbox: str = "s-1", line: int = 1, level: int = logging.WARNING) -> logging.LogRecord:
+    record = logging.LogRecord("pagurus.gateway", level, "", line, "refused: %s", ("x" * 20_000,), None)
+    if sandbox:
+        record.sandbox = sandbox
+    return record
+
+
+def test_a_sandbox_cannot_flood_the_log() -> None:
+    now = [0.0]
+    limit = LogRateLimit(lambda: now[0])
+    assert sum(limit.filter(_record()) for _ in range(1000)) == MAX_LINES
+    assert limit.filter(_record("s-2")) and limit.filter(_record("")), "others' lines are written"
+    assert limit.filter(_record(level=logging.DEBUG))
+    now[0] += 1 / LINES_PER_S
+    again = _record()
+    assert limit.filter(again) and not limit.filter(_record())
+    assert json.loads(JsonLines().format(again))["left_out"] == 1000 - MAX_LINES
+    assert f"{1000 - MAX_LINES} lines like this left out" in PlainFormatter().format(again)
+    assert len(JsonLines().format(again)) < MAX_TEXT + 200
+
+
+def test_nor_by_lines_of_many_places() -> None:
+    limit = LogRateLimit(lambda: 0.0)
+    assert sum(limit.filter(_record(line=number)) for number in range(5000)) == MAX_SHARE
+    assert limit.filter(_record("s-2"))
+
+
+def test_an_owner_has_one_share_for_all_its_sandboxes() -> None:
+    limit = LogRateLimit(lambda: 0.0)
+
+    def within() -> int:
+        CALLER.set(Caller(token="t", owner="o", scope="exec", everything=False))
+        return sum(limit.filter(_record(f"s-{number}")) for number in range(5000))
+
+    assert contextvars.copy_context().run(within) == MAX_SHARE
+    assert len(limit._existing) <= MAX_EXISTING
 
 
 @pytest.mark.parametrize("terminal", [True, False])
