@@ -257,14 +257,14 @@ class Calls:
     @contextlib.contextmanager
     def _admitted(self, name: str | None, limits: list[Limits]) -> Any:
         """Within the quota of the caller and under a name that is free, over all hosts. Made within."""
-        caller = CALLER.get()
-        mine = [item.row for item in self.members.places.values() if item.row.owner == caller.owner]
-        mine += [item for item in self._making.values() if item.owner == caller.owner]
+        caller, owner = CALLER.get(), visibility.caller_owner()
+        mine = [item.row for item in self.members.places.values() if item.row.owner == owner]
+        mine += [item for item in self._making.values() if item.owner == owner]
         if name and any(item.name == name for item in mine):
             raise Conflict(f"there is a sandbox named {name} already", hint="choose another name")
         if why := excess(caller.quota, usage([*limits, *(item.limits for item in mine)])):
             raise TooMany(f"the quota of this token would be exceeded: {why}", hint="remove some, or ask for less")
-        made = {id(item): HostedSandbox(id="", owner=caller.owner, name=name, limits=item) for item in limits}
+        made = {id(item): HostedSandbox(id="", owner=owner, name=name, limits=item) for item in limits}
         self._making |= made
         try:
             yield
@@ -273,8 +273,8 @@ class Calls:
                 del self._making[key]
 
     def _hosted(self, member: HostMember, info: SandboxInfo, *, replicated: bool = False) -> None:
-        caller = CALLER.get()
-        row = HostedSandbox(id=info.id, owner=caller.owner, name=info.name, image=info.image, limits=info.limits)
+        owner = visibility.caller_owner()
+        row = HostedSandbox(id=info.id, owner=owner, name=info.name, image=info.image, limits=info.limits)
         row.created_at, row.turn, row.head = info.created_at, info.turn, info.head or ""
         row.replicated_answers = replicated
         self.members.made(member.name, row)

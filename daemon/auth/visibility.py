@@ -78,8 +78,13 @@ def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str, *, anyones: 
 
 def is_own(owner: str) -> bool:
     """Whether something of `owner` is the caller's own. Administrators share what the host owns."""
+    return owner == caller_owner() and visible(owner)
+
+
+def caller_owner() -> str:
+    """Whose the call under way makes what it makes."""
     caller = CALLER.get()
-    return owner == ("" if caller.everything else caller.owner) and visible(owner)
+    return "" if caller.everything else caller.owner
 
 
 def polls_like_id(word: str) -> bool:
