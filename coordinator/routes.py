@@ -135,9 +135,7 @@ class Routes:
             CALLER.set(caller)
             if request.path not in ("/v1/health", "/v1/openapi.json"):
                 caller = self.callers.tokens.caller(request)
-                own = request.path.startswith(("/v1/cluster/", "/v1/tokens"))
-                scope: access.Scope = "exec" if request.path.startswith("/v1/phases") else "admin" if own else "read"
-                if (refused := access.refusal(caller, scope)) is not None:
+                if (refused := access.refusal(caller, _scope(request.path))) is not None:
                     raise refused
                 CALLER.set(caller)
                 self._pace.need(caller)
@@ -342,6 +340,15 @@ class Routes:
         if not begin.isascii() or not begin.isdigit():
             raise Invalid(f"from={begin} is no position", hint="give the number of bytes that were read")
         return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))
+
+
+def _scope(path: str) -> access.Scope:
+    """What a token needs to be passed on; for most routes each host looks again."""
+    if path.startswith(("/v1/cluster/", "/v1/tokens")):
+        return "admin"
+    if path in ("/metrics", "/v1/network", "/v1/gateway"):
+        return "monitor"
+    return "exec" if path.startswith("/v1/phases") else "read"
 
 
 def _owned(job: str) -> str:

@@ -37,7 +37,7 @@ class _ListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
-@AREA("GET", "/v1/gateway")
+@AREA("GET", "/v1/gateway", scope="monitor")
 async def _statistics(gateway: GatewayService) -> GatewayStatistics:
     """What the gateway has done since the daemon started."""
     return gateway.statistics()

@@ -22,7 +22,7 @@ async def _set(host: Host, live: LiveSandbox, body: Network) -> NetworkStatus:
     return await host.set_network(live.row.id, body)
 
 
-@AREA("GET", "/v1/network")
+@AREA("GET", "/v1/network", scope="monitor")
 async def _statistics(host: Host) -> NetworkStatistics:
     """The traffic of all sandboxes together."""
     return await host.networks.statistics()

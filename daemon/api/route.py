@@ -25,8 +25,9 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import msgspec
 from aiohttp import web
 
+from daemon.auth.access import Scope
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Scope = Literal["open", "read", "exec", "admin"]
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 MAX_BODY = 4 << 20  # bytes of a body that holds a struct

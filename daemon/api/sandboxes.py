@@ -11,6 +11,7 @@ from aiohttp import web
 from daemon import metrics
 from daemon.api.route import Area
 from daemon.api.wire import JSON
+from daemon.auth.access import CALLER
 from daemon.catalogue import put_sandbox
 from daemon.host.create import need_labels
 from daemon.host.expiry_watch import move_end
@@ -41,7 +42,7 @@ async def _openapi(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.json.encode(request.app[DESCRIPTION]), content_type=JSON)
 
 
-@AREA("GET", "/metrics", answer=bytes, content="text/plain")
+@AREA("GET", "/metrics", answer=bytes, content="text/plain", scope="monitor")
 async def _metrics(host: Host) -> web.StreamResponse:
     """What Prometheus reads."""
     return web.Response(body=metrics.exposition(host), headers={"Content-Type": metrics.CONTENT_TYPE})
@@ -49,7 +50,9 @@ async def _metrics(host: Host) -> web.StreamResponse:
 
 @AREA("GET", "/v1/statistics")
 async def _statistics(host: Host) -> Statistics:
-    """Counts of the whole host since the daemon started."""
+    """Counts of the whole host since the daemon started; for others than administrators, of their sandboxes alone."""
+    if not CALLER.get().everything:
+        return Statistics(sandboxes=len(host.sandboxes()))
     return host.statistics()
 
 

@@ -24,9 +24,16 @@ import msgspec
 
 from daemon.auth.quota import Quota
 from sandbox.errors import Forbidden, PagurusError, Unauthorized
+from sandbox.messages.tokens import TokenScope
 
-Scope = Literal["open", "read", "exec", "admin"]
-RANK: dict[str, int] = {"open": 0, "read": 1, "exec": 2, "admin": 3}
+Scope = Literal["open"] | TokenScope  # of a route, or of a caller
+GRANTED: dict[str, tuple[str, ...]] = {  # the routes that a caller of a scope may use
+    "open": ("open",),
+    "monitor": ("open", "monitor"),  # totals of the host, which tell of all owners
+    "read": ("open", "read"),
+    "exec": ("open", "read", "exec"),
+    "admin": ("open", "monitor", "read", "exec", "admin"),
+}
 
 PREFIX = "pgr"
 _FORM = re.compile(rf"{PREFIX}_([0-9a-f]{{12}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
@@ -39,7 +46,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    scope: Literal["read", "exec", "admin"]
+    scope: TokenScope
     owner: str  # whose sandboxes: its own id, or one that several tokens share
     secret: str  # SHA-256 of it, in hexadecimal
     created_at: float
@@ -118,7 +125,7 @@ def holder(grant: Grant | None, now: float) -> Caller:
 
 def refusal(caller: Caller, needed: Scope) -> PagurusError | None:
     """Why `caller` may not use a route that needs `needed`; None: it may."""
-    if RANK[caller.scope] >= RANK[needed]:
+    if needed in GRANTED[caller.scope]:
         return None
     if caller.scope == "open":
         return Unauthorized("a token is needed", hint="Authorization: Bearer TOKEN; see `pagurus token create`")

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -23,6 +22,7 @@ from daemon.auth.access import Caller, Grant
 from daemon.auth.quota import Quota
 from sandbox import durable
 from sandbox.errors import NotFound, PagurusError
+from sandbox.messages.tokens import TokenScope
 
 NO_QUOTA = Quota()
 RETAINED_REVOKED = 1000  # revoked and expired ones are listed until there are more
@@ -42,7 +42,7 @@ class TokenStore:
             grants = msgspec.json.decode(path.read_bytes(), type=TokenFile).grants
         except FileNotFoundError:
             grants = []
-        except msgspec.DecodeError as error:
+        except (msgspec.MsgspecError, UnicodeError) as error:
             raise PagurusError(f"{path} cannot be read: {error}", hint="move it away; its tokens are lost") from error
         self._grants = {grant.id: grant for grant in grants}  # replaced, never changed: readers take no lock
         self._changing = threading.Lock()
@@ -51,7 +51,7 @@ class TokenStore:
         self,
         *,
         name: str,
-        scope: Literal["read", "exec", "admin"],
+        scope: TokenScope,
         owner: str | None = None,
         lifetime: float | None = None,
         quota: Quota = NO_QUOTA,

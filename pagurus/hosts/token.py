@@ -22,7 +22,9 @@ application = typer.Typer(help="Tokens that callers over TCP show.", no_args_is_
 @application.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="For people: whom or what it is for.")],
-    scope: Annotated[Literal["read", "exec", "admin"], typer.Option(help="read, exec or admin.")] = "exec",
+    scope: Annotated[
+        Literal["monitor", "read", "exec", "admin"], typer.Option(help="monitor (totals only), read, exec or admin.")
+    ] = "exec",
     owner: Annotated[str | None, typer.Option(help="Share sandboxes with all tokens of this owner.")] = None,
     days: Annotated[float | None, typer.Option(help="Days until it expires; never when left out.")] = None,
     sandboxes: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,

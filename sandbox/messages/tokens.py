@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+TokenScope = Literal["monitor", "read", "exec", "admin"]
+
 
 class TokenQuota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What one token may use at once. None: as much as there is. Example: ``TokenQuota(sandboxes=16, cpus=8)``."""
@@ -22,7 +24,7 @@ class TokenRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     """CLI -> daemon: POST /v1/tokens"""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-    scope: Literal["read", "exec", "admin"] = "exec"
+    scope: TokenScope = "exec"
     owner: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9._-]{1,64}$")] | None = None  # shared with other tokens
     lifetime: Annotated[float, msgspec.Meta(gt=0, le=1e10)] | None = None  # seconds; None: until it is revoked
     quota: TokenQuota = TokenQuota()
@@ -33,7 +35,7 @@ class ApiToken(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     name: str
-    scope: Literal["read", "exec", "admin"]
+    scope: TokenScope
     owner: str
     created_at: float  # seconds since the epoch
     expires_at: float | None = None

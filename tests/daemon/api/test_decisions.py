@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import math
 import os
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from daemon import config
 from daemon.api import idempotency, routes
 from daemon.api.idempotency import CallRecord
-from daemon.auth import access, quota
+from daemon.auth import access, quota, visibility
 from daemon.auth.access import Caller, Grant
 from daemon.auth.quota import Quota, QuotaUsage
 from daemon.auth.tokens import TokenStore
@@ -42,9 +43,19 @@ def grant(**fields: object) -> Grant:
 
 @pytest.mark.parametrize(
     ("scope", "needed", "refused"),
-    [(scope, needed, access.RANK[scope] < access.RANK[needed]) for scope in access.RANK for needed in access.RANK],
+    [
+        (scope, needed, needed not in granted)
+        for scope, granted in {
+            "open": "open",
+            "monitor": "open monitor",
+            "read": "open read",
+            "exec": "open read exec",
+            "admin": "open monitor read exec admin",
+        }.items()
+        for needed in ("open", "monitor", "read", "exec", "admin")
+    ],
 )
-def test_a_scope_reaches_what_lies_at_or_below_it(scope: str, needed: str, refused: bool) -> None:
+def test_what_a_scope_grants(scope: str, needed: str, refused: bool) -> None:
     error = access.refusal(Caller(scope=scope, everything=False), needed)  # type: ignore[arg-type]
     kind = None if not refused else Unauthorized if scope == "open" else Forbidden
     assert (None if error is None else type(error)) is kind
@@ -85,6 +96,17 @@ def test_no_such_token_sounds_like_a_wrong_one() -> None:
 def test_nobody_but_an_administrator_sees_what_is_anothers(owner: str, mine: str, scope: str) -> None:
     caller = Caller(token="t", owner=mine, scope=scope, everything=scope == "admin")  # type: ignore[arg-type]
     assert access.sees(caller, owner) == (scope == "admin" or (mine == owner != ""))
+
+
+def test_what_an_administrator_makes_is_the_hosts_own() -> None:
+    def owner(caller: Caller) -> str:
+        access.CALLER.set(caller)
+        assert visibility.is_own(visibility.caller_owner())
+        return visibility.caller_owner()
+
+    for everything, whose in ((True, ""), (False, "me")):
+        caller = Caller(token="t", owner="me", scope="admin" if everything else "exec", everything=everything)
+        assert contextvars.copy_context().run(owner, caller) == whose
 
 
 @given(st.text(max_size=80))

@@ -15,12 +15,14 @@ import pytest
 from daemon.auth import tls
 from sandbox import Client, Forbidden, Limits, NotFound, TooMany, Unauthorized
 from sandbox.errors import Invalid, PagurusError
+from sandbox.messages import Statistics
 from sandbox.messages.gateway import Upstream
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 CONNECTIONS = 40
+TOTALS = ("/metrics", "/v1/gateway", "/v1/network")
 
 
 @pytest.fixture(scope="module")
@@ -274,9 +276,19 @@ async def test_a_token_is_told_of_no_builds_and_no_upstreams_of_others(
                 (reported,) = await client.gateway.upstreams()
                 assert (reported.name, reported.url, reported.headers) == ("model", "", [])
                 said = ""
-                for path in ("/v1/images", "/v1/statistics", "/v1/gateway", "/v1/network", "/v1/sandboxes"):
+                for path in ("/v1/images", "/v1/statistics", "/v1/sandboxes"):
                     said += str(await client.call("GET", path, Any))
+                for path in TOTALS:
+                    with pytest.raises(Forbidden):
+                        await client.raw("GET", path, None, "")
+                assert await client.statistics() == Statistics(), "nothing of what others have and do"
                 assert not any(secret in said for secret in ("10.1.2.3", "password", sandbox.id, made.id))
+        async with outside(daemon, address, (await token(host, "monitor")).text) as client:
+            for path in TOTALS:
+                assert sandbox.id.encode() not in await client.raw("GET", path, None, "")
+            for path in ("/v1/sandboxes", "/v1/statistics", "/v1/images", f"/v1/sandboxes/{sandbox.id}", "/v1/tokens"):
+                with pytest.raises(Forbidden):
+                    await client.call("GET", path, Any)
         (existing,) = await host.gateway.upstreams()
         assert existing.url == "http://10.1.2.3:8000/secret-path"
         await host.images.prune()
