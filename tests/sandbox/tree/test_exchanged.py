@@ -1,0 +1,74 @@
+"""Names that become links while what they named is given its owner, mode and attributes."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.errors import Invalid
+from sandbox.messages import CopyRequest
+from sandbox.tree import archive, safe_path
+from sandbox.tree.copy_into import TargetTree, copy_into
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+XATTR = "user.brought"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "victim"
+    made.mkdir(mode=0o751)
+    yield made
+    assert stat.S_IMODE(made.stat().st_mode) == 0o751 and not os.listxattr(made)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is made in it becomes a link to the victim as soon as it has its owner."""
+    made, chown = tmp_path / "tree", os.chown
+    made.mkdir()
+
+    def exchanged(path: Any, *owner: int, **named: Any) -> None:
+        chown(path, *owner, **named)
+        (entry,) = made.iterdir()
+        entry.rename(tmp_path / "moved")
+        entry.symlink_to(victim)
+
+    monkeypatch.setattr(os, "chown", exchanged)
+    return made
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_an_archive_changes_nothing_else(tree: Path, kind: bytes) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        member = tarfile.TarInfo("entry")
+        member.type, member.mode = kind, 0o4777
+        member.pax_headers = {f"SCHILY.xattr.{XATTR}": "x"}
+        tar.addfile(member)
+    packed.seek(0)
+    with safe_path.directory(tree) as root, pytest.raises(Invalid):
+        archive.unpack(packed, root, limit=1 << 20, rules=archive.ROOT)
+    assert (tree / "entry").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_copy_changes_nothing_else(tree: Path, kind: str) -> None:
+    source = tree.parent / "source"
+    source.mkdir()
+    if kind == "file":
+        (source / "entry").touch()
+    else:
+        (source / "entry").mkdir()
+    os.setxattr(source / "entry", XATTR, b"x")
+    request = CopyRequest(sources=["entry"], target="/entry", mode="4777")
+    with safe_path.directory(source) as one, safe_path.directory(tree) as other, pytest.raises(Invalid):
+        copy_into(one, TargetTree(other, 0), request, limit=1 << 20)
+    assert (tree / "entry").is_symlink()
