@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from pathlib import Path
 
 from sandbox.errors import PagurusError
 from tests.hostile.act import Scene, act
+from tests.hostile.watched_host import bait_directory
 
 HOLD = """
 import os, signal, socket, sys
@@ -65,7 +65,7 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
     @act(f"a link to the host, {way}, where a {'fork' if forked else 'restore'} has {what} to bring back")
     async def _check(scene: Scene) -> str:
         assert scene.travel is not None and scene.fork is not None
-        bait = Path(tempfile.mkdtemp(prefix="pagurus-bait-", dir="/var/tmp"))
+        bait = bait_directory()
         try:
             _lay(bait)
             before = _poll(bait)
