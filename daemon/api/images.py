@@ -23,6 +23,8 @@ from sandbox.errors import ImageNotFound, Invalid, PagurusError
 from sandbox.image import export, reference
 from sandbox.image.store import StoredImage
 from sandbox.messages import CommitRequest, ImageInfo, NameImage, PullImage, PullProgress, PushImage, PushResult
+from sandbox.tree.safe_path import refused
+from sandbox.tree.space import Reserve
 
 AREA = Area()
 MAX_ARCHIVE = 64 << 30  # bytes of one archive
@@ -72,8 +74,13 @@ async def _import(request: web.Request, host: Host, name: str, query: ImportQuer
     descriptor, path = await asyncio.to_thread(_spool, host)
     try:
         with os.fdopen(descriptor, "wb", buffering=_WRITE_AT_ONCE) as spool:
-            async for part in chunks(request):
-                await asyncio.to_thread(spool.write, part)
+            reserve = Reserve(descriptor)
+            try:
+                async for part in chunks(request):
+                    reserve.take(len(part))
+                    await asyncio.to_thread(spool.write, part)
+            except OSError as error:
+                raise refused(error, "the archive") from error
         await asyncio.to_thread(host.images.import_archive, name, path, replace=query.replace)
     finally:
         await asyncio.to_thread(path.unlink)

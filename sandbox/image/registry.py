@@ -38,6 +38,8 @@ from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusEr
 from sandbox.image import oci
 from sandbox.image.reference import Reference
 from sandbox.messages import ImageConfig
+from sandbox.tree.safe_path import refused
+from sandbox.tree.space import Reserve
 
 MAX_FETCH = 64 << 30  # bytes of the layers of one image, compressed
 MAX_RETAINED = 8 << 30  # bytes of layers that are kept between pulls
@@ -138,7 +140,7 @@ def _document(target: Reference) -> tuple[str, dict[str, Any]]:
         raise Invalid(f"{target.name}: the registry sent {digest}", hint="the registry damages it")
     try:
         document = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Invalid(f"{target.name}: its manifest is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise Invalid(f"{target.name}: its manifest is no object")
@@ -172,9 +174,15 @@ def _retained(layers: Path, result: ImageManifest) -> Iterator[Path]:
     (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+        missing = sum(result.blobs.values())
         for path in _paths(result, blobs):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path)
+                missing -= path.stat().st_size
+        try:
+            Reserve(descriptor).take(max(0, missing))  # no file becomes larger than its manifest says
+        except OSError as error:
+            raise refused(error, result.reference.name) from error
         yield blobs
         with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,6 +21,8 @@ from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
 from sandbox.image import unpacking
 from sandbox.messages import ImageConfig
 from sandbox.tree import walk
+from sandbox.tree.safe_path import refused
+from sandbox.tree.space import Reserve
 
 COPY = (sys.executable, "-m", "sandbox.tree.copy")
 
@@ -67,7 +69,12 @@ def docker(reference: str, tree: Path) -> ImageConfig | None:
                 image = engine.images.get(reference)
             except NoSuchImage:
                 image = engine.images.pull(reference)
+            reserve = Reserve(saved.fileno())
             for chunk in image.save():
+                try:
+                    reserve.take(len(chunk))
+                except OSError as error:
+                    raise refused(error, f"the image {reference}") from error
                 saved.write(chunk)
             saved.flush()
             return archive(Path(saved.name), tree)

@@ -33,7 +33,7 @@ from pathlib import Path
 from sandbox import durable, paths, private, procfs
 from sandbox.descriptors import closing
 from sandbox.errors import NoSpace, Unsupported
-from sandbox.tree import btrfs
+from sandbox.tree import btrfs, space
 
 log = logging.getLogger("pagurus.pool")
 
@@ -95,6 +95,7 @@ class BtrfsPool:
                 self._mount()
             if self.file.exists():
                 private.file(self.file)  # an older version let everybody read it
+                space.promise(self.file)
                 self._grow()
             try:
                 btrfs.enable_quota(self.path)

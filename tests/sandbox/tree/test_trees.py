@@ -226,6 +226,30 @@ def test_a_copy_does_not_fill_the_disk(top: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", into], check=True)
 
 
+def test_a_copy_leaves_the_pool_what_its_file_may_grow_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = space.RETAINED + space.CHECK_INTERVAL + (64 << 20)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
+    try:
+        pool = disk / "pool.btrfs"
+        monkeypatch.setenv(space.PROMISED, str(pool))
+        with safe_path.directory(disk) as target:
+            space.Reserve(target).take(0)  # there is none yet
+            pool.touch()
+            os.truncate(pool, 96 << 20)
+            with pytest.raises(OSError, match="352 MiB of the disk stay free"):
+                space.Reserve(target).take(0)
+            pool.write_bytes(bytes(48 << 20))  # it is used up in part, and smaller
+            space.Reserve(target).take(0)
+            with pytest.raises(OSError, match="256 MiB of the disk stay free"):
+                space.Reserve(target).take(96 << 20)
+        with safe_path.directory(Path("/var/tmp")) as elsewhere:
+            assert space.promised(os.fstat(elsewhere).st_dev) == 0
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_a_copy_leaves_sockets_and_devices_out(top: Path, tmp_path: Path) -> None:
     os.mknod(top / "socket", stat.S_IFSOCK | 0o600)
     (top / "kept").touch()
