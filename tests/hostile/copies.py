@@ -18,10 +18,14 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
+
 from sandbox import PagurusError
+from sandbox.messages import CopyRequest
 from tests.hostile.api import ApiScene, act, daemon_pid, member_of, rss, run_program, tar_of
 
 HOLE = 1 << 40  # bytes
+COPIES = 1000  # of one file; some hundred hit where nothing stops them
 TIMEOUT = 300.0  # seconds after which something is held to have no end
 GROWTH_LIMIT = 200 << 20  # bytes by which the daemon may grow for an upload: its buffers
 
@@ -241,6 +245,53 @@ async def _downloaded_hole(scene: ApiScene) -> str:
             if file.read(4) != b"here":
                 return "its content is another one"
     return said
+
+
+EXCHANGE = """
+import ctypes, os
+libc, made = ctypes.CDLL(None), os.makedirs('/race')
+os.symlink({target!r}, '/race/link'); root = os.open('/race', os.O_RDONLY); print('ready', flush=True)
+while True: libc.syscall(316, root, b'f', root, b'link', 2)
+"""
+
+
+async def _exchanged(scene: ApiScene, request: CopyRequest, archive: bytes = b"") -> str:
+    """Have root copy to a name of the attacker's that changes places with a link to a file of the host."""
+    scene.secret.chmod(0o600)
+    code = EXCHANGE.format(target=str(scene.secret))
+    start = 'setsid python3 -c "$1" >/ready 2>&1 & until grep -q ready /ready; do sleep 0.01; done'
+    done = await scene.attacker.exec(["sh", "-c", start, "sh", code], timeout=30)
+    if done.exit_code:
+        return f"was not tried: {done.stderr[-200:]!r}"
+    head = msgspec.msgpack.encode(request)
+    body = len(head).to_bytes(4, "big") + head + archive
+    copied = 0
+    for _ in range(COPIES):
+        try:
+            await scene.host.raw("PUT", f"/v1/sandboxes/{scene.attacker.id}/copy", body, "application/octet-stream")
+            copied += 1
+        except PagurusError:
+            continue  # it was a link just then
+        if (mode := stat.S_IMODE(scene.secret.stat().st_mode)) != 0o600:
+            scene.secret.chmod(0o600)
+            return f"the host's file has the mode {mode:o}"
+    return scene.unharmed() or ("" if copied else "was not tried: every copy was refused")
+
+
+@act("exchange a file for a link while COPY sets its mode")
+async def _exchanged_copy(scene: ApiScene) -> str:
+    image = scene.attacker.info.image
+    request = CopyRequest(sources=["/etc/debian_version"], image=image, target="/race/f", mode="4777")
+    return await _exchanged(scene, request)
+
+
+@act("exchange a file for a link while ADD unpacks it with its mode")
+async def _exchanged_add(scene: ApiScene) -> str:
+    entry = member_of("f", tarfile.REGTYPE)
+    entry.mode = 0o4777
+    inner = member_of("inner.tar", tarfile.REGTYPE)
+    request = CopyRequest(sources=["inner.tar"], target="/race/", unpack=True)
+    return await _exchanged(scene, request, tar_of((inner, tar_of((entry, b"brought")))))
 
 
 # ------------------------------------------------------------------ images
