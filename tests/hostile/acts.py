@@ -15,13 +15,14 @@ from tests.hostile import (
     limits,
     network,
     owners,
+    shared,
     tenants,
     trees,
 )
 from tests.hostile.act import ACTS
 from tests.hostile.api import API_ACTS
 
-ROOMS = (calls, files, host, images, network, limits, trees)
+ROOMS = (calls, files, host, images, network, limits, shared, trees)
 
 DAEMON_ROOMS = (api, copies, daemon, gateway, layouts, owners, tenants)
 
