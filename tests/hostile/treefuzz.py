@@ -35,12 +35,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.harness import aftermath, command
 from daemon.api import files as routes
 from sandbox import paths
 from sandbox.container.container import Container
-from sandbox.errors import PagurusError
+from sandbox.errors import Invalid, PagurusError
 from sandbox.image import oci, store, unpacking
 from sandbox.messages import Limits
 from sandbox.sdk.context import BuildContext, read_dockerfile
@@ -55,7 +56,7 @@ LIMIT = 1 << 20  # bytes of one case
 CHECK_INTERVAL = 200  # cases between two looks at the host
 RENEW_INTERVAL = 2000  # cases after which the trees and the sandbox are new ones
 POOL_SIZE = 1 << 30
-SECRET = b"precious"  # what the bait's files, attributes and links say
+MAX_PACKED = 8 << 20  # bytes; a link may have become one to the root of the sandbox
 LIMITS = Limits(memory="128MiB", processes=16, disk="64MiB")
 RACE = """
 import ctypes, os, sys, time
@@ -83,15 +84,25 @@ def raced(tree: Path) -> Iterator[None]:
         racer.wait()
 
 
+class PackedBytes(io.BytesIO):
+    """As many as are looked at."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() > MAX_PACKED:
+            raise Invalid("more is packed than is looked at")
+        return super().write(data)
+
+
 class TreeFuzzer:
     """Does each case, and counts what becomes of it."""
 
-    def __init__(self, place: Path, cases: mutate_trees.TreeCases, bait: Path) -> None:
+    def __init__(self, place: Path, cases: mutate_trees.TreeCases, far: WatchedHost, near: WatchedHost) -> None:
         self.counts: Counter[str] = Counter({name: 0 for name in ("cases", "taken", "refused", "packed", *KINDS)})
         self.crashes: Counter[str] = Counter()
         self.escapes: list[str] = []
         self.sandbox: Container | None = None
-        self._cases, self._place, self._bait = cases, place, bait
+        self._cases, self._place, self._bait = cases, place, far.bait
+        self._secrets = [each.secret.encode() for each in (far, near)]
 
     def case(self) -> None:
         """One more."""
@@ -117,7 +128,7 @@ class TreeFuzzer:
 
     def _see(self, what: str, packed: bytes) -> None:
         self.counts["packed"] += 1
-        if SECRET in packed:
+        if any(secret in packed for secret in self._secrets):
             self.escapes.append(f"the host's content is in {what}")
 
     # ----------------------------------------------------------------- the kinds
@@ -131,7 +142,7 @@ class TreeFuzzer:
             finally:
                 if self._cases.chance(0.05):
                     with contextlib.suppress(PagurusError):
-                        out = io.BytesIO()
+                        out = PackedBytes()
                         archive.pack(root, "/", out)
                         self._see("a tree", out.getvalue())
 
@@ -146,11 +157,10 @@ class TreeFuzzer:
     def contexts(self) -> None:
         root = self._place / "context"
         with contextlib.suppress(PagurusError):
-            if SECRET.decode() in read_dockerfile(root, None):
-                self.escapes.append("the Dockerfile is a file of the host")
+            self._see("a Dockerfile", read_dockerfile(root, None).encode("utf-8", "surrogateescape"))
         chosen = BuildContext.of(root).select(self._cases.sources(), 1)
         chosen.digest()
-        out = io.BytesIO()
+        out = PackedBytes()
         chosen.pack(out)
         self._see("a context", out.getvalue())
 
@@ -182,7 +192,7 @@ class TreeFuzzer:
         routes.unpack(made.inside, made.spec.uid_base, path, sent, LIMIT)
 
     def _download(self, made: Container) -> None:
-        out = io.BytesIO()
+        out = PackedBytes()
         with made.inside.opened() as root:
             archive.pack(root, f"/race/{self._cases.pick.choice(['', 'a', 'd', 'link', 'up'])}", out)
         self._see("a download", out.getvalue())
@@ -237,7 +247,7 @@ async def _run(cases: int, seconds: float, seed: int, pool: BtrfsPool, memory: P
     world = isolation.World(pool, (paths.state() / "images/debian").resolve(), memory)
     far, near = WatchedHost(reads=True), WatchedHost(str(place.parent), reads=True)
     maker = mutate_trees.TreeCases(seed, [*far.paths(), *near.paths()])
-    fuzzer = TreeFuzzer(place, maker, far.bait)
+    fuzzer = TreeFuzzer(place, maker, far, near)
     counts, began = fuzzer.counts, time.monotonic()
 
     def over() -> bool:
@@ -245,7 +255,7 @@ async def _run(cases: int, seconds: float, seed: int, pool: BtrfsPool, memory: P
 
     try:
         for watched in (far, near):
-            os.setxattr(watched.bait / "victim.txt", "user.pagurus", SECRET)
+            os.setxattr(watched.bait / "victim.txt", "user.pagurus", watched.secret.encode())
             watched.findings(set())
         while not over():
             maker.renew()

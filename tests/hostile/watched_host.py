@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
 import struct
 import threading
@@ -47,6 +48,7 @@ class WatchedHost:
 
     def __init__(self, where: str = "/var/tmp", *, reads: bool = False) -> None:
         self.bait = bait_directory(where)
+        self.secret = f"precious-{secrets.token_hex(8)}"  # what files and links of the bait say, and nobody else
         self.events = 0  # of anybody, anywhere on the host's file system
         self.bait.chmod(0o777)
         for path, mode in (
@@ -56,11 +58,11 @@ class WatchedHost:
             ("locked/secret", 0o600),
         ):
             (self.bait / path).parent.mkdir(exist_ok=True)
-            (self.bait / path).write_text("precious")
+            (self.bait / path).write_text(self.secret)
             (self.bait / path).chmod(mode)
         (self.bait / "empty").mkdir()
         (self.bait / "locked").chmod(0o700)
-        (self.bait / "dir/elsewhere").symlink_to("precious")
+        (self.bait / "dir/elsewhere").symlink_to(self.secret)
         self._before = self._poll()
         directories = [(self.bait, 0), *((path, 0) for path in self.bait.iterdir() if path.is_dir())]
         self._near = self._group(directories)
