@@ -140,7 +140,7 @@ class Routes:
                 CALLER.set(caller)
                 self._pace.need(caller)
             acting = contextlib.nullcontext() if request.method == "GET" else self._pace.acting(caller)
-            with acting, self._memory.call(caller) as memory:
+            with acting, self.callers.tokens.watched(caller, request), self._memory.call(caller) as memory:
                 MEMORY.set(memory)
                 return await handler(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry

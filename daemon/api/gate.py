@@ -109,7 +109,8 @@ class Gate:
             request.match_info["id"] = row.id
             SUBJECT.set(row)
         acting = self._pace.acting(caller) if route.scope == "exec" else contextlib.nullcontext()
-        with acting, self._memory.call(caller) as memory, self._disk.call(caller) as disk:
+        watched = self.tokens.watched(caller, request)
+        with acting, watched, self._memory.call(caller) as memory, self._disk.call(caller) as disk:
             request[MEMORY], request[DISK] = memory, disk
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
                 answer = await carry_out(request, route)

@@ -8,10 +8,12 @@ holds what all before it did.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,11 @@ from daemon.auth import access
 from daemon.auth.access import Caller, Grant
 from daemon.auth.quota import Quota
 from sandbox import durable
-from sandbox.errors import NotFound, PagurusError
+from sandbox.errors import NotFound, PagurusError, Unauthorized
 from sandbox.messages.tokens import TokenScope
 
 NO_QUOTA = Quota()
+POLL_INTERVAL = 1.0  # seconds between two looks at the token of a call that lasts
 RETAINED_REVOKED = 1000  # revoked and expired ones are listed until there are more
 
 
@@ -108,6 +111,28 @@ class TokenStore:
             return self.identify(token)
         connection = None if request.transport is None else request.transport.get_extra_info("socket")
         return access.LOCAL if connection is not None and connection.family == socket.AF_UNIX else access.NOBODY
+
+    @contextlib.contextmanager
+    def watched(self, caller: Caller, request: web.Request) -> Iterator[None]:
+        """A call is under way: its connection is closed soon after the token of its caller has ceased to be valid."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            nonlocal timer
+            try:
+                self.existing(caller.token)
+            except Unauthorized:
+                if request.transport is not None:
+                    request.transport.abort()
+                return
+            timer = loop.call_later(POLL_INTERVAL, look)
+
+        timer = loop.call_later(POLL_INTERVAL, look) if caller.token else None
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _write(self, grants: dict[str, Grant]) -> None:
         """Under the lock: of two writers the later one has the later list."""
