@@ -116,6 +116,7 @@ class TokenStore:
     def watched(self, caller: Caller, request: web.Request) -> Iterator[None]:
         """A call is under way: its connection is closed soon after the token of its caller has ceased to be valid."""
         loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
 
         def look() -> None:
             nonlocal timer
@@ -127,7 +128,8 @@ class TokenStore:
                 return
             timer = loop.call_later(POLL_INTERVAL, look)
 
-        timer = loop.call_later(POLL_INTERVAL, look) if caller.token else None
+        if caller.token:
+            timer = loop.call_later(POLL_INTERVAL, look)
         try:
             yield
         finally:

@@ -17,8 +17,8 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 from aiohttp import web
 
-from daemon.api.route import ApiRoute, Scope
-from daemon.auth.access import CALLER
+from daemon.api.route import ApiRoute
+from daemon.auth.access import CALLER, Scope
 from daemon.catalogue import Template, put_checkpoint, put_sandbox
 from daemon.e2b import bodies
 from daemon.e2b.bodies import ConnectBody, CreateBody, ForkBody, NetworkBody, PauseBody, SnapshotBody, TimeoutBody

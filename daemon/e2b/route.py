@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from daemon.api.route import MAX_BODY, ApiRoute, Scope
+from daemon.api.route import MAX_BODY, ApiRoute
+from daemon.auth.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 BELOW = "/sandboxes/{id}"  # of the path of each such route: by this the gate knows that there is a sandbox
