@@ -118,7 +118,7 @@ class TokenStore:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
 
-        def look() -> None:
+        def check() -> None:
             nonlocal timer
             try:
                 self.existing(caller.token)
@@ -126,10 +126,10 @@ class TokenStore:
                 if request.transport is not None:
                     request.transport.abort()
                 return
-            timer = loop.call_later(POLL_INTERVAL, look)
+            timer = loop.call_later(POLL_INTERVAL, check)
 
         if caller.token:
-            timer = loop.call_later(POLL_INTERVAL, look)
+            timer = loop.call_later(POLL_INTERVAL, check)
         try:
             yield
         finally:
