@@ -39,11 +39,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import aftermath, command, redis
+from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
+from sandbox.messages import Limits
 from sandbox.tree import btrfs
 from sandbox.tree.pool import BtrfsPool
 
@@ -103,8 +105,9 @@ def figure(values: list[float]) -> dict[str, float]:
 class Ours:
     """Sandboxes as the daemon makes them, in a pool of their own."""
 
-    def __init__(self, directory: Path, image: Path, *, track: bool = False):
+    def __init__(self, directory: Path, image: Path, *, track: bool = False, limits: Limits | None = None):
         self.track = track
+        self.limits = limits or Limits()
         self.pool = BtrfsPool(directory / "state", size=4 << 30)
         self.run = directory / "run"
         self.image = image
@@ -114,7 +117,9 @@ class Ours:
 
     async def __aenter__(self) -> Ours:
         await asyncio.to_thread(self.pool.ensure)
-        self.checkpointer = Checkpointer(state=self.pool.state, run=self.run, track=self.track)
+        self.inspector = await asyncio.to_thread(Inspector.load) if self.track else None
+        mappings = self.inspector.mappings if self.inspector is not None else None
+        self.checkpointer = Checkpointer(state=self.pool.state, run=self.run, track=self.track, mappings=mappings)
         await self.checkpointer.prepare()
         return self
 
@@ -123,6 +128,8 @@ class Ours:
         for tree in reversed(self.trees):
             btrfs.delete_subvolume(tree)
         await asyncio.to_thread(self._unmount)
+        if self.inspector is not None:
+            self.inspector.close()
 
     def _unmount(self) -> None:
         self.pool.close()
@@ -147,7 +154,13 @@ class Ours:
             self.trees.append(tree)
         base = 200_000_000 + 65_536 * next(self.numbers)
         return ContainerSpec(
-            id=name, image=self.image, tree=tree, uid_base=base, hostname="crab", run_dir=self.run / "sandboxes" / name
+            id=name,
+            image=self.image,
+            tree=tree,
+            uid_base=base,
+            hostname="crab",
+            run_dir=self.run / "sandboxes" / name,
+            limits=self.limits,
         )
 
     @contextlib.asynccontextmanager
@@ -158,7 +171,7 @@ class Ours:
             await asyncio.to_thread(shutil.copytree, extra, spec.tree / "upper" / redis.PLACE)
         container = await Container.create(spec)
         try:
-            done = await container.exec(["/bin/sh", "-c", script], timeout=60)
+            done = await container.exec(["/bin/sh", "-c", script], timeout=120)
             if done.exit_code:
                 raise RuntimeError(f"workload failed: {done.stderr.decode()}")
             await self.checkpointer.warm(container)

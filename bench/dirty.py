@@ -6,9 +6,10 @@
 
 A Python process holds so many MiB of random bytes and, before each checkpoint, writes to that percentage of its pages,
 drawn at random. Medians of each combination: `frozen_ms` is CRIU's own measure of the frozen window with our work in
-it, `total_ms` is the whole capture. `processor_ms` is the processor time of this process and of CRIU up to the thaw;
-`hash_ms` is the time of hashing the pages afterwards, which storing a checkpoint begins with. `raw_mib` is what the
-capture holds of its own, `freezing_ms`, `memdump_ms` and `memwrite_ms` are parts of CRIU's work as CRIU states them.
+it, `total_ms` is the whole capture. `processor_ms` is the processor time of this process and of CRIU up to the thaw,
+`criu_ms` that of CRIU alone; `hash_ms` is the time of hashing the pages afterwards, which storing a checkpoint begins
+with. `raw_mib` is what the capture holds of its own; `freezing_ms`, `memdump_ms` and `memwrite_ms` are parts of CRIU's
+work as CRIU states them.
 `first` is the first capture of the sandbox, to which the others are compared.
 """
 
@@ -33,12 +34,15 @@ from sandbox.container.container import Container
 from sandbox.container.shim import short_slice
 from sandbox.content import dumpfile
 from sandbox.criu import dump
+from sandbox.messages import Limits
 
 PAGE = 4096
 #: Writes to a page of every 100/percent when it reads a percentage, and answers by the name of a file.
 HOLDER = """
 import os, random
-held = bytearray(os.urandom({size} << 20))
+held = bytearray({size} << 20)
+for at in range({size}):
+    held[at << 20:(at + 1) << 20] = os.urandom(1 << 20)
 pages = len(held) // 4096
 os.mkfifo("/tmp/orders")
 open("/tmp/ready", "w").close()
@@ -89,6 +93,7 @@ class Holder:
             "total_ms": capture.total_ms,
             "frozen_ms": capture.frozen_ms,
             "processor_ms": processor,
+            "criu_ms": used[0] / 1e6,
             "hash_ms": took,
             "raw_mib": sum(path.stat().st_size for path in capture.dir.glob("pages-*.img")) / (1 << 20),
             **{f"{name}_ms": times.get(f"{name}_time", 0) / 1e3 for name in ("freezing", "memdump", "memwrite")},
@@ -126,10 +131,12 @@ def _rounded(metrics: dict[str, float]) -> dict[str, float]:
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = aftermath.directory("pagurus-bench-", "/var/tmp")
     percents = [float(item) for item in options.percents.split(",")]
+    sizes = [int(item) for item in options.sizes.split(",")]
+    limits = Limits(memory=(max(sizes) << 20) + (1 << 30))
     try:
-        async with Ours(directory, options.image, track=options.track) as ours:
+        async with Ours(directory, options.image, track=options.track, limits=limits) as ours:
             result: dict[str, Any] = {"sizes": {}, "load": [os.getloadavg()[0]]}
-            for size in map(int, options.sizes.split(",")):
+            for size in sizes:
                 collected = await measure(ours, size, percents, options.rounds)
                 print(size, json.dumps(collected), file=sys.stderr)
                 result["sizes"][str(size)] = collected

@@ -97,6 +97,7 @@ async def open_host(options: config.DaemonConfig) -> Host:
             notes=inspector.notes,
             share_pages=options.share_pages,
             track=options.track_memory,
+            mappings=inspector.mappings,
         )
         undo.push_async_callback(checkpointer.close)
         await checkpointer.prepare()

@@ -33,6 +33,7 @@ char LICENSE[] SEC("license") = "GPL";
 #include "calls.h"
 #include "quiet.h"
 #include "waits.h"
+#include "mappings.h"
 
 /* Whether a request writes to a file of the tree, and not to something that another process may hold. */
 static __always_inline bool goes_to_file(struct task_struct *p, struct io_kiocb *request)

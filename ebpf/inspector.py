@@ -147,6 +147,11 @@ class Inspector:
         """Descriptor of the map that says when waits end, for whoever takes them up again after a dump."""
         return self._object.map_fd("waits")
 
+    @property
+    def mappings(self) -> int:
+        """Descriptor of the iterator program that tells the mappings of a process, for whoever dumps it."""
+        return self._object.program_fd("tell_mappings")
+
     # ------------------------------------------------------------------ sandboxes
 
     def watch(self, cgroup_id: int, *, contained: bool = True) -> None:

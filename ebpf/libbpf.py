@@ -41,6 +41,7 @@ def _open() -> ctypes.CDLL:
         ("bpf_object__find_map_by_name", c_void_p, [c_void_p, c_char_p]),
         ("bpf_object__next_program", c_void_p, [c_void_p, c_void_p]),
         ("bpf_program__name", c_char_p, [c_void_p]),
+        ("bpf_program__fd", c_int, [c_void_p]),
         ("bpf_program__set_autoload", c_int, [c_void_p, ctypes.c_bool]),
         ("bpf_program__attach", c_void_p, [c_void_p]),
         ("bpf_program__attach_iter", c_void_p, [c_void_p, c_void_p]),
@@ -131,6 +132,9 @@ class Object:
         """Entries and size of a value."""
         result = self._map(name)
         return self._lib.bpf_map__max_entries(result), self._lib.bpf_map__value_size(result)
+
+    def program_fd(self, program: str) -> int:
+        return check(self._lib.bpf_program__fd(self.programs[program]), f"program {program}")
 
     def attach(self, program: str) -> None:
         """Nothing happens when it is attached already."""

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import dataclasses
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -40,7 +41,7 @@ from sandbox.criu import restore as restoring
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
 from sandbox.criu.recent import RecentImages
-from sandbox.criu.tracking import userfault
+from sandbox.criu.tracking import mapping_flags, userfault
 from sandbox.criu.tracking.tracker import Tracker, UnknownPages
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
 from sandbox.libc import file_system, library
@@ -48,6 +49,8 @@ from sandbox.tree import btrfs, facts
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
+
+log = logging.getLogger("pagurus")
 
 TMPFS_MAGIC = 0x01021994
 TRACKED_SHARE = 4  # at most one part in so many of the file system is held for captures to come
@@ -76,10 +79,12 @@ class Checkpointer:
         notes: int | None = None,
         share_pages: bool = False,
         track: bool = False,
+        mappings: int | None = None,
     ):
         """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's.
         `share_pages`: owners share memory pages on the disk. `track`: captures hold only the pages that were
-        written since the one before, where the kernel can tell (:mod:`sandbox.criu.tracking`)."""
+        written since the one before, where the kernel can tell (:mod:`sandbox.criu.tracking`). `mappings`: descriptor
+        of the inspector's program that tells mappings; it stays the caller's."""
         self._run = run or paths.run()
         self._notes = notes
         self.pages = PageStore((state or paths.state()) / "pages", shared=share_pages)
@@ -90,6 +95,8 @@ class Checkpointer:
         self._dropping: set[asyncio.Future[None]] = set()
         self._forgotten: set[str] = set()  # sandboxes whose directory of restores may go
         self._tracks = track and not userfault.missing()
+        self._mappings = mappings if self._tracks else None
+        self._letters = b""
         self._trackers: dict[str, Tracker] = {}
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
@@ -117,6 +124,11 @@ class Checkpointer:
             shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed meanwhile
             directory.mkdir(mode=0o700)
         self.recent.prepare()
+        if self._mappings is not None:
+            try:
+                self._letters = mapping_flags.learned(self._mappings)
+            except OSError as error:  # then CRIU counts the pages of processes, which takes longer
+                log.warning("the flags of mappings cannot be read: %s", error)
 
     # ---------------------------------------------------------------- capture
 
@@ -249,6 +261,7 @@ class Checkpointer:
                 outside=outside,
                 notes=self._notes,
                 freezer=freezer,
+                mappings=self._mappings,
                 tracks=self._tracks,
             )
             undo.pop_all()
@@ -256,7 +269,9 @@ class Checkpointer:
 
     def _tracker_of(self, container: Container) -> Tracker:
         name = container.spec.id
-        tracker = self._trackers.pop(name, None) or Tracker(self._layers / f"{name}-{next(self._numbers)}")
+        tracker = self._trackers.pop(name, None) or Tracker(
+            self._layers / f"{name}-{next(self._numbers)}", self._letters
+        )
         self._trackers[name] = tracker  # the last one: it was used last
         return tracker
 

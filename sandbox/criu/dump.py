@@ -121,14 +121,15 @@ async def ready(
     outside: bool = False,
     notes: int | None = None,
     freezer: int | None = None,
+    mappings: int | None = None,
     tracks: bool = False,
 ) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.inside`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
     IPC, though there are no System V objects now; they come and go. `notes`: the inspector's map of waits. `freezer`:
-    the file of the freezer, by which the sandbox stands still at the end. `tracks`: a
-    :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
+    the file of the freezer, by which the sandbox stands still at the end. `mappings`: the inspector's program that
+    tells mappings. `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
     try:
         inside = await asyncio.to_thread(_poll, container)
@@ -163,7 +164,7 @@ async def ready(
 
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
-        root = rpc.Root(cache, images, result=[notes, freezer], preload=paths.written() if tracks else None)
+        root = rpc.Root(cache, images, result=[notes, freezer, mappings], preload=paths.written() if tracks else None)
         worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
         undo.pop_all()
     return Ready(worker, inside, images, tracks=tracks)

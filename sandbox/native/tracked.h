@@ -7,6 +7,7 @@
 
 #define ORDERS "tracked-orders.log"
 #define ANSWERS "tracked-answers.log"
+#define LETTERS "tracked-letters.log" /* of sandbox/criu/tracking/mapping_flags.py */
 #define MAX_ORDERS 65536
 
 enum order {
@@ -24,6 +25,7 @@ enum answer {
     UNWRITTEN = 2,  /* the pages from `start` to `end` were left out */
     READ = 3,       /* the pages from `start` to `end` were looked at, and are protected now */
     FAILED = 4,     /* ... could not be protected: nothing is known of what the process writes from now on */
+    BRIEF = 5,   /* its mappings were told without counting their pages */
 };
 struct answer_record {
     int32_t pid;

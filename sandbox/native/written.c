@@ -11,12 +11,17 @@
  * says that nothing has written to it. So a mapping that is new, moved, or of a process that has executed another program
  * or was forked is dumped whole, by itself.
  *
- * Owns: the two files. Does not own: what the daemon makes of them. Guarantee: without the first file, on a kernel without
+ * And CRIU reads /proc/PID/smaps for the flags of mappings alone, for which the kernel counts all pages. Of the same
+ * processes it gets a text that the inspector's program tells (ebpf/mappings.h), where the daemon knows all letters.
+ *
+ * Owns: these files. Does not own: what the daemon makes of them. Guarantee: without the first file, on a kernel without
  * PAGEMAP_SCAN and of processes that it does not name, CRIU gets the kernel's answer as it is.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/bpf.h>
+#include <linux/memfd.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -39,6 +44,7 @@ struct pm_scan_arg {
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, struct pm_scan_arg)
 enum { IS_WPALLOWED = 1 << 0, IS_WRITTEN = 1 << 1, IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4 };
 enum { WP_MATCHING = 1 << 0 };
+enum { FLAGS = 64, MAX_DESCRIPTOR = 64 };
 #define OUR_MASK (IS_WPALLOWED | IS_WRITTEN | IS_PRESENT)
 
 extern int criu_get_image_dir(void);
@@ -53,6 +59,12 @@ static struct range {
 } *read_ranges;
 static size_t range_count;
 
+/* The letters of each flag of a mapping, as the daemon has learned them; zeros where it has not. */
+static char letters[FLAGS][2];
+static int mappings_program = -1;
+
+static int find_program(void);
+
 static void load(void) {
     struct stat status;
     read_orders = true;
@@ -65,6 +77,9 @@ static void load(void) {
     close(fd);
     int into = order_count ? openat(criu_get_image_dir(), ANSWERS, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     if (into < 0 || !(answers = fdopen(into, "a"))) order_count = 0;
+    int known = order_count ? openat(criu_get_image_dir(), LETTERS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+    if (known >= 0 && read(known, letters, sizeof letters) == sizeof letters) mappings_program = find_program();
+    if (known >= 0) close(known);
 }
 
 /* The process whose page map this is; 0: it is something else. */
@@ -85,10 +100,156 @@ static uint32_t ordered(int fd) {
     return 0;
 }
 
+
 static bool answer(pid_t pid, enum answer what, uint64_t start, uint64_t end) {
     struct answer_record record = {pid, what, start, end};
     return fwrite(&record, sizeof record, 1, answers) == 1;
 }
+
+/* ------------------------------------------------------------------ mappings without their pages */
+
+struct mapping {
+    uint64_t start, end, flags;
+};
+
+/* Which of the descriptors that we were started with is the inspector's program that tells mappings; -1: none. */
+static int find_program(void) {
+    for (int fd = 3; fd < MAX_DESCRIPTOR; fd++) {
+        char path[32], target[32];
+        struct bpf_prog_info info = {0};
+        union bpf_attr attr = {0};
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t size = readlink(path, target, sizeof target - 1);
+        target[size < 0 ? 0 : size] = 0;
+        if (strcmp(target, "anon_inode:bpf-prog")) continue;
+        attr.info.bpf_fd = (unsigned)fd;
+        attr.info.info_len = sizeof info;
+        attr.info.info = (uint64_t)(uintptr_t)&info;
+        if (syscall(SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &attr, sizeof attr) == 0 && !strcmp(info.name, "tell_mappings")) return fd;
+    }
+    return -1;
+}
+
+/* A descriptor that the mappings of a process can be read from; or -1. */
+static int tell(pid_t pid) {
+    union bpf_iter_link_info which = {.task = {.tid = (unsigned)pid}};
+    union bpf_attr attr = {0};
+    attr.link_create.prog_fd = (unsigned)mappings_program;
+    attr.link_create.attach_type = BPF_TRACE_ITER;
+    attr.link_create.iter_info = (uint64_t)(uintptr_t)&which;
+    attr.link_create.iter_info_len = sizeof which.task;
+    int link = (int)syscall(SYS_bpf, BPF_LINK_CREATE, &attr, sizeof attr);
+    if (link < 0) return -1;
+    memset(&attr, 0, sizeof attr);
+    attr.iter_create.link_fd = (unsigned)link;
+    int iterator = (int)syscall(SYS_bpf, BPF_ITER_CREATE, &attr, sizeof attr);
+    close(link);
+    return iterator;
+}
+
+static char *read_whole(int fd, size_t *size) {
+    size_t room = 1 << 16;
+    char *content = malloc(room);
+    ssize_t part = content ? 1 : -1;
+    *size = 0;
+    while (part > 0) {
+        if (*size + 1 >= room) {
+            char *more = realloc(content, room * 2);
+            if (!more) break;
+            content = more;
+            room *= 2;
+        }
+        part = read(fd, content + *size, room - *size - 1);
+        if (part > 0) *size += (size_t)part;
+    }
+    if (part != 0) {
+        free(content);
+        return NULL;
+    }
+    content[*size] = 0;
+    return content;
+}
+
+static bool write_flags(FILE *into, uint64_t flags) {
+    fputs("VmFlags:", into);
+    for (int bit = 0; bit < FLAGS; bit++) {
+        if (!(flags >> bit & 1)) continue;
+        if (!letters[bit][0]) return false;
+        fprintf(into, " %.2s", letters[bit]);
+    }
+    return fputs(" \n", into) >= 0;
+}
+
+/* What `maps` says, with the flags of each mapping behind it. */
+static bool join(char *maps, const struct mapping *told, size_t count, FILE *into) {
+    size_t next = 0;
+    for (char *line = maps, *end; (end = strchr(line, '\n')); line = end + 1) {
+        unsigned long start, stop;
+        *end = 0;
+        if (sscanf(line, "%lx-%lx ", &start, &stop) != 2) return false;
+        bool kernels = strstr(line, "[vsyscall]"); /* no mapping of the process */
+        if (!kernels && (next == count || told[next].start != start || told[next].end != stop)) return false;
+        if (fprintf(into, "%s\n", line) < 0 || (!kernels && !write_flags(into, told[next++].flags))) return false;
+    }
+    return next == count;
+}
+
+/* The text of smaps but for how many pages there are, which takes the kernel as long as there is memory; or -1. */
+static int brief_smaps(int directory, pid_t pid) {
+    int fd = (int)syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC), iterator = fd < 0 ? -1 : tell(pid);
+    size_t size = 0, told_size = 0;
+    char *maps = iterator < 0 ? NULL : read_whole(fd, &size), *told = maps ? read_whole(iterator, &told_size) : NULL;
+    if (fd >= 0) close(fd);
+    if (iterator >= 0) close(iterator);
+    int made = told ? (int)syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC) : -1;
+    FILE *into = made < 0 ? NULL : fdopen(dup(made), "w");
+    bool good = into && join(maps, (struct mapping *)(void *)told, told_size / sizeof(struct mapping), into);
+    if (into && fclose(into)) good = false;
+    free(maps);
+    free(told);
+    if (made >= 0 && (!good || lseek(made, 0, SEEK_SET))) {
+        close(made);
+        return -1;
+    }
+    return made;
+}
+
+/* The process whose directory in /proc this is, if it is one that the daemon named; else 0. */
+static pid_t ordered_directory(int fd) {
+    char path[32], target[64];
+    int pid, end = 0;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t size = readlink(path, target, sizeof target - 1);
+    target[size < 0 ? 0 : size] = 0;
+    if (sscanf(target, "/proc/%d%n", &pid, &end) != 1 || target[end]) return 0;
+    for (size_t i = 0; i < order_count; i++)
+        if (orders[i].pid == pid) return pid;
+    return 0;
+}
+
+static int open_at(int directory, const char *path, int flags, mode_t mode) {
+    if (directory >= 0 && path && !strcmp(path, "smaps")) {
+        if (!read_orders && criu_get_image_dir() >= 0) load();
+        pid_t pid = mappings_program < 0 ? 0 : ordered_directory(directory);
+        int brief = pid ? brief_smaps(directory, pid) : -1;
+        if (brief >= 0) {
+            answer(pid, BRIEF, 0, 0);
+            fflush(answers);
+            return brief;
+        }
+    }
+    return (int)syscall(SYS_openat, directory, path, flags, mode);
+}
+
+__attribute__((visibility("default"))) int openat64(int directory, const char *path, int flags, ...) {
+    va_list list;
+    va_start(list, flags);
+    mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(list, mode_t) : 0;
+    va_end(list);
+    return open_at(directory, path, flags, mode);
+}
+
+/* ------------------------------------------------------------------ pages */
 
 /* Those regions that CRIU is to have, in place; returns how many. */
 static long sift(pid_t pid, struct page_region *regions, long count, uint64_t asked, bool skip) {

@@ -94,13 +94,15 @@ async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
 
 @contextlib.asynccontextmanager
 async def started(
-    maker: Maker, tmp_path: Path, notes: int | None = None, *, track: bool = False
+    maker: Maker, tmp_path: Path, notes: int | None = None, *, track: bool = False, mappings: int | None = None
 ) -> AsyncIterator[Bench]:
-    """`notes`, `track`: as of a Checkpointer."""
+    """`notes`, `track`, `mappings`: as of a Checkpointer."""
     for needed in (rpc.launcher(), paths.criu()):
         if not needed.exists():
             pytest.skip(f"{needed} is missing: run `make setup`")
-    checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run", notes=notes, track=track)
+    checkpointer = Checkpointer(
+        state=tmp_path / "state", run=tmp_path / "run", notes=notes, track=track, mappings=mappings
+    )
     await checkpointer.prepare()
     made = Bench(maker, checkpointer, tmp_path)
     try:

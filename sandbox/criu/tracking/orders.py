@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sandbox.criu.tracking import mapping_flags
+
 ORDERS, ANSWERS = "tracked-orders.log", "tracked-answers.log"
 PAGE = 4096
 _ORDER = np.dtype([("pid", "<i4"), ("what", "<u4")])
@@ -32,6 +34,7 @@ class _Answer(IntEnum):
     UNWRITTEN = 2
     READ = 3
     FAILED = 4
+    BRIEF = 5
 
 
 @dataclass
@@ -48,9 +51,13 @@ class Answers:
 
     descriptors: dict[int, int] = field(default_factory=dict)  # of userfaultfds in CRIU
     processes: dict[int, ProcessAnswer] = field(default_factory=dict)
+    brief: set[int] = field(default_factory=set)  # whose mappings were told without counting pages
 
 
-def write(directory: Path, orders: Mapping[int, Order]) -> None:
+def write(directory: Path, orders: Mapping[int, Order], letters: bytes = b"") -> None:
+    """`letters`: see :mod:`sandbox.criu.tracking.mapping_flags`; without them CRIU reads smaps as it is."""
+    if letters:
+        (directory / mapping_flags.FILE).write_bytes(letters)
     records = np.array([(pid, int(what)) for pid, what in orders.items()], dtype=_ORDER)
     (directory / ORDERS).write_bytes(records.tobytes())
 
@@ -64,6 +71,7 @@ def read(directory: Path) -> Answers:
     records = np.frombuffer(path.read_bytes(), dtype=_ANSWER)
     for record in records[records["what"] == _Answer.DESCRIPTOR]:
         answers.descriptors[int(record["pid"])] = int(record["start"])
+    answers.brief = set(records["pid"][records["what"] == _Answer.BRIEF].tolist())
     for pid in np.unique(records["pid"]).tolist():
         own = records[records["pid"] == pid]
         if (own["what"] != _Answer.DESCRIPTOR).any():
@@ -73,8 +81,8 @@ def read(directory: Path) -> Answers:
 
 
 def remove(directory: Path) -> None:
-    """Both files: they are no images."""
-    for name in (ORDERS, ANSWERS):
+    """All of these files: they are no images."""
+    for name in (ORDERS, ANSWERS, mapping_flags.FILE):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -68,9 +68,10 @@ class TrackedProcess:
 class Tracker:
     """Of one sandbox. All methods block; captures of a sandbox come one after the other."""
 
-    def __init__(self, directory: Path):
-        """`directory`: of its own, on the file system of captures."""
+    def __init__(self, directory: Path, letters: bytes = b""):
+        """`directory`: of its own, on the file system of captures. `letters`: see :func:`orders.write`."""
         self._directory = directory
+        self._letters = letters
         directory.mkdir(mode=0o700, parents=True)
         self._processes: dict[int, TrackedProcess] = {}
         self._last: dict[int, Layers] = {}  # of each process, by its number in the sandbox
@@ -130,7 +131,7 @@ class Tracker:
                 target[pid] = Order.ATTACH | Order.PROTECT
                 self._requested[pid] = started
         if target:
-            orders.write(images, target)
+            orders.write(images, target, self._letters)
 
     def _renew(self, pid: int, started: bytes) -> bool:
         """Whether a process is tracked still, its new mappings too."""

@@ -93,12 +93,23 @@ def register(descriptor: int, mapping: Mapping) -> bool:
 # ---------------------------------------------------------------------------- the proof
 
 
+def make() -> int:
+    """A descriptor for memory of our own. Raises OSError."""
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+    descriptor = checked(library.syscall(_SYS_USERFAULTFD, flags), "userfaultfd")
+    try:
+        enable(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @functools.cache
 def missing() -> str:
     """Why written pages cannot be known on this kernel; "": they can. Tried on memory of our own, once."""
     try:
-        with closing(checked(library.syscall(_SYS_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY))) as fd:
-            enable(fd)
+        with closing(make()) as fd:
             return _tried(fd)
     except OSError as error:
         return f"no asynchronous write protection: {os.strerror(error.errno or 0)} (Linux 6.7 has it)"
