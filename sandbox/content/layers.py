@@ -15,6 +15,7 @@ written to. Beside BELOW it is a directory of images in which the processes have
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import shutil
@@ -57,6 +58,16 @@ class Layers:
     pages: np.ndarray  # [n] int64: number of the page in the process
     layer: np.ndarray  # [n] int32: index into `names`
     place: np.ndarray  # [n] int64: number of the page in that file
+
+    @functools.cached_property
+    def spans(self) -> np.ndarray:
+        """Consecutive pages, from here to there; [n, 2] int64."""
+        if not len(self.pages):
+            return np.zeros((0, 2), np.int64)
+        edges = np.flatnonzero(np.diff(self.pages) != 1) + 1
+        starts = self.pages[np.concatenate([[0], edges])]
+        ends = self.pages[np.concatenate([edges, [len(self.pages)]]) - 1] + 1
+        return np.stack([starts, ends], axis=1)
 
     def runs(self) -> np.ndarray:
         """Consecutive pages that lie one behind the other: page, how many, layer, place; [m, 4] int64."""

@@ -36,14 +36,14 @@ def learned(program: int) -> bytes:
     Raises OSError where the kernel has no such iterators.
     """
     with _Examples():
-        told = {(start, end): flags for start, end, flags in _told(program, os.getpid())}
+        flags_of = {(start, end): flags for start, end, flags in _mappings(program, os.getpid())}
         letters: dict[int, set[bytes]] = {}
-        for found in _ENTRY.finditer(Path("/proc/self/smaps").read_bytes()):
-            flags = told.get((int(found[1], 16), int(found[2], 16)))
+        for entry in _ENTRY.finditer(Path("/proc/self/smaps").read_bytes()):
+            flags = flags_of.get((int(entry[1], 16), int(entry[2], 16)))
             if flags is None:
                 continue  # changed meanwhile
             set_bits = [bit for bit in range(BITS) if flags >> bit & 1]
-            named = found[3].split()
+            named = entry[3].split()
             if len(named) != len(set_bits):
                 continue  # some of these flags have no letters
             for bit, name in zip(set_bits, named, strict=True):
@@ -82,7 +82,7 @@ class _Examples:
         return 0 if at in (None, ctypes.c_void_p(-1).value) else int(at)
 
 
-def _told(program: int, pid: int) -> Iterator[tuple[int, int, int]]:
+def _mappings(program: int, pid: int) -> Iterator[tuple[int, int, int]]:
     """Start, end and flags of each mapping of a process."""
     which = ctypes.create_string_buffer(struct.pack("=4I", pid, 0, 0, 0), 16)
     link = _bpf(_LINK_CREATE, struct.pack("=4IQI", program, 0, _TRACE_ITER, 0, ctypes.addressof(which), 12))

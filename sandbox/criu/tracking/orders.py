@@ -39,10 +39,24 @@ class _Answer(IntEnum):
 
 @dataclass
 class ProcessAnswer:
-    """What was found of one process: numbers of `unwritten` pages, sorted; whether the others are `protected` now."""
+    """Of one process: the `unwritten` pages, each from here to there; whether the others are `protected` now."""
 
-    unwritten: np.ndarray  # [n] int64
+    unwritten: np.ndarray  # [n, 2] int64: numbers of pages, in order, apart from each other
     protected: bool
+
+    def pages(self) -> np.ndarray:
+        """Numbers of the unwritten pages, [n] int64, in order."""
+        starts, counts = self.unwritten[:, 0], self.unwritten[:, 1] - self.unwritten[:, 0]
+        first = np.cumsum(counts) - counts
+        pages: np.ndarray = np.repeat(starts, counts) + np.arange(int(counts.sum())) - np.repeat(first, counts)
+        return pages
+
+    def within(self, spans: np.ndarray) -> bool:
+        """Whether all unwritten pages lie in these spans, which are of the same form."""
+        if not len(self.unwritten):
+            return True
+        at = np.searchsorted(spans[:, 0], self.unwritten[:, 0], side="right") - 1
+        return bool((at >= 0).all() and (self.unwritten[:, 1] <= spans[at, 1]).all())
 
 
 @dataclass
@@ -76,7 +90,7 @@ def read(directory: Path) -> Answers:
         own = records[records["pid"] == pid]
         if (own["what"] != _Answer.DESCRIPTOR).any():
             protected = bool((own["what"] == _Answer.READ).any() and not (own["what"] == _Answer.FAILED).any())
-            answers.processes[pid] = ProcessAnswer(_pages(own[own["what"] == _Answer.UNWRITTEN]), protected)
+            answers.processes[pid] = ProcessAnswer(_regions(own[own["what"] == _Answer.UNWRITTEN]), protected)
     return answers
 
 
@@ -86,10 +100,17 @@ def remove(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def _pages(regions: np.ndarray) -> np.ndarray:
-    """Numbers of the pages in these regions, sorted, each once."""
-    starts = (regions["start"] // PAGE).astype(np.int64)
-    counts = (regions["end"] // PAGE).astype(np.int64) - starts
-    first = np.cumsum(counts) - counts
-    pages = np.repeat(starts, counts) + np.arange(int(counts.sum())) - np.repeat(first, counts)
-    return np.unique(pages)
+def merged(regions: np.ndarray) -> np.ndarray:
+    """Regions of pages, [n, 2], in order and joined where they touch: CRIU asks for some pages twice."""
+    regions = regions[np.argsort(regions[:, 0], kind="stable")]
+    if not len(regions):
+        return regions
+    reached = np.maximum.accumulate(regions[:, 1])
+    begins = np.concatenate([[True], regions[1:, 0] > reached[:-1]])
+    starts = np.flatnonzero(begins)
+    ends = np.concatenate([starts[1:], [len(regions)]]) - 1
+    return np.stack([regions[starts, 0], reached[ends]], axis=1)
+
+
+def _regions(records: np.ndarray) -> np.ndarray:
+    return merged(np.stack([records["start"] // PAGE, records["end"] // PAGE], axis=1).astype(np.int64))

@@ -177,7 +177,7 @@ class Tracker:
         """Raise UnknownPages unless what was dumped can be completed."""
         for pid, answer in orders.read(images).processes.items():
             last = self._last.get(self._numbers.get(pid, 0))
-            if len(answer.unwritten) and (last is None or not np.isin(answer.unwritten, last.pages).all()):
+            if len(answer.unwritten) and (last is None or not answer.within(last.spans)):
                 raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
 
     # ---------------------------------------------------------------- afterwards
@@ -212,7 +212,7 @@ class Tracker:
         image = image_files.read(directory / pagemap, kinds.pagemap_head, kinds.pagemap_entry)
         assert image is not None
         name = f"pages-{image.entries[0].pages_id}.img"
-        result = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.unwritten, last)
+        result = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.pages(), last)
         if len(result.names) > MAX_LAYERS:
             result = self._squashed(result)
         own = self._directory / (result.names[0] + SUFFIX)
@@ -221,8 +221,8 @@ class Tracker:
         for item in result.names[1:]:
             os.link(self._directory / (item + SUFFIX), directory / BELOW / (item + SUFFIX))
         image.entries[1:] = [
-            kinds.pagemap_entry(vaddr=first * PAGE, compat_nr_pages=0, nr_pages=count, flags=PRESENT)
-            for first, count in _spans(result.pages)
+            kinds.pagemap_entry(vaddr=first * PAGE, compat_nr_pages=0, nr_pages=end - first, flags=PRESENT)
+            for first, end in result.spans.tolist()  # the next capture finds them made, while its sandbox is frozen
         ]
         image.write(directory / BELOW / pagemap)
         return name, result
@@ -288,15 +288,6 @@ def _pages_of(image: image_files.CriuImageFile) -> np.ndarray:
     """Numbers of the pages that an image maps."""
     spans = [(entry.vaddr // PAGE, entry.nr_pages or entry.compat_nr_pages) for entry in image.entries[1:]]
     return np.concatenate([np.zeros(0, np.int64), *(first + np.arange(count) for first, count in spans)])
-
-
-def _spans(pages: np.ndarray) -> list[tuple[int, int]]:
-    """Consecutive pages: the first, and how many."""
-    if not len(pages):
-        return []
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
-    counts = np.diff(np.concatenate([starts, [len(pages)]]))
-    return list(zip(pages[starts].tolist(), counts.tolist(), strict=True))
 
 
 def _started(pid: int) -> bytes:

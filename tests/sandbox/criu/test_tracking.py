@@ -16,7 +16,7 @@ from sandbox.container.container import Container
 from sandbox.content import dumpfile, layers
 from sandbox.content.layers import Layers
 from sandbox.criu import rewrite
-from sandbox.criu.tracking import tracker, userfault
+from sandbox.criu.tracking import orders, tracker, userfault
 from tests.support import frozen_memory
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, Saved, shell, started
@@ -163,6 +163,18 @@ def test_where_pages_lie(captures: list[tuple[list[int], list[int]]]) -> None:
         places = zip(last.pages.tolist(), last.layer.tolist(), last.place.tolist(), strict=True)
         assert {page: (last.names[layer], place) for page, layer, place in places} == model
         assert last.pages.tolist() == sorted(model)
+
+
+REGIONS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda each: (each[0], sum(each))), max_size=12)
+
+
+@given(REGIONS, PAGES)
+def test_regions_of_pages(regions: list[tuple[int, int]], known: list[int]) -> None:
+    answer = orders.ProcessAnswer(orders.merged(np.array(regions, np.int64).reshape(-1, 2)), protected=True)
+    pages = sorted({page for start, end in regions for page in range(start, end)})
+    assert answer.pages().tolist() == pages
+    last = tracker.joined("pagemap-1.img", "a", np.array(known, np.int64), np.zeros(0, np.int64), None)
+    assert answer.within(last.spans) == (set(pages) <= set(known))
 
 
 def test_a_page_that_no_capture_has_is_refused() -> None:
