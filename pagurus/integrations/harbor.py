@@ -30,6 +30,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from pagurus.integrations import common
 from sandbox import Client, Conflict, Invalid, Network, NotFound, PagurusError, Sandbox
+from sandbox.tree import host_files
 
 FINAL = "final.checkpoint"  # in the trial's directory: what `Store.receive` takes
 RECORD = "pagurus.json"
@@ -242,7 +243,7 @@ class PagurusEnvironment(BaseEnvironment):
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         with _named():
             content = await self.box.files.read(source_path)
-        await asyncio.to_thread(Path(target_path).write_bytes, content)
+        await asyncio.to_thread(host_files.write, target_path, content)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         with _named():

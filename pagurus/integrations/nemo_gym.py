@@ -20,6 +20,7 @@ from nemo_gym.sandbox.providers.base import (
 
 from pagurus.integrations import common
 from sandbox import AtEnd, Client, NotFound, PagurusError, Sandbox
+from sandbox.tree import host_files
 
 GIB = 1024  # mebibytes
 STATES = {
@@ -104,7 +105,7 @@ class PagurusProvider:
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         content = await handle.raw.files.read(source_path)
-        await asyncio.to_thread(Path(target_path).write_bytes, content)
+        await asyncio.to_thread(host_files.write, target_path, content)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         try:

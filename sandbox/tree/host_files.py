@@ -103,6 +103,16 @@ def new_file(directory: Path, name: str) -> Iterator[IO[bytes]]:
         yield out
 
 
+def write(local: str | Path, content: bytes) -> None:
+    """Give the file `local` this content, made or replaced with its missing directories. The caller vouches for its
+    directory; a link at its own name, which an earlier download may have brought, is replaced. Raises Invalid."""
+    path = Path(local)
+    with target(path.parent) as directory, fresh_name(directory) as fresh:
+        with new_file(path.parent / fresh, "content") as out:
+            out.write(content)
+        move_up(directory, fresh, "content", path.name)
+
+
 def move_up(directory: int, fresh: str, name: str, as_name: str) -> None:
     """Give the file `name` of the fresh directory in an open one the name `as_name` in that, whatever had it before."""
     for item in (name, as_name):

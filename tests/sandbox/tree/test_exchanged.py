@@ -14,7 +14,7 @@ import pytest
 
 from sandbox.errors import Invalid
 from sandbox.messages import CopyRequest
-from sandbox.tree import archive, safe_path
+from sandbox.tree import archive, host_files, safe_path
 from sandbox.tree.copy_into import TargetTree, copy_into
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -57,6 +57,20 @@ def test_an_archive_changes_nothing_else(tree: Path, kind: bytes) -> None:
     with safe_path.directory(tree) as root, pytest.raises(Invalid):
         archive.unpack(packed, root, limit=1 << 20, rules=archive.ROOT)
     assert (tree / "entry").is_symlink()
+
+
+def test_a_file_replaces_a_link_that_an_earlier_download_brought(tmp_path: Path) -> None:
+    victim, into = tmp_path / "victim", tmp_path / "into"
+    victim.write_text("precious")
+    into.mkdir()
+    (into / "reward.txt").symlink_to(victim)
+    for content in (b"1", b"0"):
+        host_files.write(into / "reward.txt", content)
+        assert (into / "reward.txt").read_bytes() == content and not (into / "reward.txt").is_symlink()
+    assert victim.read_text() == "precious" and [path.name for path in into.iterdir()] == ["reward.txt"]
+    (tmp_path / "link").symlink_to(into)
+    with pytest.raises(Invalid, match="symbolic link"):
+        host_files.write(tmp_path / "link" / "x", b"")
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])

@@ -148,6 +148,7 @@ UNPACKS = {
 }
 #: Who downloads from a sandbox, and into which path.
 DOWNLOADS = {
+    "pagurus.integrations.harbor": "a directory that Harbor has made",
     "pagurus.sandboxes.cp": "what the user typed, and below it what the sandbox has chosen",
 }
 #: Who makes a directory or file of a fresh name, which nothing of a stranger's is unpacked into or named after.
