@@ -1,8 +1,4 @@
-"""What is promised of each state of a process that does not simply come back.
-
-Owns: the promise and its reason, as docs/states.md says them. Does not own: making and looking (native/states,
-:mod:`tests.conformance.states.classify`).
-"""
+"""The promised outcome of each process state that is not restored, with the reason printed in docs/states.md."""
 
 from __future__ import annotations
 
@@ -57,44 +53,44 @@ _REFUSED = _item(
 
 _NAMED = _item(
     "named",
-    inotify_queue="what happened to a watched file before the restore is not told again",
-    epoll_edge_spent="an edge is told once more, as an edge may always be",
-    epoll_once="it is disarmed, but an error or a hang-up of the descriptor is told",
-    epoll_closed="it is listed under the number of the duplicate; what it tells is the same",
-    epoll_busy="how busily epoll polls network devices: speed alone",
-    write_hint="a hint about the life of data: speed alone",
-    directory="it is a directory all the same; O_DIRECTORY matters when it is opened",
-    file_temporary="O_TMPFILE matters when it is opened; afterwards it is a file without a name",
-    memory_times="a file without a name is in no listing; its content is the same",
-    memory_ahead="memory that holds nothing is taken when it is written",
-    continued_child="a parent is told of a child that goes on once, before or after; not again",
-    dead_clone="it is waited for as any dead child; how it ended is the same",
-    dead_child_user="the wait tells how the child ended; whose it was is told as root's",
-    semaphore_undo="the value is the same; a process that ends later does not undo what it did before",
-    shared_anonymous="the memory is the same and shared; /proc/PID/maps names it otherwise",
-    locked_in_future="memory that is mapped after the restore is not locked by itself; what was locked is",
-    locked_on_fault="it is locked, and read in at once instead of at the first access",
-    so_attach_reuseport="which socket of a group gets a packet is chosen by the kernel again",
-    ipv6_mtu="nobody can ask for it; packets have the size that the route allows",
-    tcp_quickack="the kernel changes it by itself (tcp(7))",
-    tcp_maxseg_new="of a socket that neither listens nor is connected yet: its segments have the usual size",
-    tcp_window_clamp="the kernel changes it by itself while data flow",
-    so_reserve_mem="memory set aside for a socket is taken when data come: speed alone",
-    so_incoming_cpu="the kernel notes the processor of the last packet there",
-    udp_error="an error of a datagram that was sent before is not told",
-    tcp_ended__tcp_reset__tcp_refused="it is over; its own address and an unfetched error are not told again",
-    tcp_peer_gone="what was received can be read; then comes the end, or EPIPE",
-    start_time__processor_time__dead_childrens_time__memory_peak__bytes_moved="the kernel counts from the restore on",
-    auto_group="a session has its share of the processor as if it were new",
+    inotify_queue="events from before the restore are lost",
+    epoll_edge_spent="the edge is reported once more, which epoll allows",
+    epoll_once="disarmed, but errors and hang-ups are still reported",
+    epoll_closed="listed under the number of the duplicate; events are the same",
+    epoll_busy="affects speed only",
+    write_hint="affects speed only",
+    directory="O_DIRECTORY matters only to open()",
+    file_temporary="O_TMPFILE matters only to open(); the unnamed file is restored",
+    memory_times="content is the same",
+    memory_ahead="allocated when it is written",
+    continued_child="the parent sees WCONTINUED once, before or after the restore",
+    dead_clone="waited for like any dead child; exit status is the same",
+    dead_child_user="exit status is the same; si_uid is root",
+    semaphore_undo="the value is the same; earlier operations are not undone at exit",
+    shared_anonymous="same shared memory; /proc/PID/maps shows another name",
+    locked_in_future="locked mappings stay locked; new ones are not locked automatically",
+    locked_on_fault="locked and populated at once instead of on fault",
+    so_attach_reuseport="the kernel chooses the receiving socket again",
+    ipv6_mtu="not readable; packets follow the route MTU",
+    tcp_quickack="the kernel changes it itself (tcp(7))",
+    tcp_maxseg_new="on a new socket only: segments have the default size",
+    tcp_window_clamp="the kernel changes it while data flows",
+    so_reserve_mem="affects speed only",
+    so_incoming_cpu="the kernel stores the CPU of the last packet",
+    udp_error="errors of earlier datagrams are lost",
+    tcp_ended__tcp_reset__tcp_refused="closed connection; local address and pending error are lost",
+    tcp_peer_gone="received bytes can be read; then EOF or EPIPE",
+    start_time__processor_time__dead_childrens_time__memory_peak__bytes_moved="counted from the restore",
+    auto_group="treated as a new session",
     core_filter="sandboxes write no core files",
-    futex_hash="how the kernel sorts waiters: speed alone",
-    merge_all_memory="whether the host may merge equal pages: memory alone",
-    memory_errors="how a broken memory chip is told; the host's default",
+    futex_hash="affects speed only",
+    merge_all_memory="affects memory use only",
+    memory_errors="the host's default applies",
 )
 
-_CONFINED = "not allowed in a sandbox"
-_UNSEEN = "not allowed in a sandbox, since it could not be seen at the dump; programs find a kernel without it"
-_LACKING = "this kernel or processor lacks it"
+_CONFINED = "forbidden"
+_UNSEEN = "hidden"
+_LACKING = "unsupported"
 
 _IMPOSSIBLE = _item(
     "impossible",
@@ -104,7 +100,7 @@ _IMPOSSIBLE = _item(
     ip_hdrincl__ip_transparent__so_debug__so_prefer_busy_poll__so_mark__machine_socket=_CONFINED,
     kernel_cipher__packet_socket__raw_socket__namespace_limits__io_ports__io_flusher=_CONFINED,
     landlock__landlock_rules__thread_landlock__sealed__protection_key=_UNSEEN,
-    multipath_tcp="not allowed in a sandbox, since CRIU does not know it; programs fall back to TCP",
+    multipath_tcp="forbidden, since CRIU does not support it; programs fall back to TCP",
     local_descriptor_table__tile_permission__tagged_addresses__cpuid_fault__user_dispatch=_UNSEEN,
     no_huge_pages_unless_advised__timer_numbers__tcp_signed=_UNSEEN,
     core_scheduling__no_executable_gain__l1d_flush__indirect_branch__store_bypass=_UNSEEN,

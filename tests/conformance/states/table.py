@@ -5,7 +5,7 @@
     python -m tests.conformance.states.table            # print it
     python -m tests.conformance.states.table --write    # put it into the page
 
-Owns: its text. Does not own: whether it is true: `pagurus bench equality` and a test look.
+`pagurus bench equality` and tests/conformance/test_states.py check that the table is true.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from tests.conformance.states.classify import Row, compiled, rows
 
 PAGE = paths.CHECKOUT / "docs" / "states.md"
 BEGIN, END = "<!-- states: made by `python -m tests.conformance.states.table --write` -->", "<!-- end of states -->"
-WORDS = {
-    "restored": "comes back",
-    "refused": "refused at the dump",
-    "named": "not compared",
-    "impossible": "cannot be made",
-}
+OUTCOMES = {"refused": "refused", "named": "not compared", "impossible": "impossible"}
 
 
 def table(listed: Sequence[Row]) -> str:
-    """All rows by group, with what is promised of each."""
+    """By group: a table of the states that are not restored, then a list of those that are."""
     counts = Counter(row.promise.kind for row in listed)
     lines = [
-        f"{len(listed)} states: {counts['restored']} come back, {counts['refused']} are refused at the dump with a "
-        f"hint, {counts['named']} are not compared, {counts['impossible']} cannot be made in a sandbox.",
+        f"{len(listed)} states: {counts['restored']} are restored, {counts['refused']} refused at the dump with a "
+        f"hint, {counts['named']} not compared, {counts['impossible']} impossible in a sandbox.",
     ]
     for group in dict.fromkeys(row.group for row in listed):
-        lines += ["", f"**{group}**", "", "| state | made by | what becomes of it |", "|---|---|---|"]
-        for row in listed:
-            if row.group == group:
-                reason = f": {row.promise.reason}" if row.promise.reason else ""
-                how = row.how.replace("|", "\\|")
-                lines.append(f"| {row.name} | {how} | {WORDS[row.promise.kind]}{reason} |")
+        rows_of_group = [row for row in listed if row.group == group]
+        lines += ["", f"**{group}**"]
+        others = [row for row in rows_of_group if row.promise.kind != "restored"]
+        if others:
+            lines += ["", "| state | made by | outcome |", "|---|---|---|"]
+        for row in others:
+            how = row.how.replace("|", "\\|")
+            lines.append(f"| {row.name} | {how} | {OUTCOMES[row.promise.kind]}: {row.promise.reason} |")
+        if restored := [f"`{row.name}` ({row.how})" for row in rows_of_group if row.promise.kind == "restored"]:
+            lines += ["", f"Restored: {', '.join(restored)}."]
     return "\n".join(lines)
 
 

@@ -509,9 +509,9 @@ MAKE(stopped_child) { child = start_child(NULL); kill(child, 19); waitpid(child,
 OBSERVE(stopped_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "State:"); }
 
 static void wait_for_ever(void) { while (1) pause(); }
-STATE(end_told_otherwise, "task", "a child that tells of its end by SIGUSR1: only waits for clones see it");
-MAKE(end_told_otherwise) { child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) wait_for_ever(); }
-OBSERVE(end_told_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
+STATE(end_reported_otherwise, "task", "a child that tells of its end by SIGUSR1: only waits for clones see it");
+MAKE(end_reported_otherwise) { child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) wait_for_ever(); }
+OBSERVE(end_reported_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
 
 STATE(dead_clone, "task", "a dead child that told of its end by SIGUSR1");
 MAKE(dead_clone) { signal(SIGUSR1, SIG_IGN); child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) _exit(3); siginfo_t told; waitid(P_PID, child, &told, WEXITED | WNOWAIT | __WALL); }
