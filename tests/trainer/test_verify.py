@@ -126,7 +126,7 @@ def test_a_run_finds_the_way_once_and_refuses_what_has_none(tmp_path: Path, monk
 def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that computes something else is found, whatever the family."""
     directory = build("llama", tmp_path)
-    right = Scorer._item
+    right = Scorer._one_by_one
     monkeypatch.setattr(Scorer, "bias", lambda _: torch.linspace(0, 1, 96))
     result = verify(directory)
     assert result.way == "alone" and "differ by" in result.reason
@@ -135,7 +135,7 @@ def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         scores = right(self, packed)  # type: ignore[arg-type]
         return type(scores)(scores.new * 1.001, scores.entropy, scores.value)
 
-    monkeypatch.setattr(Scorer, "_each", wrong)
+    monkeypatch.setattr(Scorer, "_one_by_one", wrong)
     assert verify(directory).way == "refused"
 
 

@@ -90,7 +90,7 @@ class Scorer(nn.Module):
         kind = "cuda" if packed.tokens.is_cuda else "cpu"
         if not self.packs:
             with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
-                return self._item(packed)
+                return self._one_by_one(packed)
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             hidden = self.hidden(packed)[packed.predicting]
         with torch.autocast(kind, enabled=False):
@@ -108,7 +108,7 @@ class Scorer(nn.Module):
             )
         return Scores(new, entropy, value)
 
-    def _item(self, packed: PackedBatch) -> Scores:
+    def _one_by_one(self, packed: PackedBatch) -> Scores:
         """Each trajectory by itself, through the model's own forward pass and its own head."""
         result: list[tuple[Tensor, Tensor]] = []
         values: list[Tensor] = []
