@@ -133,7 +133,7 @@ def files(sandbox):
     assert (sandbox.files.exists("tree/deep/a"), sandbox.files.exists("tree/b")) == (False, True)
     sandbox.files.remove("tree")
     assert not sandbox.files.exists("tree")
-    refused(e2b.NotResultException, lambda: sandbox.files.read("/none"))
+    refused(e2b.NotFoundException, lambda: sandbox.files.read("/none"))
     refused(e2b.InvalidArgumentException, lambda: sandbox.files.read("/tmp"))
 
 
