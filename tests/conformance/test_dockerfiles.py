@@ -22,7 +22,7 @@ from tests.conformance.dockerfiles import builds, instructions, projects
 from tests.conformance.dockerfiles.cases import DERIVED, Case, write_base, write_context
 from tests.conformance.dockerfiles.differences import RECORDED, reason
 from tests.support import reference_docker
-from tests.support.daemon_host import Daemon
+from tests.support.daemon_host import Daemon, missing
 from tests.support.git_server import GitServer
 from tests.support.image_facts import differences, docker_config, our_config, tree_facts
 from tests.support.reference_docker import ReferenceDocker
@@ -130,6 +130,21 @@ async def test_builds_as_docker_does(
         assert result, f"there is no difference any more: {why}"
     else:
         assert not result, "\n".join(["", case.text, str(case.files.get(".dockerignore", "")), *result[:12]])
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("name", RECORDED)
+async def test_builds_what_docker_built(host: Client, daemon: Daemon, tmp_path: Path, name: str) -> None:
+    """The same against what the reference made, for every run of the tests."""
+    if "plain" not in {image.name for image in await host.images.list()}:
+        write_base(tmp_path / "plain.tar", None)
+        await host.images.upload("plain", tmp_path / "plain.tar")
+    (tmp_path / "context").mkdir()
+    write_context(tmp_path / "context", BY_NAME[name])
+    ours, refusal = await by_us(host, daemon, tmp_path / "context", BY_NAME[name])
+    theirs = json.loads(FILE.read_text())[name]
+    assert bool(ours) == bool(theirs), refusal
+    assert not ours or not compared(theirs, ours)
 
 
 REMOTE = (

@@ -17,6 +17,7 @@ from sandbox.messages import ImageConfig
 LONG_AGO = 1_500_000_000  # what is older was set
 #: What every image of ours has, whatever it was made of; compared where the reference has it too.
 ALWAYS = ("/dev", "/proc", "/sys", "/run", "/tmp", "/root", "/etc", "/etc/hosts")
+MOUNTED = ("/dev", "/proc", "/sys")  # whose times no copy sets: they are mounted, or made anew
 _PRIVATE = ("trusted.", "security.selinux")
 _SHOWN = 24  # bytes of a content that is shown as it is
 
@@ -35,7 +36,9 @@ def tree_facts(root: Path) -> dict[str, str]:
             except FileNotFoundError:  # a whiteout of an overlay, in a directory that no lower layer has
                 continue
             path = "/" + os.path.relpath(entry.path, root)
-            result[os.fsencode(path).decode("utf-8", "backslashreplace")] = _fact(entry.path, status)
+            result[os.fsencode(path).decode("utf-8", "backslashreplace")] = _fact(
+                entry.path, status, timed=path not in MOUNTED
+            )
             if stat.S_ISDIR(status.st_mode):
                 pending.append(Path(entry.path))
             elif status.st_nlink > 1:
@@ -46,7 +49,7 @@ def tree_facts(root: Path) -> dict[str, str]:
     return result
 
 
-def _fact(path: str, status: os.stat_result) -> str:
+def _fact(path: str, status: os.stat_result, *, timed: bool) -> str:
     kind = stat.S_IFMT(status.st_mode)
     words = [f"{status.st_mode:o}", f"{status.st_uid}:{status.st_gid}"]
     if kind == stat.S_IFREG:
@@ -55,7 +58,7 @@ def _fact(path: str, status: os.stat_result) -> str:
         words.append(f"-> {os.readlink(path)}")
     elif kind in (stat.S_IFCHR, stat.S_IFBLK):
         words.append(f"device {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}")
-    if not path.endswith("/dev"):  # ours is empty, and made anew
+    if timed:
         words.append(f"at {int(status.st_mtime)}" if status.st_mtime < LONG_AGO else "now")
     for key in sorted(os.listxattr(path, follow_symlinks=False)):
         if not key.startswith(_PRIVATE):

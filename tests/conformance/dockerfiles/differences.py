@@ -23,7 +23,21 @@ def reason(case: Case) -> str:
 
 
 #: Part of `make test`, against what the reference made of them (recorded.json).
-RECORDED: tuple[str, ...] = ()
+RECORDED = (
+    "COPY---chown=app:staff-app-/new-3565d3",
+    "COPY---chmod=4755-app-/new-58a4e7",
+    "COPY-note-/dangling-e388dd",
+    "COPY-note-zeros-/m/-93f903",
+    "COPY---exclude=**/*.md-.-/all/-cd5f42",
+    "ADD-p.tgz-zeros-/u/-e88e6f",
+    "COPY-E--F-/d/-$PATH-E-x-F-f0cf0f",
+    "NV-V=a.tar.gz-ENV-X=${V-.*}-Y=${V-*.}-Z=${V/a/b}-W=${V//./_}-U=${V-.*}-T=${V-*.}-fc56e8",
+    "imeout=2s---start-period=1m---start-interval=5s---retries=4-CMD-curl--f-x-exit-1-8659e3",
+    "WORKDIR-/a//b/./c/-098559",
+    "FROM-plain-AS-a-COPY-app-/x-FROM-scratch-COPY---from=a-/-/-caeea3",
+    "COPY---from=5-/a-/b-f7b2e5",
+    "FROM-scratch-COPY-.-/c/-9e22a6",
+)
 
 _OWN = "whiteouts hide what lower layers have, wherever they stand in their own (OCI); the overlay2 driver refuses"
 _TWICE = "the last entry of a name counts; docker load refuses the archive"

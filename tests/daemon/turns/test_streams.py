@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 
 import pytest
@@ -166,3 +167,28 @@ async def test_whoever_follows_a_log_and_leaves_uses_the_sandbox_no_more(host: C
             return info.state is not SandboxState.RUNNING
 
         await until(stopped, "the sandbox is idle")
+
+
+async def test_a_stream_that_is_left_prints_nothing(sb: Sandbox) -> None:
+    """Neither by `break`, nor by an exception or a cancellation, nor by who lets it go."""
+    said: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["message"]))
+    command = "echo begun; exec yes"
+    async for _ in sb.stream(command):
+        break
+    with pytest.raises(ZeroDivisionError):
+        async for _ in sb.stream(command):
+            raise ZeroDivisionError
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in sb.stream("echo begun; exec sleep 1000000"):
+            begun.set()
+
+    reading = asyncio.ensure_future(read())
+    await begun.wait()
+    reading.cancel()
+    await asyncio.wait({reading})
+    await anext(sb.stream(command))
+    gc.collect()
+    assert (await sb.exec("echo on")).text == "on\n" and said == []
