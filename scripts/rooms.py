@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("sandbox", "ebpf", "daemon", "rollout", "trainer", "coordinator", "pagurus")
@@ -40,6 +40,11 @@ seen settled slack somebody spare spares strike strikes struck tell tip tips tol
 PRIVATE = frozenset(_WORDS.split())  # the field has another word for each: see CONTRIBUTING.md
 ENGLISH = re.compile(  # these are its own, or a library's
     r"last_seen|LastSeen|make_room|look_up|NotFound|LookupError|parse_known|since_seen|most_common|at_least_one|EACH_WAY|WATCHES_EACH|^tell$"
+)
+PROSE = re.compile(  # words and phrases in comments and docstrings that have a standard term: see CONTRIBUTING.md
+    r"\b(?:anew|asked|beside|come back|comes back|crew|desk|folders?|goes on|go on|heard|lend|lends|lent|meanwhile|owed"
+    r"|patience|remed(?:y|ies)|settled|somebody|nobody|stands? (?:still|on)|struck|tells?|told|whoever)\b",
+    re.IGNORECASE,
 )
 SPLIT = ("sandbox", "daemon", "rollout", "trainer", "coordinator", "pagurus")  # rooms that have rooms
 
@@ -211,6 +216,21 @@ def private_words(product: list[Module]) -> dict[str, int]:
     }
 
 
+def private_words_in_prose(product: list[Module]) -> dict[str, int]:
+    """How often a word of `PROSE` stands in comments and docstrings, by the word."""
+    words: Counter[str] = Counter()
+    for module in product:
+        texts = [ast.get_docstring(node, clean=False) or "" for node in ast.walk(module.tree) if _documented(node)]
+        tokens = tokenize.generate_tokens(io.StringIO(module.text).readline)
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        words.update(word.lower() for text in texts for word in PROSE.findall(text))
+    return dict(words.most_common())
+
+
+def _documented(node: ast.AST) -> TypeGuard[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+
+
 def directory_circles(product: list[Module]) -> list[list[str]]:
     """Directories below a room that import each other; what lies in the room itself puts them together."""
     rooms = {module.name: module.room for module in product if "/" in module.room}
@@ -260,6 +280,8 @@ def report(every: list[Module]) -> dict[str, Any]:
         ),
         "participle_classes": participle_classes(product),
         "private_words": private_words(product),
+        "private_words_in_prose": sum(private_words_in_prose(product).values()),
+        "private_words_in_prose_by_word": private_words_in_prose(product),
         "product_lines": sum(module.lines for module in product),
         "sandbox_half_lines": sum(m.lines for m in product if m.room.split("/")[0] in ("sandbox", "ebpf", "daemon")),
         "bench_lines": sum(module.lines for module in every if module.room == "bench"),
