@@ -355,7 +355,7 @@ class GatewayService:
             query=request.query_string,
             model=settings.model,
             side=settings.side,
-            existing_side=settings.existing_side,
+            recognize_side=settings.recognize_side,
             headers=request.headers,
         )
         return await asyncio.to_thread(understand) if len(raw) > LARGE else understand()

@@ -31,7 +31,7 @@ MAX_QUERY = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 # How the system text begins of requests that well-known agents make beside their main loop. They name no tools.
-EXISTING_SIDE = (
+SIDE_PROMPTS = (
     # Claude Code: the topic and the title of a conversation, the prefix and the paths of a shell command
     "Analyze if this message indicates a new conversation topic.",
     "Summarize this coding conversation in under 50 characters.",
@@ -150,7 +150,7 @@ def understand(
     query: str = "",
     model: str | None = None,
     side: Iterable[SideRule] = (),
-    existing_side: bool = True,
+    recognize_side: bool = True,
     headers: Mapping[str, str] | None = None,
 ) -> AgentRequest:
     """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
@@ -175,7 +175,7 @@ def understand(
     named = str(body.get("model", ""))
     if model is not None:
         body["model"] = model
-    main = is_main_loop(route, body, side, existing=existing_side, named=named)
+    main = is_main_loop(route, body, side, recognize=recognize_side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
     requested = AgentRequest(
@@ -224,14 +224,14 @@ def is_main_loop(
     body: Mapping[str, Any],
     side: Iterable[SideRule] = (),
     *,
-    existing: bool = True,
+    recognize: bool = True,
     named: str | None = None,
 ) -> bool:
     """Whether a request ends a turn. In doubt it does: then an answer waits too long, never too short.
 
     Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), what a rule of
-    the sandbox names (titles, summaries) and, with `existing`, what begins as in KNOWN_SIDE. `named` is the model that
-    the agent named, where it was replaced.
+    the sandbox names (titles, summaries) and, with `recognize`, what begins as in SIDE_PROMPTS. `named` is the model
+    that the agent named, where it was replaced.
     """
     if route.conversation is None:
         return False
@@ -240,9 +240,9 @@ def is_main_loop(
         return False
     tools = body.get("tools") or body.get("functions")
     if (
-        existing
+        recognize
         and not tools
-        and any(text.lstrip("\r\n\t -").startswith(EXISTING_SIDE) for text in _system(body, route))
+        and any(text.lstrip("\r\n\t -").startswith(SIDE_PROMPTS) for text in _system(body, route))
     ):
         return False
     model = str(body.get("model", "")) if named is None else named

@@ -38,7 +38,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     agent: Literal["inside", "outside"] = "inside"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7000  # of 127.0.0.1 in the sandbox
     side: Annotated[tuple[SideRule, ...], msgspec.Meta(max_length=32)] = ()
-    existing_side: bool = True  # titles and the like, as well-known agents ask for them, make no turn either
+    recognize_side: bool = True  # titles and the like, as well-known agents ask for them, make no turn either
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -87,13 +87,13 @@ TOPIC = "Analyze if this message indicates a new conversation topic. If it does,
         (MESSAGES, {"messages": [{"role": "user", "content": TOPIC}]}, True),  # somebody reads the source of an agent
         (CHAT, {"messages": [{"role": "system", "content": OPENCODE}, *HELLO]}, False),
         (RESPONSES, {"input": [{"role": "developer", "content": [{"type": "input_text", "text": CRUSH}]}]}, False),
-        (RESPONSES, {"instructions": wire.EXISTING_SIDE[-1], "input": "x"}, False),
+        (RESPONSES, {"instructions": wire.SIDE_PROMPTS[-1], "input": "x"}, False),
     ],
 )  # fmt: skip
 def test_known_requests_beside_the_main_loop(route: wire.ModelRoute, body: dict[str, Any], main: bool) -> None:
     raw = json.dumps(body).encode()
     assert wire.understand(route, raw).main is main
-    assert wire.understand(route, raw, existing_side=False).main
+    assert wire.understand(route, raw, recognize_side=False).main
 
 
 def test_a_rule_looks_at_the_model_that_the_agent_names() -> None:
