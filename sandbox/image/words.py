@@ -94,7 +94,7 @@ class _Lexer:
             if size > MAX_LENGTH:
                 raise ValueError(f"the expansion is longer than {MAX_LENGTH} characters")
         if stop and not self._next():
-            raise ValueError(f"unexpected end of statement while looking for matching {stop}")
+            raise ValueError(f"the word ends before {stop}")
         self._raw = before
         return "".join(result), words.end()
 
@@ -102,7 +102,7 @@ class _Lexer:
         self._next()
         end = self._text.find("'", self._at)
         if end < 0:
-            raise ValueError("unexpected end of statement while looking for matching single-quote")
+            raise ValueError("a single quote is not closed")
         result, self._at = self._text[self._at : end], end + 1
         return result
 
@@ -111,7 +111,7 @@ class _Lexer:
         result: list[str] = []
         while (char := self._peek()) != '"':
             if not char:
-                raise ValueError("unexpected end of statement while looking for matching double-quote")
+                raise ValueError("a double quote is not closed")
             if char == "$":
                 result.append(self._dollar())
                 continue
@@ -144,9 +144,9 @@ class _Lexer:
             return self._variables.get(name, "") if name else "$"
         self._next()
         if not self._peek():
-            raise ValueError("syntax error: missing '}'")
+            raise ValueError("no } ends the substitution")
         if self._peek() in "{}:":
-            raise ValueError("syntax error: bad substitution")
+            raise ValueError("a substitution without a name")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"substitutions nested more than {MAX_DEPTH} deep")
@@ -164,9 +164,9 @@ class _Lexer:
         null = operator == ":"  # an empty value counts as none
         operator = self._next() if null else operator
         if not operator:
-            raise ValueError("syntax error: missing '}'")
+            raise ValueError("no } ends the substitution")
         if operator not in ("-+?" if null else "-+?#%"):
-            raise ValueError(f"unsupported modifier ({':' if null else ''}{operator}) in substitution")
+            raise ValueError(f"the operator {':' if null else ''}{operator} of a substitution is not known")
         word = self._word("}", raw=operator in "#%")
         there = value is not None and not (null and not value)
         if operator == "-":
@@ -185,7 +185,7 @@ class _Lexer:
         except ValueError as error:
             if self._peek():
                 raise
-            raise ValueError(f"syntax error: missing {stop!r}") from error
+            raise ValueError(f"no {stop} ends the substitution") from error
 
     def _replaced(self, value: str) -> str:
         every = self._peek() == "/"
