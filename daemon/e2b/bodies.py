@@ -159,7 +159,7 @@ def state(row: SandboxRow) -> str:
     return "paused" if row.state is SandboxState.DEAD else "running"
 
 
-def sandbox(row: SandboxRow, *, token: str, domain: str) -> dict[str, object]:
+def sandbox(row: SandboxRow, *, token: str, traffic: str, domain: str) -> dict[str, object]:
     """What a client needs to use a sandbox."""
     return {
         "templateID": row.labels.get(TEMPLATE, row.image),
@@ -167,7 +167,7 @@ def sandbox(row: SandboxRow, *, token: str, domain: str) -> dict[str, object]:
         "clientID": "pagurus",
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": token,
-        "trafficAccessToken": token,
+        "trafficAccessToken": traffic,
         "domain": domain,
     }
 

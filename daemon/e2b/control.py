@@ -70,9 +70,10 @@ def _done() -> web.Response:
 
 
 def _sandbox(request: web.Request, live: LiveSandbox) -> dict[str, object]:
-    token = request.app[KEYS].token(live.row.id, CALLER.get())
+    keys, caller = request.app[KEYS], CALLER.get()
+    token, traffic = keys.token(live.row.id, caller), keys.traffic_token(live.row.id, caller)
     domain = request.app[DOMAIN] or request.host
-    return bodies.sandbox(live.row, token=token, domain=domain)
+    return bodies.sandbox(live.row, token=token, traffic=traffic, domain=domain)
 
 
 # --------------------------------------------------------------------------- made and found

@@ -4,7 +4,7 @@ Owns: the tokens of single sandboxes and the signatures made of them. Does not o
 (:mod:`daemon.auth.tokens`). Guarantee: a token of a sandbox is good for that sandbox only, reaches no further than the
 API key that it was given for, and ends with it; none is stored: it is computed from a secret of this host.
 
-    s-<id>  ▸  es_<id>_<token id>_<HMAC of both>
+    s-<id>  ▸  es_<id>_<token id>_<HMAC of both>  for all of the sandbox, and et_... for its ports alone
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sandbox import durable
 from sandbox.errors import Forbidden, Unauthorized
 
 LOCAL = "local"  # in place of a token's id: the host's own user, over its socket
-_FORM = re.compile(r"es_([0-9a-f]{10})_([0-9a-f]{12}|local)_([0-9a-f]{64})", re.ASCII)
+_FORM = re.compile(r"e[st]_([0-9a-f]{10})_([0-9a-f]{12}|local)_([0-9a-f]{64})", re.ASCII)
 _SIGNATURE = re.compile(r"v1_([A-Za-z0-9+/]{43})", re.ASCII)
 MAX_CANDIDATES = 100_000  # tokens that one signature is compared with
 
@@ -59,19 +59,31 @@ class Keys:
         """The token of a sandbox, for whoever called with `caller`'s key."""
         return self._token(sandbox.removeprefix("s-"), caller.token or LOCAL)
 
+    def traffic_token(self, sandbox: str, caller: Caller) -> str:
+        """Likewise one that opens the ports of the sandbox and nothing else."""
+        return self._traffic(sandbox.removeprefix("s-"), caller.token or LOCAL)
+
     def _token(self, number: str, grant: str) -> str:
         mac = hmac.new(self._secret, f"sandbox {number} {grant}".encode(), hashlib.sha256).hexdigest()
         return f"es_{number}_{grant}_{mac}"
+
+    def _traffic(self, number: str, grant: str) -> str:
+        mac = hmac.new(self._secret, f"traffic {number} {grant}".encode(), hashlib.sha256).hexdigest()
+        return f"et_{number}_{grant}_{mac}"
 
     def sandbox_of(self, token: str) -> str | None:
         """The sandbox that a token is for, by its own word."""
         form = _FORM.fullmatch(token)
         return None if form is None else f"s-{form[1]}"
 
-    def visitor(self, token: str | None, sandbox: str) -> Caller:
-        """Who shows `token` for this sandbox. Raises Unauthorized."""
+    def visitor(self, token: str | None, sandbox: str, *, traffic: bool = False) -> Caller:
+        """Who shows `token` for this sandbox; `traffic`: for its ports. Raises Unauthorized."""
         form = _FORM.fullmatch(token or "")
-        if token is None or form is None or not hmac.compare_digest(token, self._token(form[1], form[2])):
+        right = form is not None and (
+            hmac.compare_digest(form[0], self._token(form[1], form[2]))
+            or (traffic and hmac.compare_digest(form[0], self._traffic(form[1], form[2])))
+        )
+        if form is None or not right:
             raise Unauthorized("the access token of the sandbox is missing or wrong", hint="X-Access-Token: TOKEN")
         if f"s-{form[1]}" != dashed(sandbox):
             raise Forbidden("this access token is another sandbox's")

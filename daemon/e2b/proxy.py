@@ -60,7 +60,7 @@ class TrafficDialect(EnvdDialect):
         headers, sandbox = request.headers, request.match_info["id"]
         token = headers.get(TOKEN_HEADER) or headers.get("X-Access-Token")
         if token is not None:
-            return self.keys.visitor(token, sandbox)
+            return self.keys.visitor(token, sandbox, traffic=True)
         live = self._host.live_sandboxes.get(dashed(sandbox))
         if live is not None and live.row.labels.get(PUBLIC) == "yes":
             return Caller(owner=live.row.owner, scope="exec", everything=not live.row.owner)

@@ -272,11 +272,12 @@ static const char *place_binds(const struct shim *s, const int sources[BINDS_MAX
     return NULL;
 }
 
-/* The paths that Docker masks and makes read-only by default. */
+/* The paths that Docker masks and makes read-only by default; and what tells of other sandboxes: the sizes of all in
+ * the accounts of btrfs, the host's files behind loop devices. */
 static const char *const masked[] = {
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
     "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
-    "/sys/devices/virtual/powercap", "/sys/firmware",
+    "/sys/devices/virtual/block", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/btrfs",
 };
 static const char *const read_only[] = {
     "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",

@@ -265,6 +265,16 @@ static void search_path(char **argv, char **envp) {
     errno = worst;
 }
 
+/* A path of the sandbox's choosing may lead through /proc/self/fd. So nothing of the host is open by now, and what
+ * lies outside of its root for all that is refused: the kernel names it "(unreachable)". */
+static int enter_directory(const char *path) {
+    char here[PATH_MAX];
+    if (chdir(path) < 0) return -1;
+    if (syscall(SYS_getcwd, here, sizeof here) > 0 && here[0] == '/') return 0;
+    errno = ENOENT;
+    return -1;
+}
+
 static void become_command(const struct command *c, bool no_new_privs, int status) __attribute__((noreturn));
 static void become_command(const struct command *c, bool no_new_privs, int status) {
     const char *stage;
@@ -284,12 +294,12 @@ static void become_command(const struct command *c, bool no_new_privs, int statu
     }
     umask(022);
     unblock_signals();
+    if (status != 3 && dup3(status, 3, O_CLOEXEC) < 0) _exit(127);
+    if (syscall(SYS_close_range, 4, ~0U, 0) < 0) give_up(3, "descriptors");
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
-    if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
-    if ((stage = confine(no_new_privs, c->uid, c->gid, c->groups, c->group_count))) give_up(status, stage);
-    if (c->uid != 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
-    if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
-    syscall(SYS_close_range, 4, ~0U, 0);
+    if (c->uid == 0 && enter_directory(c->cwd) < 0) give_up(3, "cwd");
+    if ((stage = confine(no_new_privs, c->uid, c->gid, c->groups, c->group_count))) give_up(3, stage);
+    if (c->uid != 0 && enter_directory(c->cwd) < 0) give_up(3, "cwd");
     search_path(c->argv, c->envp);
     give_up(3, "exec");
 }

@@ -31,6 +31,10 @@ _FILES = {
         "        except OSError: pass\n"
         "attempt('sys', lambda: opened or (_ for _ in ()).throw(ValueError('none opens')))"
     ),
+    "read how much others have on the disk": "attempt('btrfs', lambda: os.listdir('/sys/fs/btrfs') or"
+    " (_ for _ in ()).throw(ValueError('empty')))",
+    "read which files of the host are disks": "attempt('loops', lambda: os.listdir('/sys/devices/virtual/block') or"
+    " (_ for _ in ()).throw(ValueError('empty')))",
     "read firmware": "attempt('firmware', lambda: os.listdir('/sys/firmware') or"
     " (_ for _ in ()).throw(ValueError('empty')))",
     "make a block device": "attempt('mknod', os.mknod, '/tmp/disk', 0o60666, os.makedev(254, 0))",

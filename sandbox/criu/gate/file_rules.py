@@ -70,7 +70,9 @@ MASKED = frozenset(
         " bus fs irq sys sysrq-trigger",
     )
 )
-COVERED_VIEWS = frozenset({"/sys/firmware", "/sys/devices/virtual/powercap"})  # likewise, below /sys
+COVERED_VIEWS = frozenset(
+    {"/sys/firmware", "/sys/fs/btrfs", "/sys/devices/virtual/block", "/sys/devices/virtual/powercap"}
+)  # likewise, below /sys
 VIEWS = {target: name for name, target in kernel_views.TARGETS.items()}
 COVERS = frozenset({"/dev/null", "/.pagurus/empty"})
 #: In which nothing can be made or removed, so that CRIU opens there what there is.

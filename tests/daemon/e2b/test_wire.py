@@ -424,6 +424,9 @@ async def test_http_to_a_port(client: Client, made: dict[str, str]) -> None:
             return True
 
     await until(listens)
+    visitor = client.headers({**made, "envdAccessToken": made["trafficAccessToken"]})  # of a port: reads no files
+    async with client.session.get(f"{client.url}/files", params={"path": "/etc/hosts"}, headers=visitor) as answer:
+        assert answer.status == 401
     by_header = {**token, "E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "8000"}
     async with client.session.get(f"{client.url}/events", headers=by_header) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"  # before the second one is there

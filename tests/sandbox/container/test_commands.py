@@ -40,6 +40,23 @@ async def test_exit_codes(maker: Maker) -> None:
     assert (await sb.exec(["sh", "-c", "kill -SEGV $$"])).exit_code == 139
 
 
+@pytest.mark.parametrize("uid", [0, 1000])
+@pytest.mark.parametrize("link", [False, True], ids=["named", "by a link of the sandbox"])
+async def test_a_working_directory_leads_out_through_no_descriptor(maker: Maker, uid: int, link: bool) -> None:
+    """What starts a command holds directories of the host open (CVE-2024-21626 is the same in runc)."""
+    sb = await maker.create()
+    own = (await shell(sb, "stat -c %d:%i /")).strip()
+    for number in range(16):
+        path = f"/proc/self/fd/{number}"
+        if link:
+            await shell(sb, f"rm -f /link; ln -s {path} /link")
+        try:
+            done = await sb.exec(["stat", "-c", "%d:%i", "../" * 12], cwd="/link" if link else path, uid=uid)
+        except Invalid:
+            continue
+        assert done.stdout.decode().strip() == own, number
+
+
 @pytest.mark.usefixtures("either_way")
 async def test_command_is_adopted_by_pid_1(maker: Maker) -> None:
     sb = await maker.create()
