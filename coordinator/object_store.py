@@ -49,7 +49,7 @@ class StoredObject:
     def of(cls, path: str, size: int) -> StoredObject | None:
         """None: it is somebody else's."""
         result = NAME.fullmatch(path.rpartition("/")[2])
-        return None if result is None else cls(int(result[1]), result[2] == "complete", result[3], size)
+        return None if result is None else cls(int(result[1]), result[2] == "whole", result[3], size)
 
 
 class ObjectStore:

@@ -31,7 +31,7 @@ CHOICES = {
     "at_end": "stop or remove",
     "hold": "captured or durable",
     "mode": "none, allow or open",
-    "scope": "read, exec or admin",
+    "scope": "read, exec, monitor or admin",
     "wait": "captured or durable",
 }
 _TYPES = {

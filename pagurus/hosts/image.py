@@ -193,7 +193,7 @@ def export(
     name: ImageName,
     archive: Annotated[Path, typer.Argument(help="A file that is not there yet: a tar of an OCI layout.")],
 ) -> None:
-    """Write an image to an archive: `docker load`, `podman load` and skopeo read it."""
+    """Write an image to an archive for docker, podman and skopeo."""
     if archive.exists():
         raise Invalid(f"{archive} exists already", hint="remove it, or choose another name")
     with output.progress(f"write {archive.name}", None) as advanced:

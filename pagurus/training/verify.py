@@ -5,7 +5,6 @@ Owns: arguments, what is printed. Does not own: the comparison (trainer.models.v
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +28,12 @@ def verify_model(
     engine: Annotated[list[str] | None, typer.Option(help="Compare with this engine, too: embedded, vllm.")] = None,
     json: Json = False,
 ) -> None:
-    """Compare the trainer's log-probabilities with those of transformers, and with an engine's.
+    """Compare a model's numbers with those of transformers, and of engines.
 
     Exits with 1 where the model would not be trained, or an engine reports other numbers.
     """
+    import asyncio
+
     with needs_training():
         from trainer.models.served import served
         from trainer.models.verify import TOLERANCE, verify

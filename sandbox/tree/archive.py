@@ -57,7 +57,10 @@ def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: b
         else:
             pure = PurePosixPath("/", path)
             with opened(root, str(pure.parent), os.O_PATH | os.O_DIRECTORY) as parent:
-                packer.entry(parent, pure.name, pure.name, 0)
+                try:
+                    packer.entry(parent, pure.name, pure.name, 0)
+                except OSError as error:  # it has become something else
+                    raise refused(error, pure.name) from error
 
 
 class _Packer:

@@ -179,7 +179,7 @@ def _judge(target: Target, case: Any, findings: Findings) -> None:
         return
     group = f"{answer.status_code // 100}xx"
     findings.statuses[group] = findings.statuses.get(group, 0) + 1
-    if answer.status_code == 502 and case.path.startswith("/v1/images/pull"):
+    if answer.status_code == 502 and (case.path.startswith("/v1/images/pull") or case.path.endswith("/push")):
         return  # no registry answers where there is no internet
     if answer.status_code >= 500:
         findings.server_errors.append(f"{_said(case)}: {answer.status_code} {answer.content[:300]!r}")

@@ -130,11 +130,25 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
     *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
-    *("sweep", "verify-model", "sft", "dpo"),
+    *("sweep", "verify-model", "sft", "dpo", "mcp"),
     *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
 }
 GROUPS = {
-    "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune", "pull"},
+    "image": {
+        "ls",
+        "import",
+        "docker",
+        "debootstrap",
+        "upload",
+        "build",
+        "commit",
+        "rm",
+        "steps",
+        "prune",
+        "pull",
+        "push",
+        "export",
+    },
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},

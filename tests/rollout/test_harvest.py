@@ -25,7 +25,7 @@ def test_users_are_in_time_beside_rollouts_that_come_through_the_pool() -> None:
     assert naive.served.violations(BUDGET) > 100
     assert headroom.served.rollout_tokens > 0.5 * naive.served.rollout_tokens > alone.served.rollout_tokens == 0
     assert all(len(item.served.ttft) == 150 for item in (alone, headroom, naive))
-    assert headroom.counts["routed_lent"] > 0 and headroom.counts["routed_prefix"] > 0 and headroom.ended > 100
+    assert headroom.counts["routed_colocated"] > 0 and headroom.counts["routed_prefix"] > 0 and headroom.ended > 100
 
 
 def test_a_burst_takes_the_cache_once_and_the_rollouts_go_on_elsewhere() -> None:

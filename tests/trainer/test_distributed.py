@@ -18,7 +18,7 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, Heart, judge, read
 from trainer.distributed.worker import RankWorker, WorkPlan
 from trainer.errors import RankLost
-from trainer.settings import OptimiserSettings
+from trainer.settings import ObjectiveSettings, OptimiserSettings
 
 STEPS = 5
 
@@ -66,8 +66,9 @@ def near(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize(("ranks", "objective"), [(2, "ppo"), (4, "grpo")])
 def test_several_ranks_equal_one(ranks: int, objective: str, tmp_path: Path) -> None:
-    expected = alone(tmp_path, objective=objective)
-    with Fleet(plan(tmp_path, "many", objective=objective), ranks=ranks) as fleet:
+    settings = ObjectiveSettings(preset=objective)  # type: ignore[arg-type]
+    expected = alone(tmp_path, objective=settings)
+    with Fleet(plan(tmp_path, "many", objective=settings), ranks=ranks) as fleet:
         record(fleet)
         results = [fleet.wait(step + 1) for step in range(STEPS)]
         collected = fleet.weights(STEPS)

@@ -17,6 +17,7 @@ from sandbox.errors import Invalid
 from tests.support.small_run import small
 from trainer.config import open_run
 from trainer.metrics import read_lines
+from trainer.settings import ObjectiveSettings, OptimiserSettings
 
 pytest.importorskip("torch", reason="torch is not installed")
 STEPS = 2
@@ -75,8 +76,8 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
         ({"pool": PoolPlan()}, "it needs two"),
         ({"staleness": 1}, "staleness = 0"),
         ({"stream": True}, "leave out stream"),
-        ({"updates": 2}, "updates = 1"),
-        ({"objective": "ppo"}, "leave out stream and handover"),
+        ({"optimiser": OptimiserSettings(updates=2)}, "leave out optimiser.updates"),
+        ({"objective": ObjectiveSettings(preset="ppo")}, "leave out stream and handover"),
     ],
 )
 def test_a_run_that_has_nothing_to_hand_over_is_refused(changes: dict[str, object], why: str, tmp_path: Path) -> None:

@@ -117,8 +117,11 @@ class SupervisedRun:
 
     def _directory(self) -> Path:
         config = self.config
-        directory = config.out.resolve() / f"{config.loss}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        directory.mkdir(parents=True)
+        config.out.mkdir(parents=True, exist_ok=True)
+        name = f"{config.loss}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        others = len([path for path in config.out.iterdir() if path.name.startswith(name)])  # of this second
+        directory = config.out.resolve() / (f"{name}-{others}" if others else name)
+        directory.mkdir()
         durable.publish(directory / PLAN, msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
         return directory
 

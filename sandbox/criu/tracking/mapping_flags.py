@@ -8,6 +8,7 @@ of a mapping with any flag that is not, CRIU reads what the kernel says.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import struct
@@ -21,6 +22,7 @@ from sandbox.libc import checked, library
 FILE = "tracked-letters.log"
 PAGE = 4096
 BITS = 64
+MAX_MAPPINGS = 1 << 16  # of a process that is read: it may grow while it reads itself
 _SYS_BPF, _LINK_CREATE, _ITER_CREATE, _TRACE_ITER = 321, 28, 33, 28
 _ATTRIBUTES = 128  # bytes of a call
 _RECORD = struct.Struct("=3Q")
@@ -87,8 +89,12 @@ def _mappings(program: int, pid: int) -> Iterator[tuple[int, int, int]]:
     which = ctypes.create_string_buffer(struct.pack("=4I", pid, 0, 0, 0), 16)
     link = _bpf(_LINK_CREATE, struct.pack("=4IQI", program, 0, _TRACE_ITER, 0, ctypes.addressof(which), 12))
     with closing(link), closing(_bpf(_ITER_CREATE, struct.pack("=2I", link, 0))) as iterator:
-        content = b"".join(iter(lambda: os.read(iterator, 1 << 16), b""))
-    yield from _RECORD.iter_unpack(content)
+        content, size = memoryview(bytearray(MAX_MAPPINGS * _RECORD.size)), 0
+        while size < len(content) and (count := os.readv(iterator, [content[size:]])):
+            size += count
+    if size == len(content):
+        raise OSError(errno.E2BIG, f"more than {MAX_MAPPINGS} mappings")
+    yield from _RECORD.iter_unpack(content[:size])
 
 
 def _bpf(command: int, attributes: bytes) -> int:

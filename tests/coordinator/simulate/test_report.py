@@ -66,5 +66,5 @@ def test_what_is_written_into_a_page_is_text() -> None:
 
 def test_without_matplotlib_the_report_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(Unsupported, match="pagurus\\[train\\]"):
+    with pytest.raises(Unsupported, match="pagurus-rl"):
         page("queue", "", 0, {}, Plot(title="", x="", y=""))

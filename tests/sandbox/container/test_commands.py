@@ -82,9 +82,9 @@ async def test_a_command_ends_with_its_sandbox(maker: Maker) -> None:
 
 
 async def test_an_exit_code_that_nobody_noted_is_an_error() -> None:
-    child = await asyncio.create_subprocess_exec("true")
+    child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
     with closing(os.pidfd_open(child.pid)) as pidfd:
-        await child.wait()
+        await child.communicate()
         with pytest.raises(Conflict, match="exit code is lost"):
             await endings.ended(child.pid, pidfd, lambda: None)
 

@@ -207,7 +207,8 @@ def poll_around(pid: int, more: set[str], may_trace: bool) -> None:
         for point in mounts
         if point.endswith(("/x86_64-linux-gnu", "/sbin/criu", "/criu-plugins")) or point[:4] == "/usr"
     }
-    binds = {"/sandbox", "/mounts/0"} if more else set()
+    binds = {"/sandbox"} | {point for point in mounts if point.startswith("/mounts/")} if more else set()
+    assert ("/mounts/0" in binds) == bool(more)
     assert programs and mounts - programs == {"/", "/proc", "/run", "/dev/pts", "/images"} | binds
     ways = {point.split("/")[1] for point in programs}
     assert {entry.name for entry in root.iterdir()} == {"tmp", "dev", "proc", "run", "images"} | ways | more

@@ -163,6 +163,7 @@ FRESH = {
     "rollout.played": "the state of a daemon",
     "rollout.weights.export": "weights",
     "sandbox.container.layer": "links, devices and scripts of our own",
+    "trainer.models.served": "the home of an engine",
     "sandbox.image.registry": "what skopeo writes",
     "sandbox.image.sources": "the archive of a Docker Engine",
     "sandbox.sdk.build": "an empty archive",
