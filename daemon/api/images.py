@@ -146,7 +146,7 @@ def _named(host: Host, name: str, body: NameImage) -> ImageInfo:
     return host.images.info(body.name, host.images_used())
 
 
-@AREA("GET", "/v1/images/{name}/archive", answer=bytes, scope="admin")
+@AREA("GET", "/v1/images/{name}/archive", answer=bytes, content="application/x-tar", scope="admin")
 async def _export(request: web.Request, host: Host, name: str) -> web.StreamResponse:
     """An image as an archive: an OCI layout that `docker load` reads as well."""
     async with _reading(host, name) as (image, created_at, directory):
