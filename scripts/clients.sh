@@ -10,7 +10,9 @@ CLIENT="aiohttp msgspec dockerfile blake3 typer<0.29 rich setuptools"
 export UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1
 
 # Many environments of large packages: uv shares their files, and knows where Python's versions lie.
-uv() { "$PLACE/uv/bin/uv" "$@"; }
+# pyenv's shims answer for the chosen version only, so the interpreters themselves come first.
+PYENV_BINS=$(printf '%s:' "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin)
+uv() { PATH=$PYENV_BINS$PATH "$PLACE/uv/bin/uv" "$@"; }
 
 get_uv() {
     [ ! -x "$PLACE/uv/bin/uv" ] || return 0

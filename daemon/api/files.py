@@ -7,14 +7,14 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_requested, while_there
 from daemon.api.route import Area, ValueStream
-from daemon.api.wire import DISK, RAW, chunks, frame, packed, ready, streaming
+from daemon.api.wire import CHUNK, DISK, RAW, chunks, frame, packed, piped, ready, streaming
 from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.turns import watches
@@ -27,7 +27,6 @@ from sandbox.tree import archive, diff, files, safe_path
 
 AREA = Area()
 MAX_TREE = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
-CHUNK = 1 << 18
 MAX_WRITE = 256 << 20  # bytes of a file that is written by one request
 _TAR = "application/x-tar"
 
@@ -162,28 +161,12 @@ async def _download(request: web.Request, alive: LiveSandbox, query: PathQuery) 
     """A directory (its content) or a file as a tar stream."""
     path, inside, base = query.path, alive.container.inside, alive.row.uid_base
     await asyncio.to_thread(files.status, inside, base, path) if path.strip("/") else None  # refused before the stream
-    response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    packing = in_thread(_pack, inside, base, path, writer)
-    with os.fdopen(reader, "rb", buffering=0) as stream:
-        try:
-            await response.prepare(request)
-            while part := await asyncio.to_thread(stream.read, CHUNK):
-                await response.write(part)
-        except ConnectionError:
-            return response  # the reader went away; the packer meets a closed pipe
-    await packing  # a failure breaks the stream off: half a tree must not look like a whole one
-    await response.write_eof()
-    return response
 
+    def pack(out: IO[bytes]) -> None:
+        with inside.opened() as root:
+            archive.pack(root, native(path), out, uid_base=base)
 
-def _pack(inside: safe_path.SandboxRoot, base: int, path: str, writer: int) -> None:
-    with (
-        contextlib.suppress(BrokenPipeError),  # the reader went away
-        os.fdopen(writer, "wb", buffering=CHUNK) as out,
-        inside.opened() as root,
-    ):
-        archive.pack(root, native(path), out, uid_base=base)
+    return await piped(request, _TAR, pack)
 
 
 @AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, max_body=MAX_TREE, content=_TAR, scope="exec")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,10 @@ from aiohttp import web
 
 from daemon.api.presence import while_requested
 from daemon.api.route import Area, ValueStream
-from daemon.api.wire import chunks, frame, streaming
+from daemon.api.wire import chunks, frame, piped, streaming
 from daemon.auth.access import CALLER
 from daemon.host.host import Host
 from daemon.store import pulling
-from sandbox.container.pipes import in_thread
 from sandbox.errors import ImageNotFound, Invalid, PagurusError
 from sandbox.image import export, reference
 from sandbox.image.store import StoredImage
@@ -29,7 +29,6 @@ from sandbox.tree.space import Reserve
 AREA = Area()
 MAX_ARCHIVE = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
-_READ_AT_ONCE = 1 << 18
 
 
 class ImportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +152,7 @@ async def _export(request: web.Request, host: Host, name: str) -> web.StreamResp
         arguments = image.tree, image.config, created_at, name, directory
         aside = host.services.aside.run(export.write_layout, *arguments, sandbox=f"image {name}")
         await while_requested(request, aside)
-        return await _streamed(request, directory)
+        return await piped(request, "application/x-tar", partial(export.pack_layout, directory))
 
 
 @AREA("POST", "/v1/images/{name}/push", scope="admin")
@@ -180,27 +179,6 @@ async def _reading(host: Host, name: str) -> AsyncIterator[tuple[StoredImage, fl
             yield image, info.created_at, directory
     finally:
         host.store.coming.remove(image.digest)
-
-
-async def _streamed(request: web.Request, directory: Path) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    packing = in_thread(_pack, directory, writer)
-    with os.fdopen(reader, "rb", buffering=0) as stream:
-        try:
-            await response.prepare(request)
-            while part := await asyncio.to_thread(stream.read, _READ_AT_ONCE):
-                await response.write(part)
-        except ConnectionError:
-            return response  # the reader went away; the packer meets a closed pipe
-    await packing  # a failure breaks the stream off
-    await response.write_eof()
-    return response
-
-
-def _pack(directory: Path, writer: int) -> None:
-    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=_READ_AT_ONCE) as out:
-        export.pack_layout(directory, out)
 
 
 @AREA("DELETE", "/v1/images/{name}", scope="admin")

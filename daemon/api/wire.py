@@ -10,8 +10,11 @@ file content travels as ``application/octet-stream``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import IO
 
 import msgspec
 from aiohttp import web
@@ -21,6 +24,7 @@ from daemon.auth.shares import CallShare
 from daemon.auth.tokens import TokenStore
 from daemon.host.host import Host
 from daemon.wording import plain
+from sandbox.container.pipes import in_thread
 from sandbox.errors import Invalid, PagurusError, Timeout, Unsupported
 
 log = logging.getLogger("pagurus.api")
@@ -28,6 +32,7 @@ log = logging.getLogger("pagurus.api")
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 RAW = "application/octet-stream"  # also what aiohttp says where a request names no type
+CHUNK = 1 << 18  # bytes of a raw answer at once
 TIMEOUT = 30.0  # seconds without a byte after which a sender is given up
 
 HOST: web.AppKey[Host] = web.AppKey("host", Host)
@@ -221,3 +226,26 @@ async def _given(request: web.Request, name: str) -> object:
         case "query":
             return _query(request)
     return request.match_info[name]
+
+
+async def piped(request: web.Request, content: str, write: Callable[[IO[bytes]], None]) -> web.StreamResponse:
+    """An answer of what `write` puts into a file, while a thread of its own does so. A failure breaks it off: half of
+    something must not look like all of it."""
+    response = web.StreamResponse(headers={"Content-Type": content})
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+
+    def fill() -> None:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=CHUNK) as out:
+            write(out)  # a closed pipe: the reader went away
+
+    writing = in_thread(fill)
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        try:
+            await response.prepare(request)
+            while part := await asyncio.to_thread(stream.read, CHUNK):
+                await response.write(part)
+        except ConnectionError:
+            return response
+    await writing
+    await response.write_eof()
+    return response

@@ -218,7 +218,7 @@ class Restorer:
         kind = type(error) if isinstance(error, RestoreFailed | NotEqual) else RestoreFailed
         return kind(
             f"restore to {target.id} failed: {getattr(error, 'message', error)}",
-            hint="the checkpoint is whole; try again, or restore another one",
+            hint="the checkpoint is whole: try again; if it fails alike, restore an earlier one",
             sandbox=row.id,
             turn=row.turn,
         )

@@ -7,8 +7,9 @@ Guarantee: a failure of the platform is never given out as the result of a comma
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sandbox import Client, ExecResult, Limits, Network, PagurusError, Sandbox, sync
@@ -38,6 +39,15 @@ def reason(error: PagurusError) -> str:
     'pagurus/internal: no room'
     """
     return f"pagurus/{error.code}: {error}"
+
+
+@contextlib.contextmanager
+def failures_named() -> Iterator[None]:
+    """Raise RuntimeError for failures of the platform, with the name that tells them from the task's."""
+    try:
+        yield
+    except PagurusError as error:
+        raise RuntimeError(reason(error)) from error
 
 
 def limits(*, cpus: float | None = None, memory_mb: float | None = None, disk_mb: float | None = None) -> Limits:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -114,7 +113,7 @@ class PagurusEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         self._client = host = common.connect()
-        with _named():
+        with common.failures_named():
             if self.options.from_checkpoint is not None:
                 await self._fork(host, self.options.from_checkpoint)
                 return
@@ -197,7 +196,7 @@ class PagurusEnvironment(BaseEnvironment):
                 await client.close()
 
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
-        with _named():
+        with common.failures_named():
             await self.box.network.set(_network(network_policy))
 
     # ----------------------------------------------------------------- commands and files
@@ -210,7 +209,7 @@ class PagurusEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        with _named():
+        with common.failures_named():
             result = await common.run(
                 self.box,
                 command,
@@ -230,23 +229,23 @@ class PagurusEnvironment(BaseEnvironment):
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         source = Path(source_path)
-        with _named():
+        with common.failures_named():
             await self._save_before(target_path)
             content, mode = await asyncio.to_thread(_content, source)
             await self.box.files.write(target_path, content, mode=mode)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        with _named():
+        with common.failures_named():
             await self._save_before(target_dir)
             await self.box.files.upload(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        with _named():
+        with common.failures_named():
             content = await self.box.files.read(source_path)
         await asyncio.to_thread(host_files.write, target_path, content)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        with _named():
+        with common.failures_named():
             await self.box.files.download(source_dir, target_dir)
 
     # ----------------------------------------------------------------- the final state
@@ -280,15 +279,6 @@ def _content(file: Path) -> tuple[bytes, int]:
 async def _answers() -> None:
     async with common.connect() as host:
         await host.health()
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Give failures of the platform the name that tells them from the task's."""
-    try:
-        yield
-    except PagurusError as error:
-        raise RuntimeError(common.reason(error)) from error
 
 
 def _network(policy: NetworkPolicy) -> Network:

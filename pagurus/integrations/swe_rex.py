@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ class PagurusRuntime(AbstractRuntime):
     async def create_session(self, request: Any) -> CreateBashSessionResponse:
         if request.session in self._sessions:
             raise SessionExistsError(f"session {request.session} already exists")
-        with _named():
+        with common.failures_named():
             session = self._sessions[request.session] = await self.box.sessions.open("/bin/bash")
             said = ""
             for source in request.startup_source:
@@ -74,14 +73,14 @@ class PagurusRuntime(AbstractRuntime):
         if session is None:
             raise SessionDoesNotExistError(f"session {action.session} does not exist")
         if isinstance(action, BashInterruptAction):
-            with contextlib.suppress(NotFound), _named():
+            with contextlib.suppress(NotFound), common.failures_named():
                 await session.signal("INT")
             return BashObservation(output="", exit_code=0)
         if action.is_interactive_command or action.is_interactive_quit or action.expect:
             raise NotImplementedError(UNSUPPORTED)
         if action.check == "raise" and await self._is_broken(action.command):
             raise BashIncorrectSyntaxError(f"bash cannot parse {action.command!r}")
-        with _named():
+        with common.failures_named():
             result = await session.exec(action.command, timeout=action.timeout, output_limit=common.MAX_OUTPUT)
         said = common.text(result.stdout + result.stderr)
         if result.timed_out:
@@ -103,7 +102,7 @@ class PagurusRuntime(AbstractRuntime):
         session = self._sessions.pop(request.session, None)
         if session is None:
             raise SessionDoesNotExistError(f"session {request.session} does not exist")
-        with _named():
+        with common.failures_named():
             await session.close()
         return CloseBashSessionResponse()
 
@@ -115,7 +114,7 @@ class PagurusRuntime(AbstractRuntime):
             words = [words]
         if command.merge_output_streams:
             words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *words]
-        with _named():
+        with common.failures_named():
             result = await common.run(self.box, words, timeout=command.timeout, env=command.env, cwd=command.cwd)
         if result.timed_out:
             raise CommandTimeoutError(f"timeout ({command.timeout}s) exceeded while running command")
@@ -133,13 +132,13 @@ class PagurusRuntime(AbstractRuntime):
         return ReadFileResponse(content=content.decode(request.encoding or "utf-8", request.errors or "strict"))
 
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
-        with _named():
+        with common.failures_named():
             await self.box.files.write(request.path, request.content)
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
         source = Path(request.source_path)
-        with _named():
+        with common.failures_named():
             if await asyncio.to_thread(source.is_dir):
                 await self.box.files.upload(source, request.target_path)
             else:
@@ -186,7 +185,7 @@ class PagurusDeployment(AbstractDeployment):
     async def start(self, *_: Any, **__: Any) -> None:
         self._hooks.on_custom_step("Starting a sandbox")
         self._host = common.connect()
-        with _named():
+        with common.failures_named():
             box = await common.start(
                 self._host, tool="swe-rex", image=self._image, checkpoint=self._checkpoint, **self._options
             )
@@ -206,11 +205,3 @@ class PagurusDeployment(AbstractDeployment):
         if self._runtime is None:
             raise DeploymentNotStartedError
         return self._runtime
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except PagurusError as error:
-        raise RuntimeError(common.reason(error)) from error
