@@ -34,8 +34,12 @@ def noted(init_pid: int, init_pidfd: int, inner: int) -> int | None:
     try:
         with closing(os.open(f"/proc/{init_pid}/mem", os.O_RDONLY | os.O_CLOEXEC)) as memory:
             data = os.pread(memory, _COUNT.size + MAX_ENDINGS * _ENDING.size, ADDRESS)
-    except OSError:  # it has ended, or is of a layer of before the notes
+    except (FileNotFoundError, ProcessLookupError):
         data = b""
+    except OSError:  # it has unmapped its notes
+        return None
+    if not data:  # a process gives its memory up before the kernel ends those of its namespace
+        return signal.SIGKILL
     try:
         signal.pidfd_send_signal(init_pidfd, 0)  # nobody else has its number, then
     except ProcessLookupError:

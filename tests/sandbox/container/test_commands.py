@@ -21,6 +21,7 @@ from sandbox.messages import Limits
 from sandbox.procfs import ProcessIdentity
 from tests.support.container_support import Maker, finalized, shell
 from tests.support.daemon_host import until
+from tests.support.programs import Program
 
 
 @pytest.fixture(params=["pidfds", "notes of pid 1"])
@@ -81,10 +82,18 @@ async def test_a_command_ends_with_its_sandbox(maker: Maker) -> None:
     assert (await running).exit_code == 137
 
 
+def test_a_pid_1_that_is_ending_was_killed_with_its_commands() -> None:
+    with Program(["true"]) as ending, closing(os.pidfd_open(ending.pid)) as pidfd:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # it has no memory any more, and still has its number
+        assert endings.noted(ending.pid, pidfd, 2) == signal.SIGKILL
+        ending.wait()
+        assert endings.noted(ending.pid, pidfd, 2) == signal.SIGKILL
+
+
 async def test_an_exit_code_that_nobody_noted_is_an_error() -> None:
     child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
     with closing(os.pidfd_open(child.pid)) as pidfd:
-        await child.communicate()
+        await child.communicate(b"")
         with pytest.raises(Conflict, match="exit code is lost"):
             await endings.ended(child.pid, pidfd, lambda: None)
 
