@@ -58,6 +58,16 @@ async def test_a_working_directory_leads_out_through_no_descriptor(maker: Maker,
         assert done.stdout.decode().strip() == own, number
 
 
+@pytest.mark.parametrize("uid", [0, 1000])
+async def test_a_program_of_the_host_is_no_command(maker: Maker, uid: int) -> None:
+    """A command is the host's program until it executes its own (CVE-2019-5736 is the same in runc)."""
+    sb = await maker.create()
+    await shell(sb, "ln -s /proc/self/exe /usr/bin/own")
+    for argv in (["/proc/self/exe"], ["own"]):
+        with pytest.raises(CommandNotFound, match="cannot be executed"):
+            await sb.exec(argv, uid=uid)
+
+
 @pytest.mark.usefixtures("either_way")
 async def test_command_is_adopted_by_pid_1(maker: Maker) -> None:
     sb = await maker.create()
