@@ -24,7 +24,7 @@ from daemon.api import (
     store,
     tokens,
 )
-from daemon.api.gate import Gate, started, unmatched
+from daemon.api.gate import Gate, named, started
 from daemon.api.idempotency import Answers
 from daemon.api.openapi import describe
 from daemon.api.route import ApiRoute
@@ -62,7 +62,7 @@ def routes() -> list[ApiRoute]:
 
 def application(host: Host, token_file: Path, answers: Answers | None = None) -> web.Application:
     """The API of `host`, whose tokens lie in `token_file`. Without `answers` no repeated call is recognised."""
-    app = web.Application(client_max_size=MAX_RAW, middlewares=[unmatched])
+    app = web.Application(client_max_size=MAX_RAW, middlewares=[named])
     app.on_response_prepare.append(started)
     app[HOST] = host
     app[SOCKETS] = Sockets()

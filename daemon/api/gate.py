@@ -80,7 +80,6 @@ class Gate:
             request[ROUTE] = route
             began = time.monotonic()
             answer: web.StreamResponse | None = None
-            REQUEST.set(request_id(request.headers.get(ID_HEADER)))
             try:
                 answer = await self._admit(request, route, spoken)
             except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
@@ -192,8 +191,9 @@ def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
 
 
 @web.middleware
-async def unmatched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Requests that no route takes."""
+async def named(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every request has an id, and those that no route takes an answer in our form."""
+    REQUEST.set(request_id(request.headers.get(ID_HEADER)))
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -59,7 +59,9 @@ class Registry:
         self.busy = 0  # so many answers to come are 429
         self.truncated: set[str] = set()  # blobs whose connection breaks in the middle
         self.damaged: set[str] = set()  # blobs with one other byte
+        self.silent: set[str] = set()  # blobs of which the second half never comes
         self.endless: set[str] = set()  # blobs that are far longer than they should be
+        self._ended = threading.Event()
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,6 +89,7 @@ class Registry:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -220,8 +223,11 @@ class Registry:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if name in self.endless:
             data += b"\0" * (64 << 20)
-        length = {"Content-Length": str(len(data) + 1000)} if name in self.truncated else {}
+        longer = name in self.truncated or name in self.silent
+        length = {"Content-Length": str(len(data) + 1000)} if longer else {}
         self._send(request, 200, data, {"Content-Type": "application/octet-stream", **length})
+        if name in self.silent:
+            self._ended.wait()
         if name in self.truncated:
             request.close_connection = True
 

@@ -134,3 +134,11 @@ async def test_the_log_knows_request_and_sandbox(daemon: Daemon, raw: aiohttp.Cl
         assert answer.status == 200
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
     assert any(line.get("request") == "mine-7" and line.get("sandbox") == made["id"] for line in lines)
+
+
+async def test_a_request_that_no_route_takes_has_an_id(raw: aiohttp.ClientSession) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("PATCH", "/v1/sandboxes", 405)):
+        async with raw.request(method, path, headers={"X-Request-Id": f"mine-{status}"}) as answer:
+            assert (answer.status, answer.headers["X-Request-Id"]) == (status, f"mine-{status}")
+        async with raw.request(method, path) as answer:
+            assert answer.headers["X-Request-Id"] not in ("", f"mine-{status}")

@@ -122,6 +122,18 @@ def test_damage_leaves_nothing(store: ImageStore, fault: str) -> None:
         assert store.pull(f"{there.host}/app:1")
 
 
+def test_a_silent_registry_is_left(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_SILENCE", 1.0)
+    with Registry() as there:
+        there.push("app", "1", [BASE, TOP])
+        there.silent.add(next(name for name, data in there.blobs.items() if data.startswith(b"\x1f\x8b")))
+        with pytest.raises(Protocol, match="nothing came from"):
+            store.pull(f"{there.host}/app:1")
+        assert store.list() == [] and not store.trees.exists()
+        there.silent.clear()
+        assert store.pull(f"{there.host}/app:1")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
