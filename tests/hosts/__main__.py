@@ -1,8 +1,9 @@
-"""Try the package on real systems: ``python -m tests.hosts [SYSTEM ...] [--only WORD]``, or ``make test-hosts``.
+"""Try the package on real systems: ``python -m tests.hosts [SYSTEM ...] [--resume]``, or ``make test-hosts``.
 
 For each system: a guest of Debian with Debian's own kernel is built (once) and booted, the package of ``dist/`` is
-installed in it, its unit started, all acts are run, and what became of each is written to tests/hosts/results. Then the
-table in docs/hosts.md is written anew. Needs root, qemu, debootstrap, and `make package` before.
+installed in it, its unit started, all acts are run, and what became of each is written to tests/hosts/results, however
+the run ends: ``--resume`` runs only the acts that have no result there or failed. Then the table in docs/hosts.md is
+written anew. Needs root, qemu, debootstrap, and `make package` before.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("systems", nargs="*", choices=[*SYSTEMS, []], help="all without")
     parser.add_argument("--package", type=Path, help="default: the one in dist/")
     parser.add_argument("--only", default="", help="acts whose group and name hold this word; nothing is written")
+    parser.add_argument("--resume", action="store_true", help="not those that passed or were absent in the last run")
     parser.add_argument("--log", type=Path, help="a directory that keeps what the guests wrote")
     arguments = parser.parse_args()
     package = arguments.package or next((paths.CHECKOUT / "dist").glob("pagurus_*.deb"), None)
@@ -67,13 +69,15 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a guest ends with this program
     failed = 0
     for name in arguments.systems or SYSTEMS:
-        failed += try_one(SYSTEMS[name], package, arguments.only, arguments.log)
-    if not arguments.only:
-        table.write()
+        try:
+            failed += try_one(SYSTEMS[name], package, arguments.only, arguments.log, resume=arguments.resume)
+        finally:
+            if not arguments.only:
+                table.write()
     return min(failed, 100)
 
 
-def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
+def try_one(system: System, package: Path, only: str, log: Path | None, *, resume: bool = False) -> int:
     """The number of acts that failed there."""
     with tempfile.TemporaryDirectory(prefix="pagurus-hosts-") as directory:
         job = Path(directory, "job")
@@ -82,7 +86,9 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
         shutil.copytree(paths.CHECKOUT / "tests/hosts", job / "tree/tests/hosts")
         shutil.copy(package, job / "pagurus.deb")
         script = START_IN_CHROOT if system.chroot else START
-        (job / "start").write_text(script % (f"--only '{only}'" if only else ""))
+        done = table.done(system) if resume else []
+        (job / "done").write_text("".join(f"{item}\n" for item in done))
+        (job / "start").write_text(script % ("--done /job/done" + (f" --only '{only}'" if only else "")))
         acts, shown = job / "acts.jsonl", 0
 
         def watch() -> None:
@@ -103,6 +109,9 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
             else:
                 status = machine.run(system, job, timeout=TIMEOUT, watch=watch)
         finally:
+            if not only and acts.exists():
+                way = "a root, no systemd" if system.chroot else ACCELERATED.format(machine.accelerator())
+                table.record(system, job, way, resume=resume)
             if log is not None:
                 shutil.copytree(
                     job.parent, log / system.name, ignore=shutil.ignore_patterns("*.qcow2", "tree", "*.deb")
@@ -111,9 +120,6 @@ def try_one(system: System, package: Path, only: str, log: Path | None) -> int:
             raise SystemExit(
                 f"error: the package does not install or start on {system.name}\n{(job / 'log').read_text()}"
             )
-        if not only:
-            way = "a root, no systemd" if system.chroot else ACCELERATED.format(machine.accelerator())
-            table.record(system, job, way)
         return status
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,12 +73,14 @@ def output(*command: str) -> str:
     return done.stdout
 
 
-def run_acts(report: Path, *, systemd: bool, only: str = "") -> int:
-    """Run all acts, each line of `report` being the result of one. The number of those that failed."""
+def run_acts(report: Path, *, systemd: bool, only: str = "", done: Collection[str] = ()) -> int:
+    """Run all acts but those named in `done`, each line of `report` being the result of one. How many failed."""
     failed = 0
     with report.open("a") as lines:
         for group, acts in ACTS.items():
-            target = {name: work for name, work in acts.items() if only in f"{group}: {name}"}
+            target = {
+                name: work for name, work in acts.items() if only in (full := f"{group}: {name}") and full not in done
+            }
             if not target:
                 continue
             with Client() as client, client.create(IMAGE) as sandbox:

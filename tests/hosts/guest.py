@@ -1,4 +1,4 @@
-"""Run all acts on this host: ``python -m tests.hosts.guest REPORT [--no-systemd] [--only WORD]``."""
+"""Run all acts on this host: ``python -m tests.hosts.guest REPORT [--no-systemd] [--only WORD] [--done FILE]``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("--no-systemd", action="store_true")
     parser.add_argument("--only", default="", help="acts whose group and name hold this word")
+    parser.add_argument("--done", type=Path, help="names of acts, one a line, that are not run again")
     arguments = parser.parse_args()
-    return min(run_acts(arguments.report, systemd=not arguments.no_systemd, only=arguments.only), 100)
+    done = frozenset(arguments.done.read_text().splitlines()) if arguments.done else frozenset[str]()
+    failed = run_acts(arguments.report, systemd=not arguments.no_systemd, only=arguments.only, done=done)
+    return min(failed, 100)
 
 
 if __name__ == "__main__":

@@ -232,6 +232,8 @@ def _restart(host: Host) -> None:
 @act("recovery", "kill -9 of the daemon: the next one takes over")
 def _kill(host: Host) -> None:
     host.need_systemd()
+    if host.sandbox.exec(COUNT).exit_code != 0:
+        start_counter(host.sandbox)
     count = int(text(host.sandbox, COUNT))
     before = _main_pid()
     os.kill(before, signal.SIGKILL)
@@ -271,10 +273,11 @@ def _dead(host: Host) -> None:
 @act("recovery", "stop and start: SIGTERM ends the unit in time")
 def _stop(host: Host) -> None:
     host.need_systemd()
+    host.sandbox.exec("echo stays >/srv/state")
     output("systemctl", "stop", UNIT)
     assert output("systemctl", "show", "--value", "--property=Result", UNIT).strip() == "success"
     output("systemctl", "start", UNIT)
-    assert text(host.sandbox, "cat /srv/state") == "durable"
+    assert text(host.sandbox, "cat /srv/state") == "stays"
 
 
 # --------------------------------------------------------------------------- what is left

@@ -24,18 +24,31 @@ BEGIN, END = "<!-- hosts: made by `python -m tests.hosts.table --write` -->", "<
 MARKS = {"passed": "yes", "failed": "**no**", "absent": "absent"}
 
 
-def record(system: System, job: Path, machine: str) -> None:
-    """Keep what a run found."""
+def record(system: System, job: Path, machine: str, *, resume: bool = False) -> None:
+    """Keep what a run found; beside what earlier ones found, where it resumed them."""
     acts = [json.loads(line) for line in (job / "acts.jsonl").read_text().splitlines()]
+    earlier = results().get(system.name, {}) if resume else {}
+    merged = {_name(item): item for item in [*earlier.get("acts", []), *acts]}
     result = {
         "system": (job / "os").read_text().strip(),
         "kernel": (job / "kernel").read_text().strip(),
         "lsm": (job / "lsm").read_text().strip(),
         "machine": machine,
-        "acts": acts,
+        "runs": earlier.get("runs", 0) + 1,
+        "acts": list(merged.values()),
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{system.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def done(system: System) -> list[str]:
+    """The acts that an earlier run there has answered: "GROUP: NAME"."""
+    acts = results().get(system.name, {}).get("acts", [])
+    return [_name(item) for item in acts if item["result"] != "failed"]
+
+
+def _name(item: dict[str, Any]) -> str:
+    return f"{item['group']}: {item['act']}"
 
 
 def results() -> dict[str, dict[str, Any]]:

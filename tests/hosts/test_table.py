@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.hosts import guest, table
 from tests.hosts.act import ACTS, Host, act
+from tests.hosts.systems import SYSTEMS
 
 
 def test_the_page_has_the_results() -> None:
@@ -37,3 +41,27 @@ def test_an_act_is_listed_once(name: str) -> None:
         @act("commands", name)
         def again(host: Host) -> None:
             """Never run."""
+
+
+def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed or never began is run again; the other results stay beside the new ones."""
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
+    system = SYSTEMS["bookworm"]
+
+    def run(resume: bool, *results: tuple[str, str]) -> None:
+        lines = [
+            json.dumps({"group": "g", "act": name, "result": result, "note": "", "seconds": 1})
+            for name, result in results
+        ]
+        (tmp_path / "acts.jsonl").write_text("\n".join(lines) + "\n")
+        table.record(system, tmp_path, "qemu", resume=resume)
+
+    for name in ("os", "kernel", "lsm"):
+        (tmp_path / name).write_text("x\n")
+    run(False, ("one", "passed"), ("two", "failed"), ("three", "absent"))
+    assert table.done(system) == ["g: one", "g: three"]
+    run(True, ("two", "passed"), ("four", "passed"))
+    assert table.done(system) == ["g: one", "g: two", "g: three", "g: four"]
+    assert table.results()["bookworm"]["runs"] == 2
+    run(False, ("one", "failed"))
+    assert table.done(system) == [] and table.results()["bookworm"]["runs"] == 1
