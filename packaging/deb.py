@@ -25,6 +25,18 @@ PACKAGES = HOME / "lib/python3/dist-packages"  # where Debian's interpreter look
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (17, 28, 34, 36)), "manylinux2014_x86_64"]
 # Parts of the standard library that a daemon has no use for, and that would ask for more libraries of the host.
 LEFT_OUT = ("nis", "_dbm", "readline", "_curses", "_curses_panel", "_crypt", "ossaudiodev", "_codecs_jp")
+NOTICE = re.compile("licen[cs]e|copying|notice|copyright", re.IGNORECASE)
+COPYRIGHT = """{licence}
+
+----------------------------------------------------------------------------------------------------------------------
+
+This package also holds parts of others, unchanged, each under the licence that stands in the file behind its name.
+Debian has the sources of its packages, CRIU's (GPL-2) and the libraries' (GPL and LGPL) among them, under the versions
+that /{packages}/pagurus_runtime/criu/notices/PACKAGES lists: in its archive, and later in its archive of snapshots.
+The helpers in pagurus_runtime/bin and pagurus_runtime/runtime hold parts of the GNU C library (LGPL-2.1, see libc6).
+
+{parts}
+""".replace("{packages}", str(PACKAGES))
 
 
 def interpreter(stage: Path) -> None:
@@ -43,6 +55,7 @@ def interpreter(stage: Path) -> None:
                 item.unlink()
         for item in (library / "sitecustomize.py", library / "EXTERNALLY-MANAGED"):
             item.unlink(missing_ok=True)
+        shutil.copy(tree / "usr/share/doc/libpython3.11-minimal/copyright", library / "copyright")
 
 
 def packages(stage: Path, wheels: Path) -> None:
@@ -94,8 +107,26 @@ def around(stage: Path) -> None:
         (stage / target / source).chmod(mode)
     documents = stage / "usr/share/doc/pagurus"
     documents.mkdir(parents=True)
-    for name, target in (("README.md", "README.md"), ("LICENSE", "copyright"), ("CHANGELOG.md", "changelog")):
+    for name, target in (("README.md", "README.md"), ("CHANGELOG.md", "changelog")):
         shutil.copy(ROOT / name, documents / target)
+    (documents / "copyright").write_text(copyright_text(stage))
+
+
+def copyright_text(stage: Path) -> str:
+    """The licence of Pagurus, then each part of others that the package brings, with the file of its notice.
+
+    Raises SystemExit when a part has none: whoever passes the package on has to pass on the notices.
+    """
+    parts = {"python3.11, of Debian 12": stage / HOME / "lib/python3.11/copyright"}
+    notices = stage / PACKAGES / "pagurus_runtime/criu/notices"
+    parts |= {f"{item.name}, beside CRIU": item for item in sorted(notices.glob("*")) if item.name != "PACKAGES"}
+    for item in sorted((stage / PACKAGES).glob("*.dist-info")):
+        files = [path for path in sorted(item.rglob("*")) if path.is_file() and NOTICE.search(path.name)]
+        parts[f"{item.name.removesuffix('.dist-info')}, from PyPI"] = (files or [item / "METADATA"])[0]
+    if "criu, beside CRIU" not in parts:
+        raise SystemExit("error: the licence notices of CRIU are missing\nhint: `rm -r .prefix/criu && make setup`")
+    lines = [f"{name}: /{path.relative_to(stage)}" for name, path in parts.items()]
+    return COPYRIGHT.format(licence=(ROOT / "LICENSE").read_text().strip(), parts="\n".join(lines))
 
 
 def control(stage: Path, version: str) -> None:

@@ -29,6 +29,16 @@ unpack_pycriu() { # unpack_pycriu DEB INTO
     rm -rf "$tree"
 }
 
+# The notices that each package wants to be passed on with it: they go where its parts go.
+keep_notices() { # keep_notices TREE INTO
+    local notice name
+    mkdir -p "$2"
+    for notice in "$1"/usr/share/doc/*/copyright; do
+        name=${notice%/copyright}
+        [ ! -f "$notice" ] || cp -L "$notice" "$2/${name##*/}"
+    done
+}
+
 publish() { # publish STAGE: put a complete tree in place in one step
     rm -rf "$HOME_DIR.old"
     [ ! -e "$HOME_DIR" ] || mv "$HOME_DIR" "$HOME_DIR.old"
@@ -58,7 +68,9 @@ unpack() { # unpack DIRECTORY: publish CRIU of the packages that lie there
     for deb in "$1"/*.deb; do
         case $deb in */python3-*) ;; *) dpkg-deb -x "$deb" "$stage" ;; esac
     done
+    keep_notices "$stage" "$stage/notices"
     rm -rf "$stage/usr/share"
+    (cd "$1" && ls -- *.deb) >"$stage/notices/PACKAGES"
     unpack_pycriu "$1"/python3-pycriu_*.deb "$stage"
     # By its own name, so that the prefix can be copied or packed; it is always called by an absolute one.
     libraries='${0%/bin/criu}/usr/lib/x86_64-linux-gnu'
@@ -91,6 +103,8 @@ main() {
     local suite
     need_root
     if version_at_least "$(installed_version || true)" "$WANTED" && [ -d "$HOME_DIR/python/pycriu" ]; then
+        # A prefix of before notices were kept; where the mirror no longer has them, it stays as it is.
+        [ -d "$HOME_DIR/notices" ] || [ ! -d "$HOME_DIR/usr" ] || from_pins || say "licence notices are missing"
         say "CRIU $(installed_version) is there (dumps and restores the processes of a sandbox)"
         return
     fi
