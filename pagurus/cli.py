@@ -40,6 +40,7 @@ VERBS = {
     "diff": Verb("sandboxes.states", "What changed in the files of a sandbox since a checkpoint."),
     "ls": Verb("sandboxes.ls", "The sandboxes of this host."),
     "rm": Verb("sandboxes.ls", "Remove sandboxes with their checkpoints."),
+    "extend": Verb("sandboxes.ls", "Move the end of a sandbox, to sooner or later than it was."),
     "checkpoint": Verb("sandboxes.checkpoint", "Capture a sandbox: checkpoint SANDBOX [LABEL]."),
     "doctor": Verb("hosts.host", "Find out what this host can do, by doing it."),
     "daemon": Verb("hosts.host", "Run the daemon of this host in the foreground."),

@@ -121,6 +121,33 @@ def test_rm_names_what_it_did_not_find(host: Daemon) -> None:
     assert done.returncode == 1 and b"no-such-sandbox" in done.stderr
 
 
+@needs_host
+def test_rm_takes_a_run_alone(host: Daemon, sandbox: str) -> None:
+    mine = [pagurus("run", "-l", f"pagurus.run={run}", "debian", host=host).stdout.decode().strip() for run in "aab"]
+    selected = pagurus("rm", "--run", "a", "--dry-run", host=host)
+    assert sorted(line.split()[0] for line in selected.stdout.decode().splitlines()) == sorted(mine[:2])
+    assert {*mine, sandbox} <= set(listed(host))
+    assert pagurus("rm", "--run", "a", host=host).returncode == 0
+    assert {sandbox, mine[2]} == {sandbox, *mine} & set(listed(host))
+    assert pagurus("rm", "--run", "a", host=host).returncode == 0  # there are none any more
+    assert pagurus("rm", "-l", "pagurus.run=b", host=host).returncode == 0
+    assert pagurus("rm", "--run", "b", "--all", host=host).returncode == 1
+
+
+@needs_host
+def test_extend_moves_an_end(host: Daemon, sandbox: str) -> None:
+    def lifetime() -> object:
+        infos = json.loads(pagurus("ls", "--json", host=host).stdout)
+        return next(info for info in infos if info["id"] == sandbox).get("lifetime")
+
+    assert pagurus("extend", sandbox, "600", host=host).returncode == 0
+    assert isinstance(lifetime(), float)
+    assert pagurus("extend", sandbox, "never", host=host).stdout == b"never\n"
+    assert lifetime() is None
+    wrong = pagurus("extend", sandbox, "soon", host=host)
+    assert wrong.returncode == 1 and b"no number of seconds" in wrong.stderr
+
+
 def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
     done = pagurus("ls")
     assert done.returncode == 1
@@ -129,7 +156,7 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
-    *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
+    *("extend", "tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
     *("sweep", "verify-model", "sft", "dpo", "mcp"),
     *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
 }
