@@ -11,12 +11,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout.config import RolloutConfig
+from rollout.decide.engines.devices import DevicePlacement
+from rollout.decide.engines.options import check_options
 from rollout.environments import splits
 from rollout.environments.mixture import Mixture, MixturePart
 from sandbox.errors import Invalid, NotFound
 from sandbox.messages.cluster import JobShape
 
 NAME = "plan.json"
+Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,11 +33,13 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each server that the run starts
     transfer: bool = False  # vLLM on GPUs: its workers write changes of weights in place
-    device: str = "cpu"  # of each embedded server that the run starts: cuda
-    dtype: Literal["float32", "bfloat16"] = "float32"  # what it computes in
+    dtype: Dtype = "auto"  # what servers compute in; auto: vLLM on a GPU in bfloat16, all others in float32
     parallel: Annotated[int, msgspec.Meta(ge=1)] = 1  # GPUs of each vLLM server
+    gpus: list[list[int]] = []  # of each server that the run starts, as nvidia-smi counts; else those that are free
+    options: dict[str, Any] = {}  # of vLLM's servers, as its command line names them: {gpu_memory_utilization = 0.8}
 
     def __post_init__(self) -> None:
+        check_options(self.options)
         if self.hardware and len(self.hardware) != len(self.urls):
             raise ValueError(f"`hardware` is of each of `urls`: {len(self.hardware)} for {len(self.urls)}")
 
@@ -56,6 +61,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolPlan = PoolPlan()
     template: dict[str, Any] = {}  # options of the chat template
     host_timeout: float = 300.0  # seconds for which a run that has begun waits for its host
+    devices: DevicePlacement = DevicePlacement()  # which GPUs its servers and the trainer's ranks have
     lora: int = 0  # rank of the adapters that are published instead of weights; 0: weights
     image: str | None = None  # instead of the environment's
     pace: float = 0.0  # seconds per answer, at least: see rollout.episode.pace

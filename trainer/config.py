@@ -85,6 +85,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     visit: KeepPlan = KeepPlan(trajectories=16)  # table [visit]: states to visit later
     versions: Natural = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
     ranks: Count = 1  # processes that share the steps; with GPUs one for each
+    gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; empty: those that are free
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     bf16: bool = False  # compute in half precision beside fp32 weights
     lora: Natural = 0  # rank of adapters that are trained instead of the weights; 0: the weights
@@ -390,6 +391,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
         curriculum=None if config.curriculum is None else str(config.curriculum),
         engine=config.engine,
         pool=config.pool,
+        devices=machine.devices(config),
         lora=config.lora,
         image=config.image,
         pace=fitting.pace,

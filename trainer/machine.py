@@ -9,7 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollout.decide.engines import devices as decide
+from rollout.engine import gpus
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
 
 MEASURED = 0.5  # seconds
 MODEL = "model name"
@@ -38,6 +46,26 @@ def processor() -> str:
         if name.strip() == MODEL:
             return value.strip()
     return "unknown"
+
+
+def devices(config: TrainConfig) -> decide.DevicePlacement:
+    """Which GPUs of this machine the parts of a run have. Raises Invalid where there are too few."""
+    return decide.place(
+        gpus.visible(),
+        ranks=config.ranks,
+        engines=0 if config.pool.urls else config.pool.engines,
+        parallel=config.pool.parallel,
+        taking_turns=config.handover,
+        small=config.engine == "embedded",
+        trainer=config.gpus,
+        servers=config.pool.gpus,
+    )
+
+
+def use(uuids: Sequence[str]) -> None:
+    """This process and its children see these GPUs only. Before CUDA is first used."""
+    if uuids:
+        os.environ.update(gpus.environment(uuids, gpus.visible()))
 
 
 def return_freed_memory() -> bool:

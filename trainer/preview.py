@@ -11,10 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from rollout.decide.engines.devices import describe
+from rollout.engine import gpus
 from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
 from trainer.config import TrainConfig, environments, need_model, need_objective
+from trainer.machine import devices
 from trainer.models.load import empty
 from trainer.objectives import Objective, build
 from trainer.settings import flat
@@ -35,6 +38,9 @@ def preview(config: TrainConfig) -> int:
     for name, value in flat(config):
         shown.add_row(name, "" if value is None else str(value))
     shown.add_row("[bold]objective, resolved[/bold]", resolved(build(config.objective, length=config.max_length)))
+    existing = gpus.visible()
+    for name, value in describe(devices(config), existing) if existing else [("devices", "CPU: no GPU is visible")]:
+        shown.add_row(f"[bold]{name}[/bold]", value)
     for name, value in estimate.table(estimated(config, start)):
         shown.add_row(f"[bold]{name}[/bold]", value)
     Console().print(shown)

@@ -117,6 +117,7 @@ class TrainerRun:
         self.directory, self.config = open_run(config)
         self.plan = read_plan(self.directory)
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
+        machine.use(self.plan.devices.ranks)
         self.task = task.load(self.config.task)
         self.environments = self.plan.environments(self.directory)
         self.publisher = Publisher(VersionStore(self.directory / "weights"), keep=self.config.versions or sys.maxsize)

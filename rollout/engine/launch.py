@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rollout.decide.engines.headroom import Budget
+from rollout.decide.engines.options import arguments
 from rollout.engine.patches import INSIDE
 from rollout.engine.tls import CERTIFICATE, KEY
 from sandbox.errors import EngineFailed, Invalid
@@ -79,6 +81,17 @@ def embedded(
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, standby=waiting, pulls=True)
 
 
+def on_gpus(launch: Launch, environment: Mapping[str, str]) -> Launch:
+    """The same, with variables that say which GPUs it has (rollout.engine.gpus)."""
+
+    def command(directory: Path, port: int) -> LaunchCommand:
+        plain = launch.command(directory, port)
+        return replace(plain, env={**plain.env, **environment})
+
+    waiting = launch.standby and replace(launch.standby, env={**launch.standby.env, **environment})
+    return replace(launch, command=command, standby=waiting) if environment else launch
+
+
 def reachable(launch: Launch, host: str, tls: Path) -> Launch:
     """An engine that other machines reach at `host`. It answers who has the key in the folder `tls`
     (rollout.engine.tls), and nobody else."""
@@ -131,21 +144,27 @@ def vllm(
     lora: int = 0,
     transfer: bool = False,
     parallel: int = 1,
+    gpu: bool = False,
+    dtype: str = "auto",
+    options: Mapping[str, Any] | None = None,
 ) -> Launch:
     """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
 
     `transfer`: on GPUs, in bfloat16: workers write changes into their weights in place. `parallel`: GPUs of a server.
-    `lora`: the rank of adapters that it is given, version by version, beside the model; 0: none.
+    `lora`: the rank of adapters that it is given, version by version, beside the model; 0: none. `gpu`: it computes on
+    one, with CUDA graphs; the CPU build runs eagerly. `dtype`: auto is bfloat16 on GPUs, else float32. `options`:
+    others, as vLLM names them.
 
     Raises EngineFailed when it is not installed.
     """
     if not python.exists():
         raise EngineFailed(f"vLLM is not installed: no {python}", hint="run `make setup-vllm`")
+    precision = dtype if dtype != "auto" else "bfloat16" if gpu or transfer else "float32"
 
     def command(directory: Path, port: int) -> LaunchCommand:
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
         argv += ["--model", str(directory), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
-        argv += ["--enforce-eager", "--dtype", "bfloat16" if transfer else "float32"]
+        argv += ["--dtype", precision, *([] if gpu else ["--enforce-eager"])]
         argv += ["--enable-scale-out", "--disable-uvicorn-access-log"]
         argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
         argv += ["--scheduling-policy", "priority"]
@@ -160,6 +179,7 @@ def vllm(
             argv += ["--worker-extension-cls", "pagurus_vllm.WorkerExtension"]
         if lora:  # two at once: requests in flight go on with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
+        argv += arguments(options or {})
         return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 
     return Launch("vllm", command, start_timeout=START, slots=slots, retained=True, patches=transfer)

@@ -28,7 +28,7 @@ async def serving(
     """`home` is a scratch folder; logs of the engines are there."""
     directory, version = await asyncio.to_thread(of_model, model, home)
     renderer = await asyncio.to_thread(ChatRenderer.load, directory)
-    async with started(launch, directory, version, count=engines, run=home) as pool:
+    async with started([launch] * engines, directory, version, run=home) as pool:
         endpoints = Endpoints(
             SampleRecorder(pool, renderer, length=length), model=model.name, sampling=Sampling(max_tokens=length)
         )

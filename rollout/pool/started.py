@@ -6,7 +6,7 @@ Owns: starting several supervised servers of one kind and joining them. Does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,22 +19,21 @@ from rollout.pool.pool import EnginePool
 
 @asynccontextmanager
 async def started(
-    launch: Launch,
+    launches: Sequence[Launch],
     directory: Path | str,
     version: int,
     *,
-    count: int,
     run: Path,
     rules: RoutingRules | None = None,
     note: Note | None = None,
 ) -> AsyncIterator[EnginePool]:
-    """`count` servers of the sealed weights in `directory`, as one. They outlive this process if it is killed, and the
-    next one adopts them: each is written down in a folder of its own below ``run/engines``."""
-    names = [f"engine-{n}" for n in range(count)]
-    servers = {
-        name: EngineSupervisor(launch, directory, version, log=run / f"{name}.log", roles=run / "engines" / name)
-        for name in names
-    }
+    """A server for each of `launches`, of the sealed weights in `directory`, as one. They outlive this process if it is
+    killed, and the next one adopts them: each is written down in a folder of its own below ``run/engines``."""
+    servers = {}
+    for number, launch in enumerate(launches):
+        name = f"engine-{number}"
+        log, roles = run / f"{name}.log", run / "engines" / name
+        servers[name] = EngineSupervisor(launch, directory, version, log=log, roles=roles)
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
         pool = await stack.enter_async_context(EnginePool(rules=rules, note=note))

@@ -15,8 +15,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Protocol
 
+from rollout.engine import gpus
 from rollout.engine.client import PublishResult
-from rollout.engine.launch import Launch, embedded, vllm
+from rollout.engine.launch import Launch, embedded, on_gpus, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.engine.weights import AdapterWeights
 from rollout.episode.turns import Generator
@@ -60,22 +61,31 @@ def _engines(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) ->
     if plan.pool.urls:
         return _remote(plan, ref, run, note)
     if plan.pool.engines > 1:
-        return started(launch(plan), ref.directory, ref.version, count=plan.pool.engines, run=run, note=note)
+        return started(launches(plan), ref.directory, ref.version, run=run, note=note)
     return _one(plan, ref, run, note)
 
 
 @asynccontextmanager
 async def _one(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[SingleServerEngine]:
     log, roles = run / "engine.log", run / "roles"
-    async with EngineSupervisor(launch(plan), ref.directory, ref.version, log=log, roles=roles) as server:
+    async with EngineSupervisor(launches(plan)[0], ref.directory, ref.version, log=log, roles=roles) as server:
         yield SingleServerEngine("engine", server, note)
 
 
-def launch(plan: RolloutPlan) -> Launch:
+def launches(plan: RolloutPlan) -> list[Launch]:
+    """How each of the plan's servers is started on this machine, on GPUs of its own where the plan names them."""
+    if not plan.devices.engines:
+        return [launch(plan)] * plan.pool.engines
+    here = gpus.visible()
+    chosen = [gpus.environment(group, here) for group in plan.devices.engines]
+    return [on_gpus(launch(plan, gpu=bool(environment)), environment) for environment in chosen]
+
+
+def launch(plan: RolloutPlan, *, gpu: bool = False) -> Launch:
     """How the plan's servers are started: room for its longest trajectory."""
-    slots, length = plan.pool.slots, plan.config.limits.max_length
+    pool, length = plan.pool, plan.config.limits.max_length
+    slots = pool.slots
     if plan.engine == "vllm":
-        pool = plan.pool
         return vllm(
             slots=slots,
             length=length,
@@ -83,10 +93,13 @@ def launch(plan: RolloutPlan) -> Launch:
             lora=plan.lora,
             transfer=pool.transfer,
             parallel=pool.parallel,
+            gpu=gpu,
+            dtype=pool.dtype,
+            options=pool.options,
         )
     if plan.engine == "embedded":
-        pool = plan.pool
-        return embedded(slots=slots, length=length, threads=pool.threads, device=pool.device, dtype=pool.dtype)
+        device, dtype = "cuda" if gpu else "cpu", "float32" if pool.dtype == "auto" else pool.dtype
+        return embedded(slots=slots, length=length, threads=pool.threads, device=device, dtype=dtype)
     raise Invalid(f"no engine {plan.engine!r}", hint="embedded or vllm")
 
 

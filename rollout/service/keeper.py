@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from rollout.engine import tls
+from rollout.engine import gpus, tls
 from rollout.engine.client import PublishResult
 from rollout.engine.launch import Launch, reachable
 from rollout.engine.supervisor import EngineSupervisor
@@ -105,7 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
         directory = directory_of(options.run, options.number)
         directory.mkdir(parents=True, exist_ok=True)
         with own(directory, LOCK):
-            asyncio.run(keep(options.run.resolve(), options.number, launch_of(plan), options.at))
+            launch = launch_of(plan, gpu=bool(gpus.visible()))  # whoever has placed it here has chosen which
+            asyncio.run(keep(options.run.resolve(), options.number, launch, options.at))
     except asyncio.CancelledError:  # its supervisor knows whether it asked for that
         return OWNED
     except Conflict as error:

@@ -1,0 +1,139 @@
+"""Which GPU does what: ranks of the trainer and engine servers, each with devices of its own.
+
+Pure. The list of GPUs comes from :mod:`rollout.engine.gpus`; their names there (UUIDs) mean the same in every process,
+whatever order a library counts them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sandbox.errors import Invalid
+
+BUSY = 0.1  # of a GPU's memory that somebody uses: it is somebody else's
+GIB = 1 << 30
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU of this machine. Memory in bytes."""
+
+    index: int  # as nvidia-smi counts
+    uuid: str
+    name: str
+    memory: int
+    used: int
+
+    @property
+    def free(self) -> bool:
+        return self.used <= BUSY * self.memory
+
+
+class DevicePlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """UUIDs of the GPUs of each part. Empty lists: the part computes on the CPU."""
+
+    ranks: list[str] = []  # one for each rank of the trainer
+    engines: list[list[str]] = []  # of each server that the run starts
+
+
+def place(
+    gpus: Sequence[Gpu],
+    *,
+    ranks: int,
+    engines: int,
+    parallel: int = 1,
+    taking_turns: bool = False,
+    small: bool = False,
+    trainer: Sequence[int] = (),
+    servers: Sequence[Sequence[int]] = (),
+) -> DevicePlacement:
+    """Ranks first, then engines of `parallel` neighbouring GPUs of one kind. `taking_turns`: engines rest while the
+    trainer steps, so both may have the same GPUs. `small`: engines take what they need and no more, so that they share
+    GPUs where there are too few. `trainer`, `servers`: what the user has chosen, by index; GPUs may stand there several
+    times and may be in use.
+
+    Raises Invalid where a machine that has GPUs has too few of them.
+
+    >>> pair = [Gpu(n, f"GPU-{n}", "H20", 96 * GIB, 0) for n in range(2)]
+    >>> place(pair, ranks=1, engines=1)
+    DevicePlacement(ranks=['GPU-0'], engines=[['GPU-1']])
+    """
+    if not gpus and not trainer and not servers:
+        return DevicePlacement()
+    named = {gpu.index: gpu for gpu in gpus}
+    chosen = [_named(named, index) for index in trainer]
+    groups = [[_named(named, index) for index in group] for group in servers]
+    _check(chosen, groups, ranks=ranks, engines=engines, parallel=parallel)
+    free = [gpu for gpu in gpus if gpu.free]
+    if not trainer:
+        served = [gpu for group in groups for gpu in group]
+        chosen = [gpu for gpu in free if gpu not in served][:ranks]
+    if not servers:
+        left = free if taking_turns else [gpu for gpu in free if gpu not in chosen]
+        groups = _neighbours(left, engines, parallel)
+        if small and len(groups) < engines and (shared := left or chosen):
+            groups = [[shared[number % len(shared)]] for number in range(engines)]
+    if len(chosen) < ranks or len(groups) < engines:
+        raise Invalid(_too_few(gpus, len(free), ranks, engines, parallel), hint=_hint(taking_turns))
+    return DevicePlacement([gpu.uuid for gpu in chosen], [[gpu.uuid for gpu in group] for group in groups])
+
+
+def describe(placement: DevicePlacement, gpus: Sequence[Gpu]) -> list[tuple[str, str]]:
+    """Rows for people: (part, its GPUs).
+
+    >>> describe(DevicePlacement(["GPU-0"], [["GPU-0"]]), [Gpu(0, "GPU-0", "H20", 96 * GIB, 0)])
+    [('trainer', 'GPU 0 (H20, 96 GiB)'), ('engine 0', 'GPU 0 (H20, 96 GiB), shared with the trainer')]
+    """
+    named = {gpu.uuid: gpu for gpu in gpus}
+
+    def shown(uuids: Sequence[str]) -> str:
+        shown_gpus = [named[uuid] for uuid in uuids if uuid in named]
+        return ", ".join(f"GPU {gpu.index} ({gpu.name}, {gpu.memory // GIB} GiB)" for gpu in shown_gpus) or "CPU"
+
+    rows = [("trainer", shown(placement.ranks))]
+    for number, group in enumerate(placement.engines):
+        both = ", shared with the trainer" if set(group) & set(placement.ranks) else ""
+        rows.append((f"engine {number}", shown(group) + both))
+    return rows
+
+
+def _neighbours(free: Sequence[Gpu], engines: int, parallel: int) -> list[list[Gpu]]:
+    """Groups of GPUs of one kind, in their order: neighbours are linked best where links differ."""
+    kinds = list(dict.fromkeys(gpu.name for gpu in free))
+    groups = []
+    for kind in kinds:
+        same = [gpu for gpu in free if gpu.name == kind]
+        groups += [same[at : at + parallel] for at in range(0, len(same) - parallel + 1, parallel)]
+    return groups[:engines]
+
+
+def _named(gpus: dict[int, Gpu], index: int) -> Gpu:
+    if index not in gpus:
+        there = ", ".join(str(number) for number in gpus) or "none"
+        raise Invalid(f"there is no GPU {index} here", hint=f"this process may use: {there}; see `nvidia-smi -L`")
+    return gpus[index]
+
+
+def _check(chosen: Sequence[Gpu], groups: Sequence[Sequence[Gpu]], *, ranks: int, engines: int, parallel: int) -> None:
+    if chosen and len(chosen) != ranks:
+        raise Invalid(f"`gpus` names {len(chosen)} GPUs for {ranks} ranks", hint="name one GPU for each rank")
+    if chosen and len({gpu.uuid for gpu in chosen}) != ranks:
+        raise Invalid("`gpus` names a GPU twice: NCCL has one rank on each", hint="fewer ranks")
+    if groups and (len(groups) != engines or any(len(group) != parallel for group in groups)):
+        raise Invalid(
+            f"`pool.gpus` must have {engines} lists of {parallel}",
+            hint="a list for each engine, as long as pool.parallel",
+        )
+
+
+def _too_few(gpus: Sequence[Gpu], free: int, ranks: int, engines: int, parallel: int) -> str:
+    several = f"{engines} engines" + (f" of {parallel} each" if parallel > 1 else "")
+    used = [gpu for gpu in gpus if not gpu.free]
+    busy = f"; in use: {', '.join(str(gpu.index) for gpu in used)}" if used else ""
+    return f"{ranks} ranks and {several} do not fit on {free} free GPUs of {len(gpus)}{busy}"
+
+
+def _hint(taking_turns: bool) -> str:
+    turns = "" if taking_turns else "`handover = true` has them take turns; "
+    return f"fewer ranks or engines; {turns}gpus = [0] and pool.gpus = [[0]] share; CUDA_VISIBLE_DEVICES= uses none"
