@@ -82,6 +82,8 @@ class Routes:
             ("POST", "/v1/sandboxes", calls.create),
             ("*", "/v1/sandboxes/{id}", calls.on_sandbox),
             ("*", "/v1/sandboxes/{id}/{rest:.+}", calls.on_sandbox),
+            ("PUT", "/v1/runs/{run}", self._everywhere),
+            ("DELETE", "/v1/runs/{run}", self._added),
             ("GET", "/v1/checkpoints", self._joined("id", "created_at")),
             ("POST", "/v1/checkpoints/collect", self._added),
             ("POST", "/v1/checkpoints/verify", self._joined("checkpoint", None)),

@@ -35,7 +35,7 @@ from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import CheckpointStage
 from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import GatewayConfig
-from daemon.host import leave, mounts
+from daemon.host import leave, mounts, runs
 from daemon.host.arrive import Arrivals
 from daemon.host.attachments import attach_all, detach_all
 from daemon.host.expiry_watch import watch
@@ -105,6 +105,7 @@ async def open_host(options: config.DaemonConfig) -> Host:
         capturer = Capturer(pool, places, checkpointer, inspector)
         services = Services(catalogue, queue, capturer, inspector, Aside(queue))
         host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
+        await asyncio.to_thread(host.runs.load)
         host.arrivals = Arrivals(host)
         STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
         host.fence.watch()
@@ -176,6 +177,7 @@ async def recover(host: Host) -> None:
             await services.capturer.release(row.id)  # the former daemon was killed before it let go of them
     services.spawn(host.collector.run(), "garbage collection", lasting=True)
     services.spawn(watch(host), "expiry watch", lasting=True)
+    services.spawn(runs.watch(host), "watch over runs", lasting=True)
     for live in host.live_sandboxes.values():
         if live.row.programs and live.row.state is SandboxState.RUNNING:
             services.spawn(live.programs.adopt(), f"programs of {live.row.id}")

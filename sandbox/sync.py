@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sandbox.sdk import client, files, gateway, handle, images, network, ports, processes, sessions, store, turns
+from sandbox.sdk import client, files, gateway, handle, images, network, ports, processes, run, sessions, store, turns
 
 __all__ = [
     "Client",
@@ -37,6 +37,7 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
+    "Run",
     "Sandbox",
     "Session",
     "Sessions",
@@ -197,6 +198,7 @@ Sessions = _proxy(sessions.Sessions)
 Session = _proxy(sessions.Session)
 Ports = _proxy(ports.Ports)
 Turn = _proxy(turns.Turn)
+Run = _proxy(run.Run)
 Reader = _proxy(asyncio.StreamReader)
 Writer = _proxy(asyncio.StreamWriter)
 Fork = _proxy(handle.Fork)

@@ -58,6 +58,7 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
+    "Run",
     "Sandbox",
     "Session",
     "Sessions",
@@ -459,6 +460,33 @@ class Turn:
     def __enter__(self) -> Turn: ...
     def __exit__(self, *error: object) -> None: ...
 
+class Run:
+    """Sandboxes that live no longer than this client."""
+
+    id: Any
+    lease: float
+    trouble: PagurusError | None
+    def __enter__(self) -> Run: ...
+    def __exit__(self, *error: object) -> None: ...
+    def begin(self) -> None:
+        """Begin it, and renew its lease from now on."""
+    def create(self, image: str, *, labels: dict[str, str] | None = None, **options: Any) -> Sandbox:
+        """A new sandbox of the run. See :meth:`Client.create`."""
+    def end(self) -> int:
+        """End it with its sandboxes; how many there were."""
+    def fork(
+        self, checkpoint: str | CheckpointInfo, count: int = 1, *, labels: dict[str, str] | None = None, **options: Any
+    ) -> builtins.list[Fork]:
+        """Sandboxes of the run that continue from a checkpoint. See :meth:`Client.fork`."""
+    def labelled(self, labels: dict[str, str] | None = None) -> dict[str, str]:
+        """These labels, and the one that makes a sandbox one of the run."""
+    def leave(self) -> None:
+        """Renew it no more: its sandboxes end after the lease, unless somebody else renews it."""
+    def renew(self) -> None:
+        """Raises Conflict when it has ended."""
+    def sandboxes(self) -> builtins.list[SandboxInfo]:
+        """Those of the run."""
+
 class Fork:
     """One child of a fork: a `sandbox`, or the `error` that this child alone met."""
 
@@ -568,6 +596,8 @@ class Client:
         timeout: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> AbstractContextManager[aiohttp.ClientResponse]: ...
+    def run(self, run: str | None = None, *, lease: float = 60.0) -> Run:
+        """Sandboxes that end with this client: ``with host.run() as run: sb = await run.create("debian")``."""
     def sandboxes(self, labels: dict[str, str | None] | None = None) -> builtins.list[SandboxInfo]:
         """All, or those with these labels (None: with any value)."""
     def socket(self, path: str) -> AbstractContextManager[aiohttp.ClientWebSocketResponse]:

@@ -18,6 +18,7 @@ from daemon.api import (
     network,
     ports,
     processes,
+    runs,
     sandboxes,
     sessions,
     steps,
@@ -36,6 +37,7 @@ from daemon.host.host import Host
 
 AREAS = (
     sandboxes,
+    runs,
     commands,
     files,
     copies,

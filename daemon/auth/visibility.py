@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from daemon.auth import budget
@@ -117,8 +117,11 @@ def _only(result: Mapping[str, Any], alike: str) -> Any | None:
 class Making:
     """Sandboxes that are being made: they have names and count against quotas before they are published."""
 
-    def __init__(self, live_sandboxes: Mapping[str, OwnedRow]) -> None:
+    def __init__(
+        self, live_sandboxes: Mapping[str, OwnedRow], need_open: Callable[[str, Mapping[str, str]], None]
+    ) -> None:
         self._live_sandboxes = live_sandboxes
+        self._need_open = need_open  # raises for the owner and the labels of a run that has ended
         self._rows: dict[str, SandboxRow] = {}
 
     def rows(self) -> list[SandboxRow]:
@@ -134,6 +137,7 @@ class Making:
         if not caller.everything:
             row.owner = caller.owner
         row.made_by = KEY.get()
+        self._need_open(row.owner, row.labels)
         rows = {**{live.row.id: live.row for live in self._live_sandboxes.values()}, **self._rows}.values()
         mine = [other for other in rows if other.owner == row.owner]
         if row.name and any(other.name == row.name for other in mine):

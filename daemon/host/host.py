@@ -50,6 +50,7 @@ from daemon.host.fence import HostFence
 from daemon.host.outcomes import Outcomes
 from daemon.host.prove import CheckpointProver
 from daemon.host.restore import Restorer
+from daemon.host.runs import Runs
 from daemon.host.uid_ranges import IdRanges
 from daemon.network.networks import Networks
 from daemon.store.gc import GarbageCollector
@@ -101,7 +102,8 @@ class Host:
         self._forking = OwnerSlots(FORKS_AT_ONCE + 1, reserved=1)
         self.gateway: GatewayService | None = None  # where the daemon has one
         self.arrivals: Arrivals  # set at the start
-        self.making = Making(self.live_sandboxes)
+        self.runs = Runs(places.stored.parent / "runs.json")
+        self.making = Making(self.live_sandboxes, self.runs.need_open)
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
         self.store = CheckpointLibrary(self)
@@ -129,9 +131,8 @@ class Host:
         row = self.services.checkpoints.get(checkpoint)
         if row is not None and visibility.visible(row.owner):
             return row
-        result = (
-            visibility.find_checkpoint(self._tree(sandbox), checkpoint, anyones=True) if sandbox is not None else None
-        )
+        own = [] if sandbox is None else self._tree(sandbox)
+        result = visibility.find_checkpoint(own, checkpoint, anyones=True)
         result = result or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
         if result is None:
             raise NotFound(f"no such checkpoint: {checkpoint}", hint="list those there are with `pagurus tree`")
@@ -310,11 +311,9 @@ class Host:
     def image_below(self, checkpoint: CheckpointRow) -> StoredImage:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
         template = self.template(checkpoint)
-        return (
-            self.images.image(template.image_digest, template.image)
-            if template.image_digest
-            else self.images.resolve(template.image)
-        )
+        if template.image_digest:
+            return self.images.image(template.image_digest, template.image)
+        return self.images.resolve(template.image)
 
     def images_used(self) -> dict[str, int]:
         """How many sandboxes and imported checkpoints stand on each image, by digest; those that are being made too.

@@ -37,6 +37,7 @@ from sandbox.messages import (
 from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
+from sandbox.sdk.run import Run
 from sandbox.sdk.store import Store
 from sandbox.sdk.transport import Transport, encoded, part
 
@@ -110,6 +111,14 @@ class Client(Transport):
             no_new_privs=no_new_privs,
         )
         return Creation(self, request)
+
+    def run(self, run: str | None = None, *, lease: float = 60.0) -> Run:
+        """Sandboxes that end with this client: ``async with host.run() as run: sb = await run.create("debian")``.
+
+        `run`: a name, so that others find them (`pagurus rm --run`); `lease`: seconds for which they outlive a client
+        that has died.
+        """
+        return Run(self, run, lease)
 
     @property
     def gateway(self) -> Models:

@@ -37,6 +37,7 @@ from sandbox.messages import (
     TurnInfo,
     Verdict,
 )
+from sandbox.messages.runs import RUN_LABEL, RunEnded, RunInfo, RunRequest
 from sandbox.sdk.client import Client
 from sandbox.testing.file_routes import FileRoutes
 from sandbox.testing.files import FakeFiles
@@ -73,6 +74,7 @@ class FakeHost(FileRoutes):
         self._images = images
         self._scripts: list[_Script] = []
         self._sandboxes: dict[str, _Sandbox] = {}
+        self._ended_runs: set[str] = set()
         self._checkpoints: dict[str, CheckpointInfo] = {}
         self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
         self._tally = Statistics()
@@ -102,6 +104,8 @@ class FakeHost(FileRoutes):
             ("GET", "/v1/sandboxes/{id}/diff"): self._diff,
             ("PATCH", "/v1/sandboxes/{id}/labels"): self._set_labels,
             ("PUT", "/v1/sandboxes/{id}/lifetime"): self._set_lifetime,
+            ("PUT", "/v1/runs/{run}"): self._renew_run,
+            ("DELETE", "/v1/runs/{run}"): self._end_run,
             ("GET", "/v1/checkpoints"): self._checkpoint_list,
             ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
@@ -230,10 +234,12 @@ class FakeHost(FileRoutes):
         return reply(self._find(request.match_info["id"]).info)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        sandbox = self._find(request.match_info["id"])
+        self._drop(self._find(request.match_info["id"]))
+        return reply({})
+
+    def _drop(self, sandbox: _Sandbox) -> None:
         del self._sandboxes[sandbox.info.id]
         delete(sandbox.files.root)
-        return reply({})
 
     async def _kill(self, request: web.Request) -> web.Response:
         self._alive(request).info.state = SandboxState.DEAD
@@ -251,6 +257,21 @@ class FakeHost(FileRoutes):
         seconds = (await body(request, LifetimeRequest)).seconds
         sandbox.info.lifetime = None if seconds is None else time.time() - sandbox.info.created_at + seconds
         return reply(sandbox.info)
+
+    async def _renew_run(self, request: web.Request) -> web.Response:
+        """Nothing ends by itself here."""
+        name, target = request.match_info["run"], await body(request, RunRequest)
+        if name in self._ended_runs:
+            raise Conflict(f"the run {name} has ended", hint="begin another one")
+        return reply(RunInfo(run=name, lease=target.lease))
+
+    async def _end_run(self, request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        self._ended_runs.add(name)
+        own = [s for s in self._sandboxes.values() if s.info.labels.get(RUN_LABEL) == name]
+        for sandbox in own:
+            self._drop(sandbox)
+        return reply(RunEnded(removed=len(own)))
 
     # ----------------------------------------------------------------- commands
 

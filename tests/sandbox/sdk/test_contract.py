@@ -326,6 +326,16 @@ async def test_the_end_moves(sb) -> None:
             await sb.extend(wrong)
 
 
+async def test_a_run_ends_with_its_sandboxes(host, sb) -> None:
+    async with host.run(lease=600) as run:
+        mine = await run.create("debian", labels={"task": "8"})
+        (child,) = await mine.fork(1)
+        assert {info.id for info in await run.sandboxes()} == {mine.id, child.sandbox.id}
+    assert [info.id for info in await host.sandboxes()] == [sb.id]
+    with pytest.raises(Conflict):
+        await run.renew()
+
+
 async def test_trees(sb, tmp_path: Path) -> None:
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/f").write_bytes(b"carried")
