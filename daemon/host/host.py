@@ -77,6 +77,7 @@ from sandbox.messages import (
     Statistics,
     Verdict,
 )
+from sandbox.messages.runs import RUN_LABEL
 from sandbox.tree import diff
 
 if TYPE_CHECKING:
@@ -217,6 +218,8 @@ class Host:
             row = self.forked(origin)
             if request.labels is not None:
                 row.labels = dict(request.labels)
+            elif origin.sandbox not in self.live_sandboxes:  # a checkpoint outlives the run that made it
+                row.labels = {name: value for name, value in row.labels.items() if name != RUN_LABEL}
             with self.made(row):
                 async with contextlib.AsyncExitStack() as place:
                     await place.enter_async_context(self._forking.slot(row.owner))

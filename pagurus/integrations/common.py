@@ -1,21 +1,30 @@
 """What all plug-ins share: the way to the daemon, a sandbox by image or checkpoint, commands as tools run them.
 
-Owns: environment variables, labels, the word by which a failure of the platform is known. Does not own: any tool.
-Guarantee: a failure of the platform is never given out as the result of a command. Its text begins with
-``pagurus/CODE:``, where CODE is from the closed table of :mod:`sandbox.errors`.
+Owns: environment variables, labels, the run of this process, the word by which a failure of the platform is known. Does
+not own: any tool. Guarantee: a sandbox ends with the process that made it, however that ends, unless it was asked to
+stay: a thread renews the run, so a loop that stands still loses nothing. A failure of the platform is never given out
+as the result of a command. Its text begins with ``pagurus/CODE:``, where CODE is from the closed table of
+:mod:`sandbox.errors`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sandbox import Client, ExecResult, Limits, Network, PagurusError, Sandbox, sync
+from sandbox.messages.runs import RUN_LABEL
 
 MAX_OUTPUT = 16 << 20  # bytes of each output of a command: what the daemon keeps at most
 TOOL = "pagurus.tool"  # label: the tool that a sandbox was made for
+LEASE = 300.0  # seconds for which sandboxes outlive a process that died, where PAGURUS_LEASE says nothing
+_runs: dict[int, tuple[sync.Client, sync.Run]] = {}  # by process: a fork of one has a run of its own
+_beginning = threading.Lock()
 
 
 def connect() -> Client:
@@ -30,6 +39,34 @@ def connect_blocking() -> sync.Client:
 
 def _variable(name: str) -> str | None:
     return os.environ.get(f"PAGURUS_{name}") or None
+
+
+def run_of_process() -> sync.Run:
+    """The run of this process, which a thread renews: PAGURUS_RUN, or one of its own. Blocks at the first call."""
+    with _beginning:
+        if (existing := _runs.get(os.getpid())) is not None:
+            return existing[1]
+        host = connect_blocking()
+        run = host.run(_variable("RUN"), lease=float(_variable("LEASE") or LEASE))
+        run.begin()
+        _runs[os.getpid()] = host, run
+        return run
+
+
+@atexit.register
+def leave_run() -> None:
+    """Renew it no more. Its sandboxes that are left end after the lease."""
+    host, run = _runs.pop(os.getpid(), (None, None))
+    if host is not None and run is not None:
+        run.leave()
+        host.close()
+
+
+async def let_stay(host: Client, tool: str) -> None:
+    """The sandboxes that this process made for `tool` do not end with it."""
+    run = await asyncio.to_thread(run_of_process)
+    for info in await host.sandboxes({RUN_LABEL: run.id, TOOL: tool}):
+        await (await host.get(info.id)).set_labels({RUN_LABEL: None})
 
 
 def reason(error: PagurusError) -> str:
@@ -62,6 +99,16 @@ def limits(*, cpus: float | None = None, memory_mb: float | None = None, disk_mb
     return Limits(**given)
 
 
+async def marks(tool: str, labels: Mapping[str, str] | None = None, *, keep: bool = False) -> dict[str, str]:
+    """The labels of a sandbox for `tool`."""
+    return await asyncio.to_thread(_marks, tool, labels, keep=keep)
+
+
+def _marks(tool: str, labels: Mapping[str, str] | None, *, keep: bool) -> dict[str, str]:
+    made = {TOOL: tool, **(labels or {})}
+    return made if keep else run_of_process().labelled(made)
+
+
 async def start(
     host: Client,
     *,
@@ -69,13 +116,14 @@ async def start(
     image: str | None = None,
     checkpoint: str | None = None,
     labels: Mapping[str, str] | None = None,
+    keep: bool = False,
     **options: Any,
 ) -> Sandbox:
-    """A sandbox for `tool`: from a checkpoint if one is named, else from an image."""
-    marks = {TOOL: tool, **(labels or {})}
+    """A sandbox for `tool`: from a checkpoint if one is named, else from an image. `keep`: it outlives this process."""
+    made = await marks(tool, labels, keep=keep)
     if checkpoint is not None:
-        return (await host.fork(checkpoint, labels=marks))[0].sandbox
-    return await host.create(image or "debian", labels=marks, **options)
+        return (await host.fork(checkpoint, labels=made))[0].sandbox
+    return await host.create(image or "debian", labels=made, **options)
 
 
 def start_blocking(
@@ -85,13 +133,14 @@ def start_blocking(
     image: str | None = None,
     checkpoint: str | None = None,
     labels: Mapping[str, str] | None = None,
+    keep: bool = False,
     **options: Any,
 ) -> Any:
     """The same, for tools without asyncio."""
-    marks = {TOOL: tool, **(labels or {})}
+    made = _marks(tool, labels, keep=keep)
     if checkpoint is not None:
-        return host.fork(checkpoint, labels=marks)[0].sandbox
-    return host.create(image or "debian", labels=marks, **options)
+        return host.fork(checkpoint, labels=made)[0].sandbox
+    return host.create(image or "debian", labels=made, **options)
 
 
 async def run(

@@ -19,7 +19,7 @@ TIMEOUT = 300  # seconds of a command
 
 
 class PagurusBackend(BaseSandbox):
-    """One sandbox. ``with`` removes it at the end, unless it was there before."""
+    """One sandbox. ``with`` removes it at the end, unless it was there before or `keep` says that it stays."""
 
     def __init__(
         self,
@@ -31,9 +31,10 @@ class PagurusBackend(BaseSandbox):
         cpus: float | None = None,
         memory_mb: int | None = 2048,
         internet: bool = False,
+        keep: bool = False,
     ) -> None:
         self._host: Any = common.connect_blocking()
-        self._mine = sandbox_id is None
+        self._mine = sandbox_id is None and not keep
         if sandbox_id is not None:
             self.box = self._host.get(sandbox_id)
             return
@@ -45,6 +46,7 @@ class PagurusBackend(BaseSandbox):
             limits=common.limits(cpus=cpus, memory_mb=memory_mb),
             network=common.network(internet),
             workdir=workdir,
+            keep=keep,
         )
 
     @property

@@ -29,6 +29,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from pagurus.integrations import common
 from sandbox import Client, Conflict, Invalid, Network, NotFound, PagurusError, Sandbox
+from sandbox.messages.runs import RUN_LABEL
 from sandbox.tree import host_files
 
 FINAL = "final.checkpoint"  # in the trial's directory: what `Store.receive` takes
@@ -189,6 +190,7 @@ class PagurusEnvironment(BaseEnvironment):
             if box is not None and delete:
                 await box.remove()
             elif box is not None:
+                await box.set_labels({RUN_LABEL: None})  # it stays
                 await box.checkpoint("stopped")
                 await box.kill()
         finally:

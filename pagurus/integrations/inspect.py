@@ -136,6 +136,12 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
                 await environment._host.close()
 
     @classmethod
+    async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
+        if not cleanup:
+            async with common.connect() as host:
+                await common.let_stay(host, "inspect")
+
+    @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
         """Remove one, or all that were made for Inspect: ``inspect sandbox cleanup pagurus``."""
         async with common.connect() as host:

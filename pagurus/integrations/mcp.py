@@ -73,8 +73,8 @@ class FileDifference(BaseModel):
 class SandboxTools:
     """The tools of one server. `image`: what sandboxes are made from that name no other."""
 
-    def __init__(self, host: Client, image: str, internet: bool) -> None:
-        self.host, self._image, self._internet = host, image, internet
+    def __init__(self, host: Client, image: str, internet: bool, keep: bool) -> None:
+        self.host, self._image, self._internet, self._keep = host, image, internet, keep
         self.mine: dict[str, Sandbox] = {}
         self._current: str | None = None
 
@@ -93,9 +93,13 @@ class SandboxTools:
             image=image,
             limits=common.limits(memory_mb=2048),
             network=common.network(internet),
+            keep=self._keep,
         )
         self._take(box)
         return box
+
+    async def _marks(self) -> dict[str, str]:
+        return await common.marks("mcp", keep=self._keep)
 
     def _take(self, box: Sandbox) -> None:
         self.mine[box.id] = box
@@ -173,11 +177,11 @@ class SandboxTools:
             raise ToolError(f"at most {MAX_FORKS} forks at once")
         current = self._current
         if checkpoint is not None:
-            children = await self.host.fork(checkpoint, count)
+            children = await self.host.fork(checkpoint, count, labels=await self._marks())
         else:
             box = await self._box(sandbox)
             current = self._current
-            children = await box.fork(count)
+            children = await box.fork(count, labels=await self._marks())
         made = [child.sandbox for child in children]
         for child in made:
             self._take(child)
@@ -213,7 +217,7 @@ def _named(act: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 def server(*, image: str = "debian", internet: bool = False, keep: bool = False) -> Any:
     """The server with its tools. `keep`: its sandboxes stay when it ends."""
-    tools = SandboxTools(common.connect(), image, internet)
+    tools = SandboxTools(common.connect(), image, internet, keep)
 
     @contextlib.asynccontextmanager
     async def life(_: Any) -> AsyncIterator[None]:

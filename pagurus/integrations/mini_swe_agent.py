@@ -51,6 +51,7 @@ class PagurusEnvironment:
             checkpoint=self.config.checkpoint,
             limits=common.limits(cpus=self.config.cpus, memory_mb=self.config.memory_mb),
             network=common.network(self.config.internet),
+            keep=self.config.keep,
         )
         # Also at the end of the interpreter, while the client's thread still runs; `__del__` would be called too late.
         self.cleanup = weakref.finalize(self, _end, self._host, self._box, self.config.keep)
