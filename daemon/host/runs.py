@@ -101,7 +101,7 @@ class Runs:
         if result is not None and result.ended_at is not None:
             raise _ended(result.row.run)
 
-    async def look(self) -> set[tuple[str, str]]:
+    async def expired(self) -> set[tuple[str, str]]:
         """The owners and names of runs that have ended, the latest among them."""
         now, changed = self._clock(), False
         for key, result in list(self._runs.items()):
@@ -153,5 +153,5 @@ async def watch(host: Host) -> None:
     """For as long as the daemon lives."""
     while True:
         await asyncio.sleep(POLL_INTERVAL)
-        if ended := await host.runs.look():
+        if ended := await host.runs.expired():
             await remove(host, belonging(list(host.live_sandboxes.values()), ended))

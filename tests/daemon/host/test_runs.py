@@ -50,17 +50,17 @@ async def test_a_run_that_nobody_renews_ends_and_is_refused(tmp_path: Path, cloc
     clock.now = 9
     await runs.renew("a", 10)
     clock.now = 18.9
-    assert await runs.look() == set()
+    assert await runs.expired() == set()
     runs.need_open("", {"pagurus.run": "a"})
     clock.now = 19
-    assert await runs.look() == {("", "a")}
+    assert await runs.expired() == {("", "a")}
     with pytest.raises(Conflict):
         await runs.renew("a", 10)
     with pytest.raises(Conflict):
         runs.need_open("", {"pagurus.run": "a"})
     runs.need_open("somebody", {"pagurus.run": "a"})  # another owner's run of this name
     clock.now = 19 + MEMORY
-    assert await runs.look() == set()
+    assert await runs.expired() == set()
     await runs.renew("a", 10)
 
 
@@ -72,9 +72,9 @@ async def test_a_daemon_that_starts_gives_whole_leases(tmp_path: Path, clock: Cl
     clock.now = 1000
     again = Runs(tmp_path / "runs.json", clock)
     again.load()
-    assert await again.look() == set()  # b's sandboxes may not have been removed: it ends once more
+    assert await again.expired() == set()  # b's sandboxes may not have been removed: it ends once more
     clock.now = 1010
-    assert await again.look() == {("", "a"), ("", "b")}
+    assert await again.expired() == {("", "a"), ("", "b")}
 
 
 async def test_runs_are_bounded(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
