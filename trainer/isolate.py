@@ -13,10 +13,12 @@ of before the step whenever another try begins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 
 from trainer.batches.sample import Sample
 from trainer.errors import TrainerFailed
@@ -26,6 +28,8 @@ TRIES = 2
 FILE = "put_aside.jsonl"
 # What arithmetic on a broken sample raises; RuntimeError is what torch says of shapes, indices and memory.
 FAILURES = (TrainerFailed, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, MemoryError)
+
+_NO_MEMORY = re.compile("out of memory|not enough memory|cannot allocate memory", re.IGNORECASE)  # as torch says it
 
 Probe = Callable[[Sequence[int]], str | None]
 
@@ -52,10 +56,23 @@ def careful_step(
     at_fault = find(len(samples), lambda chosen: _probed(learner, samples, chosen))
     learner.begin()
     if not at_fault or 2 * len(at_fault) > len(samples):
-        raise failure  # of no sample alone, or of most: it is the weights, not the data
+        raise _explained(failure)  # of no sample alone, or of most: it is the weights, not the data
     stats = learner.step([item for number, item in enumerate(samples) if number not in at_fault], rate=rate)
     stats.put_aside |= {name_of(samples[number]): reason for number, reason in at_fault.items()}
     return stats
+
+
+def _explained(failure: Exception) -> Exception:
+    """Where memory is what lacks, an error that says what takes less of it."""
+    if not isinstance(failure, MemoryError | torch.OutOfMemoryError) and not _NO_MEMORY.search(str(failure)):
+        return failure
+    explained = TrainerFailed(
+        f"a step does not fit into memory: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}",
+        hint="a smaller optimiser.budget (tokens of a micro-batch) or max_length, recompute = true, offload = true, or "
+        "more ranks; `pagurus train --dry-run` estimates what each takes",
+    )
+    explained.__cause__ = failure
+    return explained
 
 
 def find(count: int, probe: Probe) -> dict[int, str]:

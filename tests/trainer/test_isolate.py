@@ -59,9 +59,13 @@ POISON: dict[str, dict[str, Any]] = {
 
 
 class Brittle(Scorer):
-    """Token 39 overflows, token 38 raises: what no check of a sample foresees."""
+    """Token 39 overflows, token 38 raises, memory has an end: what no check of a sample foresees."""
+
+    room = 1 << 30  # tokens at once
 
     def forward(self, packed: PackedBatch) -> Scores:
+        if packed.tokens.numel() > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nGPU 0 has less.")
         if bool((packed.tokens == 38).any()):
             raise IndexError("index out of range in self")
         result = super().forward(packed)
@@ -69,7 +73,7 @@ class Brittle(Scorer):
         return Scores(result.new * spoilt, result.entropy, result.value)
 
 
-def brittle() -> Learner:
+def brittle() -> Any:
     torch.set_num_threads(1)
     made = Qwen3(msgspec_replaced(CONFIG, max_position_embeddings=128))
     made.initialise(0)
@@ -151,3 +155,31 @@ def test_weights_that_are_at_fault_are_an_error() -> None:
         careful_step(learner, clean(1), rate=1e30, restore=restoring(learner))
         careful_step(learner, clean(2), rate=1e30, restore=restoring(learner))
     assert torch.isfinite(before).all()
+
+
+def test_too_little_memory_is_named_with_what_takes_less() -> None:
+    learner = brittle()
+    learner.scorer.room = 1
+    with pytest.raises(TrainerFailed, match="does not fit into memory: CUDA out of memory") as raised:
+        careful_step(learner, clean(1), rate=1e-3, restore=restoring(learner))
+    assert "optimiser.budget" in (raised.value.hint or "") and isinstance(
+        raised.value.__cause__, torch.OutOfMemoryError
+    )
+
+
+def test_a_sample_for_which_there_is_no_memory_is_put_aside() -> None:
+    batch = clean(1)
+    longest = max(len(item.tokens) for item in batch)
+    size = longest + 3
+    large = msgspec.structs.replace(
+        batch[0],
+        name="large",
+        tokens=(batch[0].tokens * 9)[:size],
+        mask=[0] + [1] * (size - 1),
+        logprobs=[0.0] + [-1.0] * (size - 1),
+    )
+    learner = brittle()
+    learner.scorer.room = longest
+    learner.settings = msgspec.structs.replace(learner.settings, budget=longest)
+    stats = careful_step(learner, [*batch, large], rate=1e-3, restore=restoring(learner))
+    assert list(stats.put_aside) == ["large"] and "out of memory" in stats.put_aside["large"]
