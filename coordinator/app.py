@@ -2,7 +2,7 @@
 
 Owns: the process, its options, its sockets. Does not own: routes (:mod:`coordinator.routes`), the doors themselves,
 which are a daemon's (:mod:`daemon.listener`, :mod:`daemon.auth.tls`). Guarantee: whatever becomes of it, the hosts and
-what runs on them go on.
+what runs on them continue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sandbox.termination import termination_signals
 
 NAME = "cluster.sock"
 CONNECTIONS = 8192
-AGAIN = 1.0  # seconds before a part that found the disk full goes on
+AGAIN = 1.0  # seconds before a part that found the disk full continues
 log = logging.getLogger("pagurus.cluster")
 
 

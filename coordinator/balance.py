@@ -3,8 +3,8 @@
 Owns: when that is looked at, and what of a sandbox speaks against a move. Does not own: the choice
 (:mod:`coordinator.decide.balance`), how a sandbox moves (:mod:`coordinator.moves`).
 
-Guarantee: nothing moves by itself that somebody uses: a sandbox that is asked for something before it stands still
-stays where it is. While a host is silent that may be lost, while sandboxes of a lost one come back, and for a moment
+Guarantee: nothing moves by itself that is in use: a sandbox that gets a request before it is frozen
+stays where it is. While a host is silent that may be lost, while sandboxes of a lost one are restored, and for a moment
 after that, nothing begins to move.
 """
 
@@ -108,7 +108,7 @@ class Balance:
             moved = await self.moves.move(move.sandbox, move.target, unasked=True)
             said = "%s moved from %s to %s, which is emptier: %.0f ms"
             log.info(said, move.sandbox, move.source, move.target, moved.pause_ms)
-        except (PagurusError, KeyError) as error:  # used, removed or lost meanwhile, or a host refuses
+        except (PagurusError, KeyError) as error:  # used, removed or lost since, or a host refuses
             self._failed[move.sandbox] = time.monotonic()
             log.info("%s stays on %s: %s", move.sandbox, move.source, error)
         finally:

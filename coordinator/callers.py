@@ -53,6 +53,6 @@ class Callers:
         for (caller, host), (number, _) in list(state.tokens.items()):
             member = self._members.hosts.get(host)
             if caller == token and member is not None:
-                with contextlib.suppress(PagurusError):  # away: nobody but the coordinator ever had it
+                with contextlib.suppress(PagurusError):  # away: only the coordinator ever had it
                     await member.upstream.call("DELETE", f"/v1/tokens/{number}", msgspec.Raw)
                 await state.drop_token(caller, host)

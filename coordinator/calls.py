@@ -3,7 +3,7 @@
 Owns: the way of calls on a sandbox, on a checkpoint, of new sandboxes. Does not own: calls that all hosts answer
 together (:mod:`coordinator.routes`), the choice itself (:mod:`coordinator.decide`).
 
-Guarantee: a call with a key goes where it went before, also when the coordinator died meanwhile, so the host knows it
+Guarantee: a call with a key goes where it went before, also across a restart of the coordinator, so the host knows it
 again. A call that may be sent again waits for its host; of another one the connection breaks, as a daemon's does.
 """
 
@@ -59,7 +59,7 @@ FULL = (429, 507)  # answers of a host that has no room: another may
 
 
 class StreamMarker(msgspec.Struct):
-    """What is looked for in an answer that goes on."""
+    """What is looked for in an answer that is streamed."""
 
     checkpoint: str | None = None
     turn: int | None = None  # of a command
@@ -115,7 +115,8 @@ class Calls:
         return await self._through(request, lambda: self.find(id)[1], path)
 
     async def _held(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
-        """An answer that goes out when another host has the state that it tells of, and is kept for who asks again."""
+        """An answer that goes out when another host has the state that it reports, and is retained for repeated
+        calls."""
         call = self._call(request) or ""
         while True:
             await self.moves.free(id)
@@ -299,7 +300,7 @@ class Calls:
     # ----------------------------------------------------------------- forks
 
     async def _forks(self, request: web.Request, sandbox: str) -> tuple[ForkRequest, Any]:
-        """What is asked, and within what it is made: the quota, unless this call was admitted before."""
+        """The request, and within what it is made: the quota, unless this call was admitted before."""
         target = await decoded(request, ForkRequest)
         target.need_count()
         if self._call(request) in self.members.state.calls:
@@ -309,7 +310,7 @@ class Calls:
         return target, self._admitted(None, [limits] * target.count)
 
     async def _fork_sandbox(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
-        """New sandboxes that go on from a sandbox as it is now, on its host."""
+        """New sandboxes that continue from a sandbox as it is now, on its host."""
         target, admitted = await self._forks(request, id)
         with admitted:
             if (call := self._call(request)) is not None:

@@ -42,7 +42,7 @@ POLL_INTERVAL = 0.25  # seconds between two looks for what is to be copied
 TIMEOUT = 60.0  # seconds that an answer waits for its copy
 RETRY_DELAY, RESTS = 0.05, 20  # seconds, and how often, for which a copy that failed is not tried again
 SWEEP = 60.0  # seconds between two looks for copies of sandboxes that are gone
-STALLS = 60.0  # seconds for which a stream may stand still
+STALLS = 60.0  # seconds for which a stream may stall
 MIN_RATE = 64 << 10  # bytes a second at which it gets them back
 
 
@@ -166,7 +166,7 @@ class Copies:
             await self.make(copy)
         except (PagurusError, OSError) as error:
             log.warning("%s is not copied to %s yet: %s", copy.sandbox, copy.target, error)
-            for _ in range(RESTS):  # a host that refuses is not asked all the time; one that took it over is asked now
+            for _ in range(RESTS):  # a host that refuses is not tried all the time; one that took it over is tried now
                 if self._host(copy.sandbox) == copy.source:
                     await asyncio.sleep(RETRY_DELAY)
         finally:
@@ -194,7 +194,7 @@ class Copies:
         )
         self._count(copy, size)
         existing = self.members.places.get(copy.sandbox)
-        if existing is None:  # removed meanwhile
+        if existing is None:  # removed since
             await target.discard(copy.sandbox, copy.checkpoint)
             return size
         row = CopyRow(
@@ -220,7 +220,7 @@ class Copies:
         )
 
     async def rest(self, source: str, target: str, checkpoint: str, base: str, sandbox: str) -> int:
-        """The last copy of a sandbox that stands still, to a host that has `base` and has prepared for it; bytes."""
+        """The last copy of a sandbox that is frozen, to a host that has `base` and has prepared for it; bytes."""
         here, there = self.members.member(source), self.members.member(target)
         copy = CopyAction(sandbox, checkpoint, source, target, base)
         try:
@@ -293,8 +293,9 @@ class Copies:
     async def wait(self, sandbox: str, checkpoint: str, host: str, turn: int | None = None) -> bool:
         """Until another host than `host`, where it runs, or the store holds this state; False: it went on without it.
 
-        `turn`: after which it was taken, of a command. Then a later state will do, after that turn or another: it tells
-        of this one too, and a copy of this one that came after that would undo what was told meanwhile. Raises Timeout.
+        `turn`: after which it was taken, of a command. Then a later state will do, after that turn or another: it
+        reports of this one too, and a copy of this one that came after that would undo what was reported since. Raises
+        Timeout.
         """
         if self._is_copied(sandbox, checkpoint, host, turn):
             return True
@@ -305,7 +306,7 @@ class Copies:
                     existing = self.members.places[sandbox]
                     if existing.host != host and not existing.moved:
                         return False
-                    if existing.host != host:  # as it was: what it has there tells of this state too
+                    if existing.host != host:  # as it was: what it has there includes this state too
                         checkpoint, host, turn = existing.row.head, existing.host, existing.row.turn
                         continue
                     if turn is not None and turn <= existing.row.durable_turn and checkpoint != existing.row.durable:
@@ -329,7 +330,7 @@ class Copies:
                 if info.state is CheckpointState.DURABLE and self.members.places.get(sandbox) is existing:
                     existing.row.durable, existing.row.durable_turn = checkpoint, turn
         except (NoDaemon, ConnectionBroken, Timeout):
-            await asyncio.sleep(POLL_INTERVAL)  # the host is away: it comes back, or its lease ends
+            await asyncio.sleep(POLL_INTERVAL)  # the host is away: it returns, or its lease ends
         self._wake.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_INTERVAL), self._changed:
@@ -364,7 +365,7 @@ class Copies:
         return any(row.checkpoint == checkpoint and not row.old for row in rows.values())
 
     def keep_later(self, sandbox: str, host: str, checkpoint: str) -> None:
-        """Likewise, while nobody waits."""
+        """Likewise, while no caller waits."""
         task = asyncio.create_task(self._try_to_keep(sandbox, host, checkpoint), name=f"what {host} keeps of {sandbox}")
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
@@ -378,7 +379,7 @@ class Copies:
     async def keep(self, sandbox: str, host: str, checkpoint: str, newest: ArriveRequest | None = None) -> None:
         """A host that a sandbox left still has this state of it, for the next copy there to build upon.
 
-        `newest`: it is the one that the sandbox goes on from, with what else is known of that.
+        `newest`: it is the one that the sandbox continues from, with what else is known of that.
         """
         async with self._locks.setdefault((sandbox, False), asyncio.Lock()):  # or it may be a copy that comes just now
             existing, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)

@@ -1,16 +1,16 @@
-"""The sandboxes of a lost host go on elsewhere.
+"""The sandboxes of a lost host continue elsewhere.
 
 Owns: the order of these acts. Does not own: when a host is lost (:mod:`coordinator.decide.lease`), which copy is used
-(:mod:`coordinator.decide.failover`), how a sandbox comes back (:mod:`daemon.host.arrive`), those that are moved
+(:mod:`coordinator.decide.failover`), how a sandbox is restored (:mod:`daemon.host.arrive`), those that are moved
 (:mod:`coordinator.moves`).
 
 ::
 
     a host is silent ▸ others bring its sandboxes back, frozen ─┬▶ its lease is over ▸ written down ▸ they run there
-                                                                └▶ it is heard again ▸ they go
+                                                                └▶ it reports again ▸ they go
 
 Guarantee: of one sandbox, one host acts. A lost host's lease is over before another one acts for it, and where a
-sandbox belongs is written down before it runs there. A host that comes back has no lease until what went on elsewhere
+sandbox belongs is written down before it runs there. A host that returns has no lease until what continued elsewhere
 has been removed from it.
 """
 
@@ -38,11 +38,11 @@ from sandbox.sdk.transport import part
 log = logging.getLogger("pagurus.cluster")
 
 POLL_INTERVAL = 0.05  # seconds between two looks at the leases
-UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
-TIMEOUT = 120.0  # seconds for a sandbox to come back
-RETRY_DELAY = 0.5  # seconds before one that did not come back is tried again
-SPARED = 60.0  # seconds for which nobody prepares again for a host that was silent and was heard again
-AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
+UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what was requested, or may do it yet
+TIMEOUT = 120.0  # seconds for a sandbox to be restored
+RETRY_DELAY = 0.5  # seconds before one that was not restored is tried again
+SPARED = 60.0  # seconds for which nothing is prepared again for a host that was silent and reported again
+AT_ONCE = 2  # sandboxes restored at a host at a time, or as many as it has processors
 
 
 def arrival(row: HostedSandbox) -> ArriveRequest:
@@ -76,15 +76,15 @@ class Failover:
     def __init__(
         self, members: Members, copies: Copies, in_use: Callable[[str], bool], *, verify: bool = False
     ) -> None:
-        """`in_use`: whether a call on a sandbox is under way. `verify`: what comes back is compared before it runs."""
+        """`in_use`: whether a call on a sandbox is under way. `verify`: a restored one is compared before it runs."""
         self.members = members
         self.copies = copies
         self._in_use = in_use
         self._verify = verify
         self._capacity: dict[str, asyncio.Semaphore] = {}  # at each host
-        self._under_way: dict[str, str] = {}  # sandboxes that are to come back now, and where they were
+        self._under_way: dict[str, str] = {}  # sandboxes that are being restored, and where they were
         self._prepared: dict[str, FailoverPreparation] = {}
-        self._spared: dict[str, float] = {}  # hosts, and until when nobody prepares for them
+        self._spared: dict[str, float] = {}  # hosts, and until when nothing is prepared for them
 
     async def run(self) -> None:
         """For as long as the coordinator lives. One that takes long, or fails, keeps no other one waiting."""
@@ -121,7 +121,7 @@ class Failover:
                         coming.create_task(self._drop(prepared), name=f"end of what waits for {target.sandbox}")
 
     async def _prepare(self, required: Revive) -> None:
-        """Let all of it be there and stand still, while its host may act yet."""
+        """Restore all of it and keep it frozen, while its host may act yet."""
         if (existing := self.members.places.get(required.sandbox)) is None:
             return  # it was removed
         request = arrival(existing.row)
@@ -145,7 +145,7 @@ class Failover:
             log.info("what waits for %s goes later: %s", prepared.target.sandbox, error)
 
     def _rooms(self, member: HostMember) -> asyncio.Semaphore:
-        """For those that come back there at a time."""
+        """For those that are restored there at a time."""
         limit = AT_ONCE if member.report is None else max(AT_ONCE, member.report.cpus)
         return self._capacity.setdefault(member.name, asyncio.Semaphore(limit))
 
@@ -180,7 +180,7 @@ class Failover:
                 self._waits_at(id),
             )
             for id, rows in state.copies.items()
-            if id not in self.members.moving  # these are settled first
+            if id not in self.members.moving  # these are completed first
             and id not in self._under_way
             and (existing := self.members.places.get(id)) is not None
             and existing.host in over
@@ -202,7 +202,7 @@ class Failover:
         return self._in_use(sandbox) or self.copies.is_waited(sandbox)
 
     def _counts(self, row: CopyRow) -> bool:
-        """Whether a sandbox may go on from it. For a host that was removed from the cluster nobody waits."""
+        """Whether a sandbox may continue from it. For a host that was removed from the cluster no call waits."""
         return not row.old and (row.host == STORE or row.host in self.members.hosts)
 
     async def _revive(self, target: Revive) -> bool:
@@ -212,13 +212,13 @@ class Failover:
                 return False  # it was removed, or its host came back without it
             await self.members.state.decided("failover", {"from": target.source}, target)
             self.members.moving.add(target.sandbox)
-            begun = self.members.state.homes.get(target.sandbox) == target.target  # and its end was not heard of
+            begun = self.members.state.homes.get(target.sandbox) == target.target  # and its end is unknown
             try:
                 if target.stored:
                     await self.copies.fetch(target.sandbox, target.checkpoint, target.target)
                 await self._arrive(target.sandbox, existing.row, target.checkpoint, target.target)
                 return True
-            except UNKNOWN as error:  # it may run there: asked again, for the same
+            except UNKNOWN as error:  # it may run there: requested again, the same
                 log.error("%s: whether it is back on %s is unknown: %s", target.sandbox, target.target, error)
             except PagurusError as error:  # looked at again; until then it belongs where it was
                 log.error("%s does not come back on %s: %s", target.sandbox, target.target, error)

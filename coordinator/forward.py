@@ -1,4 +1,4 @@
-"""Calls that go on to a host: requests, streams and sockets, as they came.
+"""Calls that are forwarded to a host: requests, streams and sockets, as they came.
 
 Owns: the bytes both ways, what a broken connection means for a call. Does not own: to which host
 (:mod:`coordinator.members`), what is done with an answer (:mod:`coordinator.routes`).
@@ -26,12 +26,12 @@ from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
 from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, complete, decoded_error
 
 T = TypeVar("T")
-OWN = {  # headers that belong to one connection, or to who asked
+OWN = {  # headers that belong to one connection, or to the caller
     "authorization", "connection", "cookie", "expect", "host", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-MAX_COMPLETE = 32 << 20  # bytes of an answer that is looked into before it goes on
-MAX_ANSWER = 128 << 20  # bytes of an answer that is held here: a command may tell 16 MiB twice, in base64
+MAX_COMPLETE = 32 << 20  # bytes of an answer that is inspected before it is forwarded
+MAX_ANSWER = 128 << 20  # bytes of an answer that is held here: a command may return 16 MiB twice, in base64
 CLOSE = 0.1  # seconds that it may take to close what is dropped
 POLL_INTERVAL = 0.5  # seconds between two looks whether the caller is still there
 MEMORY: contextvars.ContextVar[CallShare | None] = contextvars.ContextVar(
@@ -137,9 +137,9 @@ class HostConnection(Transport):
         return self._base + path
 
     async def drop(self) -> None:
-        """Break what is under way: of a host that is gone nobody hears, and calls would wait for minutes, or for ever.
+        """Break what is under way: a host that is gone sends nothing, and calls would wait for minutes, or for ever.
 
-        Closing a session is not enough: whoever reads an answer waits on, as does one who sends what nobody takes.
+        Closing a session is not enough: a reader of an answer waits on, as does a sender whose data is not read.
         """
         scopes, self._under_way = self._under_way, set()
         for scope in scopes:
@@ -151,7 +151,7 @@ class HostConnection(Transport):
                     await session.close()
 
     async def joined(self, path: str, token: str | None) -> aiohttp.ClientWebSocketResponse | None:
-        """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
+        """A socket to the host; None: it refused, and says why to a request without the upgrade."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             return await self._open().ws_connect(self._at(path), headers=headers, max_msg_size=MAX_FRAME, compress=0)
@@ -170,7 +170,7 @@ async def gathered(result: aiohttp.ClientResponse, limit: int | None = None) -> 
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that go on to the other side."""
+    """The headers that are forwarded to the other side."""
     return {name: value for name, value in headers.items() if name.lower() not in OWN}
 
 
@@ -207,7 +207,7 @@ async def while_there(request: web.Request) -> AsyncIterator[None]:
 
 
 async def _leave(request: web.Request, task: asyncio.Task[Any]) -> None:
-    while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - nobody tells
+    while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(POLL_INTERVAL)
     task.cancel()
 

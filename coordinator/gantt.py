@@ -30,7 +30,7 @@ class GroupMoment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doing(machine: int, moment: GroupMoment) -> str:
-    """For which job it works, or why for none. Empty: nobody is there."""
+    """For which job it works, or why for none. Empty: no job is there."""
     for phase in moment.works:
         if machine in phase.machines:
             return phase.job

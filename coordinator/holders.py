@@ -1,6 +1,6 @@
 """Who holds states of sandboxes: hosts, and the store. To both the same is said.
 
-Owns: what is asked of a holder, and the streams from and to hosts. Does not own: the store
+Owns: requests to a holder, and the streams from and to hosts. Does not own: the store
 (:mod:`coordinator.object_store`), which state goes where (:mod:`coordinator.copies`).
 
 Guarantee: a state that was taken is durable there and whole; one of which the stream broke off was never there.
@@ -33,7 +33,7 @@ class CopyHolder(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The stream of a state, less what `since` has, another one that is here, and less what `have` lists.
 
-        `brief`: whoever takes it is a host. Raises NotFound or Conflict where one of the two is not here.
+        `brief`: the receiver is a host. Raises NotFound or Conflict where one of the two is not here.
         """
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
@@ -68,7 +68,7 @@ class OnHost:
             yield result
 
     async def has(self, manifest: AsyncIterator[bytes]) -> bytes:
-        """What of that is here, as a list for whoever gives."""
+        """What of that is here, as a list for the sender."""
         headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
         url = "/v1/checkpoints/survey"
         async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as result:
@@ -100,5 +100,5 @@ class OnHost:
             raise errors.Protocol(f"{result.checkpoint.id} of {result.checkpoint.sandbox} came instead of {checkpoint}")
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:
-        with contextlib.suppress(PagurusError):  # something stands on it by now
+        with contextlib.suppress(PagurusError):  # something is based on it by now
             await self._member.upstream.call("DELETE", f"/v1/checkpoints/{part(checkpoint)}", msgspec.Raw)

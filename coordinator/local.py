@@ -2,8 +2,8 @@
 
 Owns: `supervise`, which keeps rollout and trainer alive, and what `pagurus roles` and `pagurus attach` read. Does not
 own: what the processes do; engines, which the rollout starts, adopts and restarts (rollout.engine.supervisor).
-Guarantee: one supervisor per run folder, by a lock of the kernel. A process that was killed is started again and goes
-on; when one ends with a word of its own (0: done, 1: it said why it cannot go on), the run is over and the others are
+Guarantee: one supervisor per run directory, by a lock of the kernel. A process that was killed is started again and
+goes on; when one ends by itself (0: done, 1: it said why it cannot continue), the run is over and the others are
 ended. The death of the supervisor ends nothing: the next one adopts what runs.
 
 ::
@@ -37,7 +37,7 @@ from sandbox.errors import NotFound
 from sandbox.termination import termination_signals
 
 ROLES = ("supervisor", "rollout", "trainer", "engine")
-DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot go on; another process has this role
+DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot continue; another process has this role
 MAX_DEATHS = 20  # in a row, of a process that was never ready and lived less than `LIVED_WELL`
 MAX_FRUITLESS = 100  # deaths in a row, of a process that was ready and never did its work
 LIVED_WELL = 60.0  # seconds
@@ -74,7 +74,7 @@ def part_of(run: Path, part: str) -> Path:
 
 
 def written(run: Path) -> dict[str, RoleRecord]:
-    """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
+    """What is written down of the processes of a run, by name; each engine of a pool has a directory and a name of its
     own, each rank of a trainer a name; parts on other machines have supervisors of their own."""
     places = [(name, roles_of(run), name) for name in ROLES]
     places += [(path.stem, roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))]
@@ -137,9 +137,9 @@ def supervise(
 ) -> int:
     """Keep these alive as the run's roles until one says that it is over; the trainer's status, or the one that it
     ended by. Blocks. `standbys`: roles of which a process is held ready that takes over when the one that works dies.
-    `at`: where they are written down, if not in the run folder itself.
+    `at`: where they are written down, if not in the run directory itself.
 
-    Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
+    Ctrl-C and SIGTERM are theirs: they end, say how to continue, and so does this.
     """
     at = at or run
     at.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ class _Supervisor:
         return any(role.standby is None for role in missing)
 
     def _taken(self, role: _Role) -> subprocess.Popen[bytes] | None:
-        """The spare, told to begin; None when there is none that lives."""
+        """The standby, started; None when there is none that lives."""
         standby, role.standby = role.standby, None
         if standby is None:
             return None
@@ -302,14 +302,14 @@ class _Supervisor:
         return DONE if role.name == "trainer" and (self.run / "summary.json").exists() else None
 
     def _quote(self, role: _Role, code: int) -> None:
-        """The last words of a role whose log nobody sees."""
+        """The last words of a role whose log is not shown."""
         log = self.at / f"{role.name}.log"
         if code == SAID and not self.passed.requested and role.name not in SHOWN and log.exists():
             lines = log.read_text(errors="replace").splitlines()
             print(f"the {role.name} stopped: {lines[-1] if lines else 'without a word'}", file=sys.stderr)
 
     def _end(self) -> None:
-        """Whoever still runs ends: asked first, killed after a while."""
+        """Ends what still runs: by a signal first, killed after a while."""
         for role in self.roles:
             if role.standby is not None:
                 role.standby.kill()

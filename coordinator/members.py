@@ -1,4 +1,4 @@
-"""The hosts of a cluster, as the coordinator knows them: asked every second, found by what they hold.
+"""The hosts of a cluster, as the coordinator knows them: polled every second, found by what they hold.
 
 Owns: the connections to hosts, their reports and leases, where each sandbox and checkpoint is. Does not own: which host
 is chosen (:mod:`coordinator.decide`), what is forwarded (:mod:`coordinator.forward`).
@@ -33,7 +33,7 @@ log = logging.getLogger("pagurus.cluster")
 
 TTL = 5.0  # seconds without a report after which a host counts as silent
 CHECKPOINTS = 100_000  # of which the host is remembered
-ANSWER = 30.0  # seconds for which a host that reports is waited for when it is asked what it has
+ANSWER = 30.0  # seconds for which a host that reports may take to report what it has
 FOREVER = 1e9  # seconds
 NOWHERE = ""  # home of a sandbox that was removed, while a host that it left may still have it
 TokenFor = Callable[["HostMember"], Awaitable[str | None]]  # what a caller shows to a host
@@ -51,7 +51,7 @@ class SandboxPlace:
     origin_turn: int = 0  # the turn that this was taken after
 
     def tells(self, checkpoint: str, turn: int | None) -> bool:
-        """Whether it went on from this state, or from one after that turn, of which this state tells."""
+        """Whether it continued from this state, or from one after that turn, which this state includes."""
         return self.origin != "" and (self.origin == checkpoint or (turn is not None and turn <= self.origin_turn))
 
 
@@ -64,7 +64,7 @@ class HostMember:
         self.upstream = HostConnection(row.address, token=row.token, ca=row.ca)
         self.lease = lease.HostLease(ttl)
         self.report: HostReport | None = None
-        self.requested_at = float("-inf")  # when that was asked for
+        self.requested_at = float("-inf")  # when that was requested
         self.images: frozenset[str] = frozenset()  # names of files that its images are
         self.error = ""
         self.coming = 0  # sandboxes on their way here that no report counts yet
@@ -133,13 +133,13 @@ class Members:
     def __init__(self, state: CoordinatorState, *, ttl: float = TTL, leasing: bool = False) -> None:
         self.state = state
         self.ttl = ttl
-        self.leasing = leasing  # whether sandboxes may go on elsewhere, so that hosts need leases
+        self.leasing = leasing  # whether sandboxes may continue elsewhere, so that hosts need leases
         self._left: dict[tuple[str, str], float] = {}  # hosts and sandboxes that they have removed, and when
         self.withheld: set[str] = set()  # hosts that get none now: their sandboxes are on the way elsewhere
         self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
-        self.leaving: set[str] = set()  # those of them that are about to stand still, or do: no copies are made
-        self.removing: Callable[[str], Awaitable[None]] | None = None  # told of each sandbox that is removed
-        self.left: Callable[[str, str, str], None] | None = None  # told of one that left a host, and what stays
+        self.leaving: set[str] = set()  # those of them that are about to be frozen, or are: no copies are made
+        self.removing: Callable[[str], Awaitable[None]] | None = None  # called with each sandbox that is removed
+        self.left: Callable[[str, str, str], None] | None = None  # called with one that left a host, and what stays
         self.hosts: dict[str, HostMember] = {}
         self.places: dict[str, SandboxPlace] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
@@ -150,7 +150,7 @@ class Members:
     # ----------------------------------------------------------------- hosts
 
     async def open(self) -> None:
-        """Ask every known host once, and go on asking."""
+        """Poll every known host once, and then repeatedly."""
         self.hosts = {name: HostMember(name, row, self.ttl) for name, row in self.state.hosts.items()}
         for member in self.hosts.values():  # a former coordinator may have granted a lease right before it died
             member.lease = lease.unknown(member.lease, time.monotonic())
@@ -200,7 +200,7 @@ class Members:
         return member
 
     async def drop(self, name: str) -> None:
-        """Forget a host. Its sandboxes go on there."""
+        """Forget a host. Its sandboxes keep running there."""
         member = self.member(name)
         self._tasks.pop(name).cancel()
         del self.hosts[name]
@@ -273,7 +273,7 @@ class Members:
         return sorted(set(here).intersection(gone).difference(left))
 
     def has_left(self, sandbox: str, host: str) -> None:
-        """The host has removed it. A report that was asked for before does not know."""
+        """The host has removed it. A report that was requested before does not know."""
         now = time.monotonic()
         self._left = {which: when for which, when in self._left.items() if when > now - 60} | {(host, sandbox): now}
 
@@ -292,7 +292,7 @@ class Members:
 
     @contextlib.contextmanager
     def coming(self, member: HostMember, count: int = 1) -> Iterator[None]:
-        """Sandboxes are being made there meanwhile."""
+        """Sandboxes are being made there."""
         member.coming += count
         try:
             yield
@@ -317,7 +317,7 @@ class Members:
             await self.state.put_home(sandbox, NOWHERE)
 
     def _may_have(self, member: HostMember, sandbox: str) -> bool:
-        """Whether a host has a sandbox that went on elsewhere: it tells so, or is silent."""
+        """Whether a host has a sandbox that continued elsewhere: it reports so, or is silent."""
         if member.name == self.state.homes.get(sandbox):
             return False
         reported = [] if member.report is None else member.report.sandboxes
@@ -353,7 +353,7 @@ class Members:
     async def _of(
         self, checkpoint: str, requested: Iterable[HostMember], token: TokenFor
     ) -> tuple[dict[str, CheckpointInfo], list[PagurusError]]:
-        """What hosts say of it, and why others said nothing: whoever has it need not wait for these."""
+        """What hosts say of it, and why others said nothing: its holder need not wait for these."""
         result: dict[str, CheckpointInfo] = {}
         troubles: list[PagurusError] = []
 
@@ -377,7 +377,7 @@ class Members:
 
 @contextlib.asynccontextmanager
 async def answering(member: HostMember) -> AsyncIterator[None]:
-    """A host is asked within. Raises Timeout, which names it, where it says nothing for long."""
+    """A host is called within. Raises Timeout, which names it, where it does not answer for long."""
     try:
         async with asyncio.timeout(ANSWER):
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MIDDLE = ("_p50", "_p99")  # of these the worst host's is told: they cannot be added
+MIDDLE = ("_p50", "_p99")  # of these the worst host's counts: they cannot be added
 
 
 def added(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ Owns: the order of a move, its clock, the record of moves that are not at their 
 ::
 
     copies while it runs, until the rest is small ▸ prepared at both hosts
-    calls wait: held, and captured ▸ the rest is copied ▸ arrives there ▸ calls go on
+    calls wait: held, and captured ▸ the rest is copied ▸ arrives there ▸ calls continue
     durable there ▸ removed here, but for its last state, which is a copy from then on
 
 Guarantee: of one sandbox, one host acts. It is held at its host before it arrives at the other, and is let go there
 only when it surely does not run at the other. A move that is cut short, by the death of the coordinator too, is
-settled: it is finished where the sandbox has arrived, and else taken back.
+completed: it is finished where the sandbox has arrived, and else taken back.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ log = logging.getLogger("pagurus.cluster")
 
 POLL_INTERVAL = 0.5  # seconds between two looks at moves that were cut short
 TIMEOUT = 120.0  # seconds for a step of a move
-PAUSE = 25.0  # seconds for which calls wait; then it goes on where it was. Answers that wait for copies wait longer
+PAUSE = 25.0  # seconds for which calls wait; then it continues where it was. Answers that wait for copies wait longer
 UNUSED_POLL_INTERVAL = 0.02  # seconds between two looks whether calls on a sandbox have ended
 UNUSED = 5.0  # seconds for which a move waits until no call on the sandbox is under way
-UNUSED_UNASKED = 20.0  # likewise of one that nobody asked for, which then does not take place
+UNUSED_UNASKED = 20.0  # likewise of one that was not requested, which then does not take place
 
 
 class Moves:
@@ -54,7 +54,7 @@ class Moves:
         self.members = members
         self.copies = copies
         self._state = members.state
-        self._waits = {sandbox: asyncio.Event() for sandbox in self._state.moves}  # set when calls on it go on
+        self._waits = {sandbox: asyncio.Event() for sandbox in self._state.moves}  # set when calls on it continue
         self._calls: Counter[str] = Counter()  # that are under way
         self._last: dict[str, tuple[str, ArriveRequest]] = {}  # the state that one arrived with
         self._under_way: set[str] = set()
@@ -68,7 +68,7 @@ class Moves:
 
     @contextlib.contextmanager
     def calling(self, sandbox: str) -> Iterator[None]:
-        """A call on it is under way at its host meanwhile."""
+        """A call on it is under way at its host."""
         self._calls[sandbox] += 1
         try:
             yield
@@ -92,7 +92,7 @@ class Moves:
             await asyncio.sleep(POLL_INTERVAL)
 
     async def move(self, sandbox: str, host: str, *, unasked: bool = False) -> MoveResult:
-        """Let it go on at another host. `unasked`: unless somebody uses it."""
+        """Continue it at another host. `unasked`: unless it is in use."""
         existing = self.members.places.get(sandbox)
         if existing is None:
             raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
@@ -157,7 +157,7 @@ class Moves:
         await self._upstream(existing.host).call("PUT", here, msgspec.Raw, hold, timeout=TIMEOUT)
 
     async def _unused(self, sandbox: str, *, unasked: bool) -> None:
-        """Until no call on it is under way. Raises Conflict where one always is, and nobody asked for the move."""
+        """Until no call on it is under way. Raises Conflict where one always is, and the move was not requested."""
         deadline = time.monotonic() + (UNUSED_UNASKED if unasked else UNUSED)
         while self.in_use(sandbox):
             if time.monotonic() > deadline:
@@ -224,7 +224,7 @@ class Moves:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
             await self._state.went_on(sandbox, move.target)
             if (existing := self.members.places.get(sandbox)) is not None and existing.host == move.target:
-                # A report from before tells of a former state, which must not become the newest copy.
+                # A report from before shows a former state, which must not become the newest copy.
                 existing.row.durable, existing.row.durable_turn, existing.since = head.id, head.turn, time.monotonic()
             # Of a host that is lost nothing is waited for: copies, and answers that wait for them, wait for this end.
             if move.source in self.members.hosts and not self._over(move.source):
@@ -251,10 +251,10 @@ class Moves:
         return None
 
     async def _back(self, sandbox: str, move: MoveRow) -> None:
-        """It goes on where and as it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
+        """It continues where and as it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
         existing = self.members.places.get(sandbox)
         been = existing is not None and existing.host != move.source
-        if been or self._state.homes.get(sandbox, move.source) != move.source:  # else a full disk holds nobody up
+        if been or self._state.homes.get(sandbox, move.source) != move.source:  # else a full disk delays nothing
             await self._state.put_home(sandbox, move.source)
         if move.source in self.members.hosts and not self._over(move.source):
             with contextlib.suppress(NotFound):

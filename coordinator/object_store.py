@@ -47,7 +47,7 @@ class StoredObject:
 
     @classmethod
     def of(cls, path: str, size: int) -> StoredObject | None:
-        """None: it is somebody else's."""
+        """None: it belongs to another program."""
         result = NAME.fullmatch(path.rpartition("/")[2])
         return None if result is None else cls(int(result[1]), result[2] == "whole", result[3], size)
 
@@ -84,7 +84,7 @@ class ObjectStore:
             raise Invalid(f"{sandbox} or {checkpoint} is no id")
         links = await self._listed(sandbox)
         chain = _upto(links, since) if since else []
-        await self._remove(sandbox, [item for item in links if chain and item not in chain])  # what nobody came to name
+        await self._remove(sandbox, [item for item in links if chain and item not in chain])  # what no chain names
         await self._put(sandbox, StoredObject(links[-1].number + 1 if links else 1, not since, checkpoint), stream)
 
     async def discard(self, sandbox: str, checkpoint: str) -> None:

@@ -1,10 +1,10 @@
 """Jobs take turns on machines: who may roll out, who may train, also across deaths of this process.
 
-Owns: seats (who shares, whose phase goes on), the groups that follow from them. Does not own: whose turn it is
+Owns: seats (who shares, whose phase continues), the groups that follow from them. Does not own: whose turn it is
 (coordinator.decide.turns), who shares with whom (coordinator.decide.multiplex), the processes of a job.
 Guarantee: a phase begins once, and that is on disk before its job hears of it; phases of a job follow one another, and
-one that goes on is not taken away by a death of this process. A job that is silent for `TTL` is passed over until it
-asks again; after `GONE` its room is others', and it comes back as a new one.
+one under way is not taken away by a death of this process. A job that is silent for `TTL` is passed over until it
+asks again; after `GONE` its room is others', and it returns as a new one.
 
 ::
 
@@ -35,7 +35,7 @@ GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
 POLL_INTERVAL = 1.0  # seconds between two looks for silent jobs
 SLOTS = 64  # jobs of one owner that take turns, or wait for room
-MAX_PAST = 10_000  # phases that are told at once
+MAX_PAST = 10_000  # phases that are reported at once
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
 PAST = """SELECT job, phase, party, machines, requested, begun, ended, silent FROM phases WHERE machines IS NOT NULL
     ORDER BY begun DESC LIMIT ?"""
@@ -70,13 +70,13 @@ class SharedCapacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class JobSlot(msgspec.Struct, kw_only=True):
-    """A job, and the phase that it asked for last. Phase ``2 n`` is rollout n, ``2 n + 1`` is training n."""
+    """A job, and the phase that it requested last. Phase ``2 n`` is rollout n, ``2 n + 1`` is training n."""
 
     job: SharedJob
     number: int  # the order in which jobs came
     phase: int
     shift: int = 0  # rounds of the group when it came, less its own number then
-    state: Literal["begun", "waiting", "lost"] = "waiting"  # lost: it was silent, and has not asked since
+    state: Literal["begun", "waiting", "lost"] = "waiting"  # lost: it was silent, and has requested nothing since
     requested: float = 0.0
     begun: float = 0.0
     group: int | None = None
@@ -117,8 +117,8 @@ class PhaseScheduler:
         self._state, self._clock = state, clock
         rows = [msgspec.msgpack.decode(row, type=JobSlot) for row in state.slots.values()]
         self.slots = {slot.job.name: slot for slot in sorted(rows, key=lambda slot: slot.number)}
-        self._last_seen = dict.fromkeys(self.slots, clock())  # nobody could be heard while there was no coordinator
-        self._left: dict[str, tuple[int, float]] = {}  # the last phase of who has left; until when that is asked for
+        self._last_seen = dict.fromkeys(self.slots, clock())  # nothing could be received while there was no coordinator
+        self._left: dict[str, tuple[int, float]] = {}  # the last phase of each that left; until when it is valid
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._decided: list[tuple[TurnsView, list[str]]] = []
         self._saving, self._changed = asyncio.Lock(), asyncio.Condition()
@@ -144,7 +144,7 @@ class PhaseScheduler:
         self._begin()
         await self._report()
 
-    # ----------------------------------------------------------------- asked by runs
+    # ----------------------------------------------------------------- requests of runs
 
     async def request(self, request: PhaseRequest) -> PhaseAnswer:
         if not self.shared.rollout or not self.shared.train:
@@ -152,7 +152,7 @@ class PhaseScheduler:
         phase = 2 * request.number + KINDS.index(request.kind)
         left, until = self._left.get(request.job, (-1, 0.0))
         if phase <= left and self._clock() < until:
-            return PhaseAnswer(state="past")  # said before it left, heard after
+            return PhaseAnswer(state="past")  # sent before it left, received after
         slot = self._slot(request, phase)
         if phase > slot.phase or (phase == slot.phase and slot.state == "lost"):
             self._next(slot, phase)
@@ -285,7 +285,7 @@ class PhaseScheduler:
         return TurnsView(turns=turns, busy=sorted(busy))
 
     def _next(self, slot: JobSlot, phase: int) -> None:
-        """It asks for this phase. One that was passed over goes on in the round in which the others are, maybe by
+        """It asks for this phase. One that was passed over continues in the round in which the others are, maybe by
         another turn for the same phase."""
         if phase > slot.phase:
             self._end(slot)

@@ -229,7 +229,7 @@ class Routes:
         raise Unsupported("each host has content of its own", hint="ask the daemon of one host")
 
     async def _image(self, request: web.Request) -> web.StreamResponse:
-        """An image as a host that has it tells of it; removed on all that have it."""
+        """An image as a host that has it describes it; removed on all that have it."""
         from sandbox.image.store import filed
 
         name = filed(request.match_info["name"])

@@ -72,10 +72,10 @@ class CopyRow(msgspec.Struct, kw_only=True):
     host: str  # that holds it, or STORE
     source: str  # where the sandbox runs
     sandbox: HostedSandbox
-    programs: dict[str, Any] = {}  # sessions and processes, as its host told them
+    programs: dict[str, Any] = {}  # sessions and processes, as its host reported them
     conversation: ConversationExport = msgspec.field(default_factory=ConversationExport)  # with its model
     number: int = 0  # newer ones have larger ones
-    old: bool = False  # older than what was told since: nothing but the next copy builds upon it
+    old: bool = False  # older than what was reported since: nothing but the next copy builds upon it
 
 
 class MoveRow(msgspec.Struct, kw_only=True):
@@ -153,7 +153,7 @@ class CoordinatorState:
         await self._do("DELETE FROM hosts WHERE name = ?", (name,), durable=True)
 
     async def put_call(self, call: str, host: str) -> None:
-        """Before the call goes out: whoever repeats it reaches the same host, also by the next coordinator."""
+        """Before the call goes out: a repeated call reaches the same host, also by the next coordinator."""
         self.calls[call] = host
         await self._do("INSERT OR REPLACE INTO calls VALUES (?, ?, ?)", (call, host, time.time()))
         self._calls_since += 1

@@ -29,7 +29,7 @@ def reply(request: web.Request, value: object, status: int = 200) -> web.Respons
 
 
 def refusal(request: web.Request, error: Exception) -> web.Response:
-    """The answer that tells of an error. Anything that is no error of ours is a bug."""
+    """The answer for an error. Anything that is no error of ours is a bug."""
     if isinstance(error, web.HTTPException):
         return reply(request, Invalid(f"{request.method} {request.path}: {error.reason}").body(), error.status)
     if not isinstance(error, PagurusError):

@@ -7,7 +7,7 @@ from daemon.precedence import hurry
 
 if __name__ == "__main__":
     hurry()  # before all that is imported: sandboxes and agents wait for a daemon that is started again
-    if os.geteuid() == 0:  # any other is told that it must be root
+    if os.geteuid() == 0:  # any other gets an error
         from daemon.ahead import begin
 
         begin()

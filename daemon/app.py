@@ -2,7 +2,7 @@
 
 Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), sockets
 (:mod:`daemon.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host.host`).
-Guarantee: a stop leaves the sandboxes running unless asked otherwise.
+Guarantee: a stop leaves the sandboxes running unless requested otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
 MAX_SHUTDOWN = 50.0  # seconds; systemd/pagurus.service kills after 60
-SWITCH = 0.0001  # seconds after which a thread that computes lets the event loop go on
+SWITCH = 0.0001  # seconds after which a thread that computes yields to the event loop
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 
@@ -113,7 +113,7 @@ def farewell(living: int) -> str:
 
 
 def _sockets(options: DaemonConfig) -> list[socket.socket]:
-    """Those that systemd passed, and those that the options ask for beside them."""
+    """Those that systemd passed, and those that the options ask for in addition."""
     sockets = listener.inherited()
     families = {item.family for item in sockets}
     if socket.AF_UNIX not in families:
@@ -163,7 +163,7 @@ async def _watchdog() -> None:
 def _allow_descriptors() -> None:
     """As many as the hard limit allows: a sandbox takes about ten, and shells begin with 1,024.
 
-    What sandboxes have of queued signals and message queues counts together to the limit of whoever makes their user
+    What sandboxes have of queued signals and message queues counts together to the limit of the creator of their user
     namespaces, that is, of this process and its children. Each sandbox has a limit of its own (native/confine.c).
     And what CRIU restores has no higher hard limits than CRIU, which has this process's: a sandbox that comes from a
     daemon under systemd must find here what it had there, however this daemon was started.

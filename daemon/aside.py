@@ -1,4 +1,4 @@
-"""Work of seconds and more, apart from everything that somebody waits for: in processes of its own.
+"""Work of seconds and more, apart from everything that callers wait for: in processes of its own.
 
 Owns: the processes, one job each at a time; ending them. Does not own: what is done there (functions of other modules
 that need nothing but their arguments), how many at once and in which order (:mod:`daemon.checkpoints.schedule`).
@@ -64,7 +64,8 @@ class Aside:
         return await self.within(lambda: self.do(function, *arguments), sandbox=sandbox, owner=owner)
 
     async def within(self, work: Callable[[], Awaitable[T]], *, sandbox: str, owner: str = "") -> T:
-        """Likewise for `work`, which has a slot meanwhile: what it holds, others of its kind do not hold as well."""
+        """Likewise for `work`, which has a slot for that time: what it holds, others of its kind do not hold as
+        well."""
         if self._waiting.get(sandbox, 0) >= MAX_QUEUED:
             raise TooMany(
                 f"{MAX_QUEUED} requests that read whole trees wait for this sandbox", hint="wait for their answers"

@@ -5,7 +5,7 @@ process images); content without a row is garbage that :mod:`daemon.startup` col
 
 Guarantee (I3): a change is one transaction, so a crash at any instant leaves the old catalogue or
 the new one. A change survives the death of the daemon when :meth:`Catalogue.write` has returned,
-and the loss of power when it was asked to be `durable`.
+and the loss of power when it was requested to be `durable`.
 
 The thread that writes is :mod:`sandbox.database`'s, so nothing here blocks the event loop.
 """
@@ -50,7 +50,7 @@ Statement = tuple[str, Sequence[Any]]
 
 
 class AnswerRow(msgspec.Struct, kw_only=True):
-    """The last answer of a session: told again, not made again, when its key comes again."""
+    """The last answer of a session: returned again, not made again, when its key comes again."""
 
     key: str
     exit_code: int
@@ -112,7 +112,7 @@ class SandboxRow(Template, kw_only=True):
     owner: str = ""  # whose it is; "": the host's own
     made_by: str = ""  # the idempotency key of the call that made it
     programs: dict[str, ProgramRow] = {}  # replaced, never changed in place: checkpoints share it
-    inherited: int = 0  # bytes of files that a fork stands on and another sandbox wrote
+    inherited: int = 0  # bytes of files that a fork is based on and another sandbox wrote
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(**{name: getattr(self, name) for name in SandboxInfo.__struct_fields__})
@@ -128,7 +128,7 @@ class RetainedStep(msgspec.Struct, kw_only=True):
 
 
 class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
-    """A checkpoint, and what is not told of it. `files` and `dump` name the checkpoints whose content it uses, so that
+    """A checkpoint, and what is not shown of it. `files` and `dump` name the checkpoints whose content it uses, so that
     one that captured only half of the state shares the other half with an ancestor."""
 
     number: int  # order of creation on this host
@@ -141,7 +141,7 @@ class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
     files_bytes: int = 0  # size of the whole upper tree that `files` names
     held: OpenFiles | None = None  # what the processes held in the file tree at the dump
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
-    template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
+    template: Template | None = None  # imported, or a step of a build: stays until it is removed
     step: RetainedStep | None = None
     image: str = ""  # content of the image that was made of its files
     damaged: bool = False  # a verification found that the disk does not hold what was stored; `error` says what
@@ -176,7 +176,7 @@ def drop_checkpoint(checkpoint: str) -> Statement:
     return "DELETE FROM checkpoints WHERE id = ?", (checkpoint,)
 
 
-LAZY = 0.01  # seconds for which a change that nobody waits for waits for others
+LAZY = 0.01  # seconds for which a change without a waiting caller waits for others
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Catalogue:
         return sandboxes, checkpoints
 
     def later(self, statements: Iterable[Statement]) -> None:
-        """Queue a change that nobody waits for. Order among all changes is kept.
+        """Queue a change without a waiting caller. Order among all changes is kept.
 
         Several that come close together wake the writer once.
         """
@@ -241,7 +241,7 @@ class Catalogue:
         """Commit what is queued, durably, and close. Idempotent."""
         if self._lazy or (self._writer.started and not self._writer.closed):
             await self.write([], durable=True)
-            self._flush()  # what came meanwhile
+            self._flush()  # what came in between
         await self._writer.close()
 
 

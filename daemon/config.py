@@ -1,4 +1,4 @@
-"""How a daemon is told what to do: options of the command line over a TOML file over defaults.
+"""How a daemon is configured: options of the command line over a TOML file over defaults.
 
 Owns: the knobs and the judgement whether they fit together; no I/O but reading the file. Does not own: their effects.
 
@@ -46,9 +46,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     track_memory: bool = False  # captures hold only the pages that were written since the one before
     share_pages: bool = False  # owners share memory pages on the disk, and may learn what others have
     stop_sandboxes: bool = False
-    e2b: bool = True  # serve clients of E2B beside our own
+    e2b: bool = True  # serve clients of E2B as well as our own
     e2b_templates: dict[str, str] = {}  # names of templates and the images that they mean
-    e2b_domain: str = ""  # of sandboxes' host names, as in 8000-ID.DOMAIN; "": the host that the client asked
+    e2b_domain: str = ""  # of sandboxes' host names, as in 8000-ID.DOMAIN; "": the host that the client called
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

@@ -1,6 +1,6 @@
 """Who is let in where strangers connect: bounds for each listening socket, and for each address.
 
-Owns: which connections are open, and which of them have asked nothing yet. Does not own: sockets, what is asked.
+Owns: which connections are open, and which of them have sent no request yet. Does not own: sockets, requests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import time
 
 FIRST = 10.0  # seconds in which the first whole request must come by TCP
 ADDRESSES = 2  # one address has at most this part of the TCP connections
-SILENCE = 1.0  # seconds after which a connection on which nothing was asked gives way, where there are too many
+SILENCE = 1.0  # seconds after which a connection without a request gives way, where there are too many
 
 
 class ConnectionLimiter:
-    """Who is let in by one listening socket. Each has a bound of its own: nobody is locked out by another's guests.
+    """Who is let in by one listening socket. Each has a bound of its own: one socket's clients never lock out
+    another's.
 
     Guarantee: at most `limit` connections, and at most `item` from one address, are open. Before a new one is refused
-    because there are `limit`, the oldest is closed in its favour that has not asked anything for a while.
+    because there are `limit`, the oldest is closed in its favour that has sent no request for a while.
     """
 
     def __init__(self, limit: int, item: int | None = None) -> None:

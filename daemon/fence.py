@@ -1,4 +1,4 @@
-"""``python -m daemon.fence RUN``: freezes the sandboxes of a host whose lease is over, and lets them go on after.
+"""``python -m daemon.fence RUN``: freezes the sandboxes of a host whose lease is over, and thaws them afterwards.
 
 Owns: looking at the lease, which others write (:mod:`daemon.host.fence`), and the freezer of the sandboxes' groups. One
 for each run directory; it ends with the lease's file. Small on purpose: it acts when the daemon does not.
@@ -23,18 +23,18 @@ URGENT = -15  # nice value, where it may not be scheduled in real time: it must 
 
 
 def freeze(run: Path, frozen: bool) -> None:
-    """All sandboxes of this host, those that are only now made or taken over too. None goes on that is held."""
+    """All sandboxes of this host, those that are only now made or taken over too. None that is held is thawed."""
     groups = hierarchy().unified / PARENT
     for name in os.listdir(run / "sandboxes"):
         if not frozen and (run / "sandboxes" / name / HELD).exists():
-            continue  # it stands still because it leaves, or may arrive
+            continue  # it is frozen because it leaves, or may arrive
         with contextlib.suppress(OSError):  # it ends, or has no group yet: looked at again
             switch = groups / name / "cgroup.freeze"
             if switch.read_text().strip() == str(int(frozen)):
                 continue
             if frozen:
                 switch.write_text("1")
-            else:  # the daemon has the inspector's notes and may be dead: waits begin anew, and return from none
+            else:  # the daemon has the inspector's notes and may be dead: waits restart in full, and none returns early
                 pids = [int(pid) for pid in (groups / name / "cgroup.procs").read_text().split()]
                 continue_calls(pids, None, functools.partial(switch.write_text, "0"))
 

@@ -52,7 +52,7 @@ class _Lines:
 
 
 class LogRateLimit(logging.Filter):
-    """Leaves out lines of whom many come. Debugging lines, which somebody has turned on, are not counted."""
+    """Leaves out lines of frequent sources. Debugging lines, which an operator has turned on, are not counted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

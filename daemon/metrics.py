@@ -1,6 +1,6 @@
 """What Prometheus reads at ``/metrics``.
 
-Owns: the instruments and their names. Does not own: the counts of the host, which are asked for at each scrape.
+Owns: the instruments and their names. Does not own: the counts of the host, which are read at each scrape.
 Guarantee: the number of series is bounded by the code (routes, statuses, states, stages); no label ever holds the
 id of a sandbox, a checkpoint or a caller.
 """
@@ -93,7 +93,7 @@ def request(route: str, status: int, seconds: float) -> None:
 
 
 def command(seconds: float, waited: float) -> None:
-    """A command has ended; 0 seconds: a process was started, which goes on."""
+    """A command has ended; 0 seconds: a process was started, which runs on."""
     if seconds:
         _exec.observe(seconds)
     _exposed.observe(waited)

@@ -8,11 +8,11 @@ import socket
 
 
 def notify(state: str) -> None:
-    """Tell systemd, where it listens (``NOTIFY_SOCKET``)."""
+    """Notify systemd, where it listens (``NOTIFY_SOCKET``)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with (
-            contextlib.suppress(OSError),  # whoever listened is gone: nothing to tell
+            contextlib.suppress(OSError),  # the listener is gone: nothing to notify
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
         ):
             channel.connect("\0" + address[1:] if address.startswith("@") else address)

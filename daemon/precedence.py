@@ -17,7 +17,7 @@ def hurry() -> bool:
     """This thread runs before others on a busy host; False where the daemon may not ask for that."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRECEDENCE)
-        if os.getsid(0) == os.getpid():  # else the group is also somebody else's
+        if os.getsid(0) == os.getpid():  # else the group has other processes too
             try:
                 with open("/proc/self/autogroup", "w") as group:
                     group.write(str(GROUP_PRECEDENCE))

@@ -107,7 +107,7 @@ async def open_host(options: config.DaemonConfig) -> Host:
         host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
         await asyncio.to_thread(host.runs.load)
         host.arrivals = Arrivals(host)
-        STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
+        STANDSTILL.holds = host.fence.over  # a capture that ends after the lease thaws nothing
         host.fence.watch()
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
         gateway = GatewayService(host, state / "gateway.sqlite", GatewayConfig.load(options.gateway_config))
@@ -130,7 +130,7 @@ def _make_passable(*directories: Path) -> None:
 
 
 async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
-    """Stop in order. Sandboxes go on living unless `stop_sandboxes`."""
+    """Stop in order. Sandboxes stay alive unless `stop_sandboxes`."""
     if stop_sandboxes:
         await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.live_sandboxes)), return_exceptions=True)
     services = host.services
@@ -329,7 +329,7 @@ def _remove_stray(subvolume: Path) -> None:
 
 
 def _remove_strays(places: Places, files: Set[str | None], images: Set[str | None], trees: Set[str | None]) -> None:
-    """Remove what no row names: as somebody's file tree, as the files or as the process images of a checkpoint."""
+    """Remove what no row names: as a sandbox's file tree, as the files or as the process images of a checkpoint."""
     for tree in _entries(places.trees):
         if tree.name not in trees:
             _remove_stray(tree)

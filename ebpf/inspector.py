@@ -144,12 +144,12 @@ class Inspector:
 
     @property
     def notes(self) -> int:
-        """Descriptor of the map that says when waits end, for whoever takes them up again after a dump."""
+        """Descriptor of the map that says when waits end, to restart them after a dump."""
         return self._object.map_fd("waits")
 
     @property
     def mappings(self) -> int:
-        """Descriptor of the iterator program that tells the mappings of a process, for whoever dumps it."""
+        """Descriptor of the iterator program that lists the mappings of a process, for its dump."""
         return self._object.program_fd("tell_mappings")
 
     # ------------------------------------------------------------------ sandboxes
@@ -267,7 +267,7 @@ class Inspector:
             return self._census(cgroup_id)[0]
 
     def ipc_objects(self, cgroup_id: int) -> int:
-        """How many System V objects and message queues there are now; -1 when that cannot be told."""
+        """How many System V objects and message queues there are now; -1 when that is unknown."""
         with self._lock:
             result = self._census(cgroup_id)[1]
         return -1 if result == _IPC_UNKNOWN else result
@@ -308,7 +308,7 @@ class Inspector:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
         older = max(0, alive - max(0, fresh))
-        # Tasks on a processor now are not told apart by age; where none is new they are all older than the mark.
+        # Tasks on a processor now cannot be distinguished by age; where none is new they are all older than the mark.
         running = max(0, _signed(state.running)) if fresh <= 0 else 0
         return Effects(
             data_writes=max(0, _signed(files.data)),
@@ -346,11 +346,11 @@ class Inspector:
     def _last_seen(self, cgroup_id: int, state, procs) -> int:  # type: ignore[no-untyped-def]
         """How many of the pipes and sockets that excluded processes wrote to hold something for a survivor."""
         reported = set(procs.reported) - {0}
-        if not reported or _signed(state.alive) <= max(0, _signed(procs.fresh)):  # nobody older lives
+        if not reported or _signed(state.alive) <= max(0, _signed(procs.fresh)):  # no older one lives
             return 0
         held: set[int] = set()
         for pid in {observed.pid for observed in self._census(cgroup_id)[0]}:
-            with contextlib.suppress(OSError):  # it ended meanwhile, which counts by itself
+            with contextlib.suppress(OSError):  # it ended since, which counts by itself
                 held |= _waiting(pid, reported)
         return len(held)
 
@@ -403,7 +403,7 @@ def _waiting(pid: int, reported: set[int]) -> set[int]:
     result = set()
     with closing(os.pidfd_open(pid)) as process, os.scandir(f"/proc/{pid}/fd") as descriptors:
         for entry in descriptors:
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed since
                 status = os.stat(entry.path)
                 talks = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
                 if talks and status.st_ino in reported and _holds_bytes(process, int(entry.name)):
@@ -412,7 +412,7 @@ def _waiting(pid: int, reported: set[int]) -> set[int]:
 
 
 def _holds_bytes(process: int, number: int) -> bool:
-    """Whether bytes wait in this descriptor of a process, or it cannot be asked."""
+    """Whether bytes wait in this descriptor of a process, or that is unknown."""
     try:
         with closing(descriptor_of(process, number)) as descriptor:
             return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))

@@ -3,7 +3,7 @@
 Each verb parses its arguments and calls one library method; heavy rooms are imported only by the verb that
 needs them. Every listing takes ``--json``.
 
-Exit codes: 0 done; 1 the thing asked for failed (one line on stderr says what to do); 2 wrong usage; 141 nobody read
+Exit codes: 0 done; 1 the request failed (one line on stderr says what to do); 2 wrong usage; 141 the reader closed
 the output any more. ``exec``, ``run`` and ``shell`` exit with the command's own code (128 + signal number when a signal
 ended it); 124 when it was cut off by its time limit, 125 when Pagurus failed, 126 when the program cannot be executed,
 127 when there is none. docs/cli.md has the table.

@@ -5,7 +5,7 @@ Owns: the words of ``docker run``, ``exec``, ``stop`` and ``rm`` that agents use
 sandbox: neither ``run`` makes it nor ``rm`` removes it.
 
 Agents that run their commands by a container program (mini-swe-agent's ``docker`` environment, with its option
-`executable`) need no change: they are given this one. Each command takes effect once, whatever dies meanwhile; see
+`executable`) need no change: they are given this one. Each command takes effect once, whatever dies; see
 :meth:`sandbox.sdk.gateway.Conversation.exec`.
 """
 

@@ -30,7 +30,7 @@ def console() -> Console:
 def as_json(value: Any) -> None:
     """One JSON document on stdout. What a terminal would obey is escaped: it only occurs inside strings.
 
-    Bytes that are text are told as text, others in base64 under a name that says so.
+    Bytes that are text are shown as text, others in base64 under a name that says so.
     """
     import msgspec
 
@@ -75,7 +75,7 @@ def report(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stdout, at once: what goes on after it may last, and stdout may be a log."""
+    """One line on stdout, at once: what follows it may last, and stdout may be a log."""
     print(printable(text), flush=True)
 
 
@@ -113,7 +113,7 @@ def _broken_table(columns: Sequence[str], rows: list[list[str]]) -> None:
 
 
 class ProgressCallback(Protocol):
-    """Told how far something is: bytes so far, and of how many where that became known."""
+    """Called with how far something is: bytes so far, and of how many where that became known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
@@ -164,7 +164,7 @@ def _now_and_then(what: str, total: int | None) -> ProgressCallback:
 
 @contextlib.contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """The same for work that does not tell how far it is: a bar that moves, and the time that it took so far."""
+    """The same for work of unknown length: a bar that moves, and the time that it took so far."""
     if quiet or not sys.stderr.isatty():
         yield
         return

@@ -2,7 +2,7 @@
 
 Owns: its command line, its lock, its signals, its exit status. Does not own: what it does (rollout.service.role).
 
-Exit status: 0 after SIGTERM or SIGINT; 1 when it said itself why it cannot go on; 75 when another process is the
+Exit status: 0 after SIGTERM or SIGINT; 1 when it reported why it cannot continue; 75 when another process is the
 rollout of this run.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger("pagurus.rollout.main")
 async def serve(
     run: Path, *, listen: str | None = None, tls: ssl.SSLContext | None = None, at: str = "", placed: bool = False
 ) -> None:
-    """Until a signal asks it to end; raises what it cannot go on without. `at`: address of this machine, where roles of
+    """Runs until a signal ends it; raises what stops it before that. `at`: address of this machine, where roles of
     the run on other ones ask. `placed`: its engines are such."""
     stop = asyncio.Event()
     for number in termination_signals():
@@ -76,7 +76,7 @@ def _client() -> Client:
 
 
 def _idle(config: RolloutConfig) -> float | None:
-    """Seconds after which the daemon removes a sandbox of the run that nobody has used; None where none is kept."""
+    """Seconds after which the daemon removes a sandbox of the run that was not used; None where none is kept."""
     return config.visit.days * DAY if config.visit.trajectories or config.branching is not None else None
 
 

@@ -1,7 +1,7 @@
 """How far this rollout may run ahead of its trainer, where that is chosen while it runs.
 
 Owns: what is measured of a step, from handing out its batch to what the trainer says of it. Does not own: the choice
-(rollout.decide.bound). Kept in memory: a rollout that is started again measures anew.
+(rollout.decide.bound). Kept in memory: a rollout that is started again measures again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ahead:
         return None if self._bound is None else self._bound.now
 
     def handed(self, lags: Sequence[int], requested: float | None) -> None:
-        """A batch was handed out now. `requested`: since when somebody waited for it."""
+        """A batch was handed out now. `requested`: since when the trainer waited for it."""
         now, before = time.time(), self._before
         self._before, self._open = now, None
         if before is not None and now > before and lags:

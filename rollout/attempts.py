@@ -78,7 +78,7 @@ class Attempts:
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
     async def forget(self, group: OpenGroup) -> None:
-        """It ends here: those that were to go on and have not begun will not."""
+        """It ends here: those that were to continue and have not begun will not."""
         for member in group.members:
             if member.since and not member.ended:
                 await self.do(self.journal.forget, Key(group.lease.prompt, member.index, member.start))

@@ -12,19 +12,19 @@ from rollout.messages import Batch
 
 
 class PendingBatch:
-    """``await asked.ask()`` by who asks; ``requested.give(batch)`` or ``requested.refuse(error)`` when there is an
-    answer."""
+    """``await requested.request()`` by the trainer; ``requested.give(batch)`` or ``requested.refuse(error)`` when there
+    is an answer."""
 
     def __init__(self) -> None:
         self._question: asyncio.Future[Batch] | None = None
-        self.since: float | None = None  # seconds since the epoch; None: nobody asks
+        self.since: float | None = None  # seconds since the epoch; None: no request
 
     @property
     def open(self) -> bool:
         return self._question is not None and not self._question.done()
 
     def request(self) -> asyncio.Future[Batch]:
-        """Ask from now on. Who asked before was replaced, and has been refused."""
+        """A request from now on. An earlier requester was replaced, and has been refused."""
         question = self._question = asyncio.get_running_loop().create_future()
         self.since = time.time()
         question.add_done_callback(self._ended)

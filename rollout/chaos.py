@@ -55,7 +55,7 @@ class Inject:
 
 @dataclass(kw_only=True)
 class Faults:
-    """Which trajectories are struck, and when.
+    """Which trajectories get a fault, and when.
 
     Example: ``Faults(seed=1, share=0.05, turns=(2, 5))`` strikes every twentieth trajectory in its turn 2, 3, 4 or 5;
     the late turns are those where the service of an episode usually runs already.

@@ -1,7 +1,7 @@
 """What differs between families of models: how they write tool calls and reasoning.
 
-Owns: the choice of a parser by what a model's own template and vocabulary say, and how tools are told to a model whose
-template does not know any. Does not own: rendering (the model's template, by rollout.episode.renderer).
+Owns: the choice of a parser by what a model's own template and vocabulary say, and how tools are described to a model
+whose template does not know any. Does not own: rendering (the model's template, by rollout.episode.renderer).
 The parsers are those of the library `renderers`, behind `FamilyParser.parse`; `TaggedParser` reads text for all others.
 """
 
@@ -29,7 +29,7 @@ MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 ENDS = {"glm-4.5": ("<|user|>", "<|observation|>"), "gpt-oss": ("<|return|>", "<|call|>"), "qwen3": ("<|im_end|>",)}
 ENDS |= {"qwen3.5": ("<|im_end|>",), "llama-3": ("<|eot_id|>", "<|eom_id|>")}
 
-# What may turn the text after it into reasoning or a call: it is not told while an answer is on its way.
+# What may turn the text after it into reasoning or a call: it is held back while an answer is on its way.
 HELD: tuple[str, ...] = ("<think>", "</think>", "<tool_call>", "<function=", "<minimax:tool_call>", "<|python_tag|>")
 HELD += ("<|channel|>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
 HELD_OF = {"llama-3": ("{",)}  # a call is JSON without a mark
@@ -77,7 +77,7 @@ class TaggedParser:
 
 
 def calls_in(text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """What a text says beside its calls, the calls (name, arguments as JSON), and those that cannot be read.
+    """What a text says outside its calls, the calls (name, arguments as JSON), and those that cannot be read.
 
     >>> calls_in('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('', [('add', '{"a": 1}')], [])
@@ -118,7 +118,8 @@ def _library(tokenizer: Any, name: str) -> Any:
 
 
 def report_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that knows no tools: they are told in the system's words, calls and results are text."""
+    """Messages for a template that knows no tools: they are described in the system message, calls and results are
+    text."""
     shown = [_as_text(message) for message in messages]
     if tools:
         reported = REPORTED.format(tools="\n".join(json.dumps(tool.get("function", tool)) for tool in tools))

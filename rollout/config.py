@@ -1,6 +1,6 @@
-"""`RolloutConfig`: what a rollout is told once.
+"""`RolloutConfig`: the settings of a rollout.
 
-Owns: the keys and their defaults. Does not own: what they mean (the modules that are named beside them).
+Owns: the keys and their defaults. Does not own: what they mean (the modules that are named next to them).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 8  # trajectories of a group
     extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
     tail: float = 0.0  # tail batching, for example 1.25: see rollout.decide.tail
-    tail_resumes: bool = False  # what tail batching puts off goes on where it was, instead of anew
+    tail_resumes: bool = False  # what tail batching puts off resumes instead of restarting
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version, at most
     adaptive: bool = False  # how much of that is used is chosen while it runs: see rollout.decide.bound

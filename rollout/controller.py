@@ -3,7 +3,7 @@
 Owns: the state that decisions look at, the execution of what they answer, counts. Does not own: deciding
 (rollout.decide), one trajectory (rollout.attempts), what is on disk (rollout.store), the engine's life, gradients.
 Guarantee: every prompt is accounted for exactly once (I7); a batch is whole groups in which no token older than the
-bound bears gradient; a failure is booked with its blame (I10); when nothing can go on, somebody is told why.
+bound bears gradient; a failure is booked with its blame (I10); when nothing can continue, an error says why.
 
 ::
 
@@ -193,7 +193,7 @@ class RolloutController:
         self.trees.retained.need(group.lease.prompt)
 
     def existing_sandboxes(self) -> set[str]:
-        """Sandboxes that another process left: those that this one goes on with, those that are kept. All others of
+        """Sandboxes that another process left: those that this one continues, those that are kept. All others of
         the run may be removed."""
         members = [member for group in self._groups.values() for member in group.members]
         parked = set(self.journal.open().values()) if self.config.tail_resumes else set()
@@ -206,7 +206,7 @@ class RolloutController:
             self._spawn(self._report(), "rollout status")
 
     async def stop(self, *, leave: bool = False) -> None:
-        """End all trajectories. With `leave` their sandboxes stay, and a next controller of this folder goes on with
+        """End all trajectories. With `leave` their sandboxes stay, and the next controller of this directory continues
         them; else their prompts are played from the beginning by it. Idempotent."""
         if self._stopped:
             return
@@ -231,7 +231,7 @@ class RolloutController:
 
     def resumed(self, step: int) -> None:
         """A trainer begins that has saved so many steps, as the store knows by now. Who waited for a batch before it
-        was replaced, and is told."""
+        was replaced, and gets an error."""
         self._requested.refuse(Conflict("another trainer has begun", hint="let it work; `pagurus roles` shows it"))
         self.step = step
 

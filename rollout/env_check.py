@@ -44,7 +44,7 @@ from sandbox.messages import ExecResult
 TRANSCRIPT = 1 << 20  # characters of an episode
 ANSWER = 1 << 16
 MAX_NAMED = 5  # paths that one finding names
-ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that was told nothing
+ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that knows nothing
 EngineOf = Callable[[int], Generator | None]
 ORACLE, NULL, RANDOM = "oracle", "null agent", "random agent"
 PROGRAMS = "exec cat /proc/[0-9]*/comm"
@@ -80,7 +80,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aimless:
-    """Says a word that it has read, something that is right elsewhere in the episode, or what nobody expects."""
+    """Says a word that it has read, something that is right elsewhere in the episode, or something unexpected."""
 
     def __init__(self, seed: int, right: Sequence[str]):
         self._rng, self._right = random.Random(f"aimless {seed}"), right
@@ -278,7 +278,7 @@ def _children() -> set[str]:
     result = set()
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended since
                 result.add(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
     return result
 

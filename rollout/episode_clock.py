@@ -21,7 +21,7 @@ class TrajectoryClock:
 
     def __init__(self, budget: float, *, used: float = 0.0):
         self.budget, self.used = budget, used
-        self._since: float | None = None  # on the event loop's clock; None while it stands still
+        self._since: float | None = None  # on the event loop's clock; None while it is stopped
         self._stops = 0
         self._timeout: asyncio.Timeout | None = None
         self.expired = False
@@ -91,7 +91,7 @@ class PhaseMeter:
 
     @contextlib.contextmanager
     def phase(self, phase: EpisodePhase, inside: EpisodePhase | None = None) -> Iterator[None]:
-        """In `phase`; time of the surrounding phase `inside` stands still meanwhile."""
+        """In `phase`; time of the surrounding phase `inside` is stopped during it."""
         self._move(phase, 1, inside, -1)
         try:
             yield

@@ -189,7 +189,7 @@ def left(
 ) -> list[OpenGroup]:
     """The groups that another process left on their way, with the turns at which their trajectories stand.
 
-    Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
+    A member that cannot be continued (its environment does not save its state) restarts under the next number. What the
     journal says of others is forgotten.
     """
     result = [resumed(lease, rules, store, journal, ledger) for lease in store.in_flight()]
@@ -203,7 +203,7 @@ def left(
 def leased(
     lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, ledger: RetainedLedger | None
 ) -> OpenGroup:
-    """A new one; or one that goes on, where what was put off does."""
+    """A new one; or one that continues, where what was put off does."""
     if lease.deferred and rules.tail_resumes:
         return resumed(lease, rules, store, journal, ledger)
     return fresh(lease, rules)
@@ -212,7 +212,7 @@ def leased(
 def resumed(
     lease: PromptLease, rules: SchedulingRules, store: SampleStore, journal: TurnJournal, ledger: RetainedLedger | None
 ) -> OpenGroup:
-    """A group as store and journal know it: its members go on where they were."""
+    """A group as store and journal know it: its members continue where they were."""
     group = restored(lease, rules, store, ledger)
     for key in journal.open():
         if key.prompt != lease.prompt:

@@ -1,4 +1,4 @@
-"""Whose sandboxes these are: every sandbox of a run carries the name of its run folder.
+"""Whose sandboxes these are: every sandbox of a run carries the name of its run directory.
 
 Owns: the label, and the removal of what an interrupted run left. Does not own: sandboxes.
 Guarantee: what `left` names was there before it returned; after `remove` it is not.
@@ -20,7 +20,7 @@ from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
 
 LABEL = "run"
 RETAINED = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.retained
-LEDGER = "book"  # of prepared ones: the machine and folder whose book names them
+LEDGER = "book"  # of prepared ones: the machine and directory whose book names them
 YOUNG = 600.0  # seconds
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
@@ -29,7 +29,8 @@ class LabellingClient:
     """The host as the rollout sees it: the client, with a label on all that it creates."""
 
     def __init__(self, client: Client, run: Path | str, *, idle: float | None = None):
-        """`idle`: seconds after its last use after which the daemon removes a sandbox, whoever has forgotten it."""
+        """`idle`: seconds after its last use after which the daemon removes a sandbox, whether or not its run remembers
+        it."""
         self.client, self.run = client, str(run)
         self._end: dict[str, Any] = {} if idle is None else {"idle_timeout": idle, "at_end": AtEnd.REMOVE}
 
@@ -53,7 +54,7 @@ class LabellingClient:
     async def collect_prepared(self) -> int:
         """Remove prepared sandboxes that no book of this machine names any more; how many they were.
 
-        A book's folder may have been deleted. Young ones stay: they are labelled before they are in their book.
+        A book's directory may have been deleted. Young ones stay: they are labelled before they are in their book.
         """
         existing = await self.client.sandboxes({PREPARED: None, LEDGER: None})
         old = [info for info in existing if info.created_at < time.time() - YOUNG]

@@ -50,7 +50,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     listens: int = 0  # sockets that it made listen
     left: int = 0  # processes that it began and that lived on
     times_set: int = 0  # time stamps of files that it set on purpose
-    unseen: bool = False  # it did more than the inspector could tell one by one
+    unseen: bool = False  # it did more than the inspector could list one by one
     back_to: int | None = None  # the turn took the sandbox back to the state before that turn
     results: list[str] = []  # of each call of a tool, where the action had several that were carried out
 
@@ -73,7 +73,7 @@ class FinalState(msgspec.Struct, frozen=True, kw_only=True):
     scoring: Scoring
     seed: int  # that the environment was reset with
     checkpoint: str  # of the sandbox
-    state: bytes | None = None  # of the environment, as its `snapshot` told it
+    state: bytes | None = None  # of the environment, as its `snapshot` returned it
     row: dict[str, Any] | None = None
 
 
@@ -120,7 +120,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     scored_at: float = 0.0
     lineage: list[Ancestor] = []  # of a branch: whose its first turns are, oldest first
     base: str | None = None  # the checkpoint that the reset left
-    changed: list[str] | None = None  # paths that rules name and that differ from `base` at the end; None: not asked
+    changed: list[str] | None = None  # paths that rules name and that differ from `base` at the end; None: not read
     masked: bool = False  # by a rule about effects: nothing is learned from it, and its group goes without it
     penalty: float = 0.0  # by the same, taken from the reward
 

@@ -1,4 +1,4 @@
-"""`RolloutPlan`: what the rollout's process is told, as `plan.json` of the run folder has it under ``rollout``.
+"""`RolloutPlan`: the input of the rollout's process, as `plan.json` of the run directory has it under ``rollout``.
 
 Owns: the structs and reading them. Does not own: how it follows from options (trainer.config).
 """
@@ -28,7 +28,7 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = (
         1  # servers that the run starts: on its machine, or as parts of a job
     )
-    urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
+    urls: list[str] = []  # or servers that others run; they must be able to read the run's weights
     hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.engines.affinity
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each server that the run starts
@@ -53,7 +53,7 @@ class SharePlan(JobShape, frozen=True, kw_only=True):
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Example: ``RolloutPlan(task="examples/fix_the_service", config=RolloutConfig(groups=8))``"""
 
-    task: str  # folder or file whose environment is played
+    task: str  # directory or file whose environment is played
     config: RolloutConfig
     mixture: list[MixturePart] = []  # several environments instead of `task`
     curriculum: str | None = None  # a Python file whose `weights` chooses among them
@@ -74,7 +74,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
 
     def environments(self, run: Path) -> Mixture:
-        """What is played: the mixture, or the one task; split as the run folder says."""
+        """What is played: the mixture, or the one task; split as the run directory says."""
         return Mixture(self.mixture or [MixturePart(task=self.task)], image=self.image, existing=splits.read(run))
 
 
@@ -83,7 +83,7 @@ class _Plan(msgspec.Struct):
 
 
 def read_plan(run: Path) -> RolloutPlan:
-    """The rollout's part of the plan of a run folder."""
+    """The rollout's part of the plan of a run directory."""
     try:
         return msgspec.json.decode((run / NAME).read_bytes(), type=_Plan).rollout
     except FileNotFoundError:

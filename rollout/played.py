@@ -1,4 +1,4 @@
-"""A model folder that plays an environment: the same tokens, template and loop of turns as in training.
+"""A model directory that plays an environment: the same tokens, template and loop of turns as in training.
 
 Owns: an engine of its own for the time of playing. Does not own: which episodes (rollout.evaluate).
 """
@@ -41,7 +41,7 @@ async def engine_of(
     build: Callable[[Client], Awaitable[object]],
 ) -> AsyncIterator[EpisodeManager]:
     """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
-    Hugging Face folder. `build` makes the images that are needed, first."""
+    Hugging Face directory. `build` makes the images that are needed, first."""
     if engine not in KINDS:
         raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
@@ -86,7 +86,7 @@ async def engine_of_run(
 
 
 def named(model: str) -> tuple[Path, int | None]:
-    """A folder, and the version of it that is meant.
+    """A directory, and the version of it that is meant.
 
     >>> named("runs/latest@7"), named("runs/a@home")
     ((PosixPath('runs/latest'), 7), (PosixPath('runs/a@home'), None))

@@ -1,4 +1,4 @@
-"""Which parts of the platform refuse, as the trajectories tell it.
+"""Which parts of the platform refuse, as the trajectories report it.
 
 Owns: what is known of each part since it last worked. Does not own: pauses and trials (rollout.decide.breaker).
 """
@@ -14,7 +14,7 @@ from rollout.decide.view import PartView, WaitReason
 
 
 class Refusals:
-    """``refusals.note(failure)`` when a part failed somebody, ``refusals.over("host")`` when it served somebody."""
+    """``refusals.note(failure)`` when a part failed a trajectory, ``refusals.over("host")`` when it served one."""
 
     def __init__(self, on_over: Callable[[], None]):
         self._parts: dict[str, PartView] = {}

@@ -1,4 +1,5 @@
-"""The log of an engine that lends to rollouts: what it saw and decided before each step, and what that step took.
+"""The log of an engine that is co-located with rollouts: what it saw and decided before each step, and what that step
+took.
 
 Owns: ``steps-PID.jsonl``, one for each process of an engine. Does not own: deciding, also again
 (rollout.store.decisions). Also loaded inside vLLM.

@@ -1,4 +1,4 @@
-"""Back to a state of a finished trajectory: a sandbox in it, or episodes that go on from it.
+"""Back to a state of a finished trajectory: a sandbox in it, or episodes that continue from it.
 
 Owns: finding the state, playing on, what the rewards say of it. Does not own: which states there are
 (rollout.episode.retained), the engine (rollout.played), a terminal (pagurus).
@@ -65,7 +65,7 @@ async def fork(host: LabellingClient, origin: Origin) -> Any:
     """A sandbox in that very state, of which the caller disposes."""
     try:
         return await host.fork(origin.visit.checkpoint)
-    except (NotFound, Conflict) as error:  # nobody has it, or nobody who lives
+    except (NotFound, Conflict) as error:  # no sandbox has it, or none that lives
         trajectory = origin.trajectory
         raise NotFound(
             f"checkpoint {origin.visit.checkpoint} of {trajectory.prompt}/{trajectory.index} is gone: "

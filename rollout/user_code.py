@@ -12,7 +12,7 @@ from types import ModuleType
 
 from sandbox.errors import Invalid
 
-_places: dict[str, str] = {}  # name of a module or package that was loaded -> its file or folder
+_places: dict[str, str] = {}  # name of a module or package that was loaded -> its file or directory
 
 
 def load(name: str, code: Path, *, package: bool = False) -> ModuleType:
@@ -29,7 +29,7 @@ def load(name: str, code: Path, *, package: bool = False) -> ModuleType:
 
 
 def place_of(module: str) -> str:
-    """The file or folder that this module, or the package that it is in, was loaded from; "" for installed ones."""
+    """The file or directory that this module, or the package that it is in, was loaded from; "" for installed ones."""
     return _places.get(module.partition(".")[0], "")
 
 

@@ -1,6 +1,6 @@
 """SQLite files that one process writes: how they are opened, what a transaction guarantees, one thread that writes.
 
-Owns: connections (a write-ahead log, no transaction that nobody asked for), transactions, schema versions, the errors
+Owns: connections (a write-ahead log, no transaction that was not requested), transactions, schema versions, the errors
 of a full disk. Does not own: tables and rows.
 
 Guarantee: a transaction leaves all or nothing, whatever ends it. What it wrote survives the death of the process, and
@@ -92,7 +92,7 @@ class QueuedWrite(Generic[T]):
         try:
             self.result = self.work(database)
         except (sqlite3.OperationalError, sqlite3.InternalError):
-            raise  # of the disk: nobody's change is made
+            raise  # of the disk: no change is made
         except Exception as error:  # noqa: BLE001 - the caller's own, also a bug: the others are made all the same
             database.execute("ROLLBACK TO change")
             self.error = refused(error, what) if isinstance(error, sqlite3.Error) else error
@@ -178,7 +178,7 @@ class WriterThread:
 def _report(changes: list[QueuedWrite[Any]]) -> None:
     loop = next((change.future.get_loop() for change in changes if change.future is not None), None)
     if loop is not None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
             loop.call_soon_threadsafe(_finalize, changes)
 
 

@@ -23,9 +23,9 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
     ├── NoSpace                  disk or budget is full; says how much is missing
     ├── Unsupported              this host cannot do it; names the missing capability
     ├── EngineFailed             an inference engine died or answered nonsense
-    ├── Interrupted              the daemon ended meanwhile: it may or may not have taken place
+    ├── Interrupted              the daemon ended before the answer: it may or may not have taken place
     ├── Timeout                  a deadline of the caller passed
-    ├── NoDaemon                 nobody answers at this address, or it may not be asked (the world)
+    ├── NoDaemon                 nothing answers at this address, or access is denied (the world)
     └── Protocol                 a peer broke the protocol
         └── ConnectionBroken     the connection ended before the whole answer was here
 """
@@ -59,7 +59,7 @@ class PagurusError(Exception):
     status: ClassVar[int] = 500
 
     def __init_subclass__(cls, code: str = "", status: int = 0) -> None:
-        """`code` and `status`: of one of the table. All others are told as the one that they are a kind of."""
+        """`code` and `status`: of one of the table. All others are sent as the one that they are a kind of."""
         if code:
             cls.code, cls.status = code, status
             TABLE[code] = cls

@@ -31,7 +31,7 @@ def descriptor_of(pidfd: int, number: int) -> int:
 
 
 def file_system(place: Path | int) -> int:
-    """The magic number of the file system of a path or descriptor, which Python's statvfs does not tell."""
+    """The magic number of the file system of a path or descriptor, which Python's statvfs does not return."""
     result = (ctypes.c_long * 16)()
     call, of = (library.fstatfs, place) if isinstance(place, int) else (library.statfs, os.fsencode(place))
     checked(call(of, result), str(place))

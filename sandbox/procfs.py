@@ -25,13 +25,13 @@ _EXITING = 0x4  # of the flags: PF_EXITING
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, told from a later one of the same number."""
+    """A process, distinguished from a later one of the same number."""
 
     pid: int
     parent: int
     group: int
     session: int
-    started: int  # clock ticks since boot: tells a process from a later one of the same number
+    started: int  # clock ticks since boot: distinguishes a process from a later one of the same number
 
 
 class MountInfo(NamedTuple):
@@ -99,7 +99,7 @@ def descriptors(pid: int) -> list[tuple[int, str]]:
     result = []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed since
                 result.append((int(name), os.readlink(f"/proc/{pid}/fd/{name}")))
     return result
 

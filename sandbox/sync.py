@@ -3,7 +3,7 @@
 Owns: the bridge. Does not own: any method; every class here is a proxy made from its asynchronous
 original, so the two cannot drift apart. Guarantee: coroutines become calls that block, asynchronous
 iterators and context managers become plain ones, and objects of the SDK (and streams to a port) that
-come back are wrapped again; everything else passes through as it is.
+are returned are wrapped again; everything else passes through as it is.
 
 ::
 
@@ -116,7 +116,7 @@ def _wrapped(value: object) -> Any:
 
 @contextlib.contextmanager
 def _entered(manager: AbstractAsyncContextManager[object]) -> Iterator[Any]:
-    """A context manager that is nobody's handle, such as a forwarded port."""
+    """A context manager that is no handle, such as a forwarded port."""
     entered = _loop.run(manager.__aenter__())
     with contextlib.ExitStack() as stack:
         stack.push(lambda *error: _loop.run(manager.__aexit__(*error)))

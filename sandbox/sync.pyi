@@ -220,7 +220,7 @@ class Models:
         """Make or change an upstream. Its key lies in a file of the host's."""
     def statistics(self) -> GatewayStatistics: ...
     def upstreams(self) -> builtins.list[UpstreamInfo]:
-        """Where requests may go. Keys are not told."""
+        """Where requests may go. Keys are not shown."""
 
 class Networking:
     """What a sandbox may reach: ``sb.network``."""
@@ -267,7 +267,7 @@ class Images:
     def list(self) -> builtins.list[ImageInfo]:
         """All images, by name."""
     def prune(self) -> StepsRemoved:
-        """Remove the kept steps, but for those that living sandboxes stand on."""
+        """Remove the kept steps, but for those that living sandboxes are based on."""
     def pull(
         self, reference: str, name: str | None = None, *, progress: Callable[[int, int], object] | None = None
     ) -> ImageInfo:
@@ -306,7 +306,7 @@ class Store:
     def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> ImportResult:
         """Import what another host's `stream` gave. All or nothing."""
     def remove(self, checkpoint: str | CheckpointInfo) -> None:
-        """Remove a checkpoint. Raises Conflict when a sandbox stands on it."""
+        """Remove a checkpoint. Raises Conflict when a sandbox is based on it."""
     def stream(
         self,
         checkpoint: str | CheckpointInfo,
@@ -348,7 +348,7 @@ class Process:
     @property
     def id(self) -> str: ...
     def kill(self, number: int | str = ...) -> None:
-        """The same, with SIGKILL unless told otherwise."""
+        """The same, with SIGKILL by default."""
     def logs(self, since: Logs | None = None) -> Logs:
         """What is kept of its outputs: all of it, or what follows an earlier answer."""
     def refresh(self) -> ProcessInfo:
@@ -397,14 +397,14 @@ class Terminal:
     def read(self) -> bytes | None:
         """The next output; None once the program has ended."""
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the program the size of the window."""
+        """Set the size of the window."""
     def write(self, data: bytes | str) -> None:
         """Type something."""
 
 class Sessions:
     """The sessions of a sandbox."""
     def get(self, session: str) -> Session:
-        """The session with this id: also in a fork, where it goes on from where the sandbox was forked."""
+        """The session with this id: also in a fork, where it continues from where the sandbox was forked."""
     def list(self) -> builtins.list[Session]:
         """Those of the sandbox's present state."""
     def open(
@@ -449,12 +449,12 @@ class Ports:
     def connect(self, port: int) -> tuple[Reader, Writer]:
         """A connection to a port of the sandbox: ``reader, writer = await sb.ports.connect(8000)``."""
     def forward(self, port: int, *, host: str = "127.0.0.1", local_port: int = 0) -> AbstractContextManager[str]:
-        """A port of this machine that leads to `port` of the sandbox meanwhile; yields ``HOST:PORT``."""
+        """A port of this machine that leads to `port` of the sandbox; yields ``HOST:PORT``."""
     def list(self) -> builtins.list[int]:
         """Those on which something listens."""
 
 class Turn:
-    """All acts on the sandbox meanwhile are one turn, judged and captured at the end."""
+    """All acts on the sandbox within it are one turn, judged and captured at the end."""
 
     result: ExecResult | None
     def __enter__(self) -> Turn: ...
@@ -481,7 +481,7 @@ class Run:
     def labelled(self, labels: dict[str, str] | None = None) -> dict[str, str]:
         """These labels, and the one that makes a sandbox one of the run."""
     def leave(self) -> None:
-        """Renew it no more: its sandboxes end after the lease, unless somebody else renews it."""
+        """Renew it no more: its sandboxes end after the lease, unless another client renews it."""
     def renew(self) -> None:
         """Raises Conflict when it has ended."""
     def sandboxes(self) -> builtins.list[SandboxInfo]:

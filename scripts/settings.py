@@ -23,7 +23,7 @@ Made by `python scripts/settings.py --write` from `trainer/config.py` and `train
 pagurus train plan.toml objective.preset=dapo objective.clip.high=0.28 optimiser.rate=1e-6 sampling.temperature=0.8
 ```
 
-Where no default stands, the objective's preset decides, or the setting is off. `--dry-run` prints every setting of a run and its resolved objective; the run folder has them in `plan.json`.
+Where no default stands, the objective's preset decides, or the setting is off. `--dry-run` prints every setting of a run and its resolved objective; the run directory has them in `plan.json`.
 
 | setting | type | default | what |
 |---|---|---|---|

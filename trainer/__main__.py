@@ -1,7 +1,7 @@
-"""``python -m trainer RUN``: the trainer's process of a run, which goes on where the folder says.
+"""``python -m trainer RUN``: the trainer's process of a run, which continues where the directory says.
 
-`pagurus train` starts it, beside the rollout (``python -m rollout RUN``). A rollout on another host is named by its
-URL; its token and its certificate (or the fingerprint of that) come from the environment: PAGURUS_ROLLOUT_TOKEN and
+`pagurus train` starts it, together with the rollout (``python -m rollout RUN``). A rollout on another host is named by
+its URL; its token and its certificate (or the fingerprint of that) come from the environment: PAGURUS_ROLLOUT_TOKEN and
 PAGURUS_ROLLOUT_CA.
 """
 

@@ -1,8 +1,8 @@
-"""What a run is told: a small TOML file, options of the command line, or what a run folder remembers.
+"""The settings of a run: a small TOML file, options of the command line, or what a run directory remembers.
 
-Owns: the keys, their checks, run folders. Does not own: what follows from them (run), estimates (estimate).
+Owns: the keys, their checks, run directories. Does not own: what follows from them (run), estimates (estimate).
 Guarantee: an unknown key is refused with the nearest known one, a value of the wrong kind with its key; a resumed run
-goes on under the keys that it began with, but for the number of steps, which may be extended.
+continues under the keys that it began with, but for the number of steps, which may be extended.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ TABLES = {"sampling": Sampling(max_tokens=16)}  # that begin otherwise than thei
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What `pagurus train` takes. Keys of the TOML file are these names."""
 
-    task: Path  # folder or file of an environment; of a mixture the first
+    task: Path  # directory or file of an environment; of a mixture the first
     mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
-    model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
+    model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face directory
     seed: int = 0
     engine: str = "embedded"  # what serves the policy: embedded or vllm
     pool: PoolPlan = PoolPlan()  # table [pool]: how many of them, or their urls
@@ -74,7 +74,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     handover: bool = False  # engines rest while the last answers come: docs/scheduling/rollpacker.md
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
-    tail_resumes: bool = False  # they then go on where they were, instead of anew
+    tail_resumes: bool = False  # they then resume instead of restarting
     sampling: Sampling = TABLES["sampling"]  # of answers
     template: dict[str, Any] = {}  # for the chat template: {enable_thinking = false}
     timeouts: TimeoutSettings = TimeoutSettings()
@@ -87,7 +87,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Count = 1  # processes that share the steps; with GPUs one for each
     gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; empty: those that are free
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
-    bf16: bool = False  # compute in half precision beside fp32 weights
+    bf16: bool = False  # compute in half precision with fp32 weights
     lora: Natural = 0  # rank of adapters that are trained instead of the weights; 0: the weights
     recompute: bool = False  # activations, for long trajectories
     offload: bool = False  # keep shards and the optimiser's state in the host's memory
@@ -102,7 +102,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KEYS = tuple(name for name in TrainConfig.__struct_fields__ if name != "resume")
-STALEST = 4  # versions, where the bound is chosen while the run goes on
+STALEST = 4  # versions, where the bound is chosen during the run
 ENGINES = ("embedded", "vllm")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -166,7 +166,7 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
 
 
 def _agreeing(config: TrainConfig) -> TrainConfig:
-    """The same. Refuses keys that do not go together, and names that nobody knows."""
+    """The same. Refuses keys that do not go together, and unknown names."""
     if config.max_observation is not None and not 16 <= config.max_observation <= config.max_length:
         raise Invalid(
             f"max_observation is {config.max_observation}, max_length {config.max_length}",
@@ -221,8 +221,8 @@ def _need_handover(config: TrainConfig) -> None:
 
 
 def need_objective(config: TrainConfig) -> None:
-    """Refuses a name that is in no table, and an objective that cannot do what is asked."""
-    from trainer.objectives import build  # with torch: who goes on with a run needs none
+    """Refuses a name that is in no table, and an objective that cannot do what is requested."""
+    from trainer.objectives import build  # with torch: a resumed run needs none
 
     objective = build(config.objective)
     if objective.advantage.baseline == "teacher" and not (Path(config.objective.teacher) / "config.json").is_file():
@@ -242,13 +242,13 @@ def need_objective(config: TrainConfig) -> None:
 
 
 def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:
-    """The run folder, new or resumed, and the configuration that it runs under. A resumed run may get another number
+    """The run directory, new or resumed, and the configuration that it runs under. A resumed run may get another number
     of steps, and of ranks."""
     if config.resume is not None:
         return _resumed(config.resume, steps=steps, ranks=ranks)
     _agreeing(config)
     need_objective(config)
-    begin = config.model or task.load(config.task).start  # a wrong folder leaves no run behind
+    begin = config.model or task.load(config.task).start  # a wrong directory leaves no run behind
     parts = config.mixture or (MixturePart(task=str(config.task)),)
     chosen = Mixture(parts, share=config.held_share).splits
     if config.curriculum is not None:
@@ -278,7 +278,7 @@ def environments(config: TrainConfig) -> list[type[Environment]]:
 
 
 def need_model(directory: Path, *target: type[Environment], length: int = 1) -> None:
-    """Refuses a folder that is no model, one that cannot be told what these environments tell a model, or one that
+    """Refuses a directory that is no model, one that cannot take what these environments say to a model, or one that
     has no positions for trajectories of this length."""
     from rollout.episode.renderer import has_template
 
@@ -299,7 +299,7 @@ def need_model(directory: Path, *target: type[Environment], length: int = 1) -> 
 
 
 def _positions(directory: Path) -> int | None:
-    """Tokens of the longest sequence that a model folder says it can read, if it says so."""
+    """Tokens of the longest sequence that a model directory says it can read, if it says so."""
     try:
         content = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError as error:
@@ -348,7 +348,7 @@ def _remember(directory: Path, config: TrainConfig, rollout: RolloutPlan) -> Non
 
 
 def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
-    """What the rollout's process is told of it, for the machine as it is now. `begin`: the policy to begin with."""
+    """The rollout's part of it, for the machine as it is now. `begin`: the policy to begin with."""
     from rollout.episode.renderer import end_tokens
 
     fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)

@@ -94,7 +94,7 @@ class Learner:
     ):
         self.scorer, self.objective, self.reference, self.ranks = scorer, objective, reference, ranks
         self.settings = settings or OptimiserSettings()
-        self.on_micro_batch: Callable[[], object] = lambda: None  # who watches hears that it goes on
+        self.on_micro_batch: Callable[[], object] = lambda: None  # the watcher sees progress
         self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
         critic_rate = 0.0 if objective.value is None else objective.value.rate
         self.optimisers = optimisers.make(scorer, self.settings, critic_rate=critic_rate)
@@ -131,7 +131,7 @@ class Learner:
     def feed(self, samples: Sequence[Sample], *, last: bool = False) -> None:
         """Whole groups of the batch. Their gradients are computed at once where that is exact.
 
-        `last`: the batch is complete with these, so that nobody samples any more while they are computed.
+        `last`: the batch is complete with these, so that no sampling runs while they are computed.
         """
         began = time.perf_counter()
         retained, refused = accepted(samples, self.scorer.vocabulary, self.scorer.positions)

@@ -1,6 +1,6 @@
 """The machine that a run finds: its cores, and how many of them others keep busy. Blocks while it measures.
 
-Owns: reading ``/proc/stat``, what this process tells its C library. Does not own: what follows from the load
+Owns: reading ``/proc/stat``, this process's settings of its C library. Does not own: what follows from the load
 (:mod:`trainer.sizing`).
 """
 
@@ -31,7 +31,7 @@ def cores() -> int:
 
 
 def busy(seconds: float = MEASURED) -> float:
-    """Cores that others keep busy now; this process sleeps meanwhile."""
+    """Cores that others keep busy now; this process sleeps during it."""
     before = _ticks()
     time.sleep(seconds)
     after = _ticks()

@@ -1,6 +1,6 @@
 """What is recorded while a run goes: one line per step, one line per turn.
 
-Owns: `metrics.jsonl`, `turns.jsonl` of a run folder. Does not own: what the figures mean, trackers.
+Owns: `metrics.jsonl`, `turns.jsonl` of a run directory. Does not own: what the figures mean, trackers.
 Guarantee: a line is written whole or, after a kill, ignored by `read_lines`; a resumed run appends.
 """
 
@@ -20,7 +20,7 @@ log = logging.getLogger("pagurus.trainer.metrics")
 
 
 class MetricsRecorder:
-    """Appends to the files of a run folder, and tells trackers. A context manager."""
+    """Appends to the files of a run directory, and passes them to trackers. A context manager."""
 
     def __init__(self, directory: Path, trackers: Sequence[Tracker] = ()):
         self.directory, self._trackers = directory, trackers
@@ -44,7 +44,7 @@ class MetricsRecorder:
         for tracker in self._trackers:
             try:
                 tracker.log(step, numbers)
-            except Exception as error:  # noqa: BLE001  its server is away: the run goes on, metrics.jsonl has them
+            except Exception as error:  # noqa: BLE001  its server is away: the run continues, metrics.jsonl has them
                 log.warning("%s did not take the figures of step %d: %s", type(tracker).__name__, step, error)
 
     def turns(self, step: int, trajectories: Iterable[Trajectory]) -> None:

@@ -1,6 +1,6 @@
-"""The run folder that a command means, before any process of the run is started.
+"""The run directory that a command means, before any process of the run is started.
 
-Owns: which folder it is, what a person is told when there can be none. Does not own: its content (config), what is done
+Owns: which directory it is, the error when there can be none. Does not own: its content (config), what is done
 in it (run). Without torch: the supervisor of a run has no use for it.
 """
 
@@ -20,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def prepare(
     config: TrainConfig, *, steps: int | None = None, ranks: int | None = None, fresh: bool = False
 ) -> Path | None:
-    """The run folder to work in, made if need be; None when there can be none, which has been said.
+    """The run directory to work in, made if need be; None when there can be none, which has been said.
 
     A run of the same plan that has not ended is gone on with, unless `fresh`.
     """

@@ -65,7 +65,7 @@ class Totals(msgspec.Struct, kw_only=True):
 
     def count(self, now: RolloutCounters) -> None:
         """Brings up to date what the rollout counts: deaths of sandboxes and what became of them, those of trajectories
-        that no batch took included. It may have been started again meanwhile, and so may we."""
+        that no batch took included. It may have been started again since, and so may we."""
         observed = (
             self.observed
             if self.observed is not None and self.observed.born == now.born

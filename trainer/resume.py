@@ -1,4 +1,4 @@
-"""The trainer's own save: everything that a killed run needs to go on where it was.
+"""The trainer's own save: everything that a killed run needs to continue where it was.
 
 Owns: `<run>/resume/`. Does not own: published weights, the ledger of prompts (rollout).
 Guarantee: a save is visible only when complete and sealed (written aside, synced, renamed); after `kill -9` of any
@@ -39,7 +39,7 @@ from trainer.weights import need_finite
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
 KEEP = 2
-OPTIONS = StateDictOptions(ignore_frozen_params=True)  # with adapters, the frozen weights are the base folder's
+OPTIONS = StateDictOptions(ignore_frozen_params=True)  # with adapters, the frozen weights are the base directory's
 
 
 class Resumable(Protocol):

@@ -1,6 +1,6 @@
 """The trainer's process of a run: from the policy that it begins with to a summary.
 
-Owns: the order of the stages, and what the trainer writes into the run folder. Does not own: what the stages do
+Owns: the order of the stages, and what the trainer writes into the run directory. Does not own: what the stages do
 (modules of their names); engines, sandboxes and samples, which are the rollout's (rollout.service).
 
 ::
@@ -16,7 +16,7 @@ Owns: the order of the stages, and what the trainer writes into the run folder. 
 
     after the last step: held-out reward after ─▶ summary.json, plots, table
 
-Guarantee: after `kill -9` at any instant the next trainer of the run goes on: the resume state of a step is on disk
+Guarantee: after `kill -9` at any instant the next trainer of the run continues: the resume state of a step is on disk
 before its batch is acknowledged and its weights are published. A trajectory that it takes is at most `staleness`
 versions old (the rollout sees to it). It holds no handle of an engine.
 """
@@ -75,11 +75,11 @@ POLL_INTERVAL = 1.0  # seconds between two looks at what the rollout does
 
 
 class RunDirectoryBusy(Exception):
-    """Another process is the trainer of this run folder."""
+    """Another process is the trainer of this run directory."""
 
 
 def main(config: TrainConfig, *, client: RolloutClient | None = None) -> int:
-    """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
+    """Runs to the end; the exit status. Errors are one line each, with the command that continues from there."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop turns, which then takes it
     structs.learn()
     console = Console()
@@ -106,10 +106,10 @@ def warm() -> None:
 
 
 class TrainerRun:
-    """One run folder and what its trainer does."""
+    """One run directory and what its trainer does."""
 
     def __init__(self, config: TrainConfig, console: Console, *, client: RolloutClient | None = None):
-        """`client`: of a rollout elsewhere; None: the one that works in the run folder, on this host."""
+        """`client`: of a rollout elsewhere; None: the one that works in the run directory, on this host."""
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         machine.return_freed_memory()
         self.console = console
@@ -370,7 +370,7 @@ class TrainerRun:
         return resume.ResumeState(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
 
     def _encode(self) -> None:
-        """Begins to make the next version of the weights as they are now; nobody sees it before `_publish`."""
+        """Begins to make the next version of the weights as they are now; it is invisible before `_publish`."""
         tensors, shapes, files = self._parts()
         self.publisher.start(self.version, tensors, files, shapes=shapes)
 
@@ -381,7 +381,7 @@ class TrainerRun:
             self._encode()
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, torch.Size], dict[str, bytes]]:
-        """What a version consists of: the weights, or the adapters alone; and the files beside them."""
+        """What a version consists of: the weights, or the adapters alone; and the files next to them."""
         tensors, lora = published(self.model), self.steps.plan.lora
         if lora is not None:
             files = {CONFIG: lora.file(self.base)}

@@ -1,7 +1,7 @@
-"""The seal of a folder: hashes of its files.
+"""The seal of a directory: hashes of its files.
 
-Owns: ``manifest.json``. Does not own: how the folder came to be, who loads it.
-Guarantee: a folder with a manifest is complete (the manifest is written last, atomically), and `verify_directory`
+Owns: ``manifest.json``. Does not own: how the directory came to be, who loads it.
+Guarantee: a directory with a manifest is complete (the manifest is written last, atomically), and `verify_directory`
 returns only when every file is bit-identical to what was sealed.
 """
 
@@ -24,7 +24,7 @@ class FileHash(msgspec.Struct, frozen=True):
 
 
 class SealManifest(msgspec.Struct, kw_only=True):
-    """What a sealed folder consists of. `version`: a number of the owner's."""
+    """What a sealed directory consists of. `version`: a number of the owner's."""
 
     version: int
     files: dict[str, FileHash]

@@ -2,8 +2,8 @@
 
 Owns: the structs of objective, optimiser and evaluation, unknown keys, overrides, the tree as flat lines. Does not own:
 the root (trainer.config), formulas (trainer.objectives). Pure, without torch.
-Guarantee: a file, the command line, `--dry-run`, the run folder and the documentation name a setting by the same path,
-and each of them refuses the same values: bounds stand in the types here and nowhere else.
+Guarantee: a file, the command line, `--dry-run`, the run directory and the documentation name a setting by the same
+path, and each of them refuses the same values: bounds stand in the types here and nowhere else.
 
 ::
 

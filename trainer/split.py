@@ -2,8 +2,8 @@
 
 Owns: the division. Does not own: the clocks (the trainer's loop, `rollout.episode_clock`).
 Guarantee: the parts of a step add up to its wall time. While the trainer works, the time is the trainer's, though
-rollouts go on. While it waits for a batch, the time is divided in proportion to what the trajectories spent in each
-phase meanwhile; what remains when no trajectory did anything is idle.
+rollouts continue. While it waits for a batch, the time is divided in proportion to what the trajectories spent in each
+phase at that time; what remains when no trajectory did anything is idle.
 """
 
 from __future__ import annotations

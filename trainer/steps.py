@@ -2,8 +2,9 @@
 
 Owns: the two ways behind one set of calls, and going on when a rank is lost. Does not own: a step (learner), ranks
 (distributed), which batch (run).
-Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same folder whoever took
-it, so that a run may go on with another number of ranks; `model` then has the weights after it, whole, in this process.
+Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same directory no matter
+who took it, so that a run may continue with another number of ranks; `model` then has the weights after it, whole, in
+this process.
 
 ::
 
@@ -38,7 +39,7 @@ MAX_LOSSES = 3  # of ranks in a row, without a step in between
 
 
 def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
-    """What those are told who take the steps. The policy that the run began with lies in its folder."""
+    """The input of the processes that take the steps. The policy that the run began with lies in its directory."""
     return WorkPlan(
         model=str(run / "policy"),
         directory=str(run / "ranks"),
@@ -190,7 +191,7 @@ class DistributedSteps:
         return result
 
     def _living(self, call: Callable[[], T]) -> T:
-        """The call's result, though ranks be lost meanwhile."""
+        """The call's result, even if ranks are lost."""
         while True:
             try:
                 return call()

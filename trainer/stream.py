@@ -39,13 +39,13 @@ class Takes(Protocol):
 
 
 class BatchStream:
-    """``batch = await stream.next_batch()``, then the step of that batch by whoever was fed."""
+    """``batch = await stream.next_batch()``, then the step of that batch by the learner that was fed."""
 
     def __init__(self, source: BatchSource, takes: Takes, samples: Callable[[Batch], list[Sample]]):
         self.source, self.takes, self.samples = source, takes, samples
 
     async def next_batch(self) -> Batch:
-        """Consumes whole groups. Waits for: the batch. Produces their gradients meanwhile, where that is exact."""
+        """Consumes whole groups. Waits for: the batch. Produces their gradients at that time, where that is exact."""
         fed: set[str] = set()  # prompts
         self.takes.expect()
         requested = asyncio.ensure_future(self.source.next_batch())

@@ -1,7 +1,7 @@
 """A grid of runs: every combination of the values of some settings, one after the other or some at once, and one table.
 
-Owns: the grid, its folder, which runs are done, the table. Does not own: a run (coordinator.local), settings.
-Guarantee: a grid that was interrupted continues: a point's plan is in its own folder, a run that has ended is not
+Owns: the grid, its directory, which runs are done, the table. Does not own: a run (coordinator.local), settings.
+Guarantee: a grid that was interrupted continues: a point's plan is in its own directory, a run that has ended is not
 begun again, and one that has not is resumed.
 
 ::
@@ -79,7 +79,7 @@ def split(text: str) -> list[str]:
 
 
 def configurations(what: Path, settings: Sequence[str]) -> tuple[Path, list[tuple[SweepPoint, TrainConfig]]]:
-    """The folder of the grid, and the plan of each point. All are checked before any is begun."""
+    """The directory of the grid, and the plan of each point. All are checked before any is begun."""
     points = grid(settings)
     plans = [(point, gather(what, {}, point.settings)) for point in points]
     content = [[f"{key}={value}" for key, value in flat(plan)] for _, plan in plans]
@@ -91,7 +91,7 @@ def configurations(what: Path, settings: Sequence[str]) -> tuple[Path, list[tupl
 
 
 class Sweep:
-    """``Sweep(what, settings).run(at_once=2)``. Ctrl-C ends the runs that go on; the same command continues."""
+    """``Sweep(what, settings).run(at_once=2)``. Ctrl-C ends the running ones; the same command continues."""
 
     def __init__(self, what: Path, settings: Sequence[str], report: Callable[[str], None] = lambda _: None):
         self.directory, self.plans = configurations(what, settings)

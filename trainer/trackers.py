@@ -1,8 +1,8 @@
 """Where the figures of steps go besides `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow, by their names.
 
 Owns: one small face for the three, and what is said where one is not installed. Does not own: figures (metrics).
-Guarantee: a process that goes on with a run goes on in the same tracker run, at the steps after those that it has; a
-tracker that cannot be reached when the run begins is told of before anything is spent.
+Guarantee: a process that continues a run continues in the same tracker run, at the steps after those that it has; a
+tracker that cannot be reached when the run begins is reported before anything is spent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
-    """Event files in ``tensorboard/`` of the run folder."""
+    """Event files in ``tensorboard/`` of the run directory."""
 
     def __init__(self, run: Path, config: Mapping[str, str]):
         from torch.utils.tensorboard import SummaryWriter  # seconds to import: only a run pays
@@ -41,8 +41,8 @@ class _TensorBoard:
 
 
 def identity(run: Path) -> str:
-    """Of a run folder, the same for whoever continues it, on any host. Folders are named by the second: two runs may
-    have one name."""
+    """Of a run directory, the same for every process that continues it, on any host. Directories are named by the
+    second: two runs may have one name."""
     existing = run / "tracker.id"
     if not existing.exists():
         durable.publish(existing, f"{run.name}-{secrets.token_hex(4)}".encode())
@@ -50,7 +50,7 @@ def identity(run: Path) -> str:
 
 
 class _Wandb:
-    """Server, project and key are those of its own environment variables; the run is called like the run folder."""
+    """Server, project and key are those of its own environment variables; the run is called like the run directory."""
 
     def __init__(self, run: Path, config: Mapping[str, str]):
         import wandb

@@ -3,7 +3,7 @@
 Owns: the copy that was published last, the comparison with it, the order of a publication. Does not own: the
 encoding and the store (rollout.weights), when to publish.
 Guarantee: a version is visible when every rank's part of it is on disk and `wait` was called, and not before; weights
-that are no numbers are never published; encoding runs in a thread, on a copy: the trainer may save and step meanwhile.
+that are no numbers are never published; encoding runs in a thread, on a copy: the trainer may save and step during it.
 
 ::
 
@@ -52,7 +52,7 @@ class StagedVersion:
     complete: bool
     manifest: VersionManifest | None  # on rank 0
     own: set[str]  # digests of what this rank wrote
-    held: ExitStack  # its content is not collected meanwhile
+    held: ExitStack  # its content is not collected until then
 
 
 class Seconds(msgspec.Struct, kw_only=True):
@@ -67,7 +67,8 @@ class Seconds(msgspec.Struct, kw_only=True):
 
 
 class Publisher:
-    """``publisher.start(3, tensors, files)``, go on training, ``ref = publisher.wait()``. All ranks call the same."""
+    """``publisher.start(3, tensors, files)``, continue training, ``ref = publisher.wait()``. All ranks call the
+    same."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Publisher:
     ):
         """`slots`: the largest tensor parallelism of engines that read by slices. `dtype` None: as the weights are.
 
-        `apart`: each rank has a store of its own, whose server readers are told beside the first rank's.
-        `complete_every`: how many versions share one whole image; `keep`: versions that stay for whoever comes late.
+        `apart`: each rank has a store of its own, whose server readers get in addition to the first rank's.
+        `complete_every`: how many versions share one whole image; `keep`: versions that stay for late readers.
         """
         self.store, self.ranks, self.slots, self.keep = store, parts or ranks, slots, keep
         self.complete_every, self.dtype, self.generation = complete_every, dtype, generation
@@ -125,7 +126,7 @@ class Publisher:
             ref = self._list(ready)
         if (
             self.ranks.rank == 0 or self.apart
-        ):  # before the others are told and encode again: their content must not be waited for
+        ):  # before the others are notified and encode again: their content must not be waited for
             self.store.collect(keep=self.keep)
         self._base, self._base_ref = ready.copies, self._report(ref)
         self._since_complete = 0 if ready.complete else self._since_complete + 1
@@ -202,7 +203,7 @@ class Publisher:
         return self._layout
 
     def _matching(self, copies: dict[str, Tensor]) -> VersionRef | None:
-        """The version that `_base` is, if changes can go on from it; rank 0 looks whether it still is the newest."""
+        """The version that `_base` is, if changes can build on it; rank 0 looks whether it still is the newest."""
         ours = self._base_ref
         if {name: tensor.shape for name, tensor in self._base.items()} != {
             name: tensor.shape for name, tensor in copies.items()
@@ -221,10 +222,10 @@ class Publisher:
         *,
         files: Mapping[str, bytes] | None = None,
     ) -> bool:
-        """After a restart: whether the newest version is these very weights, so that changes go on from it.
+        """After a restart: whether the newest version is these very weights, so that changes build on it.
 
         `version`: its number, if it is. What is published above that comes from steps that were lost: withdrawn.
-        `files`: those that it must have beside them.
+        `files`: those that it must have next to them.
         """
         if version is not None and (self.ranks.rank == 0 or self.apart):
             self.store.withdraw(version)

@@ -30,14 +30,14 @@ class MovableSandbox:
     sandbox: str
     host: str
     images: frozenset[str]  # names that its image goes by
-    idle: float  # seconds for which nobody has used it
+    idle: float  # seconds for which it was not used
     labels: Mapping[str, str] = field(default_factory=dict)
     copies: frozenset[str] = frozenset()  # hosts with copies of it
 
 
 @dataclass(frozen=True)
 class Move:
-    """Let the sandbox go on at another host."""
+    """Continue the sandbox at another host."""
 
     sandbox: str
     source: str

@@ -1,4 +1,4 @@
-"""What jobs cost: time times what they held, at the prices of whoever runs the cluster.
+"""What jobs cost: time times what they held, at the prices of the cluster's operator.
 
 A price is that of one unit for an hour. What has no price costs nothing.
 """

@@ -1,9 +1,9 @@
-"""Which sandboxes go on elsewhere when hosts are lost, and where.
+"""Which sandboxes continue elsewhere when hosts are lost, and where.
 
-A sandbox goes on from the newest state of it that was copied, and from no older one: what it was told since would be
+A sandbox continues from the newest state of it that was copied, and from no older one: what it reported since would be
 undone. It goes where that copy is, of two such hosts to the one that suits it better; if only the store has it, to the
-host that suits it best. Where it began to come back it stays, for it may run there; where that was prepared it goes, if
-that host has the copy. Those come first of which somebody waits for an answer.
+host that suits it best. Where its restore began it stays, for it may run there; where that was prepared it goes, if
+that host has the copy. Those come first for which a caller waits.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class LostSandbox:
     copies: Sequence[CheckpointCopy]
     home: str = ""  # where it belongs by what was decided before; "": where it was
     images: frozenset[str] = frozenset()
-    waited: bool = False  # somebody asked it for something
+    waited: bool = False  # a caller waits for it
     prepared: str = ""  # the host where its coming was prepared
 
 
 @dataclass(frozen=True)
 class Revive:
-    """Let the sandbox go on from this checkpoint there. `stored`: it comes from the store."""
+    """Continue the sandbox from this checkpoint there. `stored`: it comes from the store."""
 
     sandbox: str
     checkpoint: str

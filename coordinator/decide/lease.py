@@ -9,7 +9,7 @@ and the least that may have passed since the report came (Marzullo's algorithm u
 bounds counts, as a rule that of a report that travelled fast, so a slow one does not delay what follows the end of a
 lease. A host's own lease is always over before the coordinator believes it is, however long messages travel; `DRIFT`
 is for clocks that run at different speeds. A bound that the next report contradicts is dropped: the host was started
-anew, or stood still.
+again, or was frozen.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class HostLease:
     ttl: float
     last_seen_at: float | None = None  # when the last report came
     ends_at: float | None = None  # when the host's lease is surely over; None: it never had one
-    refused: bool = False  # since it was heard last, a request did not reach it, and nobody listens there
+    refused: bool = False  # since its last report a request did not reach it, and nothing listens there
     clock: float = -inf  # what the host's clock showed at `last_seen_at`, at least
 
 
 def last_seen(lease: HostLease, now: float, *, requested_at: float, clock: float) -> HostLease:
-    """A report came, which was asked for at `requested_at`. `clock` is the host's, of some moment between."""
+    """A report came, which was requested at `requested_at`. `clock` is the host's, of some moment between."""
     minimum = clock
     if lease.last_seen_at is not None:
         existing = lease.clock + (now - lease.last_seen_at) / (1 + DRIFT)
@@ -54,7 +54,7 @@ def requested(lease: HostLease, *, clock: float) -> tuple[HostLease, float | Non
 
 
 def refused(lease: HostLease, before: HostLease) -> HostLease:
-    """The request did not go out, for nobody listens there: its grant is none. `before`: as it was before the request.
+    """The request did not go out, for nothing listens there: its grant is none. `before`: as it was before the request.
 
     So of a host whose daemon is dead the lease is known to end when it ends, and not a request later.
     """

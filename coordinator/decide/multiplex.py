@@ -52,7 +52,7 @@ class SharedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """What machines cost and hold. The default is a ratio of rents: an input of whoever plans, not a fact."""
+    """What machines cost and hold. The default is a ratio of rents: an input of the planner, not a fact."""
 
     rollout_node: float = 1.0  # per hour
     train_node: float = 2.5
@@ -269,7 +269,7 @@ def place(groups: Sequence[JobGroup], job: SharedJob, prices: Prices) -> JobPlac
 
 
 def leave(group: JobGroup, name: str) -> JobGroup | None:
-    """`group` without a job that ended and the machines that nobody uses any more; None when nobody is left."""
+    """`group` without a job that ended and the machines that are no longer used; None when none is left."""
     members = [member for member in group.members if member.job.name != name]
     if not members:
         return None

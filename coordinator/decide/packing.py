@@ -17,9 +17,9 @@ from coordinator.decide.multiplex import JobGroup, Prices, SharedJob, alone, fit
 
 SEARCH_UP_TO = 40  # jobs for which arrangements are searched after the first one
 ROUNDS = 8  # of that search
-SHUFFLES = 48  # orders to begin with, beside the sorted ones; drawn, but always the same
+SHUFFLES = 48  # orders to begin with, in addition to the sorted ones; drawn, but always the same
 IMPROVED = 6  # of the first arrangements, the cheapest ones
-ALL_ORDERS_UP_TO = 4  # jobs that are placed anew in every order
+ALL_ORDERS_UP_TO = 4  # jobs that are placed again in every order
 
 LOAD, LOADS = 6, 7  # rows of a table: the group's load, and where those of its machines begin
 
@@ -59,7 +59,7 @@ def groups_of(groups: Sequence[JobGroup]) -> frozenset[frozenset[str]]:
 
 
 def improve(groups: list[JobGroup], prices: Prices) -> list[JobGroup]:
-    """Takes one or two groups apart and places their jobs anew among all, as long as that is cheaper."""
+    """Takes one or two groups apart and places their jobs again among all, as long as that is cheaper."""
     for _ in range(ROUNDS):
         best = min(_changed(groups, prices), key=lambda item: total(item, prices), default=groups)
         if total(best, prices) >= total(groups, prices) - 1e-9:
@@ -90,7 +90,7 @@ def _orders(jobs: Sequence[SharedJob]) -> Iterable[Sequence[SharedJob]]:
 
 
 def repacked(group: JobGroup, prices: Prices) -> JobGroup:
-    """The same jobs on as few rollout machines as placing them anew, the longest first, needs."""
+    """The same jobs on as few rollout machines as placing them again, the longest first, needs."""
     jobs = sorted((member.job for member in group.members), key=lambda job: (-job.train_nodes, -job.rollout))
     again: JobGroup | None = alone(jobs[0])
     for job in jobs[1:]:

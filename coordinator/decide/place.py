@@ -1,6 +1,6 @@
 """Where a sandbox goes: the hosts that can take it, the best first.
 
-What a host must have (it answers, is not being drained, carries the labels that are asked for, holds the image) decides
+What a host must have (it answers, is not being drained, carries the requested labels, holds the image) decides
 whether it can. Among those, the order is by cost: how pressed a host is, how many sandboxes it has for its processors,
 and whether the content is there already. Content that is not costs as much as a certain pressure, so a host that holds
 it is left only when it is much busier than another.
@@ -36,7 +36,7 @@ class HostView:
     labels: Mapping[str, str] = field(default_factory=dict)
     images: Collection[str] = frozenset()  # names
     alive: bool = True
-    silent: float = 0.0  # seconds since it was heard, of one that does not answer
+    silent: float = 0.0  # seconds since its last report, of one that does not answer
     doubted: bool = False  # it has been silent for a while: it may be lost
     draining: bool = False
 

@@ -2,12 +2,12 @@
 
 Two other hosts have copies of each sandbox, and the store where there is one. The newest durable checkpoint goes to one
 of the two, in turn, since only the difference to the copy there travels; to another host when they are gone or are to
-be emptied. When the host of the sandbox is lost, it goes on at the one that has the newest copy, and the next copy goes
-to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what waits
-longest. The first copy to a second host is whole. It waits until the sandbox has been at its host for a while and both
-hosts have nothing else to copy: when a host was lost, others need the processors first. For the same reason the state
-that a sandbox came with is not copied at once: who waits for an answer of it needs the next one. A host that does not
-answer may come back with the copies that it has, and is waited for likewise.
+be emptied. When the host of the sandbox is lost, it continues at the one that has the newest copy, and the next copy
+goes to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what
+waits longest. The first copy to a second host is whole. It waits until the sandbox has been at its host for a while and
+both hosts have nothing else to copy: when a host was lost, others need the processors first. For the same reason the
+state that a sandbox came with is not copied at once: who waits for an answer of it needs the next one. A host that does
+not answer may return with the copies that it has, and is waited for likewise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coordinator.decide.place import HostView, PlacementRequest
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
 NEW = 15.0  # seconds for which a sandbox is new at a host
 FRESH = 3.0  # seconds for which it has just come there
-AWAY = 60.0  # seconds for which a host that does not answer may come back with its copies
+AWAY = 60.0  # seconds for which a host that does not answer may return with its copies
 HOLDERS = 2  # hosts with copies of a sandbox
 STREAMS = 8  # copies to the store at a time
 LINKS = 64  # streams that make up a state in the store, at most
@@ -33,7 +33,7 @@ GAIN = 0.7  # part of the time of the copy before that the next one must have ta
 
 @dataclass(frozen=True)
 class ReplicaCopy:
-    """A copy. `old`: older than what the sandbox told; only the next copy builds upon it."""
+    """A copy. `old`: older than what the sandbox reported; only the next copy builds upon it."""
 
     checkpoint: str
     holder: str
@@ -63,7 +63,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class CopyAction:
-    """Copy this checkpoint. `base`: one that both hosts have; "": what the target does not tell that it has."""
+    """Copy this checkpoint. `base`: one that both hosts have; "": the target reports none."""
 
     sandbox: str
     checkpoint: str

@@ -1,1 +1,1 @@
-"""Jobs: runs that wait in a queue until Ray has room for them, and go on until they end."""
+"""Jobs: runs that wait in a queue until Ray has room for them, and run until they end."""

@@ -1,7 +1,7 @@
 """`RunActor`: what Ray places and starts again. It keeps the supervisor of one part of a job alive on its machine.
 
-Owns: that process. Does not own: what it does (:mod:`coordinator.local`); a run folder has one owner by a lock of the
-kernel, and its roles have generations, so two actors of one run could not both act.
+Owns: that process. Does not own: what it does (:mod:`coordinator.local`); a run directory has one owner by a lock of
+the kernel, and its roles have generations, so two actors of one run could not both act.
 Guarantee: the supervisor ends with the actor.
 """
 
@@ -41,7 +41,7 @@ class RunActor:
         threading.Thread(target=self._keep, daemon=True, name="supervisor").start()
 
     def ended(self) -> int:
-        """When the part is over: with which status. However often it is asked."""
+        """When the part is over: with which status. May be called repeatedly."""
         return self._status.result()
 
     def _keep(self) -> None:
@@ -54,5 +54,5 @@ class RunActor:
                     self._status.set_result(status)
                     return
                 time.sleep(AGAIN)
-        except OSError as error:  # this machine does not have the folder, or cannot start a process
+        except OSError as error:  # this machine does not have the directory, or cannot start a process
             self._status.set_exception(error)

@@ -1,9 +1,9 @@
-"""``python -m coordinator.jobs.head FOLDER``: takes jobs from the queue to Ray, and writes down what becomes of them.
+"""``python -m coordinator.jobs.head DIRECTORY``: takes jobs from the queue to Ray, and records their outcome.
 
 A process of its own, because Ray ends a process that has lost its cluster. The coordinator starts it while there are
 jobs, and again when it dies. Owns: the order of its acts. Does not own: which job begins
 (:mod:`coordinator.decide.queue`), Ray (:mod:`coordinator.jobs.on_ray`).
-Guarantee: jobs go on while it is dead, and the next one adopts them: their actors have their names.
+Guarantee: jobs continue while it is dead, and the next one adopts them: their actors have their names.
 
 ::
 
@@ -115,7 +115,7 @@ def _queued(row: JobRow) -> QueuedJob:
 
 
 def _connected(address: str, directory: Path) -> JobCluster:
-    """The one at the address, or that of this machine, which takes a while to answer and may give up meanwhile."""
+    """The one at the address, or that of this machine, which takes a while to answer and may give up before that."""
     from coordinator.jobs.on_ray import OnRay
 
     deadline = time.monotonic() + CONNECT

@@ -93,7 +93,7 @@ class Jobs:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """For as long as the coordinator lives. The head ends with it; jobs go on, and the next head adopts them."""
+        """For as long as the coordinator lives. The head ends with it; jobs continue, and the next head adopts them."""
         while True:
             left = await self._do(self._store.unfinished)
             if not left:
@@ -139,7 +139,7 @@ class Jobs:
         return self._priced(await self._do(self._store.cancel, id))
 
     async def _do(self, work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-        """In a thread, one at a time: also one that nobody waits for any more ends before anything else is done."""
+        """In a thread, one at a time: also one without a waiting caller ends before anything else is done."""
         async with self._lock:
             done = asyncio.ensure_future(asyncio.to_thread(work, *values, **named))
             try:
@@ -158,7 +158,7 @@ class Jobs:
         path = Path((await self.job(id)).run) / "run.log"
 
         def read() -> bytes:
-            """What writes the run folder may have put a link, or a pipe that nobody writes, in its place."""
+            """What writes the run directory may have put a link, or a pipe without a writer, in its place."""
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:

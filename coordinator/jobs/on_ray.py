@@ -2,7 +2,7 @@
 
 Owns: the only imports of Ray but for a machine's address. Does not own: which job begins
 (:mod:`coordinator.decide.queue`), which parts a job has (:mod:`coordinator.jobs.shape`).
-Guarantee: groups and actors have the names of job and part and belong to nobody, so that whoever is the head finds
+Guarantee: groups and actors have the names of job and part and are detached, so that the next head finds
 them, and there is one of each. Parts have groups of their own: one that lost its machine does not wait for another's.
 """
 
@@ -55,7 +55,7 @@ class OnRay:
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
     def place(self, job: str, run: str, parts: Mapping[str, Needs]) -> bool:
-        """Ask for room and an actor for each part; asked again, nothing new. Whether there was room for all."""
+        """Ask for room and an actor for each part; repeated, nothing new. Whether there was room for all."""
         states = []
         for part, needs in parts.items():
             name = _name(job, part)
@@ -89,11 +89,11 @@ class OnRay:
             status, reason = ray.get(end), ""
         except RayTaskError as error:
             status, reason = local.SAID, str(error.cause).splitlines()[0]
-        except RayActorError as error:  # somebody killed it: it is placed again
+        except RayActorError as error:  # it was killed: it is placed again
             log.warning("%s lost its actor: %s", _name(job, part), str(error).splitlines()[0])
             self.remove(job)
             return None
-        if part.startswith(ENGINE):  # the run goes on with the others, while there is one
+        if part.startswith(ENGINE):  # the run continues with the others, while there is one
             self._failed.add((job, part))
             if any(key[0] == job and key[1].startswith(ENGINE) for key in self._ends.keys() - self._failed):
                 log.warning("%s has ended by itself: the job goes on without it. %s", _name(job, part), reason)

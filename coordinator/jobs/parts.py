@@ -8,7 +8,7 @@ Owns: which these are, the key by which they know each other. Does not own: whic
 
     run: supervisor ─▶ rollout ──────── TLS ────────▶ engine-0, engine-1, ...: supervisor ─▶ keeper ─▶ engine
                           ▲ TLS
-    trainer: supervisor ──┴▶ trainer                  all of them read and write the run folder
+    trainer: supervisor ──┴▶ trainer                  all of them read and write the run directory
 """
 
 from __future__ import annotations

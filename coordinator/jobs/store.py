@@ -38,7 +38,7 @@ RETAINED = 1000  # jobs that have ended
 class JobRow(JobInfo, kw_only=True):
     """A job as it is kept."""
 
-    cancelling: bool = False  # the head is asked to end it
+    cancelling: bool = False  # the head is to end it
     number: int = 0
 
     def reported(self) -> JobInfo:
@@ -109,7 +109,7 @@ class JobStore:
         return row
 
     def cancel(self, id: str) -> JobInfo:
-        """At once if it waits; else the head is asked."""
+        """At once if it waits; else by the head."""
         row = self.change(self.job(id).id, only=("queued",), state="cancelled", reason="")
         if row.state not in ENDED:
             row = self.change(row.id, cancelling=True)

@@ -18,7 +18,7 @@ from coordinator.jobs.tied import tie
 from sandbox import private
 from sandbox.errors import Conflict
 
-ENVIRONMENT = "environment.json"  # in the run's folder of roles: where its sandboxes are made
+ENVIRONMENT = "environment.json"  # in the run's directory of roles: where its sandboxes are made
 
 
 def remember(run: Path, environment: Mapping[str, str]) -> None:

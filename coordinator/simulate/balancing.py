@@ -1,6 +1,6 @@
-"""Hosts that are lost and come back, and whether sandboxes move to them: how many a lost host held, and what moved.
+"""Hosts that are lost and return, and whether sandboxes move to them: how many a lost host held, and what moved.
 
-Owns: when hosts are lost, who is in use. Does not own: where lost sandboxes go on (:mod:`coordinator.decide.place`),
+Owns: when hosts are lost, who is in use. Does not own: where lost sandboxes continue (:mod:`coordinator.decide.place`),
 what moves (:mod:`coordinator.decide.balance`): the live coordinator decides by the same functions.
 """
 
@@ -66,7 +66,7 @@ class SimulatedCluster:
         ]
 
     def _lose(self) -> None:
-        """One host, whose sandboxes go on elsewhere at once; it comes back empty."""
+        """One host, whose sandboxes continue elsewhere at once; it returns empty."""
         name = str(self._chance.choice(sorted(self.alive)))
         del self.alive[name]
         theirs = sorted(sandbox for sandbox, host in self.where.items() if host == name)

@@ -1,7 +1,7 @@
 """A virtual clock: what is to happen, in the order of its times.
 
 Owns: time. Does not own: randomness (each scenario draws from its own seeded generator).
-Guarantee: things of the same time happen in the order in which they were asked for, so a seed gives one course.
+Guarantee: things of the same time happen in the order in which they were requested, so a seed gives one course.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VirtualClock:
         heapq.heappush(self._todo, (self.now + seconds, next(self._count), what))
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Go on until `until` is true after something happened, or nothing is left to happen."""
+        """Run until `until` is true after something happened, or nothing is left to happen."""
         while self._todo and not until():
             self.now, _, what = heapq.heappop(self._todo)
             what()

@@ -1,6 +1,6 @@
 """An engine as its rates: prompts are read one after another, answers are sampled side by side.
 
-Owns: the time that a request takes beside others. Does not own: which engine gets it
+Owns: the time that a request takes next to others. Does not own: which engine gets it
 (rollout.decide.engines.routing), what is sampled.
 
 All answers on their way advance by one token per step, and a step takes ``base + per_sequence * answers`` seconds:
@@ -53,8 +53,8 @@ class SimulatedEngine:
 
     def __init__(self, clock: Ticks, rates: StepCosts, hardware: str = ""):
         self.clock, self.rates, self.hardware = clock, rates, hardware
-        self.readers = self.reading = 0  # as whoever routes requests keeps it: rollout.decide.engines.measuring
-        self.load = 0  # requests that were asked and have not ended
+        self.readers = self.reading = 0  # as the router counts it: rollout.decide.engines.measuring
+        self.load = 0  # requests that began and have not ended
         self.busy = 0.0  # seconds in which it sampled or read
         self.tokens = 0.0  # that it sampled
         self._position = 0.0  # tokens that an answer has got which was there from the beginning

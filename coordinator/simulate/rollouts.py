@@ -133,7 +133,7 @@ class RolloutSimulation:
         self.waiting: list[int] = []  # prompts that were put off
         self.left: dict[
             int, dict[int, SimulatedTrajectory | None]
-        ] = {}  # where their trajectories stood, if they go on
+        ] = {}  # where their trajectories stood, if they continue
         self.issued, self.version = 0, 0
         self.requested_at: float | None = 0.0
         self.training = self.ended = False
@@ -320,7 +320,7 @@ class RolloutSimulation:
         )
 
     def _pass_barrier(self) -> None:
-        """All take their next turn when nobody is on the way."""
+        """All take their next turn when none is on the way."""
         if self._at_barrier and not self._on_way:
             together = list(self._at_barrier)
             for member in together:

@@ -162,7 +162,7 @@ def redundancy(seed: int, prompts: int = 288) -> dict[str, Any]:
 
 
 def asynchrony(seed: int, prompts: int = 64) -> dict[str, Any]:
-    """Each trajectory goes on when its own environment has answered, against a batch that steps together."""
+    """Each trajectory continues when its own environment has answered, against a batch that steps together."""
 
     def ratio(variation: float) -> float:
         def took(barrier: str) -> float:
@@ -250,7 +250,7 @@ STALEST = 4  # versions
 
 
 def staleness(seed: int, steps: int = 300) -> dict[str, Any]:
-    """The bound on staleness chosen while a run goes on, against each bound that is held: effective samples a second.
+    """The bound on staleness chosen during a run, against each bound that is held: effective samples a second.
 
     Held are also bounds on running ahead alone (`ahead`), under which stragglers of up to four versions are used.
     """
@@ -366,7 +366,7 @@ def tail(seed: int, rounds: int = 10) -> dict[str, Any]:
 
 
 def _gone_on(seed: int, rounds: int, turns: int = 16) -> dict[str, float]:
-    """A run in which what was put off begins anew, over one in which it goes on, in episodes of so many turns: seconds,
+    """A run in which what was put off restarts, over one in which it continues, in episodes of so many turns: seconds,
     by the tokens that the engines read per second, and sampled tokens."""
     complete = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), 16_384)
 

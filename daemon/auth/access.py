@@ -4,7 +4,7 @@ Owns: what a token grants, and the judgement of a call. Does not own: where toke
 (:mod:`daemon.auth.tokens`), which scope a route needs (its :class:`~daemon.api.route.ApiRoute`), quotas
 (:mod:`daemon.auth.quota`).
 
-Guarantee: a caller sees its own sandboxes and no others; what it may not see it is told does not exist.
+Guarantee: a caller sees its own sandboxes and no others; what it may not see does not exist for it.
 
 A token is ``pgr_<id>_<secret>``. The secret is 256 random bits, so a plain SHA-256 of it is kept: there is
 nothing to guess that a slow, salted hash would protect, and it is compared on every request. Clients of E2B refuse
@@ -29,7 +29,7 @@ from sandbox.messages.tokens import TokenScope
 Scope = Literal["open"] | TokenScope  # of a route, or of a caller
 GRANTED: dict[str, tuple[str, ...]] = {  # the routes that a caller of a scope may use
     "open": ("open",),
-    "monitor": ("open", "monitor"),  # totals of the host, which tell of all owners
+    "monitor": ("open", "monitor"),  # totals of the host, which count all owners
     "read": ("open", "read"),
     "exec": ("open", "read", "exec"),
     "admin": ("open", "monitor", "read", "exec", "admin"),
@@ -56,7 +56,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever a request comes from. ``owner`` "" with ``everything`` is the host itself."""
+    """The caller of a request. ``owner`` "" with ``everything`` is the host itself."""
 
     token: str = ""  # id; "": the daemon's own user, over its socket
     owner: str = ""
@@ -107,7 +107,7 @@ def bearer(header: str | None) -> str | None:
 def identify(secret: str, grant: Grant | None, now: float) -> Caller:
     """The caller who shows `secret` for `grant` (None: there is no such token). Raises Unauthorized.
 
-    Unknown, wrong, expired and revoked take the same time and sound the same: nobody learns which tokens exist.
+    Unknown, wrong, expired and revoked take the same time and sound the same: callers do not learn which tokens exist.
     """
     expected = _NOBODY if grant is None else grant.secret
     same = hmac.compare_digest(digest(secret), expected)

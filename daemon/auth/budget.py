@@ -42,7 +42,8 @@ def overfull(limits: Limits, mine: int, owners: int, capacity: int) -> str:
 
     `mine`: bytes that its checkpoints hold, `owners`: those of all sandboxes of its owner, `capacity`: bytes that the
     disk
-    has for all checkpoints of the host, the taken ones included. Nobody takes more than half of that room from others.
+    has for all checkpoints of the host, the taken ones included. No owner takes more than half of that room from
+    others.
 
     >>> overfull(Limits(checkpoints="1GiB"), 2 << 30, 2 << 30, 100 << 30)
     'its checkpoints hold 2048 MiB of memory, and its limit is 1024 MiB'
@@ -57,14 +58,14 @@ def overfull(limits: Limits, mine: int, owners: int, capacity: int) -> str:
 def crowds(held: int, target: int, capacity: int) -> bool:
     """Whether a capture of `target` bytes has to wait until others of its owner, `held` bytes, are stored.
 
-    `capacity`: bytes of the memory for captures. Nobody takes more than half of it from others, but for a single
+    `capacity`: bytes of the memory for captures. No owner takes more than half of it from others, but for a single
     capture.
     """
     return held > 0 and held + target > capacity // 2
 
 
 def excess(target: Limits, others: Iterable[Limits], budget: int) -> str:
-    """Why a sandbox with the limits `target` has no room beside `others`, in words; "" when it has."""
+    """Why a sandbox with the limits `target` has no room next to `others`, in words; "" when it has."""
     taken = sum(map(reserved, others))
     if reserved(target) == 0 or taken + reserved(target) <= budget // 2:
         return ""

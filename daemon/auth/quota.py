@@ -1,6 +1,6 @@
 """How much one token may use: the decision, without I/O and without a clock.
 
-Owns: quotas, what counts against them, the rate of requests. Does not own: when it is asked (creation and
+Owns: quotas, what counts against them, the rate of requests. Does not own: when it is called (creation and
 fork in :mod:`daemon.host.host`, requests in :mod:`daemon.api.gate`).
 Guarantee: what is admitted never exceeds a quota; a sandbox without a limit of its own counts as unlimited, so a
 token with a quota on that resource cannot make one.
@@ -30,7 +30,8 @@ class QuotaUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage(limits: Iterable[Limits], inherited: int = 0) -> QuotaUsage:
-    """What sandboxes with these limits count as. `inherited`: bytes that other sandboxes wrote and forks stand on."""
+    """What sandboxes with these limits count as. `inherited`: bytes that other sandboxes wrote and forks are based
+    on."""
     count, cpus, memory, disk = 0, 0.0, 0.0, float(inherited)
     for item in limits:
         count += 1

@@ -59,7 +59,7 @@ class TokenStore:
         lifetime: float | None = None,
         quota: Quota = NO_QUOTA,
     ) -> tuple[Grant, str]:
-        """A new token: what it grants, and its text, which is told this once. Blocks: it is on the disk then."""
+        """A new token: what it grants, and its text, which is shown this once. Blocks: it is on the disk then."""
         number, secret, now = secrets.token_hex(6), secrets.token_urlsafe(32), self._clock()
         grant = Grant(
             id=number,
@@ -81,7 +81,7 @@ class TokenStore:
         return sorted(self._grants.values(), key=lambda grant: grant.created_at)
 
     def revoke(self, token: str) -> Grant:
-        """From now on nobody may use it. Its sandboxes stay. Blocks.
+        """From now on it is refused. Its sandboxes stay. Blocks.
 
         When the file cannot be written, this daemon refuses it all the same; call again, or the next one will not.
         """

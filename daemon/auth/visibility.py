@@ -97,7 +97,7 @@ def polls_like_id(word: str) -> bool:
 
 
 def begins(full: str, start: str) -> bool:
-    """Whether `start` is the beginning of this id, with a part that tells it from others.
+    """Whether `start` is the beginning of this id, with a part that distinguishes it from others.
 
     >>> begins("s-4f1c00aa12", "s-4f"), begins("s-4f1c00aa12", "s-"), begins("s-4f1c00aa12", "4f")
     (True, False, False)

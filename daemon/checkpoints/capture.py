@@ -6,7 +6,7 @@ verdict (the judge), or the rows (the catalogue; the caller publishes).
 
 ::
 
-    verdict ── files only, nobody else alive ──▶ mark ▸ snapshot
+    verdict ── files only, no other process alive ──▶ mark ▸ snapshot
             ── files only, with survivors ─────▶ sync ▸ freeze ▸ look again ▸ mark ▸ snapshot ▸ thaw
             │                                                     └─ processes moved: a dump after all
             ── processes, pid 1 alone ─────────▶ mark (▸ snapshot): "fresh", a new init is all it takes
@@ -72,7 +72,7 @@ SPACE_RETAINED = 64 << 20  # bytes that no checkpoint may take: what the host ne
 GONE = ".gone-"  # prefix of raw images that are being removed
 MAX_FREEZE = 5.0  # seconds
 GATHER = 0.05  # seconds for which a sync waits for company; nothing waits for durability by default
-MAX_EXACT = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
+MAX_EXACT = 64 << 20  # bytes of an upper up to which its size is measured again at each checkpoint
 
 
 class NeedsDump(Exception):
@@ -115,7 +115,7 @@ class Capturer:
         self.inspector = inspector
         self._sync = _GroupSync(places.snapshots)
         self._readers: dict[str, int] = {}  # dumps in use by restores
-        self._unwanted: set[str] = set()  # of these, stored meanwhile
+        self._unwanted: set[str] = set()  # of these, stored since
 
     async def take(
         self,
@@ -151,7 +151,7 @@ class Capturer:
                 await asyncio.to_thread(self._snapshot_alone, container, tree, row)
             else:
                 await asyncio.to_thread(self._snapshot_frozen, container, tree, row, rules, hold)
-        except BaseException as error:  # also the caller's cancellation: nothing half taken stays, and it stays owed
+        except BaseException as error:  # also the caller's cancellation: nothing half taken stays, and it stays pending
             if hold:
                 with contextlib.suppress(OSError):  # there may be no group any more
                     await asyncio.shield(asyncio.to_thread(frozen.thaw, container, self.inspector.notes))
@@ -299,7 +299,7 @@ class Capturer:
             dumpfile.verify(packed, self.checkpointer.pages)
         except CheckpointFailed as error:
             return f"its process images {dump} are damaged: {error.message}"
-        durable.sync(packed)  # whoever packed it may have died before its name was on the disk
+        durable.sync(packed)  # its packer may have died before its name was on the disk
         durable.sync(packed.parent)
         return ""
 
@@ -319,7 +319,8 @@ class Capturer:
         row.files_bytes = added_bytes(snapshot, None) if exact else parent.files_bytes + added
 
     async def collect_pages(self) -> PageCollection:
-        """Free the pages to which no packed dump refers, beside all else. Nothing, if one of them cannot be read."""
+        """Free the pages to which no packed dump refers, concurrently with everything else. Nothing, if one of them
+        cannot be read."""
 
         def marks() -> Iterator[np.ndarray]:
             return dumpfile.references(sorted(self.places.stored.rglob(f"*{dumpfile.SUFFIX}")))
@@ -347,7 +348,8 @@ class Capturer:
                     await self.release(dump)
 
     async def release(self, dump: str) -> None:
-        """The raw images are stored, so they may go once nobody reads them; the newest ones are kept for restores."""
+        """The raw images are stored, so they may go once they are not being read; the newest ones are kept for
+        restores."""
         if dump in self._readers:
             self._unwanted.add(dump)
             return
@@ -411,7 +413,7 @@ class _GroupSync:
     async def _run(self) -> None:
         async with self._busy:
             await asyncio.sleep(GATHER)
-            self._next = None  # whoever comes now needs the next one
+            self._next = None  # a caller that comes now needs the next one
             await asyncio.to_thread(btrfs.sync, self._path)
 
 
@@ -449,7 +451,7 @@ def _need_held(container: Container, row: CheckpointRow) -> None:
 def _need_life(container: Container) -> None:
     """Raise unless pid 1 lives and is not about to die.
 
-    Whoever kills a whole sandbox from outside may be seen between the end of its services and the end of
+    A program that kills a complete sandbox from outside may be seen between the end of its services and the end of
     pid 1. What is left then must not become a checkpoint: it is not what the agent left behind.
     """
     if not container.alive:

@@ -56,17 +56,18 @@ class Services:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # work in the background that comes to an end
     _images: collections.Counter[str] = field(default_factory=collections.Counter)  # by sandbox, by owner, of all
     _summed: float = -SUMMED
-    lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what goes on for as long as the daemon does
+    lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what runs for as long as the daemon does
     tally: Statistics = field(default_factory=_tally)  # counts since the daemon started
     exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_RETAINED))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
-    lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
-    damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
-    again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
+    finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # called when one is durable
+    lost: Callable[[CheckpointRow], None] = lambda row: None  # called when one turns out not to be whole
+    damaged: Callable[[CheckpointRow], None] = lambda row: None  # called when the disk no longer holds one
+    again: Callable[[], None] = lambda: None  # called now and then to store what could not be made durable
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, lasting: bool = False) -> asyncio.Task[Any]:
-        """Run `work` in the background; a bug in it is logged, not lost. Nobody waits for the end of `lasting` work."""
+        """Run `work` in the background; a bug in it is logged, not lost. No caller waits for the end of `lasting`
+        work."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         (self.lasting if lasting else self.tasks).add(task)
         task.add_done_callback(self._done)
@@ -155,7 +156,7 @@ class InFlight:
         self.ticket: QueuedCapture | None = None
         self.task: asyncio.Task[None] | None = None  # what moves it on
         self.hold = False  # the sandbox stays frozen when it is captured
-        self.moving = False  # somebody waits for the sandbox elsewhere: what is not needed for that comes later
+        self.moving = False  # a host waits for the sandbox: what is not needed for that comes later
         self._requested = asyncio.Event()  # for it to be durable
         self.waited = False
         self.durable_waited = False
@@ -172,7 +173,7 @@ class InFlight:
         return self.row.dump_bytes if self.row.dump == self.row.id else 0
 
     def promote(self) -> None:
-        """Somebody waits for this checkpoint."""
+        """A caller waits for this checkpoint."""
         self.waited = True
         if self.ticket is not None:
             self.ticket.promote()
@@ -186,14 +187,14 @@ class InFlight:
         await asyncio.shield(self.durable if durable else self.captured)
 
     async def unneeded(self) -> None:
-        """Until no move needs the processors and the disk more: until it is asked for, or `MAX_MOVE` seconds."""
+        """Until no move needs the processors and the disk more: until it is requested, or `MAX_MOVE` seconds."""
         if self.moving:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(MAX_MOVE):
                     await self._requested.wait()
 
     def expedite(self) -> None:
-        """Somebody waits until it is durable, and with it for all that have to be so before."""
+        """A caller waits until it is durable, and with it for all that have to be so before."""
         inflight: InFlight | None = self
         while inflight is not None and not inflight.durable_waited:
             inflight.durable_waited = True
@@ -202,7 +203,7 @@ class InFlight:
             inflight = inflight.before
 
     def trouble(self, *, durable: bool) -> PagurusError | None:
-        """Once settled: why it was not captured, or is not durable."""
+        """Once finalized: why it was not captured, or is not durable."""
         if self.error is not None or not durable or self.row.state is CheckpointState.DURABLE:
             return self.error
         return self.unstored or CheckpointFailed(

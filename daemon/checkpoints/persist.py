@@ -1,4 +1,4 @@
-"""From captured to durable: what is done to a checkpoint while its sandbox goes on, is dead, or is there no more.
+"""From captured to durable: what is done to a checkpoint while its sandbox runs, is dead, or is there no more.
 
 Owns: the order below, one row's change from captured to durable, what is made of a row that a killed daemon left
 captured. Does not own: how content is packed (:mod:`daemon.checkpoints.capture`), when
@@ -11,7 +11,7 @@ captured. Does not own: how content is packed (:mod:`daemon.checkpoints.capture`
                                        └─ neither: lost, and said so
 
 Guarantee: a row says durable only when everything that it names survives a power cut, and from then on says nothing
-else, whoever else writes that row meanwhile. A checkpoint does not stay captured for ever because its raw images are
+else, no matter who else writes that row. A checkpoint does not stay captured for ever because its raw images are
 gone: what is whole becomes durable, what is not fails.
 """
 
@@ -35,7 +35,7 @@ from sandbox.messages import CheckpointState
 
 log = logging.getLogger("pagurus.storing")
 
-PACK_TIMEOUT = 5.0  # seconds after which a checkpoint should be durable though nobody waits
+PACK_TIMEOUT = 5.0  # seconds after which a checkpoint should be durable though no caller waits
 USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
 LOST, UNSTORED = "lost though it was durable: ", "lost before it was durable: "
 
@@ -159,7 +159,7 @@ async def _publish(services: Services, row: CheckpointRow) -> None:
     was, error = put_checkpoint(row), row.error
     durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time(), error=None)
     await services.catalogue.write([put_checkpoint(durable)], durable=True)
-    overtaken = put_checkpoint(row) != was  # a heir's new parent, a note of damage: written as captured meanwhile
+    overtaken = put_checkpoint(row) != was  # a heir's new parent, a note of damage: written as captured since
     row.state, row.durable_at = durable.state, durable.durable_at
     row.error = None if row.error == error else row.error
     if overtaken and row.id in services.checkpoints:

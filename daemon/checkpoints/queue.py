@@ -2,14 +2,14 @@
 
 Owns: the one queue of a host and the tasks that it runs. Does not own: the order (pure, in
 `schedule`), or what a job does. Guarantee: a job's slot is given back however the job ends; a job
-that somebody awaits is promoted.
+with a waiting caller is promoted.
 
 Calling pattern::
 
     ticket = queue.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
     ...                       # the model thinks
     ticket.promote()
-    await asyncio.shield(ticket.done)    # what `work` returned, or raises what it raised; whoever waits may leave
+    await asyncio.shield(ticket.done)    # what `work` returned, or raises what it raised; the caller may leave
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class QueuedCapture:
         self.started: float | None = None
 
     def promote(self) -> None:
-        """Somebody waits for it."""
+        """A caller waits for it."""
         self._queue.promote(self)
 
     def cancel(self) -> None:
-        """Nobody wants it any more. Queued, it never starts; under way, its task is cancelled."""
+        """It is no longer needed. Queued, it never starts; under way, its task is cancelled."""
         if self.task is not None:
             self.task.cancel()
         elif self._queue.holds(self):
@@ -192,6 +192,6 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """A failed job is recorded where it failed; nobody has to await its ticket."""
+    """A failed job is recorded where it failed; its ticket need not be awaited."""
     if not future.cancelled():
         future.exception()

@@ -6,32 +6,32 @@ Owns: the queue order of all checkpoint work of one host. Does not own: doing th
 A checkpoint passes up to three stages, each with a limit of its own: ``dump`` (freeze the processes
 and copy their state) or ``snapshot`` (files alone), then ``hash`` (which pages are new), then
 ``compress`` (store them durably). A stage may also have a share of the bandwidth, in cost units (bytes)
-a second: it starts a job only while what it used is paid for, but for jobs that somebody waits for and
+a second: it starts a job only while what it used is paid for, but for jobs with a waiting caller and
 overdue ones, which start at once and are paid for afterwards. In each stage the next job is chosen so:
 
-1. jobs that somebody waits for, and jobs whose deadline has passed, come first, by deadline;
+1. jobs with a waiting caller, and jobs whose deadline has passed, come first, by deadline;
 2. then by fair share: each sandbox pays for what it used, in start-time fair queueing, so that one
    sandbox with many jobs cannot crowd out another with one;
 3. then by deadline, then by arrival.
 
-A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
+A slot is held until its job has ended, so no owner may hold all of them. Of a stage's slots (where it has more than
 one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
 that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
 they hold slots for a moment only are one sharer together: new ones, those with more to dump than takes QUICK seconds
 on a host that does nothing else (:func:`expected`), and those that held slots for longer than that. How slow the host
 is now is taken into account: a sandbox may take as many times QUICK as every other one took of what was expected of
 it. So a busy host does not make a small sandbox one of the slow, and a slow one makes no other look quick. A sandbox
-that was struck lately is not known to be quick. Of jobs in DUMP and SNAPSHOT those that are expected to take long let
-others go before them, for BEHIND times as long: where slots are short, each waits in proportion to what it takes.
+that was penalized lately is not known to be quick. Of jobs in DUMP and SNAPSHOT those that are expected to take long
+let others go before them, for BEHIND times as long: where slots are short, each waits in proportion to what it takes.
 
 Each dump costs its neighbours processor time, whether there are slots left or not. So those that take long (more than
 QUICK seconds, by what is expected or by what the sandbox's jobs took lately) have a budget together: PART of each
 processor's time, and no more of them at a time than half of the processors. A job whose budget is spent waits before
-it begins, for what went beyond it; nothing is frozen meanwhile, and only its own sandbox waits. Overdue and awaited
+it begins, for what went beyond it; nothing is frozen until then, and only its own sandbox waits. Overdue and awaited
 jobs wait as well. The budget holds while quick jobs are about; a host without any for CALM seconds has no neighbours
 to spare.
 
-A sandbox whose processes did not stop is struck: its next job waits for a while that doubles with each strike. One
+A sandbox whose processes did not stop is penalized: its next job waits for a while that doubles with each strike. One
 whose dumps are refused again and again, which cost the host their work all the same, has one a second.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
@@ -56,7 +56,7 @@ class CheckpointStage(enum.StrEnum):
     SNAPSHOT = "snapshot"
     HASH = "hash"
     COMPRESS = "compress"
-    READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/aside.py)
+    READ = "read"  # no stage of a checkpoint: what reads a complete tree for a caller (daemon/aside.py)
 
 
 PROVING = (
@@ -100,7 +100,7 @@ class StageJob:
     sandbox: str
     deadline: float  # when the result is probably needed; of one that takes long, later by what it gives way
     cost: float = 1.0  # what it uses of the share: bytes, or any unit that is the same within a stage
-    waited: bool = False  # somebody waits for it now
+    waited: bool = False  # a caller waits for it now
     owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
     expected: float = MIN_DUMP_SECONDS  # seconds in its slot on a host without other work
     sharer: str = field(default="", init=False)  # whose part of the slots it takes
@@ -311,7 +311,7 @@ class Schedule:
         self._arrivals = 0
         self._injections: dict[str, _Injections] = {}
         self._refused: Counter[str] = Counter()  # dumps of each sandbox in a row
-        self._held: list[tuple[float, int, str]] = []  # jobs of struck sandboxes, by when they enter their lane
+        self._held: list[tuple[float, int, str]] = []  # jobs of penalized sandboxes, by when they enter their lane
 
     def submit(self, job: StageJob) -> None:
         """Queue `job`. Its id must be new."""
@@ -347,7 +347,7 @@ class Schedule:
         return injections.until - now
 
     def succeeded(self, sandbox: str, now: float) -> None:
-        """A job of this sandbox succeeded: the next one need not wait. That it was struck is remembered for a while."""
+        """A job of this sandbox succeeded: the next one need not wait. The penalty is remembered for a while."""
         self._refused.pop(sandbox, None)
         if (injections := self._injections.get(sandbox)) is not None:
             if not injections.count or now > injections.until + FORGIVEN:
@@ -364,7 +364,7 @@ class Schedule:
             lane.slowness.pop(sandbox, None)
 
     def promote(self, name: str) -> None:
-        """Somebody waits for this job. Unknown, running or promoted already: no effect."""
+        """A caller waits for this job. Unknown, running or promoted already: no effect."""
         job = self._jobs.get(name)
         if job is None or job.running or job.waited:
             return
@@ -399,7 +399,7 @@ class Schedule:
         if job.running:
             lane.ended(job, took)
         else:
-            lane.queued.pop(name, None)  # not there yet: its sandbox is struck
+            lane.queued.pop(name, None)  # not there yet: its sandbox is penalized
 
     def queued(self, stage: CheckpointStage | None = None) -> int:
         return sum(not job.running for job in self._jobs.values() if stage in (None, job.stage))

@@ -94,7 +94,7 @@ class SnapshotBody(msgspec.Struct, kw_only=True):
 
 
 def refuse(body: CreateBody) -> None:
-    """Raise Unsupported for what is asked for and not there, by its name."""
+    """Raise Unsupported for what is requested and not there, by its name."""
     requested = {
         "mcp": body.mcp,
         "iam": body.iam,
@@ -114,7 +114,7 @@ def labels(body: CreateBody) -> dict[str, str]:
 
 
 def with_public(labels: dict[str, str], public: bool) -> dict[str, str]:
-    """The labels of a sandbox whose ports are open to whoever knows its id, or not."""
+    """The labels of a sandbox whose ports are open to everyone who knows its id, or not."""
     rest = {name: value for name, value in labels.items() if name != PUBLIC}
     return {**rest, PUBLIC: "yes"} if public else rest
 

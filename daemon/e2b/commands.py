@@ -1,10 +1,10 @@
 """Commands of E2B's clients in one sandbox: long-lived programs that are known by their pid inside.
 
-Owns: which of them somebody watches, their deadlines, what was their end for those who ask late, and the turn that each
+Owns: which of them are watched, their deadlines, what was their end for those that ask late, and the turn that each
 ends. Does not own: programs (:mod:`daemon.turns.programs`), the form on the wire (:mod:`daemon.e2b.process`).
 
 Guarantee: a command ends exactly one turn: with its end, or when its client's stream is lost, whichever is first. Until
-then nothing that it prints is dropped: it waits for a slow client. It goes on when the client leaves.
+then nothing that it prints is dropped: it waits for a slow client. It continues when the client leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.errors import NotFound, PagurusError, Timeout
 from sandbox.messages import ProgramKind
 
-END_RETAINED = 30.0  # seconds for which the end of a command is told to those who ask
+END_RETAINED = 30.0  # seconds for which the end of a command is reported to callers
 MAX_ENDS = 256  # of one sandbox
 WAIT = 600.0  # seconds of one look
 Put = Callable[[str, bytes], Awaitable[None]]
@@ -51,7 +51,7 @@ class Command:
         self.status: int | None = None  # wait status, once it has exited; None then: it was lost
         self.over = asyncio.Event()  # and its turn has ended
         self.readers = 0
-        self._idle = asyncio.Event()  # nobody reads
+        self._idle = asyncio.Event()  # no reader
         self._idle.set()
 
     @property
@@ -100,7 +100,7 @@ class Command:
         """What it did is judged, and captured if need be."""
         if self.owes_turn and self.live.group is None:
             self.owes_turn = False
-            with contextlib.suppress(PagurusError):  # it died meanwhile
+            with contextlib.suppress(PagurusError):  # it died since
                 self.live.need_alive()
                 await self.live.end_turn_by_request(self.row.command)
 
@@ -114,7 +114,7 @@ class Command:
         with reading:
             with contextlib.suppress(PagurusError):
                 connection = await self.live.programs.supervisor(self.row.id)
-                alone = not from_start and self.readers == 1  # it was left, and waits for nobody
+                alone = not from_start and self.readers == 1  # it was left, and no client waits for it
                 state = await (connection.hold(True) if alone else connection.state())
                 starts = [output.start if from_start else output.end for output in state.outputs]
                 streams = ["pty"] if self.terminal else ["stdout", "stderr"]
@@ -130,7 +130,7 @@ class Command:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Somebody reads it meanwhile, or is about to: until then its output is not forgotten."""
+        """A client reads it, or is about to: until then its output is not forgotten."""
         self.readers += 1
         self._idle.clear()
         try:
@@ -166,7 +166,7 @@ class Command:
             exited.cancel()
 
     async def left(self) -> None:
-        """A client's stream was lost: it goes on without anybody who reads."""
+        """A client's stream was lost: it continues without a reader."""
         if not self.readers and not self.exited.is_set():
             with contextlib.suppress(PagurusError):
                 await (await self.live.programs.supervisor(self.row.id)).hold(False)
@@ -220,7 +220,7 @@ class Commands:
             self._ended.pop(pid, None)
 
     def rows(self) -> list[ProgramRow]:
-        """Those that run in the present state, whoever started them."""
+        """Those that run in the present state, from every caller."""
         return [row for row in self._live.row.programs.values() if row.exit_status is None and row.pid]
 
     def find(self, pid: int | None, tag: str | None) -> ProgramRow:

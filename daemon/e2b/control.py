@@ -227,14 +227,14 @@ async def _pause(host: Host, live: LiveSandbox, body: PauseBody) -> web.Response
     await inflight.finalized(durable=True)
     if (trouble := inflight.trouble(durable=True)) is not None:
         raise trouble
-    await move_end(host, live, None)  # time stands still for it
+    await move_end(host, live, None)  # its time is stopped
     await host.kill(live.row.id)
     return _done()
 
 
 @_at("POST", "/sandboxes/{id}/connect", "/v2/sandboxes/{id}/connect", "/sandboxes/{id}/resume", scope="exec")
 async def _connect(request: web.Request, host: Host, live: LiveSandbox, body: ConnectBody) -> web.Response:
-    """Use a sandbox that exists; one that is paused or dead comes back as its last checkpoint was."""
+    """Use a sandbox that exists; one that is paused or dead is restored from its last checkpoint."""
     seconds, dead = float(TIMEOUT if body.timeout is None else body.timeout), live.row.state is SandboxState.DEAD
     if dead and body.memory is False:
         raise Unsupported("a resume without memory", hint="resume it with its processes")
@@ -252,13 +252,13 @@ async def _connect(request: web.Request, host: Host, live: LiveSandbox, body: Co
 
 @_at("POST", "/sandboxes/{id}/fork", scope="exec", keyed="redo")
 async def _fork(request: web.Request, host: Host, live: LiveSandbox, body: ForkBody) -> web.Response:
-    """Sandboxes that go on from this one, paused or not."""
+    """Sandboxes that continue from this one, paused or not."""
     return await _children(request, host, live.row.head if live.row.state is SandboxState.DEAD else live, body)
 
 
 @_at("POST", "/snapshots/{snapshot}/fork", scope="exec", keyed="redo")
 async def _fork_snapshot(request: web.Request, host: Host, snapshot: str, body: ForkBody) -> web.Response:
-    """Sandboxes that go on from a snapshot."""
+    """Sandboxes that continue from a snapshot."""
     return await _children(request, host, host.checkpoint(snapshot.removesuffix(":default")).id, body)
 
 
@@ -323,7 +323,7 @@ async def _delete_snapshot(host: Host, snapshot: str) -> web.Response:
         raise NotFound(f"no such snapshot: {snapshot[:100]}")
     row.template = None
     await host.collector.label(row, None)  # from now on it is a checkpoint like others
-    with contextlib.suppress(Conflict):  # a sandbox stands on it
+    with contextlib.suppress(Conflict):  # a sandbox is based on it
         await host.collector.remove(row)
     return _done()
 

@@ -1,7 +1,7 @@
 """Which sandbox and which port a request of E2B's clients is for.
 
 Owns: reading that from the name of the host and from headers, and sending the request to envd's routes or to the
-proxy. Does not own: either. Guarantee: what names no sandbox goes on to the router as if nothing were here.
+proxy. Does not own: either. Guarantee: what names no sandbox reaches the router as if nothing were here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENVD = 49983
 ID_HEADER, PORT_HEADER = "E2b-Sandbox-Id", "E2b-Sandbox-Port"
 _NAMED = re.compile(r"([0-9]{1,5})-(s[0-9a-f]{10})\.", re.ASCII)
 _ID = re.compile(r"s-?[0-9a-f]{10}", re.ASCII)
-_ALONE = ("/files", "/process.Process/", "/filesystem.Filesystem/")  # paths that are envd's whoever calls
+_ALONE = ("/files", "/process.Process/", "/filesystem.Filesystem/")  # paths that are envd's for every caller
 
 
 class Limiter:
@@ -59,7 +59,7 @@ class Limiter:
         return await envd(request)
 
     async def _unaddressed(self, request: web.Request) -> str:
-        """The sandbox of a call that only its token or its signature tells; "" for none."""
+        """The sandbox of a call that only its token or its signature names; "" for none."""
         if (token := request.headers.get("X-Access-Token")) is not None:
             return self._keys.sandbox_of(token) or ""
         if "signature" not in request.query:

@@ -1,4 +1,4 @@
-"""Who a client of E2B is: the owner of an API key, or whoever holds the token of one sandbox.
+"""Who a client of E2B is: the owner of an API key, or the holder of the token of one sandbox.
 
 Owns: the tokens of single sandboxes and the signatures made of them. Does not own: API keys, which are our tokens
 (:mod:`daemon.auth.tokens`). Guarantee: a token of a sandbox is good for that sandbox only, reaches no further than the
@@ -56,7 +56,7 @@ class Keys:
         return self._tokens.identify(key) if key is not None else self._tokens.caller(request)
 
     def token(self, sandbox: str, caller: Caller) -> str:
-        """The token of a sandbox, for whoever called with `caller`'s key."""
+        """The token of a sandbox, for a caller with `caller`'s key."""
         return self._token(sandbox.removeprefix("s-"), caller.token or LOCAL)
 
     def traffic_token(self, sandbox: str, caller: Caller) -> str:

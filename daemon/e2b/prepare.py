@@ -1,4 +1,4 @@
-"""What clients of E2B take for granted in a sandbox: somebody called ``user`` with a home.
+"""What clients of E2B take for granted in a sandbox: a user called ``user`` with a home.
 
 Owns: making them where an image has none, by the host: no program of the sandbox runs for it, so an image needs no
 shell, and a creation waits for no process. Does not own: how a command runs.

@@ -103,7 +103,7 @@ class UpdateRequest(ProcessOnly, kw_only=True):
 
 
 async def need_user(live: LiveSandbox, name: str | None) -> User:
-    """Whom a call is for. Raises Unauthorized for somebody whom the sandbox does not know, as E2B does."""
+    """Whom a call is for. Raises Unauthorized for a user whom the sandbox does not know, as E2B does."""
     try:
         return await live.user(name)
     except Invalid as error:
@@ -157,7 +157,7 @@ async def _launched(live: LiveSandbox, body: StartRequest, name: str | None) -> 
         raise Invalid("a command is missing")
     async with live.using():
         user = await need_user(live, name)
-        # What starts in its home where the sandbox's own place to begin is nobody's.
+        # What starts in its home where the sandbox has no working directory of its own.
         cwd = located(config.cwd or "", user.home, user.home if live.row.workdir == "/" else live.row.workdir)
         who = (name or live.row.user or "root").partition(":")[0]
         env = {"USER": who, "LOGNAME": who, **live.row.env, **config.envs}

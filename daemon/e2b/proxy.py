@@ -1,9 +1,9 @@
 """HTTP and WebSocket to a port of a sandbox, by the address that E2B's get_host gives.
 
 Owns: passing requests on, and E2B's words for what cannot be reached. Does not own: connecting to a port
-(:mod:`daemon.turns.ports`). Guarantee: a request reaches the loopback of that sandbox and nothing else; whoever shows
-no token of it is let through only where its owner opened its ports; our tokens do not reach it; nothing is kept in
-memory but what is on its way.
+(:mod:`daemon.turns.ports`). Guarantee: a request reaches the loopback of that sandbox and nothing else; a caller that
+shows no token of it is let through only where its owner opened its ports; our tokens do not reach it; nothing is kept
+in memory but what is on its way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SOCKET = {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensio
 
 
 class TrafficDialect(EnvdDialect):
-    """Whoever shows the token of the sandbox, or anybody where its owner opened its ports."""
+    """Callers with the token of the sandbox, or everybody where its owner opened its ports."""
 
     def __init__(self, keys: Keys, host: Host) -> None:
         super().__init__(keys)

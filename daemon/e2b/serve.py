@@ -25,7 +25,7 @@ TEMPLATES = {"base": "debian", "code-interpreter-v1": "code-interpreter"}  # nam
 
 
 def serve(app: web.Application, secret: bytes, templates: Mapping[str, str], domain: str) -> None:
-    """Serve it beside the API of `app`. `domain`: of sandboxes' host names; "": what the caller's request names."""
+    """Serve it next to the API of `app`. `domain`: of sandboxes' host names; "": what the caller's request names."""
     gate, host = app[GATE], app[HOST]
     keys = Keys(secret, app[TOKENS])
     app[KEYS], app[DOMAIN], app[ALIASES] = keys, domain, {**TEMPLATES, **templates}

@@ -1,8 +1,8 @@
 """Watches whose events are fetched call by call, as E2B's blocking client does.
 
-Owns: which there are, and the end of those that nobody asks any more. Does not own: a watch
+Owns: which there are, and the end of those that are not polled any more. Does not own: a watch
 (:mod:`daemon.turns.watches`).
-Guarantee: each takes a place as every watch does; one that nobody asked for a while is gone.
+Guarantee: each takes a place as every watch does; one that was not polled for a while is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Watcher:
         return result
 
     async def run(self) -> None:
-        """For as long as somebody asks."""
+        """For as long as it is polled."""
         try:
             inside = self.live.container.inside.opened
             with watches.place(self.owner):

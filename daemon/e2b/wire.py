@@ -89,7 +89,7 @@ def word(error: BaseException) -> tuple[str, int, str]:
 
 
 class ControlDialect:
-    """Whoever shows an API key, and errors whose code is a number."""
+    """Callers with an API key, and errors whose code is a number."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
@@ -118,7 +118,7 @@ def number_error(status: int, message: str) -> web.Response:
 
 
 class EnvdDialect(ControlDialect):
-    """Whoever shows the token of one sandbox, and files' errors."""
+    """Callers with the token of one sandbox, and files' errors."""
 
     def caller(self, request: web.Request) -> Caller:
         return self.keys.visitor(request.headers.get("X-Access-Token"), request.match_info["id"])
@@ -130,7 +130,7 @@ class EnvdDialect(ControlDialect):
 
 
 class FilesDialect(EnvdDialect):
-    """The same, or whoever has a signed address."""
+    """The same, or a signed address."""
 
     def caller(self, request: web.Request) -> Caller:
         if "X-Access-Token" not in request.headers and "signature" in request.query:

@@ -157,7 +157,7 @@ class UpstreamAnswer:
             await self._change()
 
     def _changes(self) -> None:
-        """After its end or a reader's. Once it has ended and nobody reads it, it takes no memory."""
+        """After its end or a reader's. Once it has ended and has no reader, it takes no memory."""
         if self.ended and not self._readers:
             self._memory.free()
         self._report()
@@ -181,7 +181,7 @@ def is_open(request: web.BaseRequest) -> bool:
 
 
 def cut(request: web.BaseRequest) -> None:
-    """Break the connection, so that nobody takes what it got for the whole."""
+    """Break the connection, so that a partial answer is not taken for a complete one."""
     if request.transport is not None:
         request.transport.abort()
 

@@ -6,7 +6,7 @@ place. Does not own: what a command does (:mod:`daemon.turns.turns`), which of t
 
 A restore undoes what commands did since the last request; the agent outside knows nothing of it. So, before anything
 else of it happens, the commands of the turn under way are run again in the restored sandbox. An agent that starts over
-is told the recorded results up to the place to which its sandbox has come.
+gets the recorded results up to the place to which its sandbox has come.
 
 Guarantee: in the state of the sandbox each command of the agent's path has taken effect exactly once, also across
 restores, a kill of the daemon in the middle of a command, and a restart of the agent. What a command did outside the
@@ -131,7 +131,7 @@ class Commands:
                 await self._redo(last_seen)
 
     async def _redo(self, commands: list[AgentCommand]) -> None:
-        """Run again what the restore has undone, in order. The agent keeps the results that it was told."""
+        """Run again what the restore has undone, in order. The agent keeps the results that it got."""
         line = self._line
         for index in undone(commands, line.place.tree):
             command = commands[index]
@@ -151,7 +151,7 @@ class Commands:
         number = await line.handler.journal.command_begins(sandbox, place.position, key, place.tree, encoded)
         try:
             result = await self._alive(request)
-        except PagurusError:  # it never started: nothing of it is left to be told again
+        except PagurusError:  # it never started: nothing of it is left to be returned again
             await line.handler.journal.command_dropped(number)
             raise
         if result is None:

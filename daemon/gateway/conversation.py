@@ -11,10 +11,10 @@ exchange a request belongs to (:mod:`daemon.gateway.replay` decides), bytes (`an
                                              └ record ───────────────────────────────────────────────┤
     agent ◀── the whole answer ◀── captured (or durable) ◀───────────────────────────────────────────┘
 
-Guarantee (I2): an answer of the main loop is given out only after the checkpoint of the state that asked for it is
+Guarantee (I2): an answer of the main loop is given out only after the checkpoint of the state behind the request is
 captured, or durable where the sandbox says so. Where a checkpoint fails, the answer says so in a header and the next
-checkpoint owes the content. An exchange is answered by one upstream call; the upstream is asked again only if no whole
-answer was ever journalled.
+checkpoint has the content pending. An exchange is answered by one upstream call; the upstream is called again only if
+no complete answer was ever journalled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger("pagurus.gateway")
 MAX_JOURNAL = 1 << 30  # bytes of the record of one sandbox
 MAX_EXCHANGES = 100_000  # in it
 REVIVAL = 600.0  # seconds for which an agent outside waits for its sandbox to be restored
-BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may have been lost on the way
+BOOT = secrets.token_hex(4)  # answers of another daemon may have been lost on the way
 
 
 @dataclass
@@ -134,7 +134,7 @@ class LiveConversation:
 
     @property
     def life(self) -> str:
-        """Changes whenever the agent may have lost what it was told."""
+        """Changes whenever the agent may have lost an answer."""
         return f"{BOOT}:{self.place.tree}"
 
     async def living(self) -> None:
@@ -194,7 +194,7 @@ class LiveConversation:
         need_space(self.handler.journal.path.parent)  # the host's, which others need as well
 
     def _take(self, step: ReplayExchange, answer: UpstreamAnswer, request: web.BaseRequest) -> None:
-        """`request` waits for this answer from now on, and nobody else."""
+        """`request` waits for this answer from now on, and no other."""
         before = self._readers.get(step.id)
         if before is not None and before is not request:
             cut(before)
@@ -233,7 +233,7 @@ class LiveConversation:
         return response
 
     async def _captured(self, live: LiveSandbox, step: ReplayExchange) -> str:
-        """Returns when the state that asked is captured, or durable; why not, if its checkpoint failed."""
+        """Returns when the requesting state is captured, or durable; why not, if its checkpoint failed."""
         inflight = live.services.inflights.get(step.checkpoint or "")
         if inflight is None:
             await live.captures.finalized()
@@ -330,7 +330,7 @@ class LiveConversation:
         return step
 
     async def _side(self, requested: AgentRequest) -> tuple[ReplayExchange, UpstreamAnswer, str]:
-        """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
+        """Outside the main loop: no turn, nothing is held; still one upstream call for one request."""
         live = self.live
         here = {None, *(step.id for step in self.path)}
         same = self.handler.ledger.sides.get(live.row.id, {}).get(requested.key, ())
@@ -427,7 +427,7 @@ class LiveConversation:
             answer.leave(request)
 
     async def close(self) -> None:
-        """The daemon ends, or the sandbox is gone: whoever waits is cut off and may ask again."""
+        """The daemon ends, or the sandbox is gone: waiting requests are cut off and may be repeated."""
         for request in self._readers.values():
             cut(request)
         tasks = list(self._tasks)

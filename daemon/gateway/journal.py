@@ -1,4 +1,4 @@
-"""What was asked and answered on a host: one SQLite file.
+"""Requests and answers of a host: one SQLite file.
 
 Owns: the rows of exchanges, their content, the commands of agents outside, tokens, upstreams, and how far each sandbox
 has come. Does not own: what any of it means (:mod:`daemon.gateway.conversation`).
@@ -50,7 +50,7 @@ CREATE TABLE lines (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE tokens (sandbox TEXT PRIMARY KEY, hash BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE upstreams (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 """
-ROW = 1024  # bytes that an exchange takes beside its content: its row, its place in indexes and in memory
+ROW = 1024  # bytes that an exchange takes in addition to its content: its row, its place in indexes and in memory
 PART = 64  # bytes of a mention of a part
 _RENAMED = {"started_at": "started", "ended_at": "ended", "from_record": "recorded"}  # field -> column
 _COLUMNS = ", ".join(_RENAMED.get(field, field) for field in ExchangeInfo.__struct_fields__)
@@ -62,7 +62,7 @@ class JournalCursor(msgspec.Struct, kw_only=True):
     tree: str  # name of its file tree when this was written: another one means that it was restored since
     head: int | None = None  # the last exchange of its main loop
     cursor: int = -1  # index on the path that an agent outside has come to
-    position: int = 0  # commands of the turn under way that it has heard the result of
+    position: int = 0  # commands of the turn under way whose result it has
     call: str = ""  # name of the last command's call: the same again wants its result again
     script: list[int] = []  # exchanges that are to be acted again, in order
 
@@ -99,7 +99,7 @@ class ConversationJournal:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private.file(path)  # conversations are nobody else's business
+        private.file(path)  # conversations are private
         self._writer = WriterThread(connect(path, SCHEMA, version=VERSION), "the gateway's journal")
         self._do = self._writer.do
         self.close = self._writer.close
@@ -161,13 +161,13 @@ class ConversationJournal:
         return size
 
     async def asking(self, exchange: int) -> None:
-        """The upstream is about to be asked."""
+        """The upstream is about to be called."""
         await self._do(
             lambda db: db.execute("UPDATE exchanges SET requested = requested + 1 WHERE id = ?", (exchange,))
         )
 
     async def answered(self, exchange: int, answer: RecordedAnswer, *, durable: bool) -> int:
-        """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same.
+        """The whole answer is here. From now on it may be given to the agent, and again to a repeated request.
 
         Returns by how many bytes the record grew.
         """
@@ -184,7 +184,7 @@ class ConversationJournal:
         return len(headers) + len(body)
 
     async def failed(self, exchange: int, status: int) -> None:
-        """The upstream gave no answer: whoever asks the same is asked upstream again."""
+        """The upstream gave no answer: a repeated request calls upstream again."""
         values = (time.time(), status, exchange)
         await self._do(
             lambda db: db.execute(
@@ -326,7 +326,7 @@ class ConversationJournal:
         return await self._do(read)
 
     async def forget(self, sandbox: str, exchanges: Iterable[int]) -> None:
-        """A sandbox is gone: its place, its token, and the exchanges that nobody else stands on."""
+        """A sandbox is gone: its place, its token, and the exchanges that no other sandbox needs."""
         gone = list(exchanges)
 
         def write(database: sqlite3.Connection) -> None:

@@ -1,9 +1,9 @@
 """Where agents connect to: a socket inside a sandbox, or one of the host's for agents outside.
 
-Owns: sockets, who asks, how much one of them may ask. Does not own: what is asked.
+Owns: sockets, callers, and how much each may request. Does not own: the requests.
 
 Guarantee (I6): a socket of a sandbox is made inside its network namespace and bound to its loopback, so nothing of the
-host becomes reachable; whoever is accepted there is of that sandbox, whatever he says. A sandbox that floods its
+host becomes reachable; a client accepted there is of that sandbox, whatever it says. A sandbox that floods its
 listener slows itself down: it has so many connections, a pace of its own, and a share of memory.
 """
 
@@ -122,7 +122,7 @@ class SandboxShare:
 
 
 async def _go_ahead(request: web.BaseRequest) -> None:
-    """Answer a client that waits to be asked for its body."""
+    """Answer a client that waits for permission to send its body."""
     expected = request.headers.get("Expect")
     if expected is None or request.version < HttpVersion11:
         return
@@ -206,7 +206,7 @@ class _Reading(asyncio.Protocol):
 
 
 class PausedTransport:
-    """A transport; whether it is read is somebody else's to decide."""
+    """A transport; whether it is read is decided elsewhere."""
 
     def __init__(self, transport: asyncio.Transport, reading: _Reading) -> None:
         self._transport = transport
@@ -252,7 +252,7 @@ class GatewayListener:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while self._open() >= self._limit:  # noqa: ASYNC110 - the server tells nobody
+            while self._open() >= self._limit:  # noqa: ASYNC110 - the server has no event for it
                 await asyncio.sleep(0.05)
             if self._paced:
                 await self._pace.take()
@@ -264,7 +264,7 @@ class GatewayListener:
             if self._tls is None:
                 await self._greet(connection)
                 continue
-            task = loop.create_task(self._greet(connection), name="gateway handshake")  # nobody waits for a slow one
+            task = loop.create_task(self._greet(connection), name="gateway handshake")  # a slow one delays none
             self._greeting.add(task)
             task.add_done_callback(self._greeting.discard)
 
@@ -304,8 +304,8 @@ class GatewayListener:
 def socket_inside(netns: Path, port: int, retained: Sequence[int] = ()) -> socket.socket:
     """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks.
 
-    `retained`: descriptors of a former daemon's, taken over: its socket goes on where it is this one. Who connected
-    meanwhile waits in it.
+    `retained`: descriptors of a former daemon's, taken over: its socket is used again where it is this one. Who
+    connected in between waits in it.
     """
     try:
         return within(netns, lambda: _former(retained, port) or _listening(socket.AF_INET, "127.0.0.1", port))

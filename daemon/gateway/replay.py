@@ -7,14 +7,14 @@ what comes then grows a branch of its own. What lies on an abandoned branch answ
 
 An agent *inside* is taken back together with the sandbox. It can only ask again what was under way in the state that
 it was restored to: the last request on the path, or one that was open when that one came. The same question from an
-agent that has heard the answer, with no restore in between, is a new one: it wants another sample.
+agent that has got the answer, with no restore in between, is a new one: it wants another sample.
 
-An agent *outside* is taken back by nobody. It may go on, or start over and ask everything again: each question that
+An agent *outside* is not taken back. It may continue, or start over and ask everything again: each question that
 the path knows is answered from the record, and `cursor` says how far it has come. A question that the path does not
 know is new at the end of the path; before the end the agent has left the path, and its sandbox must be taken back
-before it can go on.
+before it can continue.
 
-Guarantee: a step whose answer somebody waits for is never given to somebody else, unless he says that he asks again.
+Guarantee: a step with a waiting client is never given to another one, unless that one says that it retries.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ReplayExchange:
     turn: int = 0
     open: tuple[int, ...] = ()  # exchanges whose answers were awaited when this one ended its turn
     # Of this life only: since the daemon started, or the last restore.
-    asking: bool = False  # the upstream is being asked
-    waiting: bool = False  # somebody waits for the answer
+    asking: bool = False  # the upstream is being called
+    waiting: bool = False  # a client waits for the answer
     last_seen: str | None = field(default=None)  # life in which the agent was given the whole answer
 
 
@@ -49,7 +49,7 @@ class Do(enum.Enum):
     FRESH = "fresh"  # a new exchange: the turn ends
     JOIN = "join"  # wait for the answer that is on its way
     RECORD = "record"  # from the record
-    AGAIN = "again"  # the same exchange, but the upstream must be asked once more
+    AGAIN = "again"  # the same exchange, but the upstream must be called once more
     LEFT = "left"  # the agent has left the path
 
 
@@ -102,9 +102,9 @@ def _how(step: ReplayExchange) -> Do:
 
 class Act(enum.Enum):
     RUN = "run"
-    RECORD = "record"  # its effects are there: tell the recorded result
+    RECORD = "record"  # its effects are there: return the recorded result
     REDO = "redo"  # earlier commands of this turn must run again first: the restore undid them
-    UNSURE = "unsure"  # one was begun and nobody saw its end: take the sandbox back, then redo
+    UNSURE = "unsure"  # one was begun and its end was not seen: take the sandbox back, then redo
     LEFT = "left"
 
 
@@ -144,7 +144,7 @@ def head_of(
     """The last exchange that the state of `checkpoint` (of turn `turn`) knows of: its own, or its nearest ancestor's.
 
     A turn that changed nothing shares its checkpoint with the turn before; then the latest on the current path counts,
-    since nothing that it saw was undone. `parent_of` raises KeyError for an ancestor that was removed meanwhile; then
+    since nothing that it saw was undone. `parent_of` raises KeyError for an ancestor that was removed since; then
     the turn decides.
     """
     here = {step.id for step in current}

@@ -4,7 +4,7 @@ Owns: which sandbox a request is of, and the life of listeners and lines. Does n
 (:mod:`daemon.gateway.conversation`).
 
 Guarantee: a request is of the sandbox whose socket accepted it, or whose token it shows; nothing that it says otherwise
-counts. A token is told once, kept as a hash, and ends with its sandbox. No request is served before the daemon has
+counts. A token is shown once, stored as a hash, and ends with its sandbox. No request is served before the daemon has
 recovered all that a former one left.
 """
 
@@ -100,7 +100,7 @@ class GatewayService:
         self._closed = False
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
-        """Run `work` beside the requests; a bug in it is logged, not lost."""
+        """Run `work` concurrently with the requests; a bug in it is logged, not lost."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -178,8 +178,8 @@ class GatewayService:
     def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Container) -> None:
         """From now on `sandbox` is served on this socket, in the namespace with this inode.
 
-        The shim keeps it over the death of the daemon: who connects then waits for the next one, and nobody else can
-        take the port.
+        The shim keeps it over the death of the daemon: who connects then waits for the next one, and no other program
+        can take the port.
         """
         if (existing := self._listeners.pop(sandbox, None)) is not None:
             self._spawn(existing[1].close(), f"end of the listener of {sandbox}")
@@ -216,7 +216,7 @@ class GatewayService:
                 await self._forget(sandbox)
 
     async def _forget(self, sandbox: str) -> None:
-        """Drop the record of a sandbox, but for what forks of it stand on."""
+        """Drop the record of a sandbox, but for what forks of it are based on."""
         ledger = self.handler.ledger
         self._places.pop(sandbox, None)
         retained: set[int] = set()
@@ -244,7 +244,7 @@ class GatewayService:
         if (existing := self.lines.get(sandbox)) is not None:
             return existing
         size = await self.journal.size(sandbox)
-        if (existing := self.lines.get(sandbox)) is not None:  # made meanwhile
+        if (existing := self.lines.get(sandbox)) is not None:  # made since
             return existing
         place = self._places.pop(sandbox, None)
         if place is None:
@@ -260,7 +260,7 @@ class GatewayService:
         return line
 
     async def conversation(self, checkpoint: CheckpointRow) -> ConversationExport:
-        """What another host must know to go on from a checkpoint."""
+        """What another host must know to continue from a checkpoint."""
         live = self.host.live_sandboxes.get(checkpoint.sandbox)
         if live is None or live.row.gateway is None:
             return ConversationExport()
@@ -271,7 +271,7 @@ class GatewayService:
         return reported
 
     async def arriving(self, row: SandboxRow, conversation: ConversationExport) -> None:
-        """Before a sandbox of another host runs here: what was said there. Again, it is taken anew."""
+        """Before a sandbox of another host runs here: what was said there. Again, it is taken afresh."""
         await self._forget(row.id)
         row.gateway = conversation.gateway
         if row.gateway is None:
@@ -340,7 +340,7 @@ class GatewayService:
             metrics.gateway_requests.labels(kind, "refused" if open_ else "gone").inc()
             if not open_:
                 return web.Response(status=499)
-            if isinstance(error, TooMany):  # whoever floods the gateway waits for his refusal
+            if isinstance(error, TooMany):  # a client that floods the gateway waits for its refusal
                 await asyncio.sleep(0.2)
             log.info("refused: %s", error, extra={"sandbox": sandbox})
             return listener.refusal(request, error)

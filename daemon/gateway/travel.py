@@ -1,11 +1,11 @@
-"""The conversation of a sandbox that goes on at another host: as much of it as its agent may ask for again.
+"""The conversation of a sandbox that continues at another host: as much of it as its agent may request again.
 
-Owns: the rows that are told and taken, and what they may hold. Does not own: which exchange is the last
+Owns: the rows that are sent and taken, and what they may hold. Does not own: which exchange is the last
 (:mod:`daemon.gateway.conversation`).
 
-Guarantee: what is told fits into a request for the other host, whatever an agent and its model have said. What is
+Guarantee: what is sent fits into a request for the other host, whatever an agent and its model have said. What is
 taken is a path of its own, under numbers of this host. A text counts under its own hash, so nothing that another host
-tells changes what sandboxes here have said; and nothing is unpacked beyond what it may take.
+sends changes what sandboxes here have said; and nothing is unpacked beyond what it may take.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandbox.errors import Invalid
 from sandbox.messages.cluster import ConversationExport, ReportedExchange
 
 MAX_BYTES = 256 << 10  # bytes of exchanges and texts that travel
-ROW = 256  # bytes that an exchange counts beside its content
+ROW = 256  # bytes that an exchange counts in addition to its content
 MAX_MENTIONS = 16_384  # of texts, in all exchanges that travel
 MAX_ALONE = 2 << 20  # bytes of the newest answer, which travels where all else would be too much
 MAX_UNPACKED = 64 << 20  # bytes of all that is unpacked of a conversation
@@ -33,7 +33,7 @@ _COLUMNS = (
     "response, request_bytes, response_bytes"
 )
 _NAMES = _COLUMNS.split(", ")
-_NOTHING = zstandard.ZstdCompressor().compress(b"{}")  # an envelope of which nothing is told
+_NOTHING = zstandard.ZstdCompressor().compress(b"{}")  # an envelope that holds nothing
 _NO_WAITS = msgspec.msgpack.encode([])  # who waited at the other host waits no more
 
 
@@ -62,7 +62,7 @@ def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conver
 
 
 def _answer_alone(exchange: ReportedExchange) -> ReportedExchange:
-    """Without what was asked; an answer that is too long too is asked for again."""
+    """Without the request; an answer that is too long too is requested again."""
     exchange.envelope, exchange.parts = _NOTHING, []
     if len(exchange.response or b"") + len(exchange.headers or b"") > MAX_ALONE:
         exchange.state, exchange.ended, exchange.status = "requested", None, None
@@ -94,7 +94,7 @@ def check(conversation: ConversationExport) -> None:
 
 
 def _unpacked(data: bytes, limit: int) -> bytes:
-    """The size that a frame says it has is looked at first: a decompressor goes by that, whatever it is told."""
+    """The size that a frame says it has is looked at first: a decompressor goes by that, whatever its limit."""
     try:
         if not 0 <= (size := zstandard.frame_content_size(data)) <= limit:
             raise Invalid(f"a part of the conversation unpacks to {size} bytes, of {limit} that are left for it")

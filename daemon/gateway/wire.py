@@ -3,7 +3,7 @@
 Owns: the routes that are passed on, the canonical form and the key of a request, which requests belong to the main
 loop of an agent, which headers travel, the form of our own errors. Does not own: any connection. Pure.
 
-Guarantee: two requests have the same key only if a model is asked for the same: the same route, the same model and
+Guarantee: two requests have the same key only if they ask a model for the same: the same route, the same model and
 the same body but for the fields of VOLATILE, which name the caller and not the question.
 """
 
@@ -28,9 +28,9 @@ MAX_ANSWER = 32 << 20  # bytes of one answer
 MAX_VALUES = 1_000_000  # in a body, counted before it is taken apart: a value takes many times its text
 MAX_PARTS = 10_000  # of a conversation; each is a row of the record
 MAX_QUERY = 1000  # characters
-PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
+PING_TOKENS = 1  # a request for no more than this tests whether the model answers
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-# How the system text begins of requests that well-known agents make beside their main loop. They name no tools.
+# How the system text begins of requests that well-known agents make outside their main loop. They name no tools.
 SIDE_PROMPTS = (
     # Claude Code: the topic and the title of a conversation, the prefix and the paths of a shell command
     "Analyze if this message indicates a new conversation topic.",
@@ -80,7 +80,7 @@ ROUTES = (
     ModelRoute("/v1/responses/input_tokens", ApiFamily.OPENAI, None),
     ModelRoute("/v1/messages/count_tokens", ApiFamily.ANTHROPIC, None),
     ModelRoute("/v1/models", ApiFamily.OPENAI, None, method="GET"),
-    # What Claude Code asks for beside its model: is the host there, may it speak to it, what it did.
+    # What Claude Code requests besides its model: is the host there, may it speak to it, what it did.
     ModelRoute("/", ApiFamily.ANTHROPIC, None, method="HEAD"),
     ModelRoute("/api/hello", ApiFamily.ANTHROPIC, None, method="GET"),
     ModelRoute("/api/hello", ApiFamily.ANTHROPIC, None, method="HEAD"),
@@ -111,7 +111,7 @@ class AgentRequest:
 
     @property
     def kind(self) -> str:
-        """Of the main loop, beside it, or one that asks no model."""
+        """Of the main loop, outside it, or one that calls no model."""
         return "main" if self.main else "side" if self.route.conversation is not None else "other"
 
     @property
@@ -216,7 +216,7 @@ def _is_retry(headers: Mapping[str, str]) -> bool:
     return count.isascii() and count.isdigit() and int(count[:6]) > 0
 
 
-# --------------------------------------------------------------------------- main loop or beside it
+# --------------------------------------------------------------------------- main loop or outside it
 
 
 def is_main_loop(
@@ -229,8 +229,8 @@ def is_main_loop(
 ) -> bool:
     """Whether a request ends a turn. In doubt it does: then an answer waits too long, never too short.
 
-    Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), what a rule of
-    the sandbox names (titles, summaries) and, with `recognize`, what begins as in SIDE_PROMPTS. `named` is the model
+    Outside the main loop are: routes that call no model, requests for a single token (a connection test), what a rule
+    of the sandbox names (titles, summaries) and, with `recognize`, what begins as in SIDE_PROMPTS. `named` is the model
     that the agent named, where it was replaced.
     """
     if route.conversation is None:

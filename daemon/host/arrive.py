@@ -1,21 +1,21 @@
-"""A sandbox of another host goes on here, under its own id.
+"""A sandbox of another host continues here, under its own id.
 
 Owns: what of it stays as it was; what is prepared here before it comes. Does not own: how its state came
-(:mod:`daemon.store.imports`), how it comes back (:mod:`daemon.host.restore`), that the other host no longer runs it,
+(:mod:`daemon.store.imports`), how it is restored (:mod:`daemon.host.restore`), that the other host no longer runs it,
 which the coordinator answers for.
 
 ::
 
     arrive   = row ▸ tree, container, network ▸ processes ▸ published
     prepare  = row ▸ tree, container, network
-               ├▶ of this checkpoint: processes, which stand still          then arrive: they go on ▸ published
-               └▶ of a newer one, which is to come: a pid 1 of ours, beside which CRIU starts, and its end ▸ raw images
+               ├▶ of this checkpoint: processes, frozen                     then arrive: they run ▸ published
+               └▶ of a newer one, which is to come: a pid 1 of ours, next to which CRIU starts, and its end ▸ raw images
                   of this one unpacked       then arrive: tree and processes of the newer one ▸ published
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions and
-processes, the record of its turns and its conversation with a model, as far as they are told; no fork hooks run.
-Nothing of a sandbox runs here before it arrives: what stands still is marked, so that :mod:`daemon.fence` does not let
-it go on. Asked again for the same, it answers the same. What was prepared and is not used ends after `MAX_PREPARED`
+processes, the record of its turns and its conversation with a model, as far as they were sent; no fork hooks run.
+Nothing of a sandbox runs here before it arrives: what is frozen is marked, so that :mod:`daemon.fence` does not let
+it run. A repeated request gets the same answer. What was prepared and is not used ends after `MAX_PREPARED`
 seconds, and with the daemon.
 """
 
@@ -54,7 +54,7 @@ class PreparedSandbox:
     """What waits for a sandbox."""
 
     live: LiveSandbox
-    complete: str  # the checkpoint of which all is here, and stands still; "": a newer one is to come
+    complete: str  # the checkpoint of which all is here, and is frozen; "": a newer one is to come
     former: Former | None  # raw images, for the import of that
     undo: contextlib.AsyncExitStack  # if it does not come
     end: contextlib.ExitStack  # in any case
@@ -125,7 +125,7 @@ class Arrivals:
             host.gateway.arrived(row)
         turns = [item for item in request.turns if item.sandbox == request.id and item.turn <= origin.turn]
         host.services.catalogue.later([put_turn(item) for item in turns])
-        origin.owner = request.owner  # whoever sees the sandbox sees what it came from
+        origin.owner = request.owner  # who sees the sandbox sees what it came from
         return row.info()
 
     async def _origin(self, checkpoint: str, request: ArriveRequest) -> CheckpointRow:
@@ -166,11 +166,11 @@ class Arrivals:
         self.host.publish(live)
 
     async def _let_go_on(self, prepared: PreparedSandbox) -> None:
-        """What stands still runs when this returns, and its row is written."""
+        """What is frozen runs when this returns, and its row is written."""
         host, live = self.host, prepared.live
         await attach_all(host.attachments, live.row, live.container)  # how it reaches a model is known only now
         live.step(states.Event.START)
-        mark(host, live).unlink()  # before the row: who takes it over after a crash lets it go on
+        mark(host, live).unlink()  # before the row: who takes it over after a crash thaws it
         prepared.undo.callback(host.services.catalogue.later, drop_sandbox(live.row.id))
         await host.services.catalogue.write([put_sandbox(live.row)], durable=True)
         await asyncio.to_thread(frozen.thaw, live.container, host.services.inspector.notes)
@@ -204,7 +204,7 @@ class Arrivals:
                     else:
                         held = functools.partial(mark(host, live).touch, mode=0o600)
                         await host.restorer.bring_back(container, origin, verify=request.verify, hold=held)
-                        await checkpointer.warm_dump(container)  # of the answer that somebody waits for
+                        await checkpointer.warm_dump(container)  # of the awaited answer
                 complete = "" if request.newer else origin.id
                 self._prepared[row.id] = prepared = PreparedSandbox(
                     live, complete, former, undo.pop_all(), end.pop_all()
@@ -233,12 +233,12 @@ class Arrivals:
         return Former.at(directory)
 
     def _remove_later(self, directory: Path) -> None:
-        """Nobody needs to wait until raw images have gone."""
+        """No caller needs to wait until raw images have gone."""
         removing = asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         self.host.services.spawn(removing, f"removal of {directory.name}")
 
     def former(self, sandbox: str) -> Former | None:
-        """The raw images that wait for the sandbox, once: whoever has them changes them."""
+        """The raw images that wait for the sandbox, once: their user changes them."""
         prepared = self._prepared.get(sandbox)
         if prepared is None:
             return None

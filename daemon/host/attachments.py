@@ -30,7 +30,7 @@ class Attachment(Protocol):
         """Start, before any sandbox is adopted; collect what a former daemon left for sandboxes not in `rows`."""
 
     async def close(self) -> None:
-        """The daemon ends; sandboxes and what they need go on."""
+        """The daemon ends; sandboxes and what they need stay."""
 
     async def attach(self, row: SandboxRow, container: Container) -> None:
         """Fasten it. The namespaces of `container` exist (``container.netns``). Idempotent: an adopted or

@@ -1,4 +1,4 @@
-"""What a new sandbox is asked to be, checked before anything is made.
+"""The request for a new sandbox, checked before anything is made.
 
 Owns: the rules of a request and how it goes with its image's configuration; that the settings of an imported
 checkpoint, which its forks inherit, pass by the same rules. Does not own: who may ask (:mod:`daemon.auth.visibility`),
@@ -80,7 +80,7 @@ def need_sense(request: CreateRequest, memory: int) -> None:
 def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bool) -> Template:
     """The settings of a checkpoint that comes from elsewhere, held to the rules of a new sandbox. Raises Invalid.
 
-    `host_mounts`: whoever imports it lets it name directories of this host, which are then to be admitted.
+    `host_mounts`: the importer lets it name directories of this host, which are then to be admitted.
     """
     try:
         said = msgspec.convert(settings, Template)

@@ -1,7 +1,7 @@
 """When the time of a sandbox is over. Pure: no I/O, no clock.
 
 Owns: the rule. Does not own: looking at the clock and acting (:mod:`daemon.host.expiry_watch`).
-Guarantee: a sandbox that somebody uses is never over; the answer always says when to look again, never later than
+Guarantee: a sandbox in use is never over; the answer always says when to look again, never later than
 the moment at which it could be over.
 
 ==========================  =====================================================================
@@ -9,7 +9,7 @@ seen                        then
 ==========================  =====================================================================
 a call is under way         not over; look again soon (the call may end any moment)
 older than `lifetime`       over: its lifetime has passed
-unused for `idle_timeout`   over: nobody used it
+unused for `idle_timeout`   over: it was not used
 neither                     look again when the first of the two could be true
 ==========================  =====================================================================
 """

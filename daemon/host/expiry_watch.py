@@ -1,7 +1,7 @@
 """Ends sandboxes whose time is over.
 
 Owns: looking at the clock. Does not own: the rule (:mod:`daemon.host.expiry`), how a sandbox ends (`daemon.host.host`).
-Guarantee: nothing is ended while a call on it is under way: the rule is asked again right before the act, with
+Guarantee: nothing is ended while a call on it is under way: the rule is applied again right before the act, with
 nothing awaited in between.
 """
 
@@ -68,6 +68,6 @@ async def _end(host: Host, live: LiveSandbox, judgement: ExpiryCheck) -> None:
         await inflight.finalized(durable=False)
         if inflight.error is None and judge(life(live), time.time()).over is not None:
             await host.kill(live.row.id)
-    except PagurusError as error:  # somebody was faster, or it cannot be captured: look again
+    except PagurusError as error:  # another call was faster, or it cannot be captured: look again
         log.warning("not ended: %s", error, extra={"sandbox": live.row.id})
         live.touch()

@@ -1,4 +1,4 @@
-"""The lease of a host in a cluster: when it is over, its sandboxes stand still.
+"""The lease of a host in a cluster: when it is over, its sandboxes are frozen.
 
 Owns: until when this host may act, and that it stops then. Does not own: who grants leases
 (:mod:`coordinator.decide.lease`), which says why a host is still before anybody acts for it.
@@ -22,11 +22,11 @@ from sandbox.errors import Conflict
 
 MARGIN = 0.4  # seconds before the end of a lease at which sandboxes are frozen
 FILE, LOCK = "lease", "lease.lock"
-HELD = "held"  # file in the run directory of a sandbox that stands still because it leaves, or may arrive
+HELD = "held"  # file in the run directory of a sandbox that is frozen because it leaves, or may arrive
 
 
 class LeaseOver(Conflict):
-    """On the wire a ``conflict`` with its own status: nothing was carried out, and somebody else may."""
+    """On the wire a ``conflict`` with its own status: nothing was carried out, and another caller may."""
 
     status = 503
 
@@ -58,7 +58,7 @@ class HostFence:
 
     @property
     def leased(self) -> bool:
-        """Whether this host belongs to a cluster whose sandboxes may go on elsewhere."""
+        """Whether this host belongs to a cluster whose sandboxes may continue elsewhere."""
         return self._until is not None
 
     def grant(self, until: float, of: str) -> None:
@@ -71,7 +71,7 @@ class HostFence:
 
     def watch(self) -> None:
         """Let a process look at the lease, if there is one. Also of a daemon that begins: with the former it may have
-        ended, and sandboxes that stand still since then wait for who lets them go on."""
+        ended, and sandboxes that have been frozen since then wait for their release."""
         if self._until is not None and not self._watched():
             subprocess.Popen(
                 [sys.executable, "-m", "daemon.fence", str(self._run)],
@@ -81,7 +81,7 @@ class HostFence:
             )
 
     def release(self) -> None:
-        """This host needs no lease any more: what stands still goes on."""
+        """This host needs no lease any more: what is frozen is released."""
         self._until = None
         (self._run / FILE).unlink(missing_ok=True)
 

@@ -2,7 +2,7 @@
 
 Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
 ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns.turns`), HTTP (`daemon.app`),
-which checkpoints are kept (`daemon.store.gc`), how a state comes back (`daemon.host.restore`), what is left
+which checkpoints are kept (`daemon.store.gc`), how a state is restored (`daemon.host.restore`), what is left
 after a crash (`daemon.startup`).
 
 Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
@@ -232,7 +232,7 @@ class Host:
         return ForkEntry(sandbox=row.info())
 
     def forked(self, origin: CheckpointRow) -> SandboxRow:
-        """The row of a sandbox that goes on from `origin`."""
+        """The row of a sandbox that continues from `origin`."""
         row = self._new_row(self.template(origin), owner=origin.owner)
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
         row.inherited = origin.files_bytes
@@ -261,7 +261,7 @@ class Host:
                 await place.aclose()
             await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
-            # Cancelled in the write, the rows may still be committed: they must not outlive what they tell of.
+            # Cancelled in the write, the rows may still be committed: they must not outlive what they describe.
             rows, gone = [put_sandbox(row)], drop_sandbox(row.id)
             if root:
                 rows, gone = [*rows, put_checkpoint(origin)], [*gone, drop_checkpoint(origin.id)]
@@ -319,7 +319,7 @@ class Host:
         return self.images.resolve(template.image)
 
     def images_used(self) -> dict[str, int]:
-        """How many sandboxes and imported checkpoints stand on each image, by digest; those that are being made too.
+        """How many sandboxes and imported checkpoints use each image, by digest; those that are being made too.
         From any thread."""
         rows: list[Template] = [*self.making.rows(), *(live.row for live in list(self.live_sandboxes.values()))]
         rows += [row.template for row in list(self.services.checkpoints.values()) if row.template is not None]
@@ -353,7 +353,7 @@ class Host:
             self.services.catalogue.later([put_sandbox(live.row)])
             log.warning("died: %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
         if live.row.state is SandboxState.DEAD:
-            container.inject()  # where the shim alone has ended, the rest goes on
+            container.inject()  # where the shim alone has ended, the rest continues
 
     # ----------------------------------------------------------------- going back
 
@@ -418,7 +418,7 @@ class Host:
     # ----------------------------------------------------------------- network
 
     async def set_network(self, sandbox: str, network: Network) -> NetworkStatus:
-        """Change what a sandbox may reach, whether it runs or not. A turn that is under way goes on."""
+        """Change what a sandbox may reach, whether it runs or not. A turn under way continues."""
         live = self.live(sandbox)
         await self.networks.set(
             live.row, live.container_or_none, network, lambda: self.services.catalogue.write([put_sandbox(live.row)])

@@ -1,13 +1,13 @@
-"""A sandbox leaves this host: it stands still here, while its state goes on elsewhere.
+"""A sandbox leaves this host: it is frozen here, while its state continues elsewhere.
 
 Owns: the hold, which outlives the daemon: a mark in the sandbox's run directory and its frozen control group. Does not
-own: how the state travels (:mod:`daemon.store.exports`), how it goes on there (:mod:`daemon.host.arrive`), when it has
-left, which the coordinator answers for: it removes the sandbox here, or lets it go on.
+own: how the state travels (:mod:`daemon.store.exports`), how it continues there (:mod:`daemon.host.arrive`), when it
+has left, which the coordinator answers for: it removes the sandbox here, or releases it.
 
 ::
 
     prepare ▸ hold: capture ▸ stays frozen ─┬▶ removed: it has left
-                                            └▶ release: it goes on, as if nothing had been
+                                            └▶ release: it continues, as if nothing had been
 
     left    = its newest durable checkpoint is kept, as an imported one ▸ all else of it is removed
 
@@ -46,7 +46,7 @@ async def prepare(host: Host, live: LiveSandbox, since: str) -> None:
 
 
 async def hold(host: Host, live: LiveSandbox) -> InFlight:
-    """Capture its state; it is captured when this returns, and nothing of it runs. Raises why it goes on instead."""
+    """Capture its state; it is captured when this returns, and nothing of it runs. Raises why it continues instead."""
     held = False
 
     def begin() -> None:
@@ -60,14 +60,14 @@ async def hold(host: Host, live: LiveSandbox) -> InFlight:
         if (trouble := inflight.trouble(durable=False)) is not None:
             raise trouble
     except BaseException:
-        if held:  # and not by somebody else before
+        if held:  # and not held before
             await release(host, live)
         raise
     return inflight
 
 
 async def held(host: Host, live: LiveSandbox, row: CheckpointRow) -> HeldSandbox:
-    """What goes on elsewhere beside the content of its last checkpoint: of its turns, the newest."""
+    """What continues elsewhere in addition to the content of its last checkpoint: of its turns, the newest."""
     turns, size = await host.services.catalogue.turns(live.row.id), 0
     retained = len(turns)
     while retained and (size := size + len(msgspec.msgpack.encode(turns[retained - 1]))) <= MAX_TURNS:
@@ -81,7 +81,7 @@ async def held(host: Host, live: LiveSandbox, row: CheckpointRow) -> HeldSandbox
 
 
 async def release(host: Host, live: LiveSandbox) -> None:
-    """It goes on. Idempotent."""
+    """Release it. Idempotent."""
     mark(host, live).unlink(missing_ok=True)
     live.held = False
     if live.container_or_none is not None:

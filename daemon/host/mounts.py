@@ -1,4 +1,4 @@
-"""Directories that a sandbox has beside its file tree: of the host, read-only, or scratch of its own.
+"""Directories that a sandbox has in addition to its file tree: of the host, read-only, or scratch of its own.
 
 Owns: what may be mounted where, and the subvolumes of scratch. Does not own: the mounts themselves
 (:class:`sandbox.container.container.Bind`). They are no part of checkpoints: a restore in place leaves scratch as it
@@ -28,7 +28,7 @@ TAKEN = ("/", "/proc", "/dev", "/sys", "/etc", "/.pagurus")  # and below, but fo
 
 
 def checked(mounts: Sequence[Mount]) -> None:
-    """Raise Invalid unless these targets can be mounted beside one another. Pure."""
+    """Raise Invalid unless these targets can be mounted next to one another. Pure."""
     if len(mounts) > MAX_MOUNTS:
         raise Invalid(f"{len(mounts)} mounts; at most {MAX_MOUNTS} are possible")
     targets: list[PurePosixPath] = []
@@ -86,7 +86,7 @@ def binds(row: SandboxRow, places: Places) -> tuple[Bind, ...]:
 
 
 def scratch(row: SandboxRow) -> list[str]:
-    """Names of its scratch subvolumes, beside its tree."""
+    """Names of its scratch subvolumes, in addition to its tree."""
     return [_name(row, number) for number, mount in enumerate(row.mounts) if mount.source is None]
 
 

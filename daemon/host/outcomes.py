@@ -1,6 +1,6 @@
 """What follows for the sandboxes when a checkpoint is durable, could not be stored, is lost or damaged.
 
-Owns: who stands on what afterwards, what is stored again. Does not own: storing (:mod:`daemon.checkpoints.persist`),
+Owns: what is based on what afterwards, what is stored again. Does not own: storing (:mod:`daemon.checkpoints.persist`),
 finding damage (:mod:`daemon.store.verify`).
 """
 
@@ -18,7 +18,7 @@ from sandbox.messages import CheckpointState
 
 
 class Outcomes:
-    """Of all checkpoints of a host; told by `services`."""
+    """Of all checkpoints of a host; called by `services`."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Outcomes:
         self._verifier.later(row, parent)
 
     def _fall_back(self, row: CheckpointRow) -> None:
-        """A checkpoint is not whole: what stands on it stands on the nearest that is, and owes all that came since."""
+        """A checkpoint is not whole: what is based on it moves to the nearest that is, and has all that came since
+        pending."""
         for live in self._live_sandboxes.values():
             if live.row.head == row.id:
                 live.row.head = nearest(self._services.checkpoints, row.id)
@@ -50,7 +51,7 @@ class Outcomes:
                     self._services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
 
     def _avoid(self, row: CheckpointRow) -> None:
-        """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
+        """A checkpoint is damaged: each sandbox based on content of it captures everything again with the next turn."""
         for live in self._live_sandboxes.values():
             head = self._services.checkpoints.get(live.row.head)
             if head is None or live.container_or_none is None:

@@ -1,12 +1,12 @@
 """Whether checkpoints can be restored: tried, not concluded.
 
-Owns: restoring a checkpoint in a sandbox of nobody's, where it is compared and nothing of it runs; which checkpoint is
-tried next while the host has time. Does not own: the comparison (:mod:`sandbox.criu.equality`), what lies on the disk
-(:mod:`daemon.store.verify`).
+Owns: restoring a checkpoint in a sandbox without an owner, where it is compared and nothing of it runs; which
+checkpoint is tried next while the host has time. Does not own: the comparison (:mod:`sandbox.criu.equality`), what lies
+on the disk (:mod:`daemon.store.verify`).
 
 ::
 
-    row of a fork ▸ tree, container ▸ restored, compared, stands still ▸ removed ▸ `proved_at` or `refuted`
+    row of a fork ▸ tree, container ▸ restored, compared, frozen ▸ removed ▸ `proved_at` or `refuted`
 
 Guarantee: no instruction of the checkpoint runs, and nothing of the sandbox that is made for it is left. One at a time.
 """
@@ -89,7 +89,7 @@ class CheckpointProver:
                 continue
             try:
                 await self.prove(row)
-            except (PagurusError, OSError) as error:  # no room, no lease, removed meanwhile: later
+            except (PagurusError, OSError) as error:  # no room, no lease, removed since: later
                 log.info("checkpoint %s could not be tried: %s", row.id, error)
 
     def _has_time(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a host tells the coordinator of itself: what it has, what it holds, how busy it is.
+"""What a host reports to the coordinator: what it has, what it holds, how busy it is.
 
 Owns: reading these from the kernel and the daemon. Does not own: what follows (:mod:`coordinator.decide`).
 """
@@ -59,7 +59,7 @@ def _images(host: Host) -> dict[str, str]:
     for name in host.images.list():
         try:
             result[name] = host.images.resolve(name).digest
-        except (PagurusError, OSError):  # removed meanwhile, or damaged: nothing starts from it
+        except (PagurusError, OSError):  # removed since, or damaged: nothing starts from it
             continue
     return result
 

@@ -1,12 +1,12 @@
 """Taking a sandbox to the state of a checkpoint: its files, its container, its processes.
 
-Owns: what a container is made of, the order in which a state comes back, what is undone when it does not. Does not own:
+Owns: what a container is made of, the order in which a state is restored, what is undone when that fails. Does not own:
 who may, which checkpoint, the life of the sandbox (:mod:`daemon.host.host`); the mechanism of one restore
 (:mod:`sandbox.criu.checkpointer`).
 
 ::
 
-    kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if asked) ▸ mark ▸ run ▸ hooks
+    kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if requested) ▸ mark ▸ run ▸ hooks
          ▸ publish
 
 Guarantee: after a failed `replace` nothing of the container is trusted or left, and the former tree is the sandbox's
@@ -72,14 +72,14 @@ class Restorer:
         )
 
     def tree_below(self, row: SandboxRow) -> Path:
-        """The image tree that a sandbox stands on, whatever its name means by now."""
+        """The image tree that a sandbox uses, whatever its name means by now."""
         return self.images.tree(row.image_digest) if row.image_digest else self.images.path(row.image)
 
     def spec(self, row: SandboxRow) -> ContainerSpec:
         """What the container of an existing sandbox is made of."""
         try:
             return self.spec_over(row, self.tree_below(row))
-        except ImageNotFound as error:  # one that runs goes on; a dead one says so when it is restored
+        except ImageNotFound as error:  # one that runs continues; a dead one says so when it is restored
             log.error("its image is gone: %s", error, extra={"sandbox": row.id})
             return self.spec_over(row, self.images.trees / (row.image_digest or "gone") / "tree")
 

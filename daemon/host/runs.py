@@ -1,14 +1,14 @@
-"""Runs of clients: a run whose lease nobody renews ends with its sandboxes.
+"""Runs of clients: a run whose lease is not renewed ends with its sandboxes.
 
 Owns: which runs there are, when each ends, and ending their sandboxes. Does not own: how a sandbox ends
 (:mod:`daemon.host.host`), which sandboxes belong to a run: those of its owner that carry its label, forks included.
 Guarantee: a sandbox of a run that has ended is removed, also one that was being made then, and whatever call is under
-way on it: nobody is left who waits for that. A daemon that starts gives each run its whole lease again, so that no run
-ends because nobody could be asked.
+way on it: no caller waits for it any more. A daemon that starts gives each run its full lease again, so that no run
+ends because its client could not renew it.
 
 ::
 
-    PUT: begun ▸ PUT: renewed ▸ ... ▸ nobody renews it, or DELETE ▸ ended: refused from now on ▸ MEMORY later: forgotten
+    PUT: begun ▸ PUT: renewed ▸ ... ▸ not renewed, or DELETE ▸ ended: refused from now on ▸ MEMORY later: forgotten
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ async def remove(host: Host, sandboxes: Iterable[LiveSandbox]) -> int:
     async def one(live: LiveSandbox) -> bool:
         try:
             await host.remove(live.row.id)
-        except NotFound:  # somebody was faster
+        except NotFound:  # another call was faster
             return False
         except PagurusError as error:
             log.warning("not ended with its run: %s", error, extra={"sandbox": live.row.id})

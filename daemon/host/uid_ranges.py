@@ -2,7 +2,7 @@
 
 Owns: which ranges are taken. Does not own: mapping them (`sandbox.container.container`). No I/O.
 Guarantee: a range is given to one sandbox at a time, and to the next one only after all others had their turn: what a
-removed sandbox left on the disk is nobody's for long.
+removed sandbox left on the disk stays unowned for long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IdRanges:
         self._taken: set[int] = set()
 
     def take(self) -> int:
-        """A range that is nobody's."""
+        """A free range."""
         for _ in range((self._last - self._first) // SIZE):
             base = self._next
             self._next = base + SIZE if base + SIZE < self._last else self._first

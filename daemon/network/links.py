@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROUTER = POOL[1]  # the host's end of every link, seen from inside
 FIRST, LAST = 16, POOL.num_addresses - 2  # numbers of addresses in the pool that sandboxes get
 INSIDE = "eth0"
-HOST_MAC, SANDBOX_MAC = "02:70:67:00:00:01", "02:70:67:00:00:02"  # nobody but the two ends ever sees them
+HOST_MAC, SANDBOX_MAC = "02:70:67:00:00:01", "02:70:67:00:00:02"  # only the two ends ever see them
 IFF_UP, IFF_NOARP = 0x1, 0x80
 CONF = Path("/proc/sys/net")
 
@@ -94,7 +94,7 @@ def connect(
             if error.code == errno.EEXIST:
                 return None
             raise _unable("set up a link", error) from error
-        except OSError:  # its namespace is gone meanwhile: a half made link leads nowhere, and must not stay
+        except OSError:  # its namespace is gone by now: a half made link leads nowhere, and must not stay
             with contextlib.suppress(NetlinkError):
                 host.link("del", ifname=link)
             raise

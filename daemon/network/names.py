@@ -1,10 +1,10 @@
-"""DNS messages between a sandbox and the host's resolvers: what is asked, what an answer may say.
+"""DNS messages between a sandbox and the host's resolvers: questions, and what an answer may say.
 
 Owns: reading questions of an adversary and answers of a stranger, writing answers. Pure: no I/O, no clock.
 Does not own: whether a name is allowed (:mod:`daemon.network.policy`), sending (:mod:`daemon.network.resolver`).
 
-Guarantee: nothing of a foreign answer is passed on as it came. What goes to the sandbox is written anew and holds
-only the chain of aliases that begins at the name asked for, and the addresses at its end.
+Guarantee: nothing of a foreign answer is passed on as it came. What goes to the sandbox is written afresh and holds
+only the chain of aliases that begins at the requested name, and the addresses at its end.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def nothing(question: Question, code: int = dns.rcode.NOERROR) -> dns.message.Me
 
 
 def write(question: Question, response: dns.message.Message, *, stream: bool) -> bytes:
-    """The answer as it travels. One that is too long for UDP tells the asker to come by TCP."""
+    """The answer as it travels. One that is too long for UDP makes the client use TCP."""
     limit = 65_535 if stream else PLAIN_UDP
     if not stream and question.message.edns >= 0:
         limit = max(PLAIN_UDP, min(MODERN_UDP, question.message.payload))

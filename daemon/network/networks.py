@@ -1,6 +1,6 @@
 """The networks of all sandboxes of this host, as one attachment.
 
-Owns: which sandbox has which link and address, the order of every change, adoption after a restart, what is told of
+Owns: which sandbox has which link and address, the order of every change, adoption after a restart, what is reported of
 it. Does not own: mechanism (links, table, resolver) and meaning (policy).
 
 Guarantee: a sandbox's packets pass only while its address, its policy and its resolver are in force: they are put in
@@ -105,7 +105,7 @@ class Networks:
         there = await self._move(lambda: links.result(self.prefix))
         try:
             existing = await self._write(self._stored)
-        except (OSError, PagurusError) as error:  # nftables do not work here: who needs them is told
+        except (OSError, PagurusError) as error:  # nftables do not work here: who needs them gets the error
             if target:
                 raise
             log.warning("no sandbox can be given a network: %s", error)
@@ -132,7 +132,7 @@ class Networks:
             attached.named = {element: ("", soon) for element in names}  # whatever it was that opened them
 
     async def close(self) -> None:
-        """The links, the table and its elements stay: connections go on, names wait for the next daemon."""
+        """The links, the table and its elements stay: connections continue, names wait for the next daemon."""
         for attached in self._attached.values():
             await attached.resolver.close()
         self._listener.close()
@@ -168,7 +168,7 @@ class Networks:
             self._renewal = asyncio.ensure_future(self._renew())
 
     async def _renew(self) -> None:
-        """Somebody has taken the table away: put it back, as it was. That it happens again meanwhile is not missed."""
+        """Another program has removed the table: put it back, as it was. A second removal during that is noticed."""
         while self._lost:
             self._lost = False
             elements = self._everything()
@@ -212,7 +212,7 @@ class Networks:
     ) -> None:
         """Another policy for a sandbox; `publish` writes its row. Connections that it does not allow end.
 
-        One change of each owner at a time: there is one table, and whoever changes many keeps nobody else waiting.
+        One change of each owner at a time: there is one table, and an owner that changes many delays no other.
         """
         policy = compile_policy(network)
         async with self._lock(f"changes of {row.owner}"), self._lock(row.id):
@@ -238,7 +238,7 @@ class Networks:
                 await self._take_away(row.id)
 
     def _follow(self, row: SandboxRow, container: Container) -> None:
-        """A restore that makes a network namespace anew says so, from a thread, before anything runs in it."""
+        """A restore that makes a new network namespace says so, from a thread, before anything runs in it."""
         loop = asyncio.get_running_loop()
 
         def follow(namespace: Path) -> None:
@@ -309,7 +309,7 @@ class Networks:
         raise Conflict(f"all addresses of {POOL} are in use", hint="remove some sandboxes")
 
     async def _enforce(self, attached: AttachedNetwork, policy: Policy) -> None:
-        """The table says what the policy says. Unchanged, its connections go on; changed, they are judged again."""
+        """The table says what the policy says. Unchanged, its connections continue; changed, they are judged again."""
         address = attached.address
         attached.resolver.policy = attached.policy = policy
         target = {*addressed(address, attached.link.name), *permitted(address, policy)}
@@ -446,7 +446,8 @@ class Networks:
 
 
 def _still_named(policy: Policy, name: str, element: Element) -> bool:
-    """Whether what a name has opened stays open under another policy. "": a former daemon opened it, nobody knows."""
+    """Whether what a name has opened stays open under another policy. "": a former daemon opened it, the name is
+    unknown."""
     if policy.mode != "allow" or not name:
         return False
     verdict = judge_name(policy, name)

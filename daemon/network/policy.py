@@ -1,6 +1,6 @@
 """What a network policy means: names, addresses and ports that are allowed, as data.
 
-Owns: the grammar of destinations, which addresses nobody may reach, the translation of a policy into
+Owns: the grammar of destinations, which addresses no sandbox may reach, the translation of a policy into
 segments that do not overlap. Does not own: enforcing it. Pure: no I/O, no clock.
 
 Guarantee: :func:`compile_policy` accepts a policy only if each of its entries means something that can be enforced;
@@ -26,15 +26,15 @@ MAX_SEGMENTS = 4096
 PORTS_OF_A_NAME = 16  # each answered address takes an element for each
 
 
-#: Nobody's to reach, whatever a policy says: this host, sandboxes, link-local with the metadata services,
+#: Never reachable, whatever a policy says: this host, sandboxes, link-local with the metadata services,
 #: multicast, reserved, broadcast.
 NEVER = tuple(
     IPv4Network(text)
     for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", str(POOL), "192.0.0.0/24", "224.0.0.0/3")
 )
-#: Alibaba's, Oracle's and Azure's metadata services lie in address ranges that are otherwise somebody's own, or public.
+#: Alibaba's, Oracle's and Azure's metadata services lie in address ranges that are otherwise private, or public.
 METADATA = tuple(IPv4Network(text) for text in ("100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"))
-#: Somebody's own networks: reached only where a policy names them.
+#: Private networks: reached only where a policy names them.
 PRIVATE = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"))
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
@@ -78,7 +78,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class NameVerdict:
-    """May this name be asked for, and for which ports do its addresses then open? Empty: for all."""
+    """May this name be resolved, and for which ports do its addresses then open? Empty: for all."""
 
     allowed: bool
     ports: tuple[tuple[int, int], ...] = ()  # (protocol, port)

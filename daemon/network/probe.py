@@ -48,7 +48,7 @@ def _foreign(route: links.HostRoute) -> bool:
 
 
 def _strict(chains: list[present.Chain]) -> list[str]:
-    """Base chains of others that drop what nobody accepts."""
+    """Base chains of others that drop what no rule accepts."""
     return [
         f"{chain.family} {chain.table} {chain.name}"
         for chain in chains

@@ -4,7 +4,7 @@ Owns: the two sockets, the order *judge, ask, open, answer*, bounds on what a sa
 policy, the messages (:mod:`daemon.network.names`), the table.
 
 Guarantee: a question for a name that is not allowed never leaves this host; an address is open before the sandbox
-hears of it; an address that no sandbox may reach is never given out, whoever points a name to it. Who asks is known
+sees it; an address that no sandbox may reach is never given out, whatever name points to it. The client is known
 by the socket, which only that sandbox can reach. A sandbox that asks without a pause wakes the daemon so often a second
 and no more (:mod:`sandbox.container.paced`); the rest its own kernel drops.
 """
@@ -59,7 +59,7 @@ class UpstreamResolver:
         self._observed = 0.0
         self._servers: list[tuple[str, int]] = []
         self._limit = asyncio.Semaphore(UPSTREAM_AT_ONCE)
-        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while somebody has one
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while one is in use
 
     def servers(self) -> list[tuple[str, int]]:
         named = os.environ.get("PAGURUS_RESOLVERS")
@@ -120,8 +120,8 @@ class Resolver:
     async def listen(self, namespace: Path, retained: Sequence[int] = ()) -> list[int]:
         """Answer in this network namespace. Raises Conflict where a program of the sandbox has taken the address.
 
-        `retained`: the sockets of a former daemon, to be used again where they are of this namespace: what was asked
-        meanwhile waits in them. Returns the descriptors to keep.
+        `retained`: the sockets of a former daemon, to be used again where they are of this namespace: a question
+        sent in between waits in them. Returns the descriptors to keep.
         """
         await self.close()
         try:
@@ -207,7 +207,7 @@ class Resolver:
         """Takes one question; how long it was."""
         try:
             data, asker = sock.recvfrom(names.MAX_QUESTION + 1)
-        except OSError:  # nothing there after all, or an earlier answer that nobody took
+        except OSError:  # nothing there after all, or an earlier answer that was not read
             return 0
         if not self.busy():  # else it is as if it had been lost on the way: the asker tries again
             _start(self._tasks, self._reply(data, sock, asker))
@@ -215,7 +215,7 @@ class Resolver:
 
     async def _reply(self, data: bytes, sock: socket.socket, asker: tuple[str, int]) -> None:
         if (reply := await self.answer(data, stream=False)) is not None:
-            with contextlib.suppress(OSError):  # no room, or closed meanwhile: lost on the way
+            with contextlib.suppress(OSError):  # no room, or closed since: lost on the way
                 sock.sendto(reply, asker)
 
     def _accept(self, listening: socket.socket) -> int:

@@ -4,9 +4,9 @@ Owns: the table's life, the batch, reading elements and counters. Does not own: 
 (:mod:`daemon.network.ruleset`), what the elements are (:mod:`daemon.network.elements`).
 Guarantee: the changes of one :meth:`NftTable.apply` come into force together or not at all; the rules of a table that
 is
-made anew come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on the
-table is this process's own while it lives: ``nft flush ruleset`` passes it by, and nobody else can change it. It stays
-when the process ends, for the next to take. Everything here blocks.
+replaced come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on the
+table is this process's own while it lives: ``nft flush ruleset`` passes it by, and no other program can change it. It
+stays when the process ends, for the next to take. Everything here blocks.
 
 The rules are written once, as text, by the ``nft`` program: pyroute2 has no words for verdict maps, stateful
 expressions in sets, masquerading or rejecting. The elements, which change all the time, are netlink messages made
@@ -95,7 +95,7 @@ class NftTable:
             nft("-f", "-", text=_emptied(self.name) + self._content(self.name, elements))
             return True
         self.close()  # what is ours alone `nft` cannot fill
-        if elements and self.present():  # sandboxes send meanwhile: they are held to their policies by another table
+        if elements and self.present():  # sandboxes keep sending: they are held to their policies by another table
             nft("-f", "-", text=_emptied(self._twin) + self._content(self._twin, elements))
         self._exchange([_of_table(DESTROYTABLE, self.name), _of_table(NEWTABLE, self.name, PERSIST)])
         nft("-f", "-", text=self._content(self.name, elements) + _gone(self._twin))
@@ -117,7 +117,7 @@ class NftTable:
         return ruleset(name, self.prefix, self.group) + statements(name, elements)
 
     def _own(self) -> None:
-        """From now on nobody else takes the table away, or changes it."""
+        """From now on no other program removes or changes the table."""
         self._exchange(self._claim())
         self._owned = True
 
@@ -175,7 +175,7 @@ class NftTable:
 
     def stored(self, target: Iterable[str] = (*BY_ADDRESS, "bound")) -> list[Element]:
         """What a former daemon put into the table."""
-        table = self._twin if _there(self._twin) else self.name  # it died while the table was made anew
+        table = self._twin if _there(self._twin) else self.name  # it died while the table was being replaced
         result = self.elements(target, table)
         return [_stored(name, key, message) for name, elements in result.items() for key, message in elements]
 
@@ -319,7 +319,7 @@ def _stored(name: str, key: bytes, message: nlmsg) -> Element:
     mark = struct.unpack("=I", value)[0] if name == "generations" and value else 0
     left = message.get_attr("NFTA_SET_ELEM_EXPIRATION")  # milliseconds
     if name in INTERVALS:
-        end = end or key  # a single one may be told without it
+        end = end or key  # a single one may come without it
     return Element(name, key, bytes(end or b""), chain or "", mark, 0 if left is None else 1 + int(left) // 1000)
 
 

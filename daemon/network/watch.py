@@ -1,4 +1,4 @@
-"""Notices when somebody else takes this daemon's table away.
+"""Notices when another program removes this daemon's table.
 
 Owns: the kernel's announcements of changes to nftables. Does not own: putting the table back. ``nft flush ruleset``,
 which the firewall services of distributions run at every reload, removes all tables that have no owner, before Linux

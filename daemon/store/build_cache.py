@@ -2,7 +2,7 @@
 
 Owns: which there are, finding them, which are given up. Does not own: keys (:mod:`sandbox.sdk.plan`), removal
 (:mod:`daemon.store.gc`). Guarantee: what is found is durable and whole; it outlives the sandbox that it was made in, as
-an imported checkpoint does; what a living sandbox stands on is never given up.
+an imported checkpoint does; what a living sandbox is based on is never given up.
 
 There is no state but the rows of the catalogue: a step that is kept is a field of its checkpoint.
 """
@@ -95,7 +95,7 @@ class BuildCache:
         return made
 
     async def prune(self) -> StepsRemoved:
-        """Give all of them up, but for those that living sandboxes stand on."""
+        """Give all of them up, but for those that living sandboxes are based on."""
         return await self._drop(self._rows())
 
     def _rows(self) -> list[CheckpointRow]:
@@ -110,7 +110,7 @@ class BuildCache:
     async def _drop(self, rows: Iterable[CheckpointRow]) -> StepsRemoved:
         removed = StepsRemoved()
         for row in rows:
-            with contextlib.suppress(Conflict):  # a sandbox stands on it, or it is being read
+            with contextlib.suppress(Conflict):  # a sandbox is based on it, or it is being read
                 await self._host.collector.remove(row)
                 removed.steps += 1
                 removed.bytes += row.step.size if row.step is not None else 0

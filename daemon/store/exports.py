@@ -170,7 +170,8 @@ def export(
 ) -> Iterator[bytes]:
     """The stream of a checkpoint that is pinned, less what `have` lists. Blocks.
 
-    `source`: see :meth:`ExportedImages.at`. `brief`: the importer builds upon `base`: lists of pages tell what changed.
+    `source`: see :meth:`ExportedImages.at`. `brief`: the importer builds upon `base`: lists of pages contain what
+    changed.
     """
     writer = transfer.TransferWriter()
     listed = have or Have()
@@ -212,7 +213,7 @@ class ShareBudget:
     """How much content a snapshot may send: files that share their data each need their own elsewhere."""
 
     def __init__(self, snapshot: Path, existing: int) -> None:
-        """`existing`: bytes that it has on the disk, as far as somebody has counted them."""
+        """`existing`: bytes that it has on the disk, as far as they were counted."""
         self._snapshot = snapshot
         self._left = SHARED_FREE + MAX_SHARED * existing
         self._counted = False
@@ -249,7 +250,7 @@ class _Tree:
         yield self._noted(_entry(self.root, ".", 0, os.fstat(self.root), self.existing, None), "")
         for step in walk(self.root):
             (holder,), (result,) = step.parents, step.result
-            assert result is not None  # nobody changes a snapshot
+            assert result is not None  # a snapshot does not change
             del above[step.depth :]
             number, parent = len(self._names), above[-1]
             if result.st_nlink > 1 and not step.enter[0] and linked.setdefault(result.st_ino, number) != number:
@@ -284,7 +285,7 @@ def _existing_contents(row: CheckpointRow, places: Places, base: Base | None) ->
             return {}
         try:
             digest = hashing.digest(places.snapshot(row.files or ""), (base.files, base.digest))
-        except OSError:  # no snapshot of the same line, or removed meanwhile
+        except OSError:  # no snapshot of the same line, or removed since
             return {}
     return {
         inode: content

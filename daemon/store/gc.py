@@ -6,7 +6,7 @@ Owns: what is needed, the execution of the policy, labels, the collection of pag
 ::
 
     checkpoint durable ─▶ changed(sandbox) ─┐
-    sandbox removed, pin let go ────────────┼─▶ removable? ─▶ rows (durable) ─▶ content ─▶ pages nobody refers to
+    sandbox removed, pin let go ────────────┼─▶ removable? ─▶ rows (durable) ─▶ content ─▶ unreferenced pages
     `pagurus checkpoint rm` ────────────────┘
 
 Guarantee: content is removed only after the removal of the rows that named it survives a power cut, and only when no
@@ -62,7 +62,7 @@ class GarbageCollector:
         return [rows[name] for name in gone]
 
     def held(self) -> set[str]:
-        """Checkpoints that living sandboxes, restores, forks and captures stand on, whoever they belong to."""
+        """Checkpoints that living sandboxes, restores, forks and captures are based on, of every owner."""
         rows = self._services.checkpoints
         living = {
             checkpoint for live in self._live_sandboxes.values() for checkpoint in (live.row.head, live.row.origin)
@@ -77,7 +77,7 @@ class GarbageCollector:
 
     @contextlib.contextmanager
     def pin(self, row: CheckpointRow) -> Iterator[None]:
-        """Keep a checkpoint while it is read, though its sandbox may be removed meanwhile."""
+        """Keep a checkpoint while it is read, even if its sandbox is removed."""
         if row.id not in self._services.checkpoints:
             raise NotFound(f"checkpoint {row.id} has just been removed", hint="choose another with `pagurus tree`")
         self._pins[row.id] += 1
@@ -142,7 +142,7 @@ class GarbageCollector:
             await self._forget([row for row in mine if row.id in gone])
 
     async def remove(self, row: CheckpointRow) -> None:
-        """Remove one checkpoint because somebody wants it gone. Raises Conflict when it is needed."""
+        """Remove one checkpoint on request. Raises Conflict when it is needed."""
         async with self._removing:
             if row.id in self.held() or row.state is CheckpointState.PENDING:
                 users = [
@@ -199,7 +199,7 @@ class GarbageCollector:
             self._services.capturer.discard(owner, files=owner not in files, images=owner not in images)
 
     async def collect_pages(self) -> None:
-        """Free the pages that no packed dump refers to. Beside everything else that goes on."""
+        """Free the pages that no packed dump refers to. Concurrently with everything else."""
         self._garbage = 0
         try:
             freed = await self._services.capturer.collect_pages()

@@ -17,7 +17,7 @@ from sandbox.image.store import ImageStore, StoredImage
 
 
 class RestoreTrial(Protocol):
-    """Who restores checkpoints beside their sandboxes."""
+    """Restores checkpoints next to their sandboxes."""
 
     async def prove(self, row: CheckpointRow) -> str:
         """Why it cannot be restored as it was; "" when it can. Raises where that could not be tried."""
@@ -48,7 +48,7 @@ class StoreHost(Protocol):
         """What its forks inherit."""
 
     def images_used(self) -> Mapping[str, int]:
-        """How many sandboxes and imported checkpoints stand on each image, by digest."""
+        """How many sandboxes and imported checkpoints use each image, by digest."""
 
     def image_below(self, checkpoint: CheckpointRow) -> StoredImage:
         """The image that its files lie upon."""

@@ -9,10 +9,10 @@ publishing the row (:mod:`daemon.store.library`), HTTP (`daemon.api.store`).
     import  = read ▸ tree of our own in a new subvolume ▸ hash all ▸ snapshot ▸ pages ▸ dump file ▸ sync ▸ row
 
 Guarantee: a stream is all or nothing: until the row is written nothing names what it brought, and what a crash leaves
-is collected at the next start. Nothing in it chooses a path: entries are made in a fresh directory that nobody else
-sees, each by its name in the directory that was just made. Content is what its hash says or the import fails.
+is collected at the next start. Nothing in it chooses a path: entries are made in a fresh directory that no other
+process sees, each by its name in the directory that was just made. Content is what its hash says or the import fails.
 The image must be here with the same content. Process images are checked for form and integrity, not for intent:
-whoever restores them trusts the host that exported them.
+the restoring user trusts the host that exported them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from sandbox.tree.pool import TREE_PARTS
 _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
-LINKS = "links"  # beside the tree, while it is made
+LINKS = "links"  # next to the tree, while it is made
 MAX_SOON = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
 TOGETHER = 2048  # pages that are stored at once
 LIKELY = 4  # checkpoints that are looked through first for what did not come
@@ -69,11 +69,11 @@ class Importer:
         former: Former | None = None,
         base: PageLists | None = None,
     ) -> None:
-        """`need` raises NoSpace while the disks have too little room; it is asked again and again.
+        """`need` raises NoSpace while the disks have too little room; it is called repeatedly.
 
         `former`: the checkpoint is the next one of a sandbox whose raw images are these: they become the new ones, and
-        the checkpoint is captured when it is finished, not durable. `base`: the stream may tell pages as changes to
-        these lists, whose pages stay stored meanwhile.
+        the checkpoint is captured when it is finished, not durable. `base`: the stream may describe pages as changes to
+        these lists, whose pages stay stored until then.
         """
         self._former = former
         self._base = base or {}
@@ -106,7 +106,7 @@ class Importer:
 
     @property
     def pages(self) -> int:
-        """Different memory pages that it tells of."""
+        """Different memory pages in it."""
         return len(self._listed - {NO_HASH})
 
     @property
@@ -365,7 +365,7 @@ class Importer:
             raise Protocol("a content has another size than its file")
 
     def _compare(self, digest: hashing.Digest) -> None:
-        """Every file holds what the manifest says, whoever it came from."""
+        """Every file holds what the manifest says, whatever its origin."""
         existing = dict(zip(digest.inodes.tolist(), (row.tobytes() for row in digest.contents), strict=True))
         for number, inode in self._inodes.items():
             if existing.get(inode) != self._tree.entries[number].content:
@@ -461,7 +461,8 @@ def _moved(here: int, name: str, resolve: int) -> int:
 
 
 def _left(here: int, entry: Entry) -> int:
-    """The directory above `here`, which is full. Nobody else sees this tree: the way up is the way that led here."""
+    """The directory above `here`, which is full. No other process sees this tree: the way up is the way that led
+    here."""
     _finish_directory(here, entry)
     return _moved(here, "..", safe_path.UPWARDS)
 

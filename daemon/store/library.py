@@ -148,7 +148,7 @@ class CheckpointLibrary:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`).
 
-        `soon`: it need not be durable yet. `brief`: for an import that is told of `since` as well.
+        `soon`: it need not be durable yet. `brief`: for an import that knows `since` as well.
         """
         row = await (self._host.restorable(checkpoint) if soon else self._durable(checkpoint))
         existing = await _streamed(read_have, have) if have else None
@@ -165,7 +165,7 @@ class CheckpointLibrary:
                 yield _threaded(made)
 
     async def remember(self, checkpoint: str) -> None:
-        """The next export will be for somebody who has this one."""
+        """The next export will be for a host that has this one."""
         self._remembered = checkpoint, await self._base(checkpoint)
 
     async def _base(self, checkpoint: str) -> exports.Base:
@@ -234,7 +234,7 @@ class CheckpointLibrary:
         pages: set[bytes] = set()
         contents: set[bytes] = set()
         for row in rows:
-            with contextlib.suppress(PagurusError, OSError):  # removed meanwhile, or damaged: it is not had
+            with contextlib.suppress(PagurusError, OSError):  # removed since, or damaged: it is not there
                 here = (await self._base(row.id)).have.sets()
                 pages |= here[0]
                 contents |= here[1]
@@ -288,12 +288,12 @@ class CheckpointLibrary:
                 if image is not None:
                     self.coming.remove(image)
                 closing = self._host.services.spawn(_streamed(importer.close), "end of an import")
-                if former is None:  # else somebody waits for the sandbox
+                if former is None:  # else a host waits for the sandbox
                     await asyncio.shield(closing)
 
     @contextlib.asynccontextmanager
     async def _lists(self, checkpoint: str | None) -> AsyncIterator[PageLists | None]:
-        """Of the pages of a checkpoint, which stays meanwhile."""
+        """Of the pages of a checkpoint, which stays until then."""
         row = None if checkpoint is None else await self._durable(checkpoint)
         if row is None or row.dump is None:
             yield None

@@ -37,7 +37,7 @@ class Sources:
     _read: set[Path] = field(default_factory=set)  # dump files whose images are all in `_images`
 
     def poll(self, needed: set[bytes]) -> None:
-        """Find as much of `needed` as the digests of local snapshots tell."""
+        """Find as much of `needed` as the digests of local snapshots show."""
         missing = needed - self.result.keys()
         if not missing:
             return
@@ -54,7 +54,7 @@ class Sources:
                 return
 
     def _digest(self, path: Path, checkpoint: str) -> hashing.Digest | None:
-        """None: removed meanwhile, or damaged: content from elsewhere then. A likely one is made if it is not there."""
+        """None: removed since, or damaged: content from elsewhere then. A likely one is made if it is not there."""
         try:
             return hashing.Digest.load(path)
         except FileNotFoundError:
@@ -86,7 +86,7 @@ class Sources:
                 return False
             with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)) as fd:
                 fcntl.ioctl(into, _FICLONE, fd)
-        except OSError:  # the snapshot went meanwhile
+        except OSError:  # the snapshot was removed since
             return False
         finally:
             os.close(root)
@@ -108,7 +108,7 @@ class Sources:
             self._images = {blake3(image).digest(): image for image in self.former.hashed.images.values()}
         for path in () if content in self._images else self._stored(dumpfile.SUFFIX):
             if path not in self._read:
-                with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
+                with contextlib.suppress(PagurusError, OSError):  # removed since or damaged: another may have it
                     result = {blake3(image).digest(): image for image in dumpfile.read(path).images.values()}
                     if content in result:
                         self._images |= result

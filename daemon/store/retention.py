@@ -5,11 +5,11 @@ rows).
 
 A checkpoint stays when any of these holds:
 
-- somebody needs it: a living sandbox stands on it, a fork was made from it, it is being read, taken or packed;
+- it is needed: a living sandbox is based on it, a fork was made from it, it is being read, taken or packed;
 - its sandbox lives, and its policy names it: it is one of the last N, it is labelled, or it is a leaf of the tree
   (nothing descends from it, so nothing else leads back to that state);
-- it is not settled yet: neither durable nor failed;
-- it was imported, until somebody removes it.
+- it is not final yet: neither durable nor failed;
+- it was imported, until it is removed.
 
 The content of a checkpoint that goes stays for as long as another one shares it. Descendants of what goes are
 handed to the nearest ancestor that stays, so that the tree stays one.

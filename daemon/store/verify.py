@@ -78,7 +78,7 @@ class Verifier:
             if row.id in self._services.checkpoints:  # it is whole without; a verification says what it lacks
                 log.warning("the files of %s could not be hashed: %s", row.id, error)
             return
-        if row.id not in self._services.checkpoints:  # removed meanwhile
+        if row.id not in self._services.checkpoints:  # removed since
             self._places.digest(row.id).unlink(missing_ok=True)
             return
         row.stored_bytes += size

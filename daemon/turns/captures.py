@@ -63,7 +63,7 @@ class Captures:
         self._think += THINK_WEIGHT * (min(seconds, 60.0) - self._think)
 
     def reported_failure(self) -> str | None:
-        """Why the last checkpoint failed, to be told once."""
+        """Why the last checkpoint failed, to be reported once."""
         failed, self._failed = self._failed, None
         return str(failed) if failed else None
 
@@ -119,7 +119,7 @@ class Captures:
                 why = CheckpointFailed("the sandbox was removed before its state was captured", sandbox=self._of.row.id)
                 await self._fail(inflight, why)
             raise
-        except Exception as error:  # noqa: BLE001 - also a bug: the turn is owed, and nobody waits for ever
+        except Exception as error:  # noqa: BLE001 - also a bug: the turn stays pending, and no caller waits for ever
             await self._fail(inflight, error)
             return
         finally:

@@ -6,8 +6,9 @@ Owns: which processes these are, and telling the inspector and the container. Do
 A program is the owner's because a caller of the API started it so; nothing that runs in a sandbox can ask for it. Kept
 apart are the program with all its threads and its attendant, whose log is its own; not the processes that it starts.
 
-Guarantee: what is kept apart is the attendant that the shim started and its own child, told from later processes of
-the same number by the time at which they started; also by the next daemon, which finds both in the program's row.
+Guarantee: what is kept apart is the attendant that the shim started and its own child, distinguished from later
+processes of the same number by the time at which they started; also by the next daemon, which finds both in the
+program's row.
 """
 
 from __future__ import annotations

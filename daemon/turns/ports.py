@@ -27,7 +27,7 @@ LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 async def connect(live: LiveSandbox, port: int) -> socket.socket:
-    """A connection to `port` inside the sandbox. Raises Conflict when nobody listens."""
+    """A connection to `port` inside the sandbox. Raises Conflict when nothing listens."""
     async with live.using():
         live.need_alive()
         for family, address in LOOPBACKS:

@@ -52,7 +52,7 @@ MAX_PROGRAMS = 64  # that run at once in one sandbox
 ENDED_RETAINED = 16  # that have ended, with their logs
 COMMAND_RETAINED = 200  # characters
 ARGUMENT_RETAINED = 4096  # characters of each argument, where they are listed
-END_TIMEOUT, END_POLL_INTERVAL = 2.0, 0.001  # seconds for an attendant that was told to end
+END_TIMEOUT, END_POLL_INTERVAL = 2.0, 0.001  # seconds for an attendant that was to end
 MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
 
@@ -64,9 +64,9 @@ class Programs:
         self._supervisors: dict[str, Supervisor] = {}
         self._inside: dict[str, SandboxRoot] = {}  # the state that a connection belongs to
         self._connecting = asyncio.Lock()
-        self.attached: set[str] = set()  # terminals that somebody sits at
+        self.attached: set[str] = set()  # terminals in use
         self._attendants: dict[str, int] = {}  # their pids on the host, of programs that this daemon started
-        self.read: set[str] = set()  # those whose output is for somebody, also after their end
+        self.read: set[str] = set()  # those whose output is read, also after their end
 
     # ----------------------------------------------------------------- rows
 
@@ -129,13 +129,13 @@ class Programs:
         self._supervisors.clear()
 
     async def adopt(self) -> None:
-        """A new daemon: attach to all that run, which lets a terminal go on whose visitor's daemon died."""
+        """A new daemon: attach to all that run, which releases a terminal whose client's daemon died."""
         for program, row in list(self._live.row.programs.items()):
             if row.exit_status is not None:
                 continue
             try:
                 self._note(program, (await (await self.supervisor(program)).state()).exit_status)
-            except PagurusError as error:  # it is lost, and says so when it is asked for
+            except PagurusError as error:  # it is lost, and says so when it is used
                 log.info("%s: %s", program, error, extra={"sandbox": self._live.row.id})
 
     # ----------------------------------------------------------------- starting
@@ -161,7 +161,7 @@ class Programs:
         return info
 
     async def open_terminal(self, request: TerminalRequest) -> ProcessInfo:
-        """Start a program at a terminal. Its turn ends when whoever sits at it leaves."""
+        """Start a program at a terminal. Its turn ends when its client leaves."""
         command = request.command
         argv = command if isinstance(command, list) else ["/bin/sh", "-c", command] if command else LOGIN
         async with self._live.using():
@@ -284,7 +284,7 @@ class Programs:
         )
 
     async def wait(self, program: str, timeout: float) -> ProcessInfo:
-        """The program once it has ended, or as it is after `timeout` seconds. Goes on through a restore."""
+        """The program once it has ended, or as it is after `timeout` seconds. Continues through a restore."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while self.row(program).exit_status is None:
@@ -326,7 +326,7 @@ class Programs:
         )
 
     async def follow(self, program: str, since: tuple[int, int], put: Callable[[LogChunk], Any]) -> None:
-        """Tell every chunk of its outputs as it comes, up to the end of both. `put` may be slow: then we wait."""
+        """Pass every chunk of its outputs as it comes, up to the end of both. `put` may be slow: then we wait."""
 
         async def one(stream: int) -> None:
             at = since[stream]
@@ -392,13 +392,13 @@ class Programs:
         await self.publish()
 
     async def release(self, program: str) -> None:
-        """Forget one that has ended, and its log; what it started goes on."""
+        """Forget one that has ended, and its log; what it started runs on."""
         with contextlib.suppress(SupervisorGone):
             await (await self.supervisor(program)).finish()
             attendant = self._attendants.get(program)
             with contextlib.suppress(TimeoutError):  # else it would count as one that lives on in the turn that it ends
                 async with asyncio.timeout(END_TIMEOUT):
-                    while attendant in self._live.container.tasks():  # noqa: ASYNC110 - nobody tells of it
+                    while attendant in self._live.container.tasks():  # noqa: ASYNC110 - there is no event for it
                         await asyncio.sleep(END_POLL_INTERVAL)
         self._drop(program)
         self._live.services.catalogue.later([put_sandbox(self._live.row)])

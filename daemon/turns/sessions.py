@@ -1,18 +1,18 @@
 """Shells that keep their state from command to command.
 
-Owns: opening a shell, one command at a time in it, its deadline, the answer that is told again when its key comes
+Owns: opening a shell, one command at a time in it, its deadline, the answer that is returned again when its key comes
 again. Does not own: the shell's attendant (:mod:`sandbox.container.supervisor`), turns.
 
 How a command runs: the shell is interactive, but has no terminal. It reads from its attendant
 
     { eval 'THE COMMAND'; } </dev/null >&OUTPUT 2>&ERRORS        (descriptors that the command does not inherit)
 
-and its next prompt, on a pipe that nothing of the command has, tells the exit code and which command it was. So
+and its next prompt, on a pipe that nothing of the command has, reports the exit code and which command it was. So
 whatever the command prints cannot pass for its end; ``cd``, variables, functions, jobs and ``$?`` stay; SIGINT takes
 the shell back to its prompt as Ctrl-C does.
 
 Guarantee: a key is executed once. The attendant keeps the result until the next command, the row keeps the verdict,
-and both are part of the sandbox's state; so a daemon that dies in between tells the same answer again.
+and both are part of the sandbox's state; so a daemon that dies in between does not lose the answer.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ShellSessions:
     # ----------------------------------------------------------------- commands
 
     async def exec(self, session: str, request: SessionExecRequest, outlet: Outlet | None = None) -> ExecResult:
-        """Run a command in the shell, or tell its answer again. An `outlet` gets its output."""
+        """Run a command in the shell, or return its answer again. An `outlet` gets its output."""
         self._programs.row(session, ProgramKind.SESSION)
         async with self._busy.setdefault(session, asyncio.Lock()):
             row = self._programs.row(session, ProgramKind.SESSION)

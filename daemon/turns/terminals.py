@@ -1,4 +1,4 @@
-"""Somebody at a terminal of a sandbox: bytes both ways, until they leave or the program ends.
+"""A client at a terminal of a sandbox: bytes both ways, until they leave or the program ends.
 
 Owns: the seat of one visitor. Does not own: the terminal and its program, which stay when the visitor leaves
 (:mod:`daemon.turns.programs`), the connection to the visitor (:mod:`daemon.api.processes`).
@@ -32,7 +32,7 @@ class TerminalVisitor:
 
     @contextlib.asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Sit down; at the end what was done is a turn. Raises Conflict where somebody sits."""
+        """Sit down; at the end what was done is a turn. Raises Conflict where another client is connected."""
         programs, seated = self._live.programs, False
         if self._terminal in programs.attached:
             raise Conflict("somebody sits at this terminal", hint="open another one")
@@ -47,7 +47,7 @@ class TerminalVisitor:
             programs.attached.discard(self._terminal)
             with contextlib.suppress(SupervisorGone):
                 connection = await self._connected()
-                if self._terminal not in programs.attached:  # somebody else sits there already: theirs stays held
+                if self._terminal not in programs.attached:  # another client is connected already: theirs stays held
                     await connection.hold(False)
             if seated and self._live.group is None and self._live.alive():
                 await self._live.end_turn_by_request(f"(terminal) {programs.command(self._terminal)}")

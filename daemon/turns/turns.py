@@ -9,11 +9,11 @@ is not captured yet. Does not own: its checkpoints in flight (:mod:`daemon.turns
     exec ─▶ enter ─▶ command ─▶ effects ─▶ judge ─▶ answer (verdict, checkpoint id)
              ▲ waits                          │ files | processes | both
              │                                ▼
-             └────── captured ◀── engine ◀── flight ──▶ durable       (the model thinks meanwhile)
+             └────── captured ◀── engine ◀── flight ──▶ durable       (the model thinks during this)
 
 Guarantee (I2): `enter` returns only when the last turn is captured (or durable, where the sandbox
-asks for it), whoever calls. A turn is answered at once; what its checkpoint failed to capture is
-owed by the next one, and the next answer says so.
+requires it), for every caller. A turn is answered at once; what its checkpoint failed to capture is
+left to the next one, and the next answer says so.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class LiveSandbox:
         self.container_or_none = container  # none: all its processes are gone
         self.services = services
         self.exclusive = asyncio.Lock()  # restore, removal
-        self.held = False  # it stands still and is leaving this host
+        self.held = False  # it is frozen and leaving this host
         self.active = 0  # commands and writes under way
-        self.attached = 0  # terminals, streams and turns of several acts that somebody has open
+        self.attached = 0  # terminals, streams and turns of several acts that clients have open
         self.used_at = time.time()  # when the last call began or ended
         self.group: OpenTurn | None = None
         self.commands: dict[str, RunningCommand | None] = {}  # those under way, by their key; None: not started yet
@@ -92,7 +92,7 @@ class LiveSandbox:
     async def using(self, *, acting: bool = True, used: bool = True) -> AsyncIterator[None]:
         """Living processes are needed, and the state before is captured. Raises if there are none.
 
-        `acting`: something of the host's may change the sandbox meanwhile. `used`: for somebody who uses the sandbox.
+        `acting`: something of the host's may change the sandbox during it. `used`: for a client that uses the sandbox.
         """
         self.step(states.Event.USE)
         await self.captures.finalized()
@@ -111,12 +111,12 @@ class LiveSandbox:
             raise Conflict("it is leaving this host", hint="ask the cluster", sandbox=self.row.id)
 
     def touch(self) -> None:
-        """Somebody uses it: its idle time begins anew."""
+        """It is used: its idle time starts again."""
         self.used_at = time.time()
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[None]:
-        """Somebody has a terminal or a connection open meanwhile: its time does not end."""
+        """A client has a terminal or a connection open: its time does not end."""
         self.attached += 1
         try:
             yield
@@ -181,7 +181,7 @@ class LiveSandbox:
     ) -> ExecResult:
         """Do something in the sandbox behind the gate, and end the turn with it unless it is one of several.
 
-        `finalize` is told the judged result before it is published: what it changes of the row goes with it.
+        `finalize` gets the judged result before it is published: its row changes are committed together.
         """
         arrived = time.monotonic()
         if self._answered_at is not None:
@@ -202,7 +202,7 @@ class LiveSandbox:
         return result
 
     async def user(self, who: int | str | None) -> users.User:
-        """Somebody of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
+        """A user of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
         target = (self.row.user or "root") if who is None else who
         if users.is_root(target):
             return users.ROOT
@@ -229,7 +229,7 @@ class LiveSandbox:
 
     @contextlib.asynccontextmanager
     async def grouped(self) -> AsyncIterator[OpenTurn]:
-        """All acts meanwhile are one turn. It ends with the block, however that ends."""
+        """All acts within are one turn. It ends with the block, however that ends."""
         if self.group is not None:
             raise Conflict("a turn of several acts is open already", hint="end it first", sandbox=self.row.id)
         self.step(states.Event.USE)
@@ -332,7 +332,7 @@ class LiveSandbox:
         return self.container_or_none
 
     def need_alive(self) -> None:
-        """Raise unless pid 1 lives; notices a death that nobody has reported yet."""
+        """Raise unless pid 1 lives; notices a death that was not reported yet."""
         states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
         if not self.container.alive:
             if self.row.state is SandboxState.RUNNING:
@@ -346,14 +346,14 @@ class LiveSandbox:
 
     @contextlib.asynccontextmanager
     async def altering(self, call: str, *paths: str) -> AsyncIterator[None]:
-        """The host changes files below these meanwhile, by `call` of its API. It belongs to the next turn's effects."""
+        """The host changes files below these, by `call` of its API. It belongs to the next turn's effects."""
         async with self.using():
             self.need_alive()
             self._taint_files(paths[0])
             try:
                 yield
             finally:
-                self._taint_files(paths[0])  # a checkpoint may have begun meanwhile, by a command that overlaps
+                self._taint_files(paths[0])  # a checkpoint may have begun since, by a command that overlaps
             for path in paths:
                 self.services.inspector.report(self.container.cgroup.id, by_api(call, path))
 
@@ -378,11 +378,11 @@ class LiveSandbox:
         """Begin a checkpoint after which nothing of the sandbox runs, and no call acts on it; `begin` just before."""
         async with self.using(acting=False), self._ending:
             await self.captures.finalized()
-            self._need_here()  # another call may have held it meanwhile
+            self._need_here()  # another call may have held it since
             self.need_alive()
             effects, judgement = await self.judged()
             verdict, alone = judgement.verdict, set(self.container.tasks()) <= {self.container.init_pid}
-            if not alone:  # what runs may go on until it is frozen, whatever it has done so far
+            if not alone:  # what runs may continue until it is frozen, whatever it has done so far
                 verdict = Verdict.of(files=verdict.files, processes=True)
             begin()
             self.held = True

@@ -1,10 +1,10 @@
-"""Watches that somebody has open: their places, and the events between a watch and its reader.
+"""Watches that clients have open: their slots, and the events between a watch and its reader.
 
 Owns: how many there may be, of which no tenant takes all; reading a watch, in threads of its own. Does not own: the
 watch (:mod:`sandbox.tree.watch`), the connection to the reader (:mod:`daemon.api.files`).
 
-Guarantee: events are told in their order; to a reader that is slower than they come an ``overflow`` tells that some are
-missing; a large tree that has to be looked through holds up no other work of the daemon than watches.
+Guarantee: events are reported in their order; to a reader that is slower than they come an ``overflow`` says that some
+are missing; a large tree that has to be looked through holds up no other work of the daemon than watches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def place(owner: str) -> Iterator[None]:
 async def events(
     root: Callable[[], AbstractContextManager[int]], path: str, *, recursive: bool
 ) -> AsyncIterator[asyncio.Queue[FileEvent]]:
-    """What happens below `path` meanwhile; the last one is an ``end``. For `root` see
+    """What happens below `path`; the last one is an ``end``. For `root` see
     :class:`sandbox.tree.watch.TreeWatch`.
     """
     watch = TreeWatch(root, path, recursive=recursive)

@@ -7,11 +7,11 @@ Owns: the order of these, and that nothing is ruled out that could not be looked
 ::
 
     look    effects, without the processes that are ignored, judged. Quick: no system call where there are no rules
-    assess  look; `files` alone, something that no checkpoint asks for (ignored paths, scratch), and nobody else could
+    assess  look; `files` alone, something that needs no checkpoint (ignored paths, scratch), and no other process could
             write: compare the tree with the last snapshot. Equal but for that: nothing to capture
 
 Guarantee: `none` after a comparison means that every name of the upper layer was compared, and that no task of the
-sandbox lived between the two looks that could have written meanwhile. It marks nothing: what the next turn does is
+sandbox lived between the two looks that could have written. It marks nothing: what the next turn does is
 compared with the same snapshot again.
 """
 
@@ -66,7 +66,7 @@ def poll(inspector: Inspector, container: Container, rules: IgnoreRuleSet = NOTH
     if (rules.names or rules.programs) and (effects.survivors_new or effects.survivors_ran or effects.channels):
         tasks = [_task(observed, rules) for observed in inspector.tasks(container.cgroup.id)]
         again = inspector.read(container.cgroup.id)
-        if _same(effects, again):  # no program was executed while we asked which ones run
+        if _same(effects, again):  # no program was executed while we read which ones run
             effects = without(again, tasks, rules)
     return effects, judge(effects)
 
@@ -89,7 +89,7 @@ class Assessor:
     ) -> tuple[Effects, Judgement]:
         """The effects, and the verdict that counts. `busy`: commands are under way.
 
-        `places` is asked where there is something to compare; None: compare nothing.
+        `places` is called where there is something to compare; None: compare nothing.
         """
         effects, judgement = poll(inspector, container, rules)
         trees = places() if judgement.verdict is Verdict.FILES else None
@@ -150,12 +150,12 @@ def _paths(reasons: list[str]) -> list[str]:
 def _task(observed: SurvivorObserved, rules: IgnoreRuleSet) -> RunningTask:
     program = ""
     if rules.programs:
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it ended since
             program = os.readlink(f"/proc/{observed.pid}/exe")
     return RunningTask(name=observed.name, new=observed.new, ran=observed.ran, program=program, spoke=observed.spoke)
 
 
 def _same(one: Effects, other: Effects) -> bool:
-    """The same effects, whatever is told about them."""
+    """The same effects, without their explanations."""
     quiet = {"reasons": [], "lost_events": 0}
     return msgspec.structs.replace(one, **quiet) == msgspec.structs.replace(other, **quiet)

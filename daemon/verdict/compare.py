@@ -158,7 +158,7 @@ class _Comparison:
         if (status.st_mode, status.st_uid, status.st_gid) != _ROOT or _attributes(now) or _flags(now):
             self._differs("/", "another mode, owner or attribute")
         if self.case.set_to_now or (self.case.times_set and status.st_mtime_ns != status.st_ctime_ns):
-            self._differs("/", "another time")  # than it had when it was made, which nobody noted
+            self._differs("/", "another time")  # than it had when it was made, which was not recorded
 
     def _step(self, step: WalkEntry) -> None:
         was, now, *shown = step.result

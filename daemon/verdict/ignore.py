@@ -4,8 +4,8 @@ Owns: what a rule means, a pure matter. Does not own: finding what else changed 
 verdict (:mod:`daemon.verdict.judge`).
 
 Scope: a rule ignores *being changed* (a path) and *having lived on* (a process). What an ignored process does to
-files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since nobody can
-tell any more who it was. Whatever cannot be identified for certain is not ignored.
+files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since it is
+impossible to find out who it was. Whatever cannot be identified for certain is not ignored.
 
 Guarantee: a path is matched as it lies in the tree, never as a program wrote it: symbolic links are not followed, so
 none can lead into an ignored directory.
@@ -129,7 +129,7 @@ def without(effects: Effects, tasks: Iterable[RunningTask], rules: IgnoreRuleSet
     """The effects but for processes that are ignored. `tasks` are all that live, as many as the effects count."""
     observed = list(tasks)
     if len(observed) != effects.survivors:
-        return effects  # one was born or ended meanwhile: count them all
+        return effects  # one was born or ended since: count them all
     left = [task for task in observed if not rules.process(task)]
     if len(left) == len(observed):
         return effects

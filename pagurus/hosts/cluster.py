@@ -40,7 +40,7 @@ def add(
     ca: Annotated[str | None, typer.Option(help="Its daemon's certificate or fingerprint.")] = None,
     label: Labels = None,
 ) -> None:
-    """Add a host, or say anew how it is reached."""
+    """Add a host, or change how it is reached."""
     from sandbox.messages.cluster import HostInfo, HostRequest
 
     request = HostRequest(
@@ -92,7 +92,7 @@ def label(host: HostName, labels: Annotated[list[str], typer.Argument(help="NAME
 
 @application.command("rm")
 def remove(host: HostName) -> None:
-    """Forget a host. Its sandboxes go on there."""
+    """Forget a host. Its sandboxes keep running there."""
     call(lambda cluster: cluster.call("DELETE", f"/v1/cluster/hosts/{host}", dict))
 
 

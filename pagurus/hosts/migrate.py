@@ -1,4 +1,4 @@
-"""``pagurus migrate``: a sandbox goes on at another host of the cluster."""
+"""``pagurus migrate``: move a running sandbox to another host of the cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def migrate(
     host: Annotated[str, typer.Argument(metavar="HOST", help="Name of a host of the cluster.")],
     json: Json = False,
 ) -> None:
-    """Let a running sandbox go on at another host of the cluster."""
+    """Move a running sandbox to another host of the cluster."""
     from sandbox.messages.cluster import MoveRequest, MoveResult
 
     request = MoveRequest(sandbox=sandbox, host=host)

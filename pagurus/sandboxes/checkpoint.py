@@ -143,7 +143,7 @@ def rm(
         list[str], typer.Argument(help="Ids.", metavar="CHECKPOINT...", autocompletion=checkpoint_ids)
     ],
 ) -> None:
-    """Remove checkpoints that nothing stands on. What descends from them is handed to their parents."""
+    """Remove checkpoints that nothing is based on. What descends from them is handed to their parents."""
     item(checkpoints, lambda host, name: host.store.remove(name))
 
 

@@ -161,7 +161,7 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
     """Run a command, with its outputs on ours unless they are to be collected.
 
     The first signal that asks us to end is passed on to the command, the second one kills it. With the third, or when
-    nobody reads any more, we leave, and the daemon ends it.
+    the output has no reader, we leave, and the daemon ends it.
     """
     import asyncio
 

@@ -68,7 +68,7 @@ async def sit(terminal: Terminal, source: int, target: int) -> int:
     try:
         loop.add_reader(source, key)
         passing = asyncio.ensure_future(pass_on())
-    except PermissionError:  # a file or /dev/null, which nobody can wait for
+    except PermissionError:  # a file or /dev/null, which cannot be waited for
         passing = asyncio.ensure_future(pass_file_on())
     try:
         async for data in terminal:

@@ -83,7 +83,7 @@ async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, f
     if info.state is SandboxState.RUNNING:
         try:
             used = await (await host.get(info.id)).metrics()
-        except PagurusError:  # it died or was removed meanwhile
+        except PagurusError:  # it died or was removed since
             return row
         now = time.monotonic()
         seconds, when = before.get(info.id, (used.cpu_seconds, now))

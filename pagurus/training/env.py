@@ -34,7 +34,7 @@ def check(
 ) -> None:
     """Try all that can be tried without a model.
 
-    Compares resets and forks, plays an oracle, a null and a random agent, tells what turns cost and what is left.
+    Compares resets and forks, plays an oracle, a null and a random agent, measures what turns cost and what is left.
 
     Exits with 1 when something is wrong.
     """

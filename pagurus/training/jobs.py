@@ -1,6 +1,7 @@
 """``pagurus submit``, ``jobs``, ``logs`` and ``cancel``: training runs that wait for room in the cluster.
 
-Owns: names, arguments, what is printed, the run folder of a new job. Does not own: behaviour (:mod:`coordinator.jobs`).
+Owns: names, arguments, what is printed, the run directory of a new job. Does not own: behaviour
+(:mod:`coordinator.jobs`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def submit(
 ) -> None:
     """Queue a training run at the cluster. Its sandboxes are made where PAGURUS_HOST says.
 
-    The run folder must be readable and writable under the same path on every machine of Ray.
+    The run directory must be readable and writable under the same path on every machine of Ray.
     """
     with needs_training():
         from coordinator.jobs.keeper import parse_needs
@@ -137,7 +138,7 @@ def logs(
 
 @verbs.command()
 def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or how they begin.")]) -> None:
-    """End jobs, or take them out of the queue. `pagurus submit --resume RUN` goes on."""
+    """End jobs, or take them out of the queue. `pagurus submit --resume RUN` continues it."""
 
     async def act(cluster: Client, job: str) -> None:
         from sandbox.messages.cluster import JobInfo

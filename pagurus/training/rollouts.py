@@ -27,7 +27,7 @@ STALE = 5.0  # seconds after which a status is no longer of a living process
 
 
 def rollout_of(run: Path) -> Path:
-    """The rollout's folder of a run."""
+    """The rollout's directory of a run."""
     directory = run / "rollout"
     if not (directory / "samples.sqlite").exists():
         raise NotFound(f"{run} holds no rollouts", hint="name a run folder, such as runs/latest")
@@ -86,7 +86,7 @@ def account(run: Run, json: Json = False) -> None:
 def replay(run: Run, json: Json = False) -> None:
     """Decide again on each logged view: the actions must be the same.
 
-    Of a run, or of engines that logged into a folder. Exit code 1 when one is not."""
+    Of a run, or of engines that logged into a directory. Exit code 1 when one is not."""
     from rollout.store import decisions
 
     result = decisions.replay(run if any(run.glob("steps-*.jsonl")) else rollout_of(run))
@@ -233,7 +233,7 @@ def resample(
     pass_at: Annotated[float, typer.Option(help="Reward with which a continuation passes.")] = 1.0,
     json: Json = False,
 ) -> None:
-    """Play on from states of a trajectory. Tells what each was worth. Exits with 1 when nothing could be scored."""
+    """Play on from states of a trajectory. Prints the value of each. Exits with 1 when nothing could be scored."""
 
     from rollout import timetravel
 
@@ -272,7 +272,7 @@ def rescore(
     workers: Annotated[int, typer.Option(min=1, help="Reward functions that run at once.")] = 2,
     json: Json = False,
 ) -> None:
-    """Score final states anew, by the reward function as it is now. Nothing is played."""
+    """Score final states again, by the reward function as it is now. Nothing is played."""
 
     from pagurus.common import client
     from rollout.evaluate import scored_host

@@ -1,4 +1,4 @@
-"""``pagurus serve``: a model folder, or a run's newest version, behind OpenAI's and Anthropic's routes.
+"""``pagurus serve``: a model directory, or a run's newest version, behind OpenAI's and Anthropic's routes.
 
 Owns: arguments, what is printed. Does not own: serving (:mod:`rollout.pool.serve`).
 """

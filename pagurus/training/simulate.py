@@ -1,7 +1,7 @@
 """``pagurus simulate``: schedulers on a virtual clock.
 
 Owns: names, arguments, what is printed. Does not own: the scenarios and their reports (:mod:`coordinator.simulate`). No
-daemon is asked.
+daemon is used.
 """
 
 from __future__ import annotations

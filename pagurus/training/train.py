@@ -85,7 +85,7 @@ def export(
     directory: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
     version: Annotated[int | None, typer.Option(help="Which one; else the newest.")] = None,
 ) -> None:
-    """Write a policy of a run into a folder, in bfloat16. Transformers and vLLM can load it."""
+    """Write a policy of a run into a directory, in bfloat16. Transformers and vLLM can load it."""
     with needs_training():
         from rollout.weights.export import export as write
 

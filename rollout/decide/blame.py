@@ -11,7 +11,7 @@ policy            its command killed the sandbox, hit a limit of the sandbox,   
 environment       ``reset`` or ``step`` raised; an observation                  counted against the prompt, which is
                   that the engine cannot take                                   given up after `attempts` of them
 platform          no sandbox, a dead engine, a restore that failed, a daemon    the trajectory is played again, its
-                  that does not answer, a reward function that failed           clock stands still meanwhile
+                  that does not answer, a reward function that failed           clock is stopped for that
 ================  ===========================================================  =====================================
 """
 

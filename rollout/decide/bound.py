@@ -1,4 +1,4 @@
-"""How far rollouts may run ahead of the trainer, chosen while the run goes on (`staleness = "auto"`). Pure.
+"""How far rollouts may run ahead of the trainer, chosen during the run (`staleness = "auto"`). Pure.
 
 Owns: the bound that admission keeps. Does not own: what is over-stale (rollout.decide.staleness): tokens older than the
 largest bound bear no gradient, whatever is chosen here, so that lowering the bound throws nothing away.
@@ -102,7 +102,7 @@ class Bound:
         seconds, waited = fmean(item.seconds for item in self._observed), fmean(item.waited for item in self._observed)
         if bound < self.now:  # as if a version less were behind, and nothing slower
             return float(ess ** (max(0.0, lag - 1) / lag if lag else 1.0) / seconds)
-        older = math.log(max(ess, 1e-6)) / max(lag, 1.0) / 2  # half a version more, and nobody waits
+        older = math.log(max(ess, 1e-6)) / max(lag, 1.0) / 2  # half a version more, and no wait
         return ess * math.exp(older) / max(seconds - waited, 1e-3 * seconds)
 
     def _go(self, bound: int) -> None:

@@ -2,13 +2,13 @@
 
 Owns: the choice. Does not own: forks (rollout.episode.manager), advantages (tree).
 The first `roots` members begin at the beginning; each of the others belongs to the tree of one of them, and begins in a
-state that somebody of this tree was in:
+state that a member of this tree was in:
 
 - `turns`: at turns that are multiples of `every`, spread evenly over the first trajectory of its tree.
 - `entropy`: before those turns of the first trajectory whose tokens had the least probable draws. The mean of -log p
   of drawn tokens estimates the policy's entropy there without bias.
 - `spread`: in the state of the tree where one more continuation lowers the variance of its value most; one branch of a
-  tree after another, because each tells more.
+  tree after another, because each is more informative.
 
 Guarantee: a member that was lost once it had begun begins at the beginning, and so does one for which no state is left:
 a group never waits for a state that is gone, and stays whole. The choice looks at no reward but with `spread`; there
@@ -38,7 +38,7 @@ def starts(group: GroupView, rules: SchedulingRules) -> list[StartTrajectory]:
             continue
         trunk = group.members[(member.index - plan.roots) % plan.roots]
         if trunk.played is None:
-            continue  # nobody knows yet
+            continue  # unknown yet
         if plan.by == "spread":
             result += _spread(group, member, trunk, result)
         else:

@@ -1,6 +1,6 @@
 """When a part of the platform refuses: how long to pause, when to try with one only, when to stop. Pure.
 
-Guarantee: a part that refuses everything is asked at most once per pause, however many trajectories wait for it; the
+Guarantee: a part that refuses everything is called at most once per pause, however many trajectories wait for it; the
 pause doubles up to `MAX_PAUSE`; after `OPEN_AT` rounds the breaker is open and one trajectory at a time tries. No
 prompt pays for it. The first success closes it.
 """
@@ -42,7 +42,7 @@ def slots(parts: list[PartView], *, free: int, trying: int, now: float) -> int:
 
 
 def waits(parts: list[PartView], now: float) -> list[WaitReason]:
-    """Until its pause is over; after that, until whoever tries has succeeded or failed."""
+    """Until its pause is over; after that, until the probe has succeeded or failed."""
     return [
         WaitReason(
             "rollout", f"{existing.part} refuses: {existing.reason}", existing.since, again if again > now else None

@@ -1,7 +1,7 @@
 """What a trajectory did to the operating system that a person should know, and what follows from it. Pure.
 
 Owns: the rules, evidence by them, mask or penalty. Does not own: seeing effects (ebpf, daemon), the list of changed
-files (asked of the daemon at the episode's end), the report (pagurus).
+files (from the daemon at the episode's end), the report (pagurus).
 Guarantee: evidence by the final comparison of trees is exact: it is what differs from the state that the reset left,
 whatever the agent's programs were called or claimed. Names that the inspector's explanations gave are hints: programs
 have a hand in them, and of each turn only some are kept; a turn of which not all was seen is named so.
@@ -81,8 +81,8 @@ def forbidden(trajectory: Trajectory, rules: EffectRules) -> list[Evidence]:
 
 
 def judged(trajectory: Trajectory, rules: EffectRules | None) -> tuple[float, bool]:
-    """What is taken from its reward, and whether nothing may be learned from it. Hints alone suffice: whoever edits a
-    test and puts it back has edited it."""
+    """What is taken from its reward, and whether nothing may be learned from it. Hints alone suffice: a trajectory that
+    edits a test and puts it back has edited it."""
     if rules is None or rules.then == "report" or not forbidden(trajectory, rules):
         return 0.0, False
     return (rules.penalty, False) if rules.then == "penalty" else (0.0, True)

@@ -53,7 +53,7 @@ class RolloutPolicy:
         return [*waits, *breaker.waits(view.parts, now)]
 
     def _hand_out(self, view: RolloutView) -> tuple[list[Action], list[Action]]:
-        """The batch that is asked for, or who waits for what."""
+        """The batch that is requested, or who waits for what."""
         rules = self.rules
         if not view.requested or view.training:
             return [], []
@@ -71,8 +71,8 @@ class RolloutPolicy:
         return [HandOut([group.prompt for group in chosen], view.version - rules.staleness)], []
 
     def _start(self, view: RolloutView, now: float) -> list[Action]:
-        """New groups first. While a part refuses, one group more is taken only where else nobody would try again: a
-        part works again when somebody was served, so somebody has to ask."""
+        """New groups first. While a part refuses, one group more is taken only where otherwise none would try again: a
+        part works again when a request was served, so there has to be one."""
         rules = self.rules
         bound = rules.staleness if view.bound is None else view.bound
         if rules.tail:

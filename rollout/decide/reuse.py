@@ -2,7 +2,7 @@
 
 The rule is 2Q (Johnson and Shasha, 1994). A state that is new waits in a queue, whatever it is used for there: the
 members of its group use it all at once, which says nothing of later. It leaves first in, first out, and only its name
-is remembered. One that is asked for after that is made again and then is one that comes back: of these the one that
+is remembered. One that is requested after that is made again and then is a recurring one: of these the one that
 was not used for longest goes. So a stream of prompts that are each played once takes a quarter of the room, and the
 states of an evaluation stay.
 """
@@ -18,7 +18,7 @@ class PreparedStateUse:
     name: str
     made: float  # when
     used: float  # when last
-    again: bool  # it was asked for after it had been forgotten
+    again: bool  # it was requested after it had been forgotten
 
 
 def to_forget(states: Sequence[PreparedStateUse], limit: int) -> list[str]:

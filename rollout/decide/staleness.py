@@ -7,9 +7,9 @@ slow it is, under `drop` it is trained or given up after a bounded number of sta
 ========  =============================================================================  ===========================
 `wait`    a batch is handed out only if no trajectory becomes over-stale by the step      the trainer waits for
           that follows: stragglers finish first, and are in the next batch                stragglers; no bias
-`mask`    nobody waits; tokens that are over-stale when they are trained bear no          slow trajectories teach
+`mask`    nothing waits; tokens that are over-stale when they are trained bear no          slow trajectories teach
           gradient, their trajectory keeps its reward in its group                        less; no bias of rewards
-`drop`    an over-stale trajectory is ended and begun anew; after `starts` of them the    slow prompts are given up,
+`drop`    an over-stale trajectory is ended and restarted; after `starts` of them the    slow prompts are given up,
           prompt is given up                                                              and counted
 ========  =============================================================================  ===========================
 """

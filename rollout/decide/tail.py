@@ -9,7 +9,7 @@ A round ends when its slowest trajectory does, while most engines idle. So a sho
 others. When a batch of those has come together, a long round plays exactly them, and waits (RollPacker,
 arXiv:2509.21009, with `tail` = 1.25).
 
-With `tail_resumes`, which is ours, the long round does not begin anew: whoever has ended stays, the others go on from
+With `tail_resumes`, which is ours, the long round does not restart: finished members stay, the others continue from
 their last checkpoints, and the first `size` of each group are used, as in a short round. Their first tokens are older.
 
 ::

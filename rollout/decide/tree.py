@@ -22,7 +22,7 @@ there segments are cut at tokens, here at turns). B_k is what is known of s_k wi
 - B_i = (sum of the n_i continuations of s_i that the way does not take + B_(i-1)) / (n_i + 1).
 
 No continuation that follows from the segment is in it, so that no action changes its own baseline. Two continuations
-of a state tell little of it: hence what is known of the state before counts as one more.
+of a state say little about it: hence what is known of the state before counts as one more.
 
 A turn that k trajectories share counts k times: each of them is a draw of the policy. Counted once, the first turns of
 a tree would be learned from less than the policy meets them, and the last ones more.

@@ -28,7 +28,7 @@ class SchedulingRules(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 8  # trajectories of a group
     extra: int = 0  # started beyond `size`, of which the last to finish are ended: favours short ones
     tail: float = 0.0  # groups and members of a short round, in multiples of what is needed; 0: no tail batching
-    tail_resumes: bool = False  # what was put off goes on where it was, instead of anew
+    tail_resumes: bool = False  # what was put off resumes instead of restarting
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version of a token that bears gradient, at most
     over_stale: OverStale = "wait"
@@ -139,7 +139,7 @@ class LeasePrompts(msgspec.Struct, frozen=True, tag="lease"):
 
 
 class Defer(msgspec.Struct, frozen=True, tag="defer"):
-    """A group is ended and its prompt put off: it is played anew, in a round that waits for it."""
+    """A group is ended and its prompt put off: it is played again, in a round that waits for it."""
 
     prompt: str
 
@@ -162,7 +162,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class ReopenGroup(msgspec.Struct, frozen=True, tag="reopen"):
-    """A buffered group gets these members anew."""
+    """A buffered group gets these members again."""
 
     prompt: str
     members: list[int]
@@ -188,7 +188,7 @@ class HandOut(msgspec.Struct, frozen=True, tag="hand_out"):
 
 
 class Rest(msgspec.Struct, frozen=True, tag="rest"):
-    """Until the next version all engines but `stay` rest; their requests go on at these."""
+    """Until the next version all engines but `stay` rest; their requests continue at these."""
 
     stay: int
 
@@ -198,13 +198,13 @@ class NoMoreBatches(msgspec.Struct, frozen=True, tag="exhausted"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The run cannot go on."""
+    """The run cannot continue."""
 
     reason: str
 
 
 class WaitReason(msgspec.Struct, frozen=True, tag="wait"):
-    """Somebody waits: who, for what, since when if that is known, and until when at most if there is a limit."""
+    """A wait: who, for what, since when if that is known, and until when at most if there is a limit."""
 
     who: str
     reason: str

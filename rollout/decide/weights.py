@@ -55,9 +55,9 @@ def route(existing: Sequence[VersionSizes], have: str | None, want: str) -> list
 
 def retained(existing: Sequence[VersionSizes], *, keep: int, leased: Collection[str] = ()) -> set[Hop]:
     """What a store must not remove: the last `keep` versions and the leased ones, each reachable from nothing, and the
-    steps between what a reader stands on and the newest version.
+    steps between what a reader is based on and the newest version.
 
-    `leased` are digests of manifests that readers stand on or fetch.
+    `leased` are digests of manifests that readers are based on or fetch.
     """
     by_digest = {item.digest: item for item in existing}
     ordered = sorted(existing, key=lambda item: item.version)
@@ -90,7 +90,7 @@ def _ways(by_digest: dict[str, VersionSizes], want: str) -> set[Hop]:
 
 
 def _chain(by_digest: dict[str, VersionSizes], newest: str, leased: Collection[str]) -> list[Hop]:
-    """Steps from the oldest version that a reader stands on to the newest, where they are all there."""
+    """Steps from the oldest version that a reader is based on to the newest, where they are all there."""
     steps: list[Hop] = []
     reach = 0
     at: str | None = newest

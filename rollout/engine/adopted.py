@@ -23,7 +23,7 @@ PIDFD_SIGNAL_PROCESS_GROUP = 4  # linux/pidfd.h; not in Python's signal
 
 
 class RoleRecord(msgspec.Struct, kw_only=True):
-    """One role of a run, as it was last started. In ``roles/NAME.json`` of the run folder."""
+    """One role of a run, as it was last started. In ``roles/NAME.json`` of the run directory."""
 
     name: str
     pid: int
@@ -70,7 +70,7 @@ def hold(role: RoleRecord) -> int | None:
         descriptor = os.pidfd_open(role.pid)
     except ProcessLookupError:
         return None
-    ended, _, _ = select.select([descriptor], [], [], 0)  # also of one that nobody has reaped yet
+    ended, _, _ = select.select([descriptor], [], [], 0)  # also of one that was not reaped yet
     if not ended and started(role.pid) == role.started:
         return descriptor
     os.close(descriptor)
@@ -78,10 +78,10 @@ def hold(role: RoleRecord) -> int | None:
 
 
 class AdoptedProcess:
-    """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is nobody's to know.
+    """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is unknown.
 
     It leads a process group, which ends with it: a vLLM server has processes of its own, and one that was stopped hears
-    of nobody's death.
+    of no death.
     """
 
     def __init__(self, pid: int, descriptor: int):

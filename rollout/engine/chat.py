@@ -2,7 +2,7 @@
 
 Owns: the request, the roles of a conversation, what of an answer is the action. Does not own: the loop of an episode
 (:mod:`rollout.episode.turns`), which speaks token ids. Here an id is a character: those that the model wrote lie in a
-range of their own, so that a conversation can be told from its ids. Nothing of it may be learned from.
+range of their own, so that a conversation can be recovered from its ids. Nothing of it may be learned from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandbox.errors import EngineFailed
 
 WRITTEN = 1 << 21  # added to the characters that the model wrote; Unicode ends before it
 END = 1 << 22  # behind an answer that is complete
-REPORTED = 1 << 23  # added to the characters of what the environment tells its model first
+REPORTED = 1 << 23  # added to the characters of what the environment says to its model first
 VERSION = -1  # of no policy of ours
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each further one
@@ -47,9 +47,9 @@ class Characters:
 
 
 def conversation(ids: Sequence[int], system: str | None) -> list[dict[str, str]]:
-    """The messages that these ids are. `system`: said first; None: what the environment tells, or else `SYSTEM`.
+    """The messages that these ids are. `system`: said first; None: what the environment says, or else `SYSTEM`.
 
-    >>> conversation([TOLD + ord("s"), ord("?"), WRITTEN + ord("a"), END, ord("!")], None)[:2]
+    >>> conversation([REPORTED + ord("s"), ord("?"), WRITTEN + ord("a"), END, ord("!")], None)[:2]
     [{'role': 'system', 'content': 's'}, {'role': 'user', 'content': '?'}]
     """
     text = Characters()

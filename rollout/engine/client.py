@@ -66,7 +66,7 @@ class Generation(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What is new in an answer on its way. `spans` cover the whole answer so far, where the engine tells them."""
+    """What is new in an answer on its way. `spans` cover the whole answer so far, where the engine reports them."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -90,7 +90,7 @@ class EngineClient:
     """``async with EngineClient("http://127.0.0.1:8000") as engine: await engine.generate([1, 2], Sampling())``"""
 
     def __init__(self, url: str, *, timeout: float = 600.0, tls: Path | None = None):
-        """`tls`: the folder of the key that the server wants to see (rollout.engine.tls)."""
+        """`tls`: the directory of the key that the server wants to see (rollout.engine.tls)."""
         self.url = url.rstrip("/")
         self._trust = True if tls is None else calling(tls)
         self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
@@ -119,7 +119,7 @@ class EngineClient:
         adapter = self.adapter
         request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
         result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
-        if adapter is not None:  # it answers with the one that it was asked for, whatever the server is labelled by now
+        if adapter is not None:  # it answers with the requested one, whatever the server is labelled by now
             result.spans = [WeightSpan(adapter, 0, len(result.token_ids))] if result.token_ids else []
         return result
 
@@ -148,11 +148,11 @@ class EngineClient:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
 
     async def reload(self, directory: Path, version: int, *, timeout: float = 120.0) -> float:
-        """Load all weights of a folder in flight. Seconds of the pause.
+        """Load all weights of a directory in flight. Seconds of the pause.
 
         `directory` is absolute: an engine has a working directory of its own.
 
-        Requests in flight go on with the new weights from their next token; their caches are computed again.
+        Requests in flight continue with the new weights from their next token; their caches are computed again.
         """
         request = wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(directory)})
         return await self._change(lambda: self._post(wire.RPC, request), directory, version, timeout)
@@ -171,7 +171,7 @@ class EngineClient:
         return await self._change(write, directory, version, timeout)
 
     async def loaded(self, version: int) -> None:
-        """Tell the workers of a vLLM server which version they have loaded, so that changes can go on from it."""
+        """Inform the workers of a vLLM server which version they have loaded, so that changes can build on it."""
         await self._post(wire.BEGIN_TRANSFER, wire.BeginTransfer({"version": version}))
 
     async def _change(self, act: Callable[[], Awaitable[None]], directory: Path, version: int, timeout: float) -> float:
@@ -222,11 +222,11 @@ class EngineClient:
         return await self._post(wire.PULL_WEIGHTS, wire.WeightPull(version), wire.PullTimings)
 
     async def apply(self, version: int, *, recompute: bool = True) -> wire.ApplyResult:
-        """Serve a version that was pulled, from the next token on. Requests in flight go on."""
+        """Serve a version that was pulled, from the next token on. Requests in flight continue."""
         return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.ApplyResult)
 
     async def load_adapter(self, directory: Path, version: int) -> None:
-        """Have vLLM load a version of an adapter; requests from now on ask for it, those in flight go on with theirs.
+        """Have vLLM load a version of an adapter; requests from now on use it, those in flight continue with theirs.
 
         The version before stays for these; older ones are unloaded.
         """
@@ -256,7 +256,8 @@ class EngineClient:
         return (await self._post(wire.WEIGHT_CHECKER, wire.CheckerRequest(), wire.Checksums)).checksums
 
     async def statistics(self) -> wire.EngineStatistics:
-        """Of the embedded engine, in part of a vLLM that lends; others have no such route (EngineFailed, 404)."""
+        """Of the embedded engine, in part of a vLLM that is co-located; others have no such route (EngineFailed,
+        404)."""
         return await self._get(wire.STATISTICS, wire.EngineStatistics)
 
     async def take(self, version: int) -> PublishResult:
@@ -275,7 +276,7 @@ class EngineClient:
         )
 
     async def check(self, directory: Path, version: int, *, reloaded: bool = False) -> None:
-        """Raise unless the engine computes with the weights of this folder, as far as it lets us see (I9).
+        """Raise unless the engine computes with the weights of this directory, as far as it lets us see (I9).
 
         The embedded engine shows all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
         pads embedding and head of a vocabulary that is no multiple of 64, and splits them among several GPUs: what
@@ -294,7 +295,7 @@ class EngineClient:
             )
         expected = await asyncio.to_thread(computed_hashes, directory, names)
         wrong = sorted(name for name, digest in expected.items() if live[name] != digest)
-        if wrong:  # unless it computes in the dtype of the folder
+        if wrong:  # unless it computes in the dtype of the directory
             same = await asyncio.to_thread(computed_hashes, directory, wrong, widen=False)
             wrong = [name for name in wrong if live[name] != same[name]]
         if wrong or not expected:
@@ -430,7 +431,7 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def label(version: str) -> int:
-    """vLLM's labels are strings; ours are integers. An engine that was never told has -1."""
+    """vLLM's labels are strings; ours are integers. An engine without a version has -1."""
     return int(version) if version.lstrip("-").isdigit() else -1
 
 

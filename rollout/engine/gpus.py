@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from rollout.decide.engines.devices import Gpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TIMEOUT = 30.0  # seconds for nvidia-smi, which initialises the driver where nobody else has
+TIMEOUT = 30.0  # seconds for nvidia-smi, which initialises the driver where no other program has
 MIB = 1 << 20
 _FIELDS = "index,uuid,name,memory.total,memory.used"
 
@@ -63,7 +63,7 @@ def allowed(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
 
 
 def environment(uuids: Sequence[str], existing: Sequence[Gpu]) -> dict[str, str]:
-    """For a program that is to use these GPUs. Nothing where they are not here: whoever has placed it there, such as
+    """For a program that is to use these GPUs. Nothing where they are not here: the placement, such as
     Ray, has chosen."""
     present = {gpu.uuid for gpu in existing}
     return {VISIBLE: ",".join(uuids)} if uuids and present.issuperset(uuids) else {}

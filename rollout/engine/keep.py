@@ -5,9 +5,9 @@
     python keep.py --lock FILE --idle 900 -- SERVER ...
 
 Owns: the server's process group, the decision to end it. Does not own: starting it again, asking it anything.
-Guarantee: the server ends when nobody has held a shared lock on FILE for `idle` seconds, when this process is told to
-end, and when it is killed; what the server leaves of its own group ends with it. Only the standard library: it is run
-as a file, beside an environment that is not ours.
+Guarantee: the server ends when no process has held a shared lock on FILE for `idle` seconds, when this process gets a
+signal to end, and when it is killed; what the server leaves of its own group ends with it. Only the standard library:
+it is run as a file, next to an environment that is not ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def command(argv: list[str], lock: Path, idle: float) -> list[str]:
 
 
 def use(lock: Path) -> IO[str]:
-    """While the returned file is open, whatever is kept by this lock goes on. Any number of processes."""
+    """While the returned file is open, what this lock keeps alive stays. Any number of processes."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = lock.open("a")
     fcntl.flock(file, fcntl.LOCK_SH)
@@ -50,13 +50,13 @@ def used(lock: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:  # with its run folder
+    except FileNotFoundError:  # with its run directory
         return False
     return False
 
 
 def die_with_parent() -> None:
-    """In a child, before exec: a server must not outlive whoever alone would end it.
+    """In a child, before exec: a server must not outlive the process that would end it.
 
     SIGTERM, since vLLM's server then ends its own workers; killed, it would leave them behind.
     """
@@ -64,7 +64,7 @@ def die_with_parent() -> None:
 
 
 def keep(argv: list[str], lock: Path, idle: float) -> int:
-    """Until it ends, or nobody uses it any more; its exit status."""
+    """Until it ends, or it is no longer used; its exit status."""
     server = subprocess.Popen(argv, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     last, reported = time.monotonic(), 0.0

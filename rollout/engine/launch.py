@@ -45,13 +45,13 @@ class Launch:
     command: Callable[[Path, int], LaunchCommand]
     start_timeout: float  # seconds until it must be healthy
     slots: int = 64  # requests at once
-    leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
+    leaves: bool = False  # it ends by itself when it had no request for long: it may outlive who started it
     retained: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
-    standby: LaunchCommand | None = None  # loads its code, then waits to be told its arguments (rollout.engine.standby)
+    standby: LaunchCommand | None = None  # loads its code, then waits to get its arguments (rollout.engine.standby)
     patches: bool = False  # its workers write changes into their weights
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
     host: str = "127.0.0.1"  # where it listens
-    tls: Path | None = None  # the folder of the certificate that it and its callers have; None: plain HTTP
+    tls: Path | None = None  # the directory of the certificate that it and its callers have; None: plain HTTP
 
     def url(self, port: int) -> str:
         return f"{'http' if self.tls is None else 'https'}://{self.host}:{port}"
@@ -93,8 +93,8 @@ def on_gpus(launch: Launch, environment: Mapping[str, str]) -> Launch:
 
 
 def reachable(launch: Launch, host: str, tls: Path) -> Launch:
-    """An engine that other machines reach at `host`. It answers who has the key in the folder `tls`
-    (rollout.engine.tls), and nobody else."""
+    """An engine that other machines reach at `host`. It answers who has the key in the directory `tls`
+    (rollout.engine.tls), and no other."""
 
     def command(directory: Path, port: int) -> LaunchCommand:
         plain = launch.command(directory, port)
@@ -112,7 +112,7 @@ def reachable(launch: Launch, host: str, tls: Path) -> Launch:
 
 def colocated(launch: Launch, users: Budget, *, steps: Path | None = None) -> Launch:
     """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest. `steps`: a
-    folder, where it logs each step."""
+    directory, where it logs each step."""
 
     def command(directory: Path, port: int) -> LaunchCommand:
         plain = launch.command(directory, port)
@@ -151,7 +151,7 @@ def vllm(
     """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
 
     `transfer`: on GPUs, in bfloat16: workers write changes into their weights in place. `parallel`: GPUs of a server.
-    `lora`: the rank of adapters that it is given, version by version, beside the model; 0: none. `gpu`: it computes on
+    `lora`: the rank of adapters that it is given, version by version, next to the model; 0: none. `gpu`: it computes on
     one, with CUDA graphs; the CPU build runs eagerly. `dtype`: auto is bfloat16 on GPUs, else float32. `options`:
     others, as vLLM names them.
 
@@ -177,7 +177,7 @@ def vllm(
         if transfer:
             argv += ["--weight-transfer-config", '{"backend": "pagurus"}']
             argv += ["--worker-extension-cls", "pagurus_vllm.WorkerExtension"]
-        if lora:  # two at once: requests in flight go on with the version that they began with
+        if lora:  # two at once: requests in flight continue with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
         argv += arguments(options or {})
         return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
@@ -205,7 +205,7 @@ def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool)
 
 
 def _search(directory: Path) -> str:
-    """Python's modules of a folder, before others."""
+    """Python's modules of a directory, before others."""
     return os.pathsep.join(part for part in (str(directory), os.environ.get("PYTHONPATH")) if part)
 
 

@@ -30,7 +30,7 @@ UPDATE = "/update_weights"
 FINISH_UPDATE = "/finish_weight_update"
 PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
 APPLY_WEIGHTS = "/weights/apply"
-STATISTICS = "/statistics"  # of the embedded engine, and in part of a vLLM that lends; others have /metrics
+STATISTICS = "/statistics"  # of the embedded engine, and in part of a vLLM that is co-located; others have /metrics
 
 VLLM_PREFIX = "generate-tokens-"  # vLLM puts it before the ids of requests; unknown ids are aborted without an error
 
@@ -100,7 +100,7 @@ class ApplyRequest(msgspec.Struct):
     """client -> engine: POST /weights/apply. Serve a version that is ready, from the next token on."""
 
     version: int
-    recompute: bool = True  # the cache of requests in flight; else they go on with keys and values of older weights
+    recompute: bool = True  # the cache of requests in flight; else they continue with keys and values of older weights
 
 
 class BeginTransfer(msgspec.Struct):
@@ -110,7 +110,7 @@ class BeginTransfer(msgspec.Struct):
 
 
 class UpdateRequest(msgspec.Struct):
-    """client -> engine: POST /update_weights. What our engine in vLLM's workers is told: a file of changes."""
+    """client -> engine: POST /update_weights. The message to our engine in vLLM's workers: a file of changes."""
 
     update_info: dict[str, str]
 
@@ -200,7 +200,7 @@ class WeightInfo(msgspec.Struct):
 
 
 class PullTimings(msgspec.Struct, kw_only=True):
-    """engine -> client: what a pull took. The engine generated meanwhile."""
+    """engine -> client: what a pull took. The engine kept generating."""
 
     version: int
     bytes: int
@@ -235,7 +235,7 @@ class ErrorResponse(msgspec.Struct):
 
 
 class EngineStatistics(msgspec.Struct, kw_only=True):
-    """embedded engine -> client: GET /statistics. Counts since start. A vLLM that lends tells `version`, `running`,
+    """embedded engine -> client: GET /statistics. Counts since start. A co-located vLLM reports `version`, `running`,
     `waiting` and `colocates`."""
 
     version: str = ""

@@ -1,4 +1,4 @@
-"""A server that has loaded its code and waits to be told its arguments: what a restart costs without it is the loading.
+"""A server that has loaded its code and waits to get its arguments: what a restart costs without it is the loading.
 
 Owns: the process until it is taken. Does not own: when one is needed, what it serves.
 Guarantee: a spare that is not taken ends with the process that made it, however that ends: it reads from a pipe.
@@ -44,7 +44,7 @@ class Standby:
             )
 
     async def take(self, command: LaunchCommand) -> asyncio.subprocess.Process | None:
-        """The spare, told to be what `command` would start; None when there is none."""
+        """The standby, turned into what `command` would start; None when there is none."""
         process, self._process = self._process, None
         if self._command is None or process is None or process.returncode is not None:
             return None
@@ -54,7 +54,7 @@ class Standby:
         try:
             process.stdin.write(msgspec.json.encode(command.argv[own:]) + b"\n")
             await process.stdin.drain()
-        except ConnectionError:  # it died meanwhile
+        except ConnectionError:  # it died since
             return None
         finally:
             process.stdin.close()
@@ -70,7 +70,7 @@ class Standby:
 
 
 def reported(arguments: list[str]) -> list[str] | None:
-    """In the server, its code loaded: the arguments, which may have to be waited for; None when nobody needs it."""
+    """In the server, its code loaded: the arguments, which may have to be waited for; None when it is not needed."""
     if arguments != ["--wait"]:
         return arguments
     line = sys.stdin.buffer.readline()

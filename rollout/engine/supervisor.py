@@ -52,17 +52,18 @@ STANDBY_AFTER = 1.0  # seconds of service: what waits for the server comes befor
 STOP_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
 ROLE = "engine"
-USED = "engine.used"  # in the folder of roles: locked by who uses the server
+USED = "engine.used"  # in the directory of roles: locked by who uses the server
 
 
 class EngineSupervisor:
     """``async with EngineSupervisor(embedded(), run / "weights", 0, log=run / "engine.log") as engine: ...``"""
 
     def __init__(self, launch: Launch, weights: Path | str, version: int, *, log: Path, roles: Path | None = None):
-        """`weights`: where versions are published, or a model folder, which is then served for ever as `version`.
+        """`weights`: where versions are published, or a model directory, which is then served for ever as `version`.
 
-        The engine's mirror lies beside its log. `roles`: the folder where the server is written down. It then outlives
-        this process if that is killed, and the next one adopts it; left alone, it ends by itself after a while.
+        The engine's mirror lies next to its log. `roles`: the directory where the server is written down. It then
+        outlives this process if that is killed, and the next one adopts it; left alone, it ends by itself after a
+        while.
         """
         self.launch, self.log, self.roles = launch, log, roles
         self.adopted = False
@@ -71,7 +72,7 @@ class EngineSupervisor:
         self.restarts = 0
         self.retried = 0
         self.publications: list[PublishResult] = []
-        self.on_serving: Callable[[bool], None] = lambda serves: None  # told of its death, and when it serves again
+        self.on_serving: Callable[[bool], None] = lambda serves: None  # called at its death, and when it serves again
         self.pid: int | None = None
         self._client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | AdoptedProcess | None = None
@@ -85,7 +86,7 @@ class EngineSupervisor:
 
     @property
     def outlives(self) -> bool:
-        """Whether the server goes on when this process is killed."""
+        """Whether the server survives when this process is killed."""
         return self.roles is not None and (self.launch.leaves or self.launch.retained)
 
     def _retained(self, argv: list[str]) -> list[str]:
@@ -148,7 +149,7 @@ class EngineSupervisor:
         self._signal(signal.SIGKILL)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        """Like the client's; a death of the engine on the way costs time only: asked again after the restart."""
+        """Like the client's; a death of the engine on the way costs time only: called again after the restart."""
         while True:
             client = await self.wait_serving()
             try:
@@ -161,7 +162,7 @@ class EngineSupervisor:
                 self.retried += 1
 
     async def fetch(self, version: int) -> None:
-        """Have a version here before it is published; requests go on. Raises where it cannot be fetched."""
+        """Have a version here before it is published; requests continue. Raises where it cannot be fetched."""
         await self.weights.fetch(await self.wait_serving(), version)
 
     async def publish(self, weights: Path | str, version: int) -> PublishResult:
@@ -185,7 +186,7 @@ class EngineSupervisor:
             return published
 
     async def _as_before(self, client: EngineClient, version: int) -> bool:
-        """Whether a server still serves an older version, as if nothing had been asked of it."""
+        """Whether a server still serves an older version, as if it had got no request."""
         try:
             return await client.healthy() and not await client.is_paused() and await client.version() == version
         except EngineFailed:
@@ -229,7 +230,7 @@ class EngineSupervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(process.wait()), STOP_TIMEOUT / 5)
         if process.returncode is not None and self._client is client:
-            self._serving.clear()  # the watcher, told by the same kernel, sets it again after the restart
+            self._serving.clear()  # the watcher, notified by the same kernel, sets it again after the restart
         return process.returncode is not None
 
     async def _adopt(self) -> bool:
@@ -351,7 +352,7 @@ class EngineSupervisor:
             await client.close()
         if process is None:
             return
-        if isinstance(process, AdoptedProcess):  # no group is signalled by a number that may be somebody else's by now
+        if isinstance(process, AdoptedProcess):  # no group is signalled by a number that may be reused by now
             process.kill()
             await process.wait()
             return
@@ -388,7 +389,7 @@ class EngineSupervisor:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of an address of this machine that nobody listens on now."""
+    """A TCP port of an address of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -5,9 +5,9 @@ Owns: the four ways below. Does not own: the server's process (supervisor), the 
 Guarantee: after `take` or `adopt` the server serves exactly the version, or an error was raised (I9).
 
 =========  ==========================================================================================
-Fixed      a model folder that never changes, as version 0 or whichever it is called
+Fixed      a model directory that never changes, as version 0 or whichever it is called
 Pulling    a server that pulls versions by itself while it generates, and applies them between two steps
-Mirrored   a server that reloads folders (vLLM): a mirror is pulled beside it while it generates
+Mirrored   a server that reloads directories (vLLM): a mirror is pulled next to it while it generates
 Patched    the same, but its workers write the changes into their weights (vLLM on GPUs)
 =========  ==========================================================================================
 """
@@ -36,11 +36,11 @@ CHANGES = ".patches"  # in the mirror: what the server's workers read
 
 
 class Weights(Protocol):
-    place: str  # folder or URL
+    place: str  # directory or URL
 
     @property
     def model(self) -> Path:
-        """The folder that the server loads."""
+        """The directory that the server loads."""
 
     async def ready(self, version: int) -> None:
         """Before a server starts: `model` is there, or the server makes it."""
@@ -58,13 +58,13 @@ class Weights(Protocol):
         """Have a server that generates serve this version."""
 
     async def adopt(self, client: EngineClient, version: int) -> None:
-        """Have a server that somebody else left serve this version, whatever it was in the middle of."""
+        """Have a server that another process left serve this version, whatever it was in the middle of."""
 
     async def close(self) -> None: ...
 
 
 def weights_of(launch: Launch, place: Path | str, home: Path) -> Weights:
-    """`place`: a folder or URL of versions, or a model folder. `home`: the mirror will be there."""
+    """`place`: a directory or URL of versions, or a model directory. `home`: the mirror will be there."""
     place = named(place)
     if "://" not in place and not is_store(Path(place)):
         return FixedWeights(place)
@@ -136,9 +136,9 @@ class Pulling:
 
 
 class AdapterWeights:
-    """An adapter is loaded beside its base model, under a name of its own version: nothing stands still for it."""
+    """An adapter is loaded next to its base model, under a name of its own version: nothing pauses for it."""
 
-    patches = False  # whether the server is told of changes, or reads the mirror alone
+    patches = False  # whether the server gets the changes, or reads the mirror alone
 
     def __init__(self, place: str, home: Path):
         self.place, self.home = place, home
@@ -201,7 +201,7 @@ class AdapterWeights:
 class InPlaceWeights(AdapterWeights):
     """Changes are written into the server's weights in place by an engine of ours in its workers (vLLM on GPUs).
 
-    Where they do not go on from what the server has, it loads all of the mirror.
+    Where they do not build on what the server has, it loads all of the mirror.
     """
 
     patches = True

@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
-# Who makes the environment sets these anew.
+# Who makes the environment sets these again.
 _SETTINGS = (
     "kind",
     "image",
@@ -76,7 +76,7 @@ class Environment(ABC):
     seconds: float | None = None  # of all its commands together; None: as the run says
     limits: Limits = Limits()
     network: Network = Network.none()
-    system: str = ""  # what a chat model is told first
+    system: str = ""  # what a chat model is shown first
     tools: Sequence[dict[str, Any]] = ()  # functions that a chat model may call, as OpenAI describes them
     shares_reset: bool = True  # one reset per seed, forked for all who begin there; False: each sandbox is reset itself
     reward: Scoring | None = None  # scores the end, in a fork of the sandbox: see rollout.rewards
@@ -110,14 +110,14 @@ class Environment(ABC):
         return None if count is None else [f"{cls.__module__}.{cls.__qualname__} {n}" for n in range(count)]
 
     def oracle(self, seed: int) -> list[str] | None:
-        """Actions that earn the full reward of this seed, where somebody knows them."""
+        """Actions that earn the full reward of this seed, where they are known."""
         return None
 
     @abstractmethod
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         """Prepare the sandbox for the episode `seed`; the first observation.
 
-        Run once for all episodes of a seed, which then begin in forks of the sandbox, with what `snapshot` told of
+        Run once for all episodes of a seed, which then begin in forks of the sandbox, with what `snapshot` returned for
         this object. Where each needs a reset of its own (it draws from outside, or signs in somewhere), set
         ``shares_reset = False``.
         """
@@ -135,7 +135,7 @@ class Environment(ABC):
         episode ended; not where the process that plays it is killed."""
 
     def snapshot(self) -> bytes | None:
-        """What this object keeps, so that another process can go on with the episode; None: nobody can.
+        """What this object keeps, so that another process can continue the episode; None: none can.
 
         The default knows attributes of plain values (numbers, texts, lists and dicts of them). Override both methods
         where there is more.

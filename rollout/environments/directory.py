@@ -1,4 +1,4 @@
-"""What `pagurus train` finds in a folder or a file: an environment, and perhaps a policy to begin with.
+"""What `pagurus train` finds in a directory or a file: an environment, and perhaps a policy to begin with.
 
 Owns: loading it as a package and the errors for what it lacks. Does not own: what is in it.
 """
@@ -14,7 +14,7 @@ from rollout.environments.harbor import environment_of, tasks_of
 from rollout.user_code import load as load_code
 from sandbox.errors import Invalid, NotFound
 
-START = "start"  # the folder beside the environment with the policy that its runs begin with
+START = "start"  # the directory next to the environment with the policy that its runs begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class LoadedTask:
 
 
 def load(place: Path) -> LoadedTask:
-    """The task of a folder or file. Example: ``load(Path("examples/fix_the_service")).name == "fix_the_service"``."""
+    """The task of a directory or file. Example: ``load(Path("examples/fix_the_service")).name ==
+    "fix_the_service"``."""
     place = place.resolve()
     if not place.exists():
         raise NotFound(f"no folder {place}", hint="name a folder such as examples/fix_the_service, or a .py file")

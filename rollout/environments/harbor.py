@@ -1,7 +1,7 @@
-"""Folders of tasks in Harbor's format as environments: instruction, image, limits, tests, solution.
+"""Directories of tasks in Harbor's format as environments: instruction, image, limits, tests, solution.
 
-Owns: reading ``task.toml`` (also of folders of such folders), the loop of shell commands, what `tests/test.sh` says.
-Does not own: building images (images), running the tests beside the rollout (rollout.rewards).
+Owns: reading ``task.toml`` (also of directories of such directories), the loop of shell commands, what `tests/test.sh`
+says. Does not own: building images (images), running the tests concurrently with the rollout (rollout.rewards).
 Guarantee: tests and solution are in no sandbox before the episode has ended; the oracle's solution alone is, when the
 oracle plays.
 
@@ -66,7 +66,7 @@ class _Settings(msgspec.Struct):
 
 
 class HarborTask:
-    """One folder. Raises Invalid, naming what is wrong with it."""
+    """One directory. Raises Invalid, naming what is wrong with it."""
 
     def __init__(self, directory: Path):
         self.directory = directory.resolve()
@@ -84,13 +84,13 @@ class HarborTask:
 
     @property
     def image(self) -> str:
-        """The name of its image: by content, so that a changed one is built anew."""
+        """The name of its image: by content, so that a changed one is built again."""
         named = self.settings.environment.docker_image
         return named or f"harbor-{_digest(self.directory / 'environment')}"
 
     @property
     def identity(self) -> str:
-        """Of all that the task consists of, whatever its folder is called."""
+        """Of all that the task consists of, whatever its directory is called."""
         return _digest(self.directory)
 
     @property
@@ -117,7 +117,7 @@ class HarborTask:
 
 
 def tasks_of(place: Path) -> list[HarborTask]:
-    """The task in a folder, or all in the folders below it, by name; none where it holds none."""
+    """The task in a directory, or all in the directories below it, by name; none where it holds none."""
     if (place / TASK).is_file():
         return [HarborTask(place)]
     if not place.is_dir():
@@ -127,7 +127,8 @@ def tasks_of(place: Path) -> list[HarborTask]:
 
 @reward
 async def verified(final: Final, *, tests: str, digest: str, env: dict[str, str], workdir: str | None) -> Score:
-    """What tests/test.sh says of the final state. What the agent left running goes on: it may be what is tested."""
+    """What tests/test.sh says of the final state. What the agent left running keeps running: it may be what is
+    tested."""
     box = final.sandbox
     await box.exec("rm -rf /tests /logs/verifier; mkdir -p /tests /logs/verifier", user="root")
     for path, content in _files(Path(tests)):
@@ -150,7 +151,7 @@ async def verified(final: Final, *, tests: str, digest: str, env: dict[str, str]
 
 
 class HarborEnvironment(Environment):
-    """One task of a folder, chosen by the seed: seed 0 is the first. Made by `environment_of`."""
+    """One task of a directory, chosen by the seed: seed 0 is the first. Made by `environment_of`."""
 
     tasks: ClassVar[list[HarborTask]] = []
     system = SYSTEM

@@ -3,7 +3,7 @@
 Owns: the parts of a mixture, the numbers that stand for them, the view that a curriculum gets. Does not own: when
 prompts are issued (rollout.controller), what an environment does with a row.
 Guarantee: a prompt's number says all: the same number is the same environment, row and seed in every process. A part
-is played through its rows in an order drawn anew each time; which of them are held out its split says (splits).
+is played through its rows in a newly drawn order each time; which of them are held out its split says (splits).
 
 ::
 
@@ -32,7 +32,7 @@ RECENT = 16  # groups of a part that its outcome is of
 class MixturePart(msgspec.Struct, frozen=True, kw_only=True):
     """One environment of a mixture. Example: ``MixturePart(task="examples/fix_the_service", weight=3)``"""
 
-    task: str  # folder or file
+    task: str  # directory or file
     name: str = ""  # else that of the task
     weight: float = 1.0  # of the prompts, among all weights
     rows: str | None = None  # JSON lines, a JSON list or CSV: `Environment.row` of each episode

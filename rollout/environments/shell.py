@@ -89,7 +89,7 @@ def answer(text: str = "", *, error: str = "", code: int = 0, timed_out: bool = 
 
 class TwinShell:
     """Answers `exec` like a sandbox with these files: ``cat``, ``ls``, ``cp``, ``rm`` and ``sed -i s/a/b/`` on names
-    below the working folder. A subclass adds programs and what lays the files down."""
+    below the working directory. A subclass adds programs and what lays the files down."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}

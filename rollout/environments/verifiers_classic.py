@@ -48,7 +48,7 @@ class ClassicEnvironment(Environment):
 
     @classmethod
     def identities(cls) -> list[str] | None:
-        """By what is asked: a row may have numbers and notes of its own."""
+        """By the question: a row may have numbers and notes of its own."""
         return [splits.key(repr(row.get("prompt", row))) for row in map(dict, cls.rows)]
 
     def _row(self, seed: int) -> dict[str, Any]:

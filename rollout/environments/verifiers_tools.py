@@ -2,9 +2,9 @@
 
 Owns: which toolset answers a call, what the policy reads of it. Does not own: tools, the conversation (verifiers).
 Guarantee: tools are what the toolset registers at its own server (MCP), named as the package's own harness names them;
-the server is asked without a network. A call that fails is a text, as that server tells it. `more_than_tools` says what
-cannot be had here: a server at an address, a runtime of its own, state that tools and rewards share, conditions that
-stop an episode.
+the server is called without a network. A call that fails is a text, as that server words it. `more_than_tools` says
+what cannot be had here: a server at an address, a runtime of its own, state that tools and rewards share, conditions
+that stop an episode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Toolbox:
-    """``await (await Toolbox.of(sets)).call("shelves_look", '{"shelf": 2}')``. `tools` are as models are told."""
+    """``await (await Toolbox.of(sets)).call("shelves_look", '{"shelf": 2}')``. `tools` are as models see them."""
 
     def __init__(self, dispatch: dict[str, tuple[Any, Any]]):
         self._dispatch = dispatch  # by the tool's whole name: its server, and the tool

@@ -110,7 +110,7 @@ class GuardedSandbox:
         self.head: str | None = None  # the last captured checkpoint that a turn ended with
         self.epoch = epoch or secrets.token_hex(8)
         self.on_exec: Callable[[], None] | None = None  # called once, when the next command is under way
-        self.on_epoch: Callable[[str], Awaitable[None]] | None = None  # told "" before a restore, a new epoch after
+        self.on_epoch: Callable[[str], Awaitable[None]] | None = None  # gets "" before a restore, a new epoch after
         self.adopted = 0  # the turn, counted from 1, in which this process took over
         self._calls = 0  # of this turn
         self._wall = wall
@@ -176,7 +176,7 @@ class GuardedSandbox:
         return answer
 
     def start_settling(self) -> None:
-        """Begin to wait for the last turn's checkpoint, in the background (the model thinks meanwhile)."""
+        """Begin to wait for the last turn's checkpoint, in the background (the model thinks during this)."""
         if self._pending is not None and self._settling is None:
             self._settling = asyncio.get_running_loop().create_task(self._finalize(self._pending))
 
@@ -206,7 +206,7 @@ class GuardedSandbox:
             return (await self.sandbox.checkpoint("final")).id
 
     async def close(self) -> None:
-        """Stop waiting for a checkpoint that nobody needs any more."""
+        """Stop waiting for a checkpoint that is no longer needed."""
         if self._settling is not None:
             settling, self._settling = self._settling, None
             settling.cancel()
@@ -215,12 +215,12 @@ class GuardedSandbox:
                 settling.exception()  # it failed before; the recovery or the end of the trajectory deals with why
 
     def adopt(self, checkpoint: str | None, deaths: int, recoveries: list[Recovery]) -> None:
-        """Go on where another process was: `checkpoint` holds the state before the turn at hand."""
+        """Continue where another process was: `checkpoint` holds the state before the turn at hand."""
         self.head, self.deaths, self.recoveries = checkpoint, deaths, list(recoveries)
         self.adopted = self.turn + 1
 
     async def roll_back(self, checkpoint: str) -> RestoreResult:
-        """Bring the sandbox back to this checkpoint because the agent asked for it. What came after is forgotten."""
+        """Bring the sandbox back to this checkpoint because the agent requested it. What came after is forgotten."""
         with self._elsewhere(EpisodePhase.RECOVER):
             with contextlib.suppress(PagurusError):  # the state that is left behind
                 await self.finalized()
@@ -237,7 +237,7 @@ class GuardedSandbox:
         return restored
 
     async def back(self, checkpoint: str) -> None:
-        """The sandbox is dead, or nobody knows its state: bring it back to this checkpoint and to no other."""
+        """The sandbox is dead, or its state is unknown: bring it back to this checkpoint and to no other."""
         with self._elsewhere(EpisodePhase.RECOVER):
             self.deaths += 1
             began = time.monotonic()
@@ -328,7 +328,7 @@ class GuardedSandbox:
     async def _restore(self, pending: ExecutedCommand | None) -> tuple[RestoreResult, int]:
         """The last state that was captured, equal, and how many attempts that took.
 
-        The checkpoint of a turn whose capture nobody has waited for yet may be there or not. A restore that failed or
+        The checkpoint of a turn whose capture was not awaited yet may be there or not. A restore that failed or
         came out unequal leaves its checkpoint whole: it is tried again.
         """
         existing = [pending.result.checkpoint if pending is not None else None, self.head]

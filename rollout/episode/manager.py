@@ -54,8 +54,8 @@ class EpisodeManager(EpisodeParts):
     failed_reward: float | None = None  # of what its reward function raises on; None: the environment has failed
     retained: RetainedStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
-    leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
-    parked: set[Key] = field(default_factory=set)  # episodes that go on later, once they are cancelled
+    leaving: bool = False  # this process ends, its successor continues: sandboxes stay
+    parked: set[Key] = field(default_factory=set)  # episodes that continue later, once they are cancelled
 
     async def run(
         self,
@@ -67,8 +67,8 @@ class EpisodeManager(EpisodeParts):
         inject: Inject | None = None,
         into: Trajectory | None = None,
     ) -> Trajectory:
-        """Play one episode to its end. `since`: what its journal says, to go on there. `origin`: the state of another
-        trajectory, to go on from. `into` shows it while it runs.
+        """Play one episode to its end. `since`: what its journal says, to continue there. `origin`: the state of
+        another trajectory, to continue from. `into` shows it while it runs.
 
         The sandbox is removed or kept at the end, unless the process that runs this is `leaving`. That of an episode
         which is `parked` stays, with nothing that runs in it. Where the

@@ -5,7 +5,7 @@ Owns: a lower bound on the time of each answer. Does not own: the engine, which 
 A policy of a million parameters writes a command in some 30 ms, on the cores that also run the sandboxes. A model
 that is worth training thinks for 1.5 to 25 s before a command (recordings of coding agents: median 3 s), on a GPU
 elsewhere, and takes no time from the sandbox host. A demonstration on one small machine keeps a part of that
-proportion: each answer is held until `seconds` have passed since it was asked for. Nothing else changes;
+proportion: each answer is held until `seconds` have passed since its request. Nothing else changes;
 `seconds` = 0 switches it off, and the summary says which it was.
 """
 

@@ -47,7 +47,7 @@ log = logging.getLogger("pagurus.rollout")
 
 MAX_STATES = 64  # states in the book
 GONE = ".gone"  # behind the name of a state that was forgotten: an empty file that remembers it
-MAX_FORKS_FAILED = 3  # forks of an environment that did not come back equal, until its resets are not shared
+MAX_FORKS_FAILED = 3  # forks of an environment that were not equal, until its resets are not shared
 
 
 class PreparedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class PreparedState(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sandbox: str  # holds the checkpoint; nothing runs in it
     checkpoint: str
-    state: bytes  # of the environment, as `Environment.snapshot` told it
+    state: bytes  # of the environment, as `Environment.snapshot` returned it
     first: Observation
     made: float = 0.0  # seconds since the epoch
     again: bool = False  # it was made before, and forgotten
@@ -71,7 +71,7 @@ class ForkingHost(Protocol):
     async def image_digest(self, name: str) -> str: ...
 
     async def keep_prepared(self, sandbox: Any, name: str, ledger: Path) -> None:
-        """From now on the sandbox is no run's but that of the book in this folder."""
+        """From now on the sandbox is no run's but that of the book in this directory."""
 
     async def drop_prepared(self, name: str) -> None:
         """Remove the sandboxes of this name."""
@@ -86,14 +86,14 @@ class NotShared(Exception):
 
 
 class PreparedStates:
-    """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one folder share their states."""
+    """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one directory share their states."""
 
     def __init__(self, host: ForkingHost, directory: Path, *, limit: int = MAX_STATES):
         self._host, self._directory, self._limit = host, directory.absolute(), limit
         self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._alone: dict[str, str] = {}  # environments whose resets are not shared, and why
-        self._failed: Counter[str] = Counter()  # forks that did not come back equal
-        self._digests: dict[str, str] = {}  # of images; an image that is replaced meanwhile counts in the next run
+        self._failed: Counter[str] = Counter()  # forks that were not equal
+        self._digests: dict[str, str] = {}  # of images; an image that is replaced since counts in the next run
         self.made = self.forked = 0
 
     async def begin(self, env: Environment, seed: int, make: Make) -> tuple[Any, PreparedState] | None:
@@ -127,7 +127,7 @@ class PreparedStates:
                 child = await self._host.fork(ready.checkpoint)
                 self.forked += 1
                 return child, ready
-            except (NotFound, Conflict):  # another run, or somebody by hand, has removed it
+            except (NotFound, Conflict):  # another run, or a user by hand, has removed it
                 await asyncio.to_thread(self._path(name).unlink, missing_ok=True)
                 if not again:
                     raise
@@ -176,7 +176,7 @@ class PreparedStates:
         return ready
 
     async def _trim(self) -> None:
-        """Forget states that are too many. Episodes that began in them go on."""
+        """Forget states that are too many. Episodes that began in them continue."""
         for name in await asyncio.to_thread(self._forget):
             await self._host.drop_prepared(name)
 
@@ -222,7 +222,7 @@ class PreparedStates:
                 ready = msgspec.msgpack.decode(path.read_bytes(), type=PreparedState)
                 states.append(reuse.PreparedStateUse(path.name, ready.made, path.stat().st_mtime, ready.again))
             except (FileNotFoundError, msgspec.MsgspecError):
-                continue  # another run has forgotten it meanwhile
+                continue  # another run has forgotten it since
         went = reuse.to_forget(states, self._limit)
         for name in went:
             self._path(name + GONE).touch()
@@ -234,7 +234,7 @@ class PreparedStates:
 
 
 def _source(kind: type[Environment]) -> str:
-    """A digest of the files that say what a reset does: the environment's own, or all of its folder."""
+    """A digest of the files that say what a reset does: the environment's own, or all of its directory."""
     try:
         file = Path(inspect.getfile(kind))
         files = sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").exists() else [file]

@@ -29,7 +29,7 @@ def fill(
     `stored`: the checkpoints that the disk has by now.
     """
     for record, _ in done_in:
-        record.listens = record.left = record.times_set = 0  # summed anew over its commands
+        record.listens = record.left = record.times_set = 0  # summed again over its commands
     for record, done in done_in:
         record.exec_start = record.exec_start or done.started
         record.exec_end = done.ended

@@ -81,14 +81,14 @@ class Renderer(Protocol):
         arguments of calls are."""
 
     def encode(self, text: str) -> list[int]:
-        """Text that somebody laid out by himself: the names of special tokens in it are these tokens."""
+        """Text that the caller laid out: the names of special tokens in it are these tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """All of it, special tokens by their names."""
 
 
 class ChatRenderer:
-    """The renderer of a model folder. Example: ``ChatRenderer.load("SmolLM2-135M-Instruct").open([{...}])``"""
+    """The renderer of a model directory. Example: ``ChatRenderer.load("SmolLM2-135M-Instruct").open([{...}])``"""
 
     def __init__(self, tokenizer: Any, *, stops: Sequence[int] = (), options: Mapping[str, Any] | None = None):
         """`tokenizer` is one of transformers, with a chat template. `options` are for the template
@@ -109,7 +109,7 @@ class ChatRenderer:
 
     @classmethod
     def load(cls, directory: Path | str, *, options: Mapping[str, Any] | None = None) -> ChatRenderer:
-        """From a Hugging Face folder: its tokenizer, its template, and the ends that its generation config names."""
+        """From a Hugging Face directory: its tokenizer, its template, and the ends that its generation config names."""
         from transformers import AutoTokenizer  # seconds to import
 
         directory = Path(directory)
@@ -124,7 +124,7 @@ class ChatRenderer:
         return self._encode(self._text(messages, tools, True))
 
     def closed(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Tokens of messages after which nobody speaks: what is written down."""
+        """Tokens of messages that end the conversation: what is written down."""
         return self._encode(self._text(messages, tools, False))
 
     def bridge(
@@ -225,7 +225,7 @@ GUARD = "\uf8ff"  # of Unicode's private use
 
 
 def _plain_message(message: Message) -> Message:
-    """Texts in place of parts, arguments of calls as values: what templates expect. A guard of somebody else goes."""
+    """Texts in place of parts, arguments of calls as values: what templates expect. A client's own guard is removed."""
     shown = {name: value for name, value in message.items() if value is not None}
     content = shown.get("content", "")
     if isinstance(content, list):
@@ -267,7 +267,7 @@ def _without_added(encoder: Tokenizer) -> Tokenizer:
 
 
 def has_template(directory: Path) -> bool:
-    """Whether a folder's model speaks by a chat template."""
+    """Whether a directory's model speaks by a chat template."""
     if (directory / "chat_template.jinja").exists():
         return True
     config = directory / "tokenizer_config.json"
@@ -275,7 +275,7 @@ def has_template(directory: Path) -> bool:
 
 
 def end_tokens(directory: Path) -> list[int]:
-    """What ends an answer, as the folder's generation config (or config) says."""
+    """What ends an answer, as the directory's generation config (or config) says."""
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
             ends = json.loads((directory / name).read_bytes()).get("eos_token_id")

@@ -2,8 +2,8 @@
 
 Owns: that a kept sandbox runs nothing, is labelled, is in the book, and goes when its time is over. Does not own: the
 rule (rollout.decide.keeping), the rows (rollout.store.retained), going on from a state (rollout.episode.turns).
-Guarantee: a state that the book names can be forked until it is dropped, unless somebody removes its sandbox by hand;
-then who asks for it is told so.
+Guarantee: a state that the book names can be forked until it is dropped, unless its sandbox is removed by hand;
+then its users get an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RetainedStates:
 
     async def keep(self, trajectory: Trajectory, sandbox: Any, visits: list[Visit]) -> bool:
         """Whether it is kept. Where the host refuses it is not, and nothing else depends on it."""
-        final = trajectory.final is not None and trajectory.final.checkpoint  # it can be scored anew
+        final = trajectory.final is not None and trajectory.final.checkpoint  # it can be scored again
         if not self.target or not trajectory.scored or not (visits or final):
             return False
         try:
@@ -90,7 +90,7 @@ class RetainedStates:
         """What its checkpoints take is known once they are durable, which the end of an episode does not wait for."""
         try:
             tree = await (await self._host.get(row.sandbox)).tree()
-        except PagurusError:  # gone by hand, or no host: who visits it is told so
+        except PagurusError:  # gone by hand, or no host: its visitors get an error
             return
         size = sum(info.stored_bytes for info in tree if info.sandbox == row.sandbox)
         await self._disk.do(self.ledger.measured, row, size)
@@ -104,6 +104,6 @@ class RetainedStates:
     async def _drop(self, row: RetainedRow) -> None:
         try:
             await self._host.remove([row.sandbox])
-        except PagurusError as error:  # the daemon removes it when nobody has used it for long enough
+        except PagurusError as error:  # the daemon removes it when it was not used for long enough
             log.warning("%s of %s/%d was not removed: %s", row.sandbox, row.prompt, row.member, error)
         await self._disk.do(self.ledger.drop, row.prompt, row.member)

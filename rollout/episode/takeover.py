@@ -1,4 +1,4 @@
-"""What a successor does with the journal of a trajectory before it goes on.
+"""What a successor does with the journal of a trajectory before it continues.
 
 Owns: putting the trajectory together again, the way back to a captured state and forward to the last turn. Does not
 own: the action that comes then (rollout.episode.turns), the rows (rollout.store.journal).
@@ -47,7 +47,7 @@ def visits(since: Sequence[TurnEntry]) -> list[Visit]:
 
 
 async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
-    """The sandbox is dead, or nobody knows its state: back to a checkpoint, and forward to the last turn."""
+    """The sandbox is dead, or its state is unknown: back to a checkpoint, and forward to the last turn."""
     existing = [n for n, entry in enumerate(since) if entry.checkpoint is not None and entry.state is not None]
     if not existing:
         raise RestoreFailed("no turn of its journal has a captured checkpoint", sandbox=guarded.id)

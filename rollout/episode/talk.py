@@ -75,7 +75,7 @@ class PlainTranscript:
 
 
 class ChatTranscript(PlainTranscript):
-    """Texts for a model behind an address: first what the environment tells its model, with its tools."""
+    """Texts for a model behind an address: first what the environment says to its model, with its tools."""
 
     def __init__(self, env: Environment, tokenizer: Characters):
         super().__init__(env, tokenizer)

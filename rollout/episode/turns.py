@@ -90,7 +90,7 @@ class EpisodeParts:
     meter: PhaseMeter | None = None
     on_turn: OnTurn | None = None
     visitable: bool = False  # the last state is captured too
-    effects: EffectRules | None = None  # which changed files are asked for at the end
+    effects: EffectRules | None = None  # which changed files are requested at the end
 
     def metered(self, phase: EpisodePhase) -> contextlib.AbstractContextManager[None]:
         """Time within is of this phase."""
@@ -118,7 +118,7 @@ class Episode:
         self.clock = TrajectoryClock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
         self.talk = talk_of(env, parts.tokenizer, parts.renderer)
         self.phase = EpisodePhase.RESET
-        self.resumable = False  # its journal says where to go on
+        self.resumable = False  # its journal says where to continue
         self.visits: list[Visit] = []  # states that it was in and that can be forked
         self._answer_at = 0  # tokens before the answer of the turn at hand
         self._written = 0  # tokens that the journal has
@@ -317,7 +317,7 @@ class Episode:
     async def _roll_back(self, record: TurnRecord, observation: Observation) -> Observation:
         """Sandbox, environment and reward are as they were before that turn. The tokens stay in the record.
 
-        Where no checkpoint holds that state nothing changes, and the agent is told so.
+        Where no checkpoint holds that state nothing changes, and the agent is informed.
         """
         existing = {visit.turn: visit for visit in self.visits}
         visit = existing.get(observation.back_to if observation.back_to is not None else -1)
@@ -351,7 +351,7 @@ class Episode:
             self.parts.on_turn(self.trajectory, record)
 
     async def _outlive(self) -> None:
-        """A sandbox that was struck in the last turn, and that nobody has needed since, is brought back too."""
+        """A sandbox that got a fault in the last turn, and was not needed since, is restored too."""
         if self.trajectory.injected > self.guarded.deaths:
             self.phase = EpisodePhase.SCORE
             await self.guarded.exec("true", ends_turn=False)

@@ -1,6 +1,6 @@
 """The page of a run: what its trainer, its engines and its trajectories did when, and what shares of the time it took.
 
-Owns: what is read, and how much of it is shown. Does not own: lanes and causes (beside this), the page (drawing).
+Owns: what is read, and how much of it is shown. Does not own: lanes and causes (next to this), the page (drawing).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COLOURS = {**trajectories.COLOURS, **trainer.COLOURS, **engines.COLOURS}
 
 
 def chart(directory: Path, run: str, seconds: float) -> str:
-    """HTML of the newest `seconds` of a rollout's folder."""
+    """HTML of the newest `seconds` of a rollout's directory."""
     logged = [item for path in sorted(directory.glob(decisions.PATTERN)) for item in decisions.read(path)]
     doing = list(servers.read(directory))
     store = SampleStore(directory)

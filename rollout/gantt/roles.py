@@ -14,7 +14,7 @@ ENDS = {stages.READY: DOWN, stages.TURN: TURN}
 
 
 def of_role(noted: Iterable[RoleStage], role: str) -> list[Bar]:
-    """Of the process that a run has by this name. What has not ended is not told."""
+    """Of the process that a run has by this name. What has not ended is left out."""
     since: dict[str, float] = {}
     bars = []
     for item in noted:

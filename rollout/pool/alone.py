@@ -1,6 +1,6 @@
 """One engine server without a pool, noted as a pool notes its servers.
 
-Owns: what is noted of it. Does not own: its life and what it is asked (rollout.engine.supervisor).
+Owns: what is noted of it. Does not own: its life and its requests (rollout.engine.supervisor).
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ class SingleServerEngine:
         try:
             return await self.server.publish(weights, version)
         finally:
-            if self._member.state == "updating":  # else it died meanwhile
+            if self._member.state == "updating":  # else it died since
                 self._member.state = "serving"

@@ -1,9 +1,9 @@
 """An answer that is put together from the streams of one or several servers.
 
 Owns: joining deltas, the versions of tokens whose stream broke off. Does not own: streams. Pure: no I/O.
-Guarantee: each token has the log-probability that came with it, and the one version that sampled it. vLLM tells
+Guarantee: each token has the log-probability that came with it, and the one version that sampled it. vLLM reports
 versions with the last piece of a stream alone. Where a stream breaks off before that, its tokens are of the version
-that it began with, up to the moment when the server began to take another one; those heard later may be of either,
+that it began with, up to the moment when the server began to take another one; those reported later may be of either,
 and are dropped.
 """
 
@@ -29,10 +29,10 @@ class PartialGeneration:
         self.parts = 0
         self._base = 0  # tokens of former servers
         self._oldest = -1
-        self._doubted: int | None = None  # from this token on the version is known only where spans tell it
+        self._doubted: int | None = None  # from this token on the version is known only where spans say so
 
     def begin(self, version: int) -> Sampling:
-        """A server of `version` goes on; how it is to sample the rest."""
+        """A server of `version` continues; how it is to sample the rest."""
         self.break_off()
         self._base, self._oldest = len(self.token_ids), version
         seed = self.sampling.seed
@@ -83,7 +83,7 @@ class PartialGeneration:
 
     @property
     def complete(self) -> bool:
-        """Nothing is left to sample, although nobody said so before its stream broke."""
+        """Nothing is left to sample, although that was not reported before its stream broke."""
         return self.enough or len(self.token_ids) >= self.sampling.max_tokens
 
     @property

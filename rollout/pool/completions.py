@@ -59,7 +59,7 @@ def _counted(answered: AgentReply) -> dict[str, Any]:
 
 
 def _usage_event(frame: ReplyHeader, answered: AgentReply, kind: str) -> list[Event]:
-    """After the end, where the agent has asked for it."""
+    """After the end, where the agent has requested it."""
     target = (frame.body.get("stream_options") or {}).get("include_usage")
     return [("", {**_frame(frame, kind), **_counted(answered)})] if target else []
 

@@ -236,7 +236,7 @@ def texts(content: Any) -> str:
 
 
 def function(tool: dict[str, Any], parameters: str = "parameters") -> Tool:
-    """A tool as our templates are told it. `parameters`: how the dialect calls them."""
+    """A tool as our templates get it. `parameters`: how the dialect calls them."""
     retained = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     if tool.get(parameters) is not None:
         retained["parameters"] = tool[parameters]

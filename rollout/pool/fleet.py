@@ -16,4 +16,4 @@ class Fleet(Protocol):
     def fleet(self) -> FleetView: ...
 
     def rest(self, stay: int) -> None:
-        """All but `stay` until the next version; their requests go on at these."""
+        """All but `stay` until the next version; their requests continue at these."""

@@ -1,6 +1,6 @@
-"""One engine server of a pool: whoever started it, how it is, what it has to do.
+"""One engine server of a pool: no matter who started it, how it is, what it has to do.
 
-Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that somebody else runs), `ColocatedEngine` (one that
+Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that others run), `ColocatedEngine` (one that
 serves users
 too),
 `PoolMember` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests
@@ -37,17 +37,17 @@ class ServerHandle(Protocol):
     async def wait_serving(self) -> EngineClient: ...
 
     async def fetch(self, version: int) -> None:
-        """Have a version there before it is published; requests go on."""
+        """Have a version there before it is published; requests continue."""
 
     async def publish(self, weights: Path | str, version: int) -> PublishResult: ...
 
     def kill(self) -> None:
-        """It hangs: end it, so that whoever watches it starts it again."""
+        """It hangs: end it, so that its supervisor starts it again."""
 
 
 class Remote:
-    """A server at an address, started by somebody else, who restarts it. It pulls its weights (--weights), or reloads
-    the mirror that is kept for it here, in a folder that it sees too."""
+    """A server at an address, started and restarted by others. It pulls its weights (--weights), or reloads
+    the mirror that is kept for it here, in a directory that it sees too."""
 
     def __init__(self, url: str, *, slots: int = 64, mirror: AdapterWeights | None = None):
         self.slots: int = slots
@@ -70,7 +70,7 @@ class Remote:
         return await self._client.take(version)
 
     def kill(self) -> None:
-        """Nothing: it is not ours to end. It is asked again when it answers its health route."""
+        """Nothing: it is not ours to end. It is used again when it answers its health route."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -79,8 +79,8 @@ class Remote:
 
 
 class ColocatedEngine(Remote):
-    """An engine that serves users (rollout.engine.launch.lent), for ``Pool.join(..., colocated=True)``: its slots are
-    what
+    """An engine that serves users (rollout.engine.launch.colocated), for ``Pool.join(..., colocated=True)``: its slots
+    are what
     users leave room for."""
 
     def __init__(self, url: str, *, mirror: AdapterWeights | None = None):
@@ -176,7 +176,7 @@ class PoolMember:
         ]
 
     def give_up(self) -> None:
-        """Whoever waits for a token of it waits no longer, and goes elsewhere."""
+        """Requests that wait for its tokens go elsewhere."""
         self.state = "down"
         self._let_go(list(self.waits))
 

@@ -1,7 +1,7 @@
-"""What may be told of an answer that is not whole yet, and where a stop string ends it. Pure.
+"""What may be sent of an answer that is not whole yet, and where a stop string ends it. Pure.
 
 Owns: `Stops`, `SentText`. Does not own: reading answers (rollout.episode.renderer), events (rollout.pool.dialects).
-Guarantee: what was told of an answer is the beginning of what is told of it in the end, but for blanks at its start;
+Guarantee: what was sent of an answer is the beginning of what is sent in the end, but for blanks at its start;
 tokens after the one that completes a stop string are no part of the answer.
 """
 
@@ -50,7 +50,7 @@ class Stops:
 
 
 class SentText:
-    """How much of an answer's reasoning and text somebody was told."""
+    """How much of an answer's reasoning and text was sent."""
 
     def __init__(self, marks: Sequence[str] = ()):
         """`marks`: texts that may turn what comes with and after them into something else."""
@@ -58,11 +58,11 @@ class SentText:
         self._said: dict[str, str] = {}
 
     def more(self, kind: str, text: str) -> str:
-        """What may be told next, where `text` is all of this kind so far."""
+        """What may be sent next, where `text` is all of this kind so far."""
         return self.rest(kind, finalized(text, self._marks))
 
     def rest(self, kind: str, text: str) -> str:
-        """What is left to tell, where `text` is all of this kind."""
+        """What is left to send, where `text` is all of this kind."""
         said = self._said.get(kind)
         if said is None:
             new = text
@@ -76,7 +76,7 @@ class SentText:
 def finalized(text: str, marks: Sequence[str]) -> str:
     """The beginning of a text that stays as it is, whatever comes after it.
 
-    >>> settled("I look. <tool", ["<tool_call>"])
+    >>> finalized("I look. <tool", ["<tool_call>"])
     'I look.'
     """
     text = text.rstrip(UNFINISHED)

@@ -4,8 +4,8 @@ Owns: which request is where, failover, rolling adoption of weights, health. Doe
 (rollout.pool.slots), a server's process (rollout.engine.supervisor), weights.
 Guarantee: a request ends with an answer, its refusal as nonsense, or its cancellation; the death or the silence of a
 server costs time alone: what was streamed is kept, the rest is sampled elsewhere after prompt and kept tokens. Each
-token's span names the weights that sampled it; where that cannot be known the token is sampled again, and nobody has
-been told of it. While weights are taken by some servers the others go on.
+token's span names the weights that sampled it; where that cannot be known the token is sampled again, and no reader has
+got it. While weights are taken by some servers the others continue.
 
 ::
 
@@ -127,7 +127,8 @@ class EnginePool:
         )
 
     def rest(self, stay: int) -> None:
-        """Servers rest until the next version, all but the first `stay`. Their requests go on at these, from now on."""
+        """Servers rest until the next version, all but the first `stay`. Their requests continue at these, from now
+        on."""
         serving = [item for item in self.members.values() if item.state == "serving" and not item.colocated]
         for member in serving[stay:]:
             log.info("server %s rests until the next version; its %d requests go on", member.name, member.load)
@@ -143,7 +144,7 @@ class EnginePool:
         try:
             async with asyncio.timeout(self.rules.silence):
                 await (await member.server.wait_serving()).rest()
-        except (EngineFailed, TimeoutError) as error:  # whoever is started in its place has nothing to do either
+        except (EngineFailed, TimeoutError) as error:  # a server started in its place has nothing to do either
             log.warning("server %s is given no requests, but does not rest: %s", member.name, error)
 
     async def _wake(self, member: PoolMember) -> None:
@@ -166,7 +167,7 @@ class EnginePool:
         self.slots.decide_soon()
 
     async def _answers(self, member: PoolMember) -> tuple[EngineClient, int]:
-        """A client that answers, and the version that it serves. One whose death nobody has noticed yet does not."""
+        """A client that answers, and the version that it serves. One whose death was not noticed yet does not."""
         while True:
             client = await member.server.wait_serving()
             try:
@@ -175,7 +176,7 @@ class EnginePool:
                 await asyncio.sleep(TICK)
 
     def _down(self, member: PoolMember, why: str) -> None:
-        """It is lost or hangs: its requests go elsewhere, and it comes back when it serves again."""
+        """It is lost or hangs: its requests go elsewhere, and it returns when it serves again."""
         if member.state in ("starting", "draining") or self.members.get(member.name) is not member:
             return
         log.warning("server %s of the pool: %s; its %d requests go on elsewhere", member.name, why, member.load)
@@ -190,7 +191,7 @@ class EnginePool:
     async def _come_back(self, member: PoolMember) -> None:
         try:
             await self._revive(member)
-        except EngineFailed as error:  # it is down for good; the others go on, and whoever asks is told
+        except EngineFailed as error:  # it is down for good; the others continue, and callers get the error
             log.error("server %s of the pool does not come back: %s", member.name, error)
             member.state = "down"
             self._wake_all()  # the others, who may be all that is left
@@ -209,7 +210,7 @@ class EnginePool:
             await asyncio.sleep(TICK)
             now = time.monotonic()
             if self.slots.waiting and any(member.colocated for member in self.members.values()):
-                self.slots.decide_soon()  # nobody says when users leave more room
+                self.slots.decide_soon()  # there is no event when users leave more room
             for member in list(self.members.values()):
                 if member.state not in ("serving", "updating", "resting"):
                     continue
@@ -250,8 +251,9 @@ class EnginePool:
     ) -> AsyncGenerator[Delta, None]:
         """Like an engine's. Spans come with the last delta, and cover all servers. Closing it ends the request.
 
-        Tokens that may have to be sampled again are told when it is certain that they need not.
-        `enough` is asked after each piece, and ends the answer: the engine is told, and tells which weights sampled it.
+        Tokens that may have to be sampled again are sent when it is certain that they need not.
+        `enough` is called after each piece, and ends the answer: the engine stops, and reports which weights sampled
+        it.
         """
         answer, reported = PartialGeneration(sampling), 0
         async with aclosing(self._grow(prompt_ids, answer, request_id, priority, enough)) as grown:
@@ -346,7 +348,7 @@ class EnginePool:
                 await self._waited(member, member.client.abort([name]))
 
     async def _waited(self, member: PoolMember, reported: Awaitable[T]) -> T:
-        """What a server tells. TimeoutError: it was given up."""
+        """A server's answer. TimeoutError: it was given up."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -364,9 +366,9 @@ class EnginePool:
     # ----------------------------------------------------------------- weights
 
     async def publish(self, directory: Path | str, version: int) -> PublishResult:
-        """Have every server take the version, some at a time. Those that are down take it when they come back.
+        """Have every server take the version, some at a time. Those that are down take it when they return.
 
-        `directory`: where versions are published, a folder or an URL.
+        `directory`: where versions are published, a directory or an URL.
         """
         self._target, began, paused = (directory, version), time.monotonic(), 0.0
         waking = self._wake_all()
@@ -381,13 +383,13 @@ class EnginePool:
             if not running:
                 if any(member.version == version for member in self.members.values()):
                     break
-                await self.slots.change()  # none serves: the first that comes back takes it
+                await self.slots.change()  # none serves: the first that returns takes it
                 continue
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 del running[task]
                 paused = max(paused, task.result())
-        if waking:  # who has died meanwhile comes back later
+        if waking:  # servers that died since return later
             await asyncio.wait(waking, timeout=self.rules.silence)
         return PublishResult(version=version, seconds=time.monotonic() - began, paused_s=paused)
 
@@ -407,7 +409,7 @@ class EnginePool:
             log.warning("server %s has not fetched version %d: %s", member.name, version, error)
 
     async def _update(self, member: PoolMember, directory: Path | str, version: int) -> float:
-        """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
+        """One server takes the version; its requests pause and continue. Seconds of the pause."""
         member.state, member.updating_since = "updating", time.monotonic()
         member.updates += 1
         try:

@@ -4,7 +4,7 @@ Owns: sessions (one agent's work), their samples, the match between an agent's h
 own: HTTP (rollout.pool.endpoints), engines, rewards.
 Guarantee (I8): a sample holds the very tokens that the engine was given and gave, each with its mask, log-probability
 and version. A request whose history is not what was recorded begins a new sample, and is counted. What was sampled is
-trained as it was sampled; only as context of a later sample may it be written anew, by the template, as mask 0.
+trained as it was sampled; only as context of a later sample may it be written again, by the template, as mask 0.
 
 ::
 
@@ -101,8 +101,8 @@ class SampleHead:
     tools: list[Tool]
     prompt: int = 0  # tokens before the last answer
     requested: str | None = None  # of a line of text: what the last answer was given to
-    reported: str = ""  # and what it said, as far as the agent was told
-    hidden: str = ""  # the rest: its end is a token without text, and a stop string is not told
+    reported: str = ""  # and what it said, as far as it was sent to the agent
+    hidden: str = ""  # the rest: its end is a token without text, and a stop string is not sent
 
 
 @dataclass
@@ -120,7 +120,7 @@ class PromptTokens:
 
 @dataclass(kw_only=True)
 class AgentReply:
-    """What an agent is told. `finish`: stop, length, tool_calls, or stop_string."""
+    """The answer to an agent. `finish`: stop, length, tool_calls, or stop_string."""
 
     message: Message
     finish: str
@@ -192,7 +192,7 @@ class SampleRecorder:
         request_id: str = "",
         listener: DeltaListener | None = None,
     ) -> AgentReply:
-        """The same for an agent that lays its conversation out by itself: text, or tokens, to go on with."""
+        """The same for an agent that lays its conversation out by itself: text, or tokens, to continue."""
         session, stops = self.session(name), Stops(stop, self.renderer.decode)
 
         def read(ids: list[int]) -> dict[str, str]:
@@ -218,7 +218,7 @@ class SampleRecorder:
         reported: SentText,
         listener: DeltaListener | None,
     ) -> Generation:
-        """What the engine samples; a listener is told of it what will stay."""
+        """What the engine samples; a listener gets the part that will stay."""
         capacity = self.length - len(requested.ids)
         if capacity < 1:
             raise Invalid(f"the conversation has {len(requested.ids)} tokens, the engine takes {self.length}")
@@ -290,8 +290,8 @@ class SampleRecorder:
         return PromptTokens(ids, [], [], sampling, None, how, text)
 
     def _after(self, tokens: list[int], hidden: str, rest: str) -> list[int]:
-        """`tokens` and then `rest`. What ends `tokens` and the agent was not told, it has to write by itself; if it
-        does not, that goes, and all before it stays as it was sampled."""
+        """`tokens` and then `rest`. What ends `tokens` and was not sent to the agent, the agent has to write by itself;
+        if it does not, that goes, and all before it stays as it was sampled."""
         if rest.startswith(hidden):
             return tokens + self.renderer.encode(rest[len(hidden) :])
         retained, gone = len(tokens), ""
@@ -336,7 +336,7 @@ async def _report_rest(listener: DeltaListener | None, reported: SentText, compl
 def mark(message: Message) -> bytes:
     """What makes two messages the same: who, the text but for its edges, the calls by their values.
 
-    Agents leave out reasoning, rename calls, write JSON anew; none of this is another history.
+    Agents leave out reasoning, rename calls, rewrite JSON; none of this is another history.
     """
     content = message.get("content") or ""
     if isinstance(content, list):

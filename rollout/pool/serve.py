@@ -1,6 +1,6 @@
-"""One model folder as an address that agents can ask: engine servers, a pool over them, the doors in front.
+"""One model directory as an address that agents can ask: engine servers, a pool over them, the doors in front.
 
-Owns: which folder that is, the order of starting and ending. Does not own: each of the parts.
+Owns: which directory that is, the order of starting and ending. Does not own: each of the parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sandbox.errors import NotFound
 async def serving(
     model: Path, launch: Launch, home: Path, *, engines: int = 1, length: int = 1024, port: int = 0
 ) -> AsyncIterator[Endpoints]:
-    """`home` is a scratch folder; logs of the engines are there."""
+    """`home` is a scratch directory; logs of the engines are there."""
     directory, version = await asyncio.to_thread(of_model, model, home)
     renderer = await asyncio.to_thread(ChatRenderer.load, directory)
     async with started([launch] * engines, directory, version, run=home) as pool:
@@ -38,7 +38,7 @@ async def serving(
 
 
 def of_model(model: Path, home: Path, version: int | None = None) -> tuple[Path, int]:
-    """A model folder itself, as version 0; of a run, a version (None: the newest), put together in `home`."""
+    """A model directory itself, as version 0; of a run, a version (None: the newest), put together in `home`."""
     if is_store(model / "weights"):
         return home / "model", export(model, home / "model", version)
     if not (model / "config.json").exists():

@@ -28,7 +28,7 @@ async def started(
     note: Note | None = None,
 ) -> AsyncIterator[EnginePool]:
     """A server for each of `launches`, of the sealed weights in `directory`, as one. They outlive this process if it is
-    killed, and the next one adopts them: each is written down in a folder of its own below ``run/engines``."""
+    killed, and the next one adopts them: each is written down in a directory of its own below ``run/engines``."""
     servers = {}
     for number, launch in enumerate(launches):
         name = f"engine-{number}"

@@ -1,4 +1,5 @@
-"""Rewards: functions that score the final state of an episode, beside the rollout, in a fork of that state."""
+"""Rewards: functions that score the final state of an episode, concurrently with the rollout, in a fork of that
+state."""
 
 from rollout.rewards.messages import Final, Score, ScoredTurn, Scoring
 from rollout.rewards.registry import reward

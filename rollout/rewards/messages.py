@@ -22,7 +22,7 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
 
     function: str = ""  # module:name
     code: str = ""  # the file or package that defines it, where it is no installed module
-    url: str = ""  # or where it is asked by HTTP
+    url: str = ""  # or where it is called by HTTP
     options: dict[str, Any] = {}
     forks: bool = True  # it looks into a sandbox
     low: float = 0.0  # rewards lie between these two; any other is a failure of the scorer
@@ -42,7 +42,7 @@ class ScoredTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """What a function says. `turns` are rewards of single turns, beside `reward`, which is of the end."""
+    """What a function says. `turns` are rewards of single turns, in addition to `reward`, which is of the end."""
 
     reward: float
     turns: list[float] = []
@@ -53,7 +53,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.reward + sum(self.turns)
 
     def wrong(self, scoring: Scoring, turns: int) -> str:
-        """Why nobody can have meant this; nothing if it may be so."""
+        """Why this cannot be meant; nothing if it may be so."""
         if len(self.turns) > turns:
             return f"it rewards {len(self.turns)} turns of {turns}"
         for value in (self.reward, *self.turns):
@@ -102,7 +102,7 @@ class Final:
 
     @property
     def state(self) -> Any:
-        """Attributes of the environment at the end, as its `snapshot` tells them."""
+        """Attributes of the environment at the end, as its `snapshot` returns them."""
         return self.request.state
 
     @property

@@ -1,6 +1,6 @@
 """Score old trajectories again: nothing is played.
 
-Owns: which of them still can be, old beside new. Does not own: the store, forks, functions.
+Owns: which of them still can be, old next to new. Does not own: the store, forks, functions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores by what was scored: the same function, options, code and final state are scored once.
 
-Owns: `scores.sqlite` of a rollout's folder. Does not own: the key (service).
+Owns: `scores.sqlite` of a rollout's directory. Does not own: the key (service).
 """
 
 from __future__ import annotations

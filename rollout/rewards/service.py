@@ -39,7 +39,7 @@ from sandbox.errors import PagurusError
 
 log = logging.getLogger("pagurus.rollout")
 
-PAUSE = 0.5  # seconds before a host that refused is asked again
+PAUSE = 0.5  # seconds before a host that refused is tried again
 
 
 class Forks(Protocol):
@@ -104,7 +104,7 @@ class RewardService:
                 return score, took
             except (ScorerFailed, TooSlow) as error:
                 why = error
-            except PagurusError as error:  # the host's: it is asked again, and then its own failure
+            except PagurusError as error:  # the host's: it is tried again, and then its own failure
                 if attempt + 1 == anchor.TRIES:
                     raise
                 why = error

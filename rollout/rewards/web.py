@@ -1,4 +1,4 @@
-"""A reward function at an address: asked by POST, as function platforms such as Knative serve them.
+"""A reward function at an address: called by POST, as function platforms such as Knative serve them.
 
 Owns: the request and what of an answer is believed. Does not own: tries, limits. See docs/rewards.md for the contract.
 """
@@ -25,7 +25,7 @@ class _Answer(Score, frozen=True, kw_only=True):
 def at(
     url: str, *, forks: bool = False, low: float = 0.0, high: float = 1.0, longest: float = 30.0, **options: Any
 ) -> Scoring:
-    """The function that answers at `url`. With `forks` it is told which sandbox is the fork, and has to reach the
+    """The function that answers at `url`. With `forks` it learns which sandbox is the fork, and has to reach the
     daemon by itself."""
     return Scoring(url=url, forks=forks, low=low, high=high, longest=longest, options=options)
 

@@ -71,7 +71,7 @@ class PoolConnection:
 
 
 async def serve(link: PoolConnection) -> None:
-    """Score what is asked until the pool is gone."""
+    """Score what is requested until the pool is gone."""
     await wire.write(link.writer, RewardMessage(ready=True))
     while True:
         try:
@@ -90,7 +90,7 @@ async def score(link: PoolConnection, request: ScoringRequest) -> RewardMessage:
         return RewardMessage(id=request.id, score=await function.run(final))
     except TooSlow as error:
         return RewardMessage(id=request.id, slow=True, error=str(error))
-    except Exception as error:  # noqa: BLE001 - a user's function: whatever it raises is told
+    except Exception as error:  # noqa: BLE001 - a user's function: whatever it raises is reported
         return RewardMessage(id=request.id, error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 

@@ -1,1 +1,1 @@
-"""The rollout as a process of its own: what it is told, what a trainer may ask of it, the socket between them."""
+"""The rollout as a process of its own: its input, what a trainer may request of it, the socket between them."""

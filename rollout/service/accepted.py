@@ -1,4 +1,5 @@
-"""The version that a run's engines are to serve, as the trainer published it last. On disk, in the rollout's folder."""
+"""The version that a run's engines are to serve, as the trainer published it last. On disk, in the rollout's
+directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`RolloutClient`: a rollout as the trainer sees it, in this process's words, wherever it runs.
 
-Owns: the calls, and the patience while a rollout is started again. Does not own: who starts it (coordinator).
+Owns: the calls, and the waiting while a rollout is started again. Does not own: who starts it (coordinator).
 Guarantee: each call is carried out once, however often its connection broke; a batch arrives with the samples that the
 store has. A trainer that was replaced gets `Conflict` from every call.
 """
@@ -41,7 +41,7 @@ class RolloutClient(Transport):
         directory: int | None = None,
     ):
         super().__init__(address, token=token, ca=ca, timeout=timeout)
-        self._met = True  # it is started beside us: the first call waits for it like any other
+        self._met = True  # it is started together with us: the first call waits for it like any other
         self._directory = directory
         self._reported: Path | None = None  # a file that says where it is
         self._fence: Fence | None = None
@@ -50,7 +50,8 @@ class RolloutClient(Transport):
 
     @classmethod
     def of(cls, run: Path, **options: float) -> RolloutClient:
-        """The rollout of a run folder on this host. A Unix socket's name may have 107 bytes; a run folder's more."""
+        """The rollout of a run directory on this host. A Unix socket's name may have 107 bytes; a run directory's
+        more."""
         roles = run / "roles"
         roles.mkdir(exist_ok=True)
         directory = os.open(roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -58,7 +59,7 @@ class RolloutClient(Transport):
 
     @classmethod
     def elsewhere(cls, run: Path) -> RolloutClient:
-        """The rollout of a run folder on whichever machine it is. Each call goes to where it is by then."""
+        """The rollout of a run directory on whichever machine it is. Each call goes to where it is by then."""
         made = cls("https://rollout", ca=tls.calling(tls.directory_of(run)))
         made._reported = run / "roles" / wire.ADDRESS
         return made

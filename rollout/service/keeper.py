@@ -6,7 +6,7 @@ Owns: what the rollout may ask of it, where it is written down. Does not own: th
 (rollout.engine.supervisor), on which machine it is (coordinator.jobs.parts), how the rollout uses it
 (rollout.service.placed).
 Guarantee: keeper and server talk to who has the run's key alone. Of the keepers of one server one works, by a lock in
-the run folder; a server that a killed keeper left is adopted by the next one on that machine.
+the run directory; a server that a killed keeper left is adopted by the next one on that machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sandbox import durable, structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from sandbox.termination import termination_signals
 
-LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's folder
+LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's directory
 ROLE = "keeper"
 POLL_INTERVAL = 0.5  # seconds between two looks for the run's first version
 OWNED = 75  # exit status: try again later
@@ -69,7 +69,7 @@ class Keeper:
 
 
 async def keep(run: Path, number: int, launch: Launch, address: str) -> None:
-    """Until a signal asks it to end; raises what it cannot go on without. `address`: of this machine, for others."""
+    """Runs until a signal ends it; raises what stops it before that. `address`: of this machine, for others."""
     this = asyncio.current_task()
     assert this is not None
     for item in termination_signals():
@@ -105,9 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
         directory = directory_of(options.run, options.number)
         directory.mkdir(parents=True, exist_ok=True)
         with own(directory, LOCK):
-            launch = launch_of(plan, gpu=bool(gpus.visible()))  # whoever has placed it here has chosen which
+            launch = launch_of(plan, gpu=bool(gpus.visible()))  # the placement has chosen which
             asyncio.run(keep(options.run.resolve(), options.number, launch, options.at))
-    except asyncio.CancelledError:  # its supervisor knows whether it asked for that
+    except asyncio.CancelledError:  # its supervisor knows whether it requested that
         return OWNED
     except Conflict as error:
         print(error, file=sys.stderr)

@@ -1,8 +1,8 @@
 """The turns of a run that shares its machines: its rollout and its trainer ask before they work there.
 
 Owns: asking, saying that the run lives, noting when it waited. Does not own: whose turn it is (coordinator.phases).
-Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies meanwhile; a phase that
-goes on notices nothing of that.
+Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies; a phase that
+runs notices nothing of that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sandbox.sdk.transport import Transport
 
 WAIT = 5.0  # seconds of one call
 ROLES: dict[PhaseKind, str] = {"rollout": "rollout", "train": "trainer"}  # who asks
-BEAT = 5.0  # seconds between two words that a phase goes on
+BEAT = 5.0  # seconds between two messages that a phase continues
 log = logging.getLogger("pagurus.rollout.phases")
 
 
@@ -41,7 +41,7 @@ class PhaseClient(Transport):
         self.waits = ""  # for what, as long as it waits
 
     async def begin(self, kind: PhaseKind, number: int) -> None:
-        """Returns at once when a later phase was asked for since: then nothing is left to do in this one."""
+        """Returns at once when a later phase was requested since: then nothing is left to do in this one."""
         await self._still()
         request = PhaseRequest(job=self._job, kind=kind, number=number, shape=self._shape, wait=WAIT)
         self.waits = "the coordinator"
@@ -67,13 +67,13 @@ class PhaseClient(Transport):
         return await self.call("POST", "/v1/phases", PhaseAnswer, request, keyed=True)
 
     async def _go_on(self, request: PhaseRequest) -> None:
-        """Says so until the run's next phase is asked for."""
+        """Says so until the run's next phase is requested."""
         while True:
             await asyncio.sleep(BEAT)
             try:
                 if (await self._request(request)).state == "past":
                     return
-            except PagurusError as error:  # of a coordinator that is being replaced by another: the phase goes on
+            except PagurusError as error:  # of a coordinator that is being replaced by another: the phase continues
                 log.warning("the coordinator was not told that a phase goes on: %s", error)
 
     async def _still(self) -> None:

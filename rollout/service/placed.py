@@ -1,8 +1,8 @@
 """An engine server of a run on a machine of its own, as the rollout's pool sees it: a process there keeps it.
 
-Owns: where that process is found, what is asked of it. Does not own: what it does (rollout.service.keeper), requests
+Owns: where that process is found, requests to it. Does not own: what it does (rollout.service.keeper), requests
 (rollout.pool).
-Guarantee: the server is found wherever it is started next. Whoever does not hold the run's key is not believed.
+Guarantee: the server is found wherever it is started next. A peer without the run's key is not believed.
 
 ::
 
@@ -26,7 +26,7 @@ from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeou
 from sandbox.sdk.transport import Transport
 
 T = TypeVar("T")
-ADDRESS = "keeper.at"  # in the server's folder: the URL of its keeper
+ADDRESS = "keeper.at"  # in the server's directory: the URL of its keeper
 AGAIN = 0.5  # seconds between two looks for a keeper
 log = logging.getLogger("pagurus.rollout.placed")
 
@@ -85,7 +85,7 @@ class PlacedServer:
                 await item.close()
 
     async def _request(self, body: msgspec.Struct, answer: type[T]) -> T:
-        """EngineFailed where nobody answers, or not the keeper."""
+        """EngineFailed where nothing answers, or not the keeper."""
         try:
             keeper = await self._reached()
             return await keeper.call("POST", f"/{wire.method(type(body))}", answer, body)

@@ -16,9 +16,9 @@ from rollout.engine.client import Sampling
 from rollout.messages import Trajectory
 from rollout.store.samples import Fence
 
-SOCKET = "rollout.sock"  # in the folder of roles
-TOKEN = "rollout.token"  # beside it, where TCP is served
-ADDRESS = "rollout.at"  # beside it, where roles on other machines ask: its URL
+SOCKET = "rollout.sock"  # in the directory of roles
+TOKEN = "rollout.token"  # next to it, where TCP is served
+ADDRESS = "rollout.at"  # next to it, where roles on other machines connect: its URL
 
 
 def method(request: type[Any]) -> str:
@@ -73,7 +73,7 @@ class Ack(msgspec.Struct, kw_only=True):
 
 
 class Evaluate(msgspec.Struct, kw_only=True):
-    """Play these episodes, which no store knows. `last`: no batch will be asked for any more. Answer:
+    """Play these episodes, which no store knows. `last`: no further batch will be requested. Answer:
     `EvaluationResult`."""
 
     fence: Fence
@@ -101,7 +101,7 @@ class Serving(msgspec.Struct, kw_only=True):
 
 
 class Fetch(msgspec.Struct, kw_only=True):
-    """Have a version on that machine before it is served; requests go on. Answer: `Done`."""
+    """Have a version on that machine before it is served; requests continue. Answer: `Done`."""
 
     version: int
 

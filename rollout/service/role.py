@@ -57,7 +57,7 @@ SEEDS = 1_000_000  # of a run's seed
 TRAINER = "trainer"  # owner of fences
 ROLLOUT = "rollout"
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
-PREPARED = ".prepared"  # beside the runs, which share it
+PREPARED = ".prepared"  # next to the runs, which share it
 HOST_AGAIN = 0.2  # seconds between two looks
 PHASES = ("seconds", "bytes", "fetch_s", "write_s", "check_s", "paused_s")
 
@@ -103,11 +103,11 @@ class RolloutRole:
         self.store.close()
 
     async def ended(self) -> None:
-        """Raises when this process cannot go on. Never returns."""
+        """Raises when this process cannot continue. Never returns."""
         assert self._work is not None
         await asyncio.shield(self._work)
 
-    # ----------------------------------------------------------------- asked by the trainer
+    # ----------------------------------------------------------------- requests of the trainer
 
     async def open_trainer(self, request: wire.OpenTrainer) -> Fence:
         fence = await asyncio.to_thread(self.store.acquire, TRAINER)
@@ -172,7 +172,7 @@ class RolloutRole:
         controller = await self._serving(request.fence)
         await controller.stop()
         counts = await self.counts()
-        await self.host.sweep()  # what was being created when the rollouts were told to stop
+        await self.host.sweep()  # what was being created when the rollouts were stopped
         if self.phases is not None:
             await self.phases.leave()
         return counts
@@ -185,7 +185,7 @@ class RolloutRole:
         counts = wire.RolloutCounters(
             born=self.born, verdicts=dict(self._verdicts), first_turn=self._first_turn, version=self._version
         )
-        with contextlib.suppress(PagurusError):  # the host is being replaced: nobody needs its figures
+        with contextlib.suppress(PagurusError):  # the host is being replaced: its figures are not needed
             now = await self.host.statistics()
             counts.in_flight, counts.queued = now.in_flight, now.queued
         if self.controller is not None:
@@ -204,7 +204,7 @@ class RolloutRole:
         return -1 if self._served is None else self._served.version
 
     async def _adopt(self) -> None:
-        """Consumes versions that were accepted. Produces engines that serve the newest, and tells the controller."""
+        """Consumes versions that were accepted. Produces engines that serve the newest, and notifies the controller."""
         try:
             await self._changed_to(lambda: self._ref is not None)
             assert self._ref is not None
@@ -242,7 +242,8 @@ class RolloutRole:
 
     @contextlib.asynccontextmanager
     async def _playing(self, engines: Engines, ref: wire.PublishedVersion) -> AsyncIterator[RolloutController]:
-        """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
+        """The controller, continuing where the one before it stopped; sandboxes that no trajectory continues are
+        removed."""
         self._reached("engine")
         renderer = await asyncio.to_thread(_renderer, self.run / "policy", self.plan.template)
         controller = self._controller(engines, ref, renderer)
@@ -251,7 +252,7 @@ class RolloutRole:
             existing = controller.existing_sandboxes()
             left = await self.host.left(keep=existing)  # before there are new ones
             left += sorted(set(await self.host.retained()) - existing)
-            if self.store.issued():  # it has learned before: nobody needs to ask for a batch first
+            if self.store.issued():  # it has learned before: no request for a batch is needed first
                 await controller.start()
             self.controller = controller
             self._reached(stages.READY)
@@ -264,7 +265,7 @@ class RolloutRole:
             await asyncio.shield(controller.stop(leave=True))
 
     async def _sweep(self, left: list[str]) -> None:
-        """Beside the trajectories that go on: they need not wait for it."""
+        """Concurrently with the trajectories that continue: they need not wait for it."""
         try:
             await self.host.remove(left)
             await self.host.collect_prepared()
@@ -302,7 +303,7 @@ class RolloutRole:
             )
 
     async def _images(self) -> list[str]:
-        """A run that has begun waits for a host that is being replaced; a new one is told at once."""
+        """A run that has begun waits for a host that is being replaced; a new one gets the error at once."""
         deadline = time.monotonic() + self.plan.host_timeout
         while True:
             try:

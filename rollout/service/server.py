@@ -1,8 +1,8 @@
-"""The rollout's door: HTTP over a Unix socket of the run folder, and over TCP where other hosts ask.
+"""The rollout's door: HTTP over a Unix socket of the run directory, and over TCP where other hosts ask.
 
-Owns: sockets, routes, who may ask, errors on the wire. Does not own: what is asked (role).
-Guarantee: the Unix socket is this user's alone. TCP asks for the key of the run folder (rollout.engine.tls), or for its
-token, and is refused without TLS unless it is the loopback.
+Owns: sockets, routes, callers, errors on the wire. Does not own: the requests (role).
+Guarantee: the Unix socket is this user's alone. TCP asks for the key of the run directory (rollout.engine.tls), or for
+its token, and is refused without TLS unless it is the loopback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RolloutHandler(Protocol):
-    """What can be asked. A method per struct of the protocol."""
+    """The possible requests. A method per struct of the protocol."""
 
     async def open_trainer(self, request: wire.OpenTrainer) -> Fence: ...
     async def publish(self, request: wire.Publish) -> wire.Done: ...
@@ -44,7 +44,7 @@ class RolloutHandler(Protocol):
 
 
 class EngineHandler(Protocol):
-    """What can be asked of who keeps an engine. A method per struct."""
+    """The possible requests to an engine's keeper. A method per struct."""
 
     async def serving(self, request: wire.Serving) -> wire.ServedAddress: ...
     async def fetch(self, request: wire.Fetch) -> wire.Done: ...
@@ -70,8 +70,8 @@ ENGINE_REQUESTS: Requests = (wire.Serving, wire.Fetch, wire.ServeVersion, wire.R
 
 
 class RolloutServer:
-    """``async with RolloutServer(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other
-    hosts."""
+    """``async with RolloutServer(handler, roles) as server: ...``; ``await server.listen("0.0.0.0:8710", context)`` for
+    other hosts."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class RolloutServer:
         socket: str = wire.SOCKET,
         requests: Requests = REQUESTS,
     ):
-        """`socket`: its name in the folder of roles. `requests`: what can be asked, by the names of the structs."""
+        """`socket`: its name in the directory of roles. `requests`: the possible requests, by the names of the
+        structs."""
         self.handler, self.roles, self._socket = handler, roles, socket
         self._token = ""
         application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guarded])
@@ -154,7 +155,7 @@ def _answer(body: msgspec.Struct) -> web.Response:
 
 
 def _token(path: Path) -> str:
-    """The token of a run folder: made once, readable by its owner alone."""
+    """The token of a run directory: made once, readable by its owner alone."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))

@@ -25,12 +25,12 @@ class DiskThread:
         return await asyncio.get_running_loop().run_in_executor(self._pool, act, *arguments)
 
     def close(self) -> None:
-        """After what was asked for."""
+        """After what was queued."""
         self._pool.shutdown()
 
 
 class JournalThread:
-    """A journal as episodes write it: an entry that was begun is written, whoever stops waiting for it."""
+    """A journal as episodes write it: an entry that was begun is written, even if its caller stops waiting for it."""
 
     def __init__(self, journal: TurnJournal, disk: DiskThread):
         self._journal, self._disk = journal, disk

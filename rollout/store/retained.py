@@ -28,7 +28,7 @@ create table if not exists kept (
 
 
 class Visit(msgspec.Struct, kw_only=True):
-    """The state before an answer: all that is needed to go on from there. Turn n of n turns is the end."""
+    """The state before an answer: all that is needed to continue from there. Turn n of n turns is the end."""
 
     turn: int
     at: int  # tokens of the trajectory before the answer
@@ -89,7 +89,7 @@ class RetainedLedger:
                 hint="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
             )
         visits = msgspec.msgpack.decode(zstandard.decompress(result[0]), type=list[Visit])
-        if not visits:  # only its end is kept, to be scored anew
+        if not visits:  # only its end is kept, to be scored again
             text = f"only the end of {prompt}/{member} is kept: it executed nothing, or there is no `snapshot`"
             raise NotFound(text, hint="write `snapshot` and `load` of its environment")
         return visits

@@ -150,7 +150,7 @@ class SampleStore:
         return len(rows)
 
     def issued(self) -> int:
-        """How many prompts were ever issued: where to go on in a sequence of seeds."""
+        """How many prompts were ever issued: where to continue in a sequence of seeds."""
         return int(self._read("select count(*) from prompts")[0][0])
 
     def issued_of(self, parts: int) -> list[int]:
@@ -185,7 +185,7 @@ class SampleStore:
 
     def defer(self, prompt: str, fence: Fence, *, keep: bool = False) -> None:
         """Put off a prompt that is on its way: it waits among others that were put off. Its samples are forgotten,
-        unless it will go on (`keep`)."""
+        unless it will continue (`keep`)."""
         with self._write(fence) as db:
             _move(db, [prompt], "queued")
             if not keep:

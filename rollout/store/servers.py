@@ -1,7 +1,7 @@
 """What each engine server of a rollout did: its state, the requests that it had, each change of either.
 
 Owns: ``servers-N.jsonl.zst``, one for each rollout process that served. Does not own: servers (rollout.pool).
-Guarantee: a disk that takes no more lines fails nobody: the file ends there.
+Guarantee: a disk that takes no more lines causes no failure: the file ends there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout.store import lines
 from sandbox.errors import Invalid
 
 PATTERN = "servers-*.jsonl.zst"
-LEFT = "left"  # the state of servers once the process that asked them is gone
+LEFT = "left"  # the state of servers once the process that used them is gone
 
 
 class Doing(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,8 @@
 """How far each process of a run came after it was started, with times: what a restart waited for.
 
-Owns: `stages.jsonl` in the run's folder of roles, to which all its processes append. Does not own: who restarts whom
+Owns: `stages.jsonl` in the run's directory of roles, to which all its processes append. Does not own: who restarts whom
 (coordinator.local, rollout.engine.supervisor).
-Guarantee: lines of several processes do not mix. A line that a full disk has no room for is missing; nobody fails.
+Guarantee: lines of several processes do not mix. A line that a full disk has no room for is missing; nothing fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RoleStage(msgspec.Struct, frozen=True):
 def note(roles: Path, role: str, stage: str, pid: int | None = None) -> None:
     """Append a line. `pid`: None is this process."""
     line = msgspec.json.encode(RoleStage(time.time(), role, os.getpid() if pid is None else pid, stage)) + b"\n"
-    with contextlib.suppress(OSError):  # a full disk: whoever notes it goes on, and says so where it matters
+    with contextlib.suppress(OSError):  # a full disk: its writer continues, and says so where it matters
         roles.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(roles / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) as versions: small matrices beside the weights of a base model, which never changes.
+"""Adapters (LoRA) as versions: small matrices next to the weights of a base model, which never changes.
 
 Owns: the names and files of an adapter as `peft` and vLLM read them, where its base model is, the sum of both.
 Does not own: training one (trainer.models), computing with one (rollout.engine).
@@ -44,7 +44,7 @@ def is_adapter(names: Iterable[str]) -> bool:
 
 
 def names_of(module: str) -> tuple[str, str]:
-    """How the two matrices beside this module are called in an adapter's file."""
+    """How the two matrices of this module are called in an adapter's file."""
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
@@ -54,7 +54,7 @@ def module_of(name: str) -> str:
 
 
 def config_of(directory: Path) -> AdapterConfig | None:
-    """Of a folder that holds an adapter; None: it holds a model."""
+    """Of a directory that holds an adapter; None: it holds a model."""
     try:
         raw = (directory / CONFIG).read_bytes()
     except FileNotFoundError:
@@ -66,7 +66,8 @@ def config_of(directory: Path) -> AdapterConfig | None:
 
 
 def base_of(directory: Path, given: Path | None = None) -> Path | None:
-    """The base model of the adapter in a folder (`given`, where it lies elsewhere on this host); None: no adapter."""
+    """The base model of the adapter in a directory (`given`, where it lies elsewhere on this host); None: no
+    adapter."""
     config = config_of(directory)
     if config is None:
         return None
@@ -80,7 +81,7 @@ def base_of(directory: Path, given: Path | None = None) -> Path | None:
 
 
 def merge(adapter: Path, directory: Path, *, base: Path | None = None) -> None:
-    """Write the model that an adapter and its base are together, into a new folder; in the dtype of the base."""
+    """Write the model that an adapter and its base are together, into a new directory; in the dtype of the base."""
     from safetensors.torch import load_file, save_file  # torch takes seconds to import
 
     config, base = config_of(adapter), base_of(adapter, base)

@@ -4,7 +4,7 @@ Owns: the two encodings. Does not own: what is compared with what, where the byt
 Guarantee: `decode` gives exactly the words that were encoded, or raises; a change names a position and the new value,
 never a difference, so that writing it twice is writing it once. Bytes of a stranger cost bounded memory.
 
-Positions are written as gaps (16-bit words; 65535 stands for "so many more, and go on"), values as two planes, high
+Positions are written as gaps (16-bit words; 65535 stands for "so many more, and continue"), values as two planes, high
 bytes and low bytes, each compressed by zstd: the high bytes (sign, exponent) of weights hardly differ.
 """
 

@@ -1,4 +1,4 @@
-"""A published version as a model folder of its own.
+"""A published version as a model directory of its own.
 
 Owns: where the mirror is made, and that nothing of it is left but the model. Does not own: pulling.
 """
@@ -20,7 +20,7 @@ READER = "export"
 
 
 def store_of(run: Path) -> VersionStore:
-    """The versions of a run folder, or those in a folder itself."""
+    """The versions of a run directory, or those in a directory itself."""
     for directory in (run / "weights", run):
         if is_store(directory):
             return VersionStore(directory)
@@ -43,7 +43,7 @@ def put_together(store: VersionStore, directory: Path, version: int | None = Non
 
 
 def export(run: Path, directory: Path, version: int | None = None) -> int:
-    """A version of a run's weights as a Hugging Face folder; which one it is. An adapter is added to its base model.
+    """A version of a run's weights as a Hugging Face directory; which one it is. An adapter is added to its base model.
 
     Raises NotFound, Conflict."""
     store = store_of(run)

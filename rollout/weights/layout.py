@@ -27,7 +27,7 @@ COLUMNS = ("o_proj", "down_proj")
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """A tensor as a Hugging Face folder names it. `dtype` as safetensors spells it."""
+    """A tensor as a Hugging Face directory names it. `dtype` as safetensors spells it."""
 
     name: str
     dtype: str

@@ -1,7 +1,7 @@
-"""`Mirror`: a Hugging Face folder of weights on the engine's host, brought from version to version in place.
+"""`Mirror`: a Hugging Face directory of weights on the engine's host, brought from version to version in place.
 
-Owns: `model.safetensors` (of an adapter `adapter_model.safetensors`), the files beside it, `mirror.json`. Does not own:
-fetching, the engine.
+Owns: `model.safetensors` (of an adapter `adapter_model.safetensors`), the files next to it, `mirror.json`. Does not
+own: fetching, the engine.
 Guarantee: `version` is set only while every piece has the digest that its manifest names. Killed at any instant, the
 mirror either has its version or says that it has none and what it was about to become: changes name values, not
 differences, so the same steps can be written again. Only this engine rank's part of each tensor is held.
@@ -65,7 +65,7 @@ class Mirror:
         return self.state.version
 
     def begin(self, layout: Layout, since: str | None, towards: str) -> None:
-        """From here until `finish` the mirror has no version. Makes the file anew where it is of another layout."""
+        """From here until `finish` the mirror has no version. Makes a new file where it is of another layout."""
         if since is None or not self._open(layout):
             self._create(layout)
         self._save(MirrorState(since=since, towards=towards))
@@ -123,7 +123,8 @@ class Mirror:
         return None
 
     def put_files(self, files: Iterable[tuple[str, Content]]) -> None:
-        """What lies beside the weights: config.json, the tokenizer. Names are plain names: they come from elsewhere."""
+        """What lies next to the weights: config.json, the tokenizer. Names are plain names: they come from
+        elsewhere."""
         for name, content in files:
             if "/" in name or name.startswith(".") or name in (STATE, WEIGHTS, adapter.WEIGHTS):
                 continue

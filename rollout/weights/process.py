@@ -1,6 +1,6 @@
-"""`PullerProcess`: a puller in a process of its own, of the lowest priority, beside an engine that generates.
+"""`PullerProcess`: a puller in a process of its own, of the lowest priority, next to an engine that generates.
 
-Owns: the process, the pipes to it, the file in which changes come back. Does not own: pulling (puller).
+Owns: the process, the pipes to it, the file in which changes are returned. Does not own: pulling (puller).
 Guarantee: fetching, decoding and hashing take neither the interpreter nor, where cores are short, the time of who
 generates. One process at a time has a mirror (a lock of the kernel); a child ends with its parent; one that was killed
 is started again, and the mirror says how far it came.
@@ -70,7 +70,7 @@ class _Change(msgspec.Struct, array_like=True):
 
 
 class PullerProcess:
-    """``puller = PullerProcess("https://relay:8100", folder, name="engine-3"); pulled = await puller.pull()``"""
+    """``puller = PullerProcess("https://relay:8100", directory, name="engine-3"); pulled = await puller.pull()``"""
 
     def __init__(self, place: str, mirror: Path, *, name: str, untie: bool = False, changes: bool = True):
         """`changes`: see `Puller`. The token of a relay is in the environment: PAGURUS_WEIGHTS_TOKEN."""
@@ -104,7 +104,7 @@ class PullerProcess:
         return self._child is not None and self._child.returncode is None
 
     async def first(self, version: int | None = None) -> PulledVersion:
-        """The same in this process: nobody generates yet, and a process more would only have to start first."""
+        """The same in this process: no engine generates yet, and a process more would only have to start first."""
         await asyncio.to_thread(self.mirror.mkdir, parents=True, exist_ok=True)
         async with _owned(self.mirror):
             puller = _puller(self.place, self.mirror, self.name, self.untie, self.changes)
@@ -195,14 +195,14 @@ async def _serve(puller: Puller) -> None:
             )
         except PagurusError as error:
             report = PullReport(kind=type(error).__name__, error=str(error))
-        except OSError as error:  # a full disk, say: whoever asked is told
+        except OSError as error:  # a full disk, say: the caller gets the error
             report = PullReport(kind="EngineFailed", error=f"the mirror cannot be written: {error}")
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.buffer.flush()
 
 
 async def _orders() -> AsyncIterator[Order]:
-    """What the parent asks. The child ends at once when the parent has: nobody else will use what it pulls."""
+    """The parent's request. The child ends at once when the parent has: no other will use what it pulls."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes]()
 
     def read() -> None:

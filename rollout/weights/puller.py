@@ -47,7 +47,7 @@ class PullCost(msgspec.Struct, kw_only=True):
 
 class PulledVersion(msgspec.Struct, kw_only=True):
     """`writes`: what an engine of the version `since` has to write to be of this one; None: all, from the mirror, or
-    nobody wants them."""
+    they are not needed."""
 
     version: int
     digest: str  # of its manifest
@@ -58,7 +58,7 @@ class PulledVersion(msgspec.Struct, kw_only=True):
 
 
 class Puller:
-    """``puller = Puller(HttpSource(url), Mirror(folder), name="engine-3"); pulled = await puller.pull()``"""
+    """``puller = Puller(HttpSource(url), Mirror(directory), name="engine-3"); pulled = await puller.pull()``"""
 
     def __init__(self, source: WeightSource, mirror: Mirror, *, name: str, changes: bool = True):
         """Not `changes`: the engine reads the mirror alone. Where many weights change, they are larger than it."""

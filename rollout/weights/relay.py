@@ -2,7 +2,7 @@
 
 Owns: the HTTP routes, a cache of content. Does not own: which versions there are (its upstream says so).
 Guarantee: however many engines ask, a chunk crosses the link to the upstream once while it is in the cache; it is
-served only after its hash was checked; a relay that died begins with what its folder holds.
+served only after its hash was checked; a relay that died begins with what its directory holds.
 
 ::
 
@@ -39,10 +39,10 @@ from sandbox.termination import termination_signals
 
 log = logging.getLogger("pagurus.relay")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-MAX_SERVING = 256  # answers under way; who comes more is told to come back
+MAX_SERVING = 256  # answers under way; further clients get an error to retry
 MAX_CHUNK = 1 << 30  # bytes
 AT_ONCE = 2  # chunks over the slow link; few, so that the first is whole, and can be served, soon
-LISTING_FRESH = 0.2  # seconds for which a listing is not asked for again
+LISTING_FRESH = 0.2  # seconds for which a listing is not requested again
 STATUS: dict[type[PagurusError], int] = {Invalid: 400, Unauthorized: 401, NotFound: 404, TooMany: 429}
 
 
@@ -102,7 +102,7 @@ class Relay:
             return web.Response(status=status, text=str(error))
 
     async def _versions(self, _: web.Request) -> web.Response:
-        async with self._listed:  # one question to the upstream, whoever asks meanwhile
+        async with self._listed:  # one question to the upstream, for all callers until then
             if self._listing is None or time.monotonic() - self._listing[0] > LISTING_FRESH:
                 source = self.upstream or DirectorySource(self.cache)
                 self._listing = (time.monotonic(), msgspec.msgpack.encode(await source.versions()))
@@ -128,7 +128,7 @@ class Relay:
         if task is None:
             task = self._fetching[name] = asyncio.create_task(self._bring(name, self.upstream))
             task.add_done_callback(lambda _: self._fetching.pop(name, None))
-        await asyncio.shield(task)  # who asked first may leave: the others wait on
+        await asyncio.shield(task)  # the first caller may leave: the others wait on
 
     async def _bring(self, name: str, upstream: WeightSource) -> None:
         async with self._line:
@@ -172,7 +172,7 @@ class _Content(web.FileResponse):
 async def serve(
     relay: Relay, host: str, port: int, *, tls: ssl.SSLContext | None = None, ready: Callable[[int], None] | None = None
 ) -> None:
-    """Until a signal asks it to end. `ready` is told the port."""
+    """Runs until a signal ends it. `ready` gets the port."""
     runner = web.AppRunner(relay.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port, ssl_context=tls)

@@ -1,4 +1,4 @@
-"""Where a reader gets versions from: a folder on this host, a relay over HTTP, several of either.
+"""Where a reader gets versions from: a directory on this host, a relay over HTTP, several of either.
 
 Owns: these sources. Does not own: what is fetched, in which order (puller).
 Guarantee: content is returned only when its hash is right; a broken connection costs the bytes that were on the way,
@@ -32,7 +32,7 @@ class WeightSource(Protocol):
         """Its content, whose hash was checked. Raises NotFound, EngineFailed."""
 
     async def lease(self, reader: str, lease: ReaderLease) -> None:
-        """Say what this reader stands on and fetches, so that it is not collected."""
+        """Say what this reader is based on and fetches, so that it is not collected."""
 
     async def close(self) -> None: ...
 
@@ -150,7 +150,7 @@ class Spread:
 
     async def chunk(self, ref: Ref) -> Content:
         missing: NotFound | None = None
-        first = self._last  # others change it meanwhile
+        first = self._last  # others may change it
         for number in range(len(self.sources)):
             at = (first + number) % len(self.sources)
             try:
@@ -173,7 +173,7 @@ class Spread:
 def source_of(
     place: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, rate: float | None = None
 ) -> WeightSource:
-    """Of an URL, a folder, or several with commas between them. `rate` bounds all together."""
+    """Of an URL, a directory, or several with commas between them. `rate` bounds all together."""
     places = place.split(",")
     shared = None if rate is None else rate / len(places)
     sources: list[WeightSource] = [

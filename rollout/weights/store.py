@@ -1,15 +1,15 @@
-"""`VersionStore`: published versions in a folder, by content.
+"""`VersionStore`: published versions in a directory, by content.
 
-Owns: `chunks/`, `versions/`, `readers/` below the folder. Does not own: encoding, sockets.
+Owns: `chunks/`, `versions/`, `readers/` below the directory. Does not own: encoding, sockets.
 Guarantee: a version that is listed is complete and on disk; content is checked whenever it is read; what a reader
-stands on or fetches is not collected. Killed at any instant, the folder lists the versions that it listed before, or
-one more. A publisher that was believed dead (an older generation) cannot publish.
+is based on or fetches is not collected. Killed at any instant, the directory lists the versions that it listed before,
+or one more. A publisher that was believed dead (an older generation) cannot publish.
 
 ::
 
     chunks/ab/abcdef…      content, named by its blake3
     versions/000012        VersionRef: written last
-    readers/NAME           what a reader stands on and fetches, until when
+    readers/NAME           what a reader is based on and fetches, until when
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class VersionStore:
         return content
 
     def check(self, name: str) -> None:
-        """Somebody found this content damaged: it is removed if it is."""
+        """A reader found this content damaged: it is removed if it is."""
         path = self.path(name)
         if path.exists() and digest(path.read_bytes()) != name:
             path.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ class VersionStore:
                 try:
                     result.append(msgspec.msgpack.decode(path.read_bytes(), type=VersionRef))
                 except FileNotFoundError:
-                    continue  # collected meanwhile
+                    continue  # collected since
                 except msgspec.MsgspecError:
                     raise EngineFailed(f"{path} was damaged", hint="remove it, or publish that version again") from None
         return result
@@ -205,7 +205,7 @@ class VersionStore:
                 continue
             try:
                 lease = msgspec.msgpack.decode(path.read_bytes(), type=ReaderLease)
-            except FileNotFoundError:  # it was released meanwhile
+            except FileNotFoundError:  # it was released since
                 continue
             if lease.until > time.time():
                 result[path.name] = lease
@@ -266,7 +266,7 @@ class VersionStore:
 
 
 def is_store(directory: Path) -> bool:
-    """Whether versions are published in this folder."""
+    """Whether versions are published in this directory."""
     return (directory / "versions").is_dir() and (directory / "chunks").is_dir()
 
 

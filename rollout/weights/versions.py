@@ -1,7 +1,7 @@
 """What a version of the weights is made of: references, the manifest, its digests.
 
 Owns: the structs that travel. Does not own: files, sockets.
-Guarantee: a reference names its content (blake3), so whoever holds the reference of a manifest holds all of it.
+Guarantee: a reference names its content (blake3), so a holder of the reference of a manifest holds all of it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     layout: Ref
-    base: str | None  # digest of the manifest that `steps` go on from
+    base: str | None  # digest of the manifest that `steps` start from
     steps: list[Ref | None] | None  # None in it: that segment did not change
     complete: list[Ref] | None
     digests: bytes  # of each piece after this version, in the order of the layout, 16 bytes of blake3 each
-    files: dict[str, Ref] = {}  # config.json, the tokenizer: what makes a loadable folder of it
+    files: dict[str, Ref] = {}  # config.json, the tokenizer: what makes a loadable directory of it
     generation: int = 0  # of the publisher
     created: float = 0.0  # seconds since the epoch
 

@@ -15,7 +15,7 @@ from sandbox.container.process import readable
 
 
 async def ended(pid: int) -> None:
-    """Returns when a shim that was told to exit is gone; kills it if it does not go."""
+    """Returns when a shim that is to exit is gone; kills it if it does not go."""
     if not pid:
         return
     try:

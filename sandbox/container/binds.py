@@ -23,7 +23,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 def need_in_place(container: Container) -> None:
     """Raise CheckpointFailed where a mount of the sandbox lies elsewhere. Blocks, some 0.1 ms.
 
-    Nothing of the sandbox may run meanwhile.
+    Nothing of the sandbox may run during it.
     """
     targets = [target for target, _ in container.binds]
     if not targets or container.init_pid is None:

@@ -27,7 +27,7 @@ from sandbox.messages import Limits
 
 PARENT = os.environ.get("PAGURUS_CGROUP", "pagurus")  # another one where hosts of a cluster share a kernel, in tests
 SHIMS = "_shims"
-#: Of the host's own long work on behalf of sandboxes. It lies beside their parent, not in it: there it would use up the
+#: Of the host's own long work for sandboxes. It lies next to their parent, not in it: there it would use up the
 #: parent's part of the processors, and a sandbox that wakes up for a moment would wait for its turn among all others.
 ASIDE = "pagurus-aside"
 ASIDE_WEIGHT = 50  # of its processor time; an ordinary process has 100, all sandboxes together at least as much
@@ -38,8 +38,8 @@ V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
 HELPERS = 8  # tasks of the host that work for a sandbox which is full
-FREEZING = 40  # looks at whether it stands still
-SOCKET_PART = 4  # a sandbox's sockets may hold as much as this part of its memory, beside it
+FREEZING = 40  # looks at whether it is frozen
+SOCKET_PART = 4  # a sandbox's sockets may hold as much as this part of its memory, in addition
 SHIM_TASKS = 1  # the shim itself counts in the v1 pids group that it has joined
 
 # What Docker's default allows: making nodes (the user namespace refuses that anyway), the harmless devices, terminals.
@@ -82,7 +82,7 @@ def parse_bytes(value: str | int) -> int:
 
 
 class Standstill:
-    """Whether all sandboxes of this host are to stand still. Whoever says so thaws them afterwards."""
+    """Whether all sandboxes of this host are to be frozen. The caller thaws them afterwards."""
 
     def __init__(self) -> None:
         self.holds: Callable[[], bool] = lambda: False
@@ -383,7 +383,7 @@ class Cgroup:
                 with contextlib.suppress(ProcessLookupError):
                     handles[pid] = os.pidfd_open(pid)
                     opened.callback(os.close, handles[pid])
-            # Somebody else's process that has got such a number in between is not listed again.
+            # Another process that has got such a number in between is not listed again.
             for pid in handles.keys() & set(self.pids()):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
@@ -393,14 +393,14 @@ class Cgroup:
 
     @property
     def frozen(self) -> bool:
-        """Whether its processes stand still, or will as soon as they leave the kernel."""
+        """Whether its processes are frozen, or will be as soon as they leave the kernel."""
         return (self.path / "cgroup.freeze").read_text().strip() == "1"
 
     @contextlib.asynccontextmanager
     async def capacity(self, limits: Limits, thaw: Callable[[], None]) -> AsyncIterator[None]:
-        """Meanwhile a helper that counts against the limit finds room, though the sandbox has all its processes.
+        """Within it a helper that counts against the limit finds room, though the sandbox has all its processes.
 
-        They stand still, so that none of them takes it, until `thaw`, which may block. Who stood still before stays so:
+        They are frozen, so that none of them takes it, until `thaw`, which may block. What was frozen before stays so:
         a restore may hold them.
         """
         path = self.v1.get("pids")
@@ -428,7 +428,7 @@ class Cgroup:
                 _write(path / "cgroup.procs", pid)
 
     def thaw(self) -> None:
-        """Let it go on, unless everything on this host is to stand still."""
+        """Thaw it, unless everything on this host is to be frozen."""
         if not STANDSTILL.holds():
             _write(self.path / "cgroup.freeze", 0)
 

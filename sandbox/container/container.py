@@ -140,7 +140,7 @@ class Container:
             raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
         try:
             container.root.mkdir(parents=True, exist_ok=True)
-            spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; nobody else looks into it
+            spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; no other user looks into it
             container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
             layer, files = str(container.layer), spec.limits.open_files
@@ -229,7 +229,7 @@ class Container:
     def _adopt_init(self, pid: int, pidfd: int) -> None:
         self._drop_init()
         self.init_pid, self._init_pidfd = pid, pidfd
-        with contextlib.suppress(Conflict):  # it has died since: `inside` says so to whoever asks
+        with contextlib.suppress(Conflict):  # it has died since: `inside` says so to callers
             self.held_root = SandboxRoot(pid, pidfd)
 
     def _drop_init(self) -> None:
@@ -350,7 +350,7 @@ class Container:
     ) -> ExecResult:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
-        After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. `groups`:
+        After `timeout` seconds what it started is signalled to end, and killed soon after. `gid`: as `uid`. `groups`:
         supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
         (no process left under the limit) and SandboxDead are raised.
         `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
@@ -378,7 +378,7 @@ class Container:
                 on_start(command)
             status, timed_out = await command.wait(timeout)
         finally:
-            # Also when the caller was cancelled: nobody is left to see the end.
+            # Also when the caller was cancelled: no caller is left to see the end.
             await asyncio.shield(command.close())
         return ExecResult(
             exit_code=exit_code(status),
@@ -392,7 +392,7 @@ class Container:
         )
 
     def dead(self, why: str) -> SandboxDead:
-        """The error for whoever wants something of a sandbox that has ended."""
+        """The error for users of a sandbox that has ended."""
         return SandboxDead(why, hint=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
     def _handles(self, pid: int, stream: int, pidfd: int, inner: int) -> Handles:
@@ -447,7 +447,7 @@ class Container:
             await self.wait_dead()
             await self.cgroup.wait_empty()
         if self._shim is not None and self._shim.connected:
-            with contextlib.suppress(ShimGone):  # whoever mounts something next is told
+            with contextlib.suppress(ShimGone):  # the next mount gets the error
                 await self._until_init_forgotten()
         self._drop_init()
         self.excluded.clear()
@@ -512,7 +512,7 @@ class Container:
 
 
 async def _launched(launch: Coroutine[Any, Any, RunningCommand]) -> RunningCommand:
-    """The command that is being started. Cancelled meanwhile, it is ended, not lost."""
+    """The command that is being started. If cancelled, it is ended, not lost."""
     launching = asyncio.ensure_future(launch)
     try:
         return await asyncio.shield(launching)

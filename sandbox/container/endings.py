@@ -1,4 +1,4 @@
-"""How commands end where pidfds do not tell it (before Linux 6.15): pid 1, whose children they are, notes it.
+"""How commands end where pidfds do not report it (before Linux 6.15): pid 1, whose children they are, notes it.
 
 Owns: reading the notes out of pid 1's memory (native/init.c). Does not own: pid 1.
 Guarantee: nothing that is read there is taken for more than a wait status; a sandbox that changes its pid 1's memory
@@ -41,7 +41,7 @@ def noted(init_pid: int, init_pidfd: int, inner: int) -> int | None:
     if not data:  # a process gives its memory up before the kernel ends those of its namespace
         return signal.SIGKILL
     try:
-        signal.pidfd_send_signal(init_pidfd, 0)  # nobody else has its number, then
+        signal.pidfd_send_signal(init_pidfd, 0)  # its number was not reused, then
     except ProcessLookupError:
         return signal.SIGKILL
     return find(data, inner)

@@ -1,4 +1,4 @@
-"""What tells one sandbox from its forks: host name, machine id, and what programs of its own must renew.
+"""What distinguishes a sandbox from its forks: host name, machine id, and what programs of its own must renew.
 
 Owns: the machine id, the line of /etc/hosts, the fork hooks. Does not own: ids of users, network (the container), when
 a fork is made.
@@ -15,8 +15,8 @@ so that a program's own changes to it are in every checkpoint; a fork's line is 
 there.
 
 Entropy: the kernel's generator is the host's, so `getrandom` never repeats, and neither does the vDSO's (its state
-lies in memory that CRIU leaves out, so that it starts anew). Generators that a program keeps in its own memory
-(OpenSSL before 3, Python's `random`, session keys) do repeat in every fork: a hook tells such a program to seed anew.
+lies in memory that CRIU leaves out, so that it starts afresh). Generators that a program keeps in its own memory
+(OpenSSL before 3, Python's `random`, session keys) do repeat in every fork: a hook makes such a program seed again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def hosts_for(text: bytes, hostname: str, *, fresh: bool) -> bytes:
 
 
 def name_host(container: Container, *, fresh: bool) -> None:
-    """Have the host name resolve; `fresh`: nothing has run in its tree yet. Blocks. Nothing may run meanwhile."""
+    """Have the host name resolve; `fresh`: nothing has run in its tree yet. Blocks. Nothing may run during it."""
     inside, base, text = container.inside, container.spec.uid_base, b""
     with contextlib.suppress(NotFound):
         text = files.read(inside, HOSTS, limit=MAX_HOSTS)

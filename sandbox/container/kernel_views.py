@@ -1,4 +1,5 @@
-"""What a sandbox sees of the kernel beside /proc: /sys, and its own control groups, as in Docker's default container.
+"""What a sandbox sees of the kernel in addition to /proc: /sys, and its own control groups, as in Docker's default
+container.
 
 Owns: which directories these are, where they lie in a sandbox and on the host. Does not own: mounting them (the shim).
 Guarantee: all are read-only, and show no other sandbox's group. Programs size themselves by their groups: JVM, Node.

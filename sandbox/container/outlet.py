@@ -67,7 +67,7 @@ class Outlet:
 
     @contextlib.contextmanager
     def paced(self, pace: Callable[[bool], None]) -> Iterator[None]:
-        """Meanwhile `pace` is told whether to read on (True) or to stop."""
+        """Within it `pace` is called with whether to read on (True) or to stop."""
         self._pace = pace
         try:
             pace(not self.full)
@@ -77,7 +77,7 @@ class Outlet:
 
     @contextlib.contextmanager
     def ending(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Meanwhile `deadline` is over as soon as the reader has left."""
+        """Within it `deadline` is over as soon as the reader has left."""
         self._deadline = deadline
         try:
             self._hurry()
@@ -86,7 +86,7 @@ class Outlet:
             self._deadline = None
 
     def need_reader(self) -> None:
-        """Before the command begins: raises Closed where nobody waits for it any more."""
+        """Before the command begins: raises Closed where no caller waits for it any more."""
         if self.left:
             raise Closed("whoever asked left before the command began")
 

@@ -2,7 +2,7 @@
 
 Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon, those of
 the network namespace and of the directory that the shim has as its root. Does not own: what the program does.
-Guarantee: `netns` and `root` are of this sandbox, or nothing, though its shim may die and somebody else's process get
+Guarantee: `netns` and `root` are of this sandbox, or nothing, though its shim may die and another process may get
 its number.
 """
 
@@ -107,7 +107,7 @@ class Outside:
 
     async def keep(self, name: str, fds: Sequence[int]) -> None:
         """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
-        with contextlib.suppress(ShimError, ShimGone):  # a shim of before this: the next daemon makes them anew
+        with contextlib.suppress(ShimError, ShimGone):  # a shim of before this: the next daemon makes them again
             await self._container.call("keep", name, fds=fds)
 
     async def retained(self, name: str) -> list[int]:

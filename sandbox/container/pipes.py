@@ -1,7 +1,7 @@
 """Blocking work on threads of its own, the event loop or another thread waiting for it.
 
-Owns: threads that may wait for a pipe, and threads that enter a place from which no thread comes back. Guarantee:
-nobody else's work lands on one of them, so that none takes the worker that would fill or empty its pipe.
+Owns: threads that may wait for a pipe, and threads that enter a place from which no thread returns. Guarantee:
+no other work lands on one of them, so that none takes the worker that would fill or empty its pipe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def in_thread(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> asy
         future.set_running_or_notify_cancel()
         try:
             future.set_result(function(*args, **named))
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
             future.set_exception(error)
 
     threading.Thread(target=run, name=function.__name__, daemon=True).start()

@@ -2,7 +2,7 @@
 
 Owns: the host's ends of its pipes and its pidfd. Does not own: starting it (:mod:`sandbox.container.container`).
 Guarantee: memory stays within the output limit whatever the command writes; a process that outlives the command and
-still holds its pipes neither delays the result nor dies from SIGPIPE (the shim goes on reading).
+still holds its pipes neither delays the result nor dies from SIGPIPE (the shim keeps reading).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def exit_code(status: int) -> int:
 
 
 def exit_status(pidfd: int) -> int | None:
-    """Wait status of a reaped process that need not be our child; None when the kernel does not tell."""
+    """Wait status of a reaped process that need not be our child; None when the kernel does not report it."""
     info = bytearray(struct.pack("=Q", _INFO_EXIT).ljust(64, b"\0"))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
@@ -58,10 +58,10 @@ def exit_status(pidfd: int) -> int | None:
 
 
 def unreaped_status(pid: int, pidfd: int) -> int | None:
-    """Wait status of a dead process that nobody has reaped; None when somebody has, or it lives."""
+    """Wait status of a dead process that was not reaped; None when it was, or it lives."""
     with contextlib.suppress(OSError):
         fields = procfs.stat(pid)
-        signal.pidfd_send_signal(pidfd, 0)  # nobody else has its number, then
+        signal.pidfd_send_signal(pidfd, 0)  # its number was not reused, then
         if fields[procfs.STATE] in procfs.ENDED:
             return int(fields[_EXIT_CODE])
     return None
@@ -69,7 +69,7 @@ def unreaped_status(pid: int, pidfd: int) -> int | None:
 
 @functools.cache
 def pidfd_tells_exit() -> bool:
-    """True on kernels (>= 6.15) whose pidfds tell the exit code of another's child. Tried for real, once."""
+    """True on kernels (>= 6.15) whose pidfds report the exit code of another's child. Tried for real, once."""
     program = paths.shim()
     if not program.exists():
         raise Unsupported(f"{program} is missing", hint="run `make setup`")
@@ -83,9 +83,9 @@ def pidfd_tells_exit() -> bool:
 
 
 class ReapWaiter:
-    """Waits for processes to be reaped by their own parent: the moment from which a pidfd tells the exit code.
+    """Waits for processes to be reaped by their own parent: the moment from which a pidfd reports the exit code.
 
-    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart. A
+    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own distinguishes the two. A
     process of the sandbox may keep a dead one from being reaped (its tracer, or the tracer of pid 1): waiting ends
     some time after the death then.
     """
@@ -165,13 +165,13 @@ class Drain:
         self._reader = PacedReader(fd, self._read, allowance)
 
     async def at_end(self) -> None:
-        """Returns when nobody has the writing end any more."""
+        """Returns when the writing end is closed everywhere."""
         self._end = asyncio.Event()
         if not self.ended:
             await self._end.wait()
 
     def pace(self, reading: bool) -> None:
-        """Whether to read on: who writes to a pipe that nobody reads waits."""
+        """Whether to read on: a writer to a pipe that is not read waits."""
         if self._fd >= 0 and not self.ended:
             if reading:
                 self._reader.start()
@@ -315,7 +315,7 @@ class RunningCommand:
         return status
 
     async def close(self) -> None:
-        """Takes what lies in the pipes; whoever still holds them is from now on read by the shim."""
+        """Takes what lies in the pipes; the shim reads them from now on."""
         if not self._done:
             await asyncio.to_thread(self._handles.kill)
         self.stdout.finish()
@@ -391,11 +391,12 @@ def interrupt(
 ) -> None:
     """Send a signal to what the shell `root` runs in front, with `jobs` also to what it put behind; not to `spared`.
 
-    What an interactive shell without a terminal starts in the background ignores SIGINT: that tells the two apart.
+    What an interactive shell without a terminal starts in the background ignores SIGINT: that distinguishes the two.
     With `shell` the shell itself gets a SIGINT.
 
-    A terminal signals all at once; this goes in an order in which nobody learns of the end of another before its own
-    signal, since a shell goes on with its next command when what it waited for ended in any other way than by SIGINT.
+    A terminal signals all at once; this goes in an order in which no process learns of the end of another before its
+    own signal, since a shell continues with its next command when what it waited for ended in any other way than by
+    SIGINT.
     """
     for task in readers_first(root, started_by(root, pids())):
         if task.pid == root:

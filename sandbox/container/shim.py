@@ -1,6 +1,6 @@
 """The daemon's end of a shim: starts it, speaks to it, keeps descriptors apart.
 
-Owns: the connection and the wire format (see native/shim.c). Does not own: what is asked for.
+Owns: the connection and the wire format (see native/shim.c). Does not own: the requests.
 Guarantee: answers are matched to calls in order; an event never gets lost between two calls; when the shim is gone
 every waiting call raises :class:`ShimGone`.
 """
@@ -27,7 +27,7 @@ from sandbox.errors import Invalid, PagurusError, Unsupported
 PACKET_MAX = 2 << 20  # as in shim.h
 SOCKET_NAME = "shim.sock"
 _FDS_MAX = 16
-_CONNECT_TRIES, _CONNECT_PAUSE = 3000, 0.02  # seconds; a shim serves nobody else while it starts a program
+_CONNECT_TRIES, _CONNECT_PAUSE = 3000, 0.02  # seconds; a shim serves no other request while it starts a program
 _SYS_SCHED_SETATTR = 314
 SLICE = 100_000  # nanoseconds
 FIRST = -10  # nice value
@@ -41,7 +41,7 @@ class ShimGone(PagurusError):
 
 
 class ShimError(PagurusError):
-    """The shim could not do what was asked. `stage` says where, `errno` why."""
+    """The shim could not do the request. `stage` says where, `errno` why."""
 
     def __init__(self, stage: str, errno: int):
         super().__init__(f"{stage}: {os.strerror(errno)}")
@@ -63,7 +63,7 @@ def launch(run_dir: Path, cgroup: Path, joined: Sequence[Path]) -> int:
     try:
         if (mode := program.stat().st_mode) & 0o077:
             # A command of a sandbox is this program until it executes its own: /proc/self/exe names it to be executed
-            # there, by users who are nobody on the host.
+            # there, by users that the host does not know.
             program.chmod(mode & 0o700)
     except FileNotFoundError as error:
         raise Unsupported(f"{program} is missing", hint="run `make setup`") from error
@@ -166,7 +166,7 @@ class Shim:
                 raise ShimGone(f"the shim of {self.run_dir.name} is gone") from error
 
     async def exited(self, pid: int) -> int:
-        """Wait status of a program that this shim was asked to start and parents."""
+        """Wait status of a program that this shim has started and parents."""
         return await asyncio.shield(self._exit_future(pid))
 
     def _exit_future(self, pid: int) -> asyncio.Future[int]:
@@ -223,7 +223,7 @@ class Shim:
         for future in pending:
             if not future.done():
                 future.set_exception(gone)
-                future.exception()  # a call that nobody waits for any more is no mistake
+                future.exception()  # a call without a waiting caller is no mistake
         self._waiting.clear()
 
     @property
@@ -276,7 +276,7 @@ def short_slice() -> None:
 
 @contextlib.contextmanager
 def going_first() -> Iterator[None]:
-    """Let this thread run before others, at once when it is woken: a sandbox stands still until it is done."""
+    """Let this thread run before others, at once when it is woken: a sandbox is frozen until it is done."""
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
     with contextlib.suppress(OSError):  # without CAP_SYS_NICE it waits its turn

@@ -1,6 +1,6 @@
 """Starting a command in a sandbox, and why one did not start.
 
-Owns: what is asked of the shim for a command, and what its refusals mean to the caller. Does not own: the running
+Owns: the requests to the shim for a command, and what its refusals mean to the caller. Does not own: the running
 command (:mod:`sandbox.container.process`), the sandbox (:mod:`sandbox.container.container`).
 """
 

@@ -2,9 +2,9 @@
 
 Owns: starting one, the frames to and from it, attaching to one that exists. Does not own: which there should be,
 what a command in a shell is, turns (the daemon).
-Guarantee: whoever attaches gets the attendant's state as it is in the sandbox now, whatever a former daemon had
-asked; a lost attendant fails every waiting call with :class:`SupervisorGone`, never hangs it; what the sandbox puts in
-place
+Guarantee: a client that attaches gets the attendant's state as it is in the sandbox now, whatever a former daemon had
+requested; a lost attendant fails every waiting call with :class:`SupervisorGone`, never hangs it; what the sandbox puts
+in place
 of the FIFOs can neither block the host nor make it read more than one frame's worth.
 
 ::
@@ -46,7 +46,7 @@ CHUNK = 64 << 10
 _MAX_FRAME = CHUNK + 4096
 _MAX_REQUEST = 4096  # PIPE_BUF: a write is whole or not at all
 _MAX_STALE = 4 << 20  # bytes of a former daemon's answers before ours must come
-_TIMEOUT = 30.0  # seconds for an attendant to answer: it may be frozen for a checkpoint meanwhile
+_TIMEOUT = 30.0  # seconds for an attendant to answer: it may be frozen for a checkpoint
 
 _REQUEST = struct.Struct("<IBBHIIQQ")
 _HEADER = struct.Struct("<IIQ")
@@ -120,7 +120,7 @@ class Data:
     """A part of an output."""
 
     stream: int  # 0: stdout or the terminal, 1: stderr
-    start: int  # offset of its first byte; more than asked where older bytes are gone
+    start: int  # offset of its first byte; more than requested where older bytes are gone
     ended: bool  # nothing follows
     data: bytes
 
@@ -143,7 +143,7 @@ class Program:
     log_limit: int = 1 << 20  # bytes kept of each output; not of a session
     rows: int = 24
     columns: int = 80
-    first: int = 7  # session: the first of two descriptors; else 0: it waits for whoever attaches first to read
+    first: int = 7  # session: the first of two descriptors; else 0: it waits for the first client to read
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Supervisor:
         return await self._request(_Op.ACK, data=key)
 
     async def hold(self, held: bool) -> SupervisorState:
-        """Whether the program waits for us to read what it prints (a terminal with somebody at it)."""
+        """Whether the program waits for us to read what it prints (a terminal in use)."""
         return await self._request(_Op.HOLD, a=int(held))
 
     async def finish(self) -> None:
@@ -320,7 +320,7 @@ class Supervisor:
         if self._standing.get(requested) is done:
             del self._standing[requested]
         if not done.cancelled():
-            done.exception()  # nobody may wait for it any more
+            done.exception()  # it may have no waiting caller
 
     async def _call(self, op: _Op, **fields: Any) -> SupervisorState | Data:
         self._seq = self._seq % 0xFFFFFFF0 + 1
@@ -374,7 +374,7 @@ class Supervisor:
         return LARGE if awaited else len(data)
 
     def _take_answers(self) -> bool:
-        """Hand on the answers that are here. Whether somebody waited for one."""
+        """Hand on the answers that are here. Whether a caller waited for one."""
         awaited = False
         while len(self._buffer) >= _HEADER.size:
             size, seq, kind = _HEADER.unpack_from(self._buffer)
@@ -426,7 +426,7 @@ class Supervisor:
         for future in pending:
             if not future.done():
                 future.set_exception(SupervisorGone(f"{self.name} is gone"))
-                future.exception()  # a call that nobody waits for any more is no mistake
+                future.exception()  # a call without a waiting caller is no mistake
 
 
 def _decoded(kind: int, body: bytes) -> SupervisorState | Data | None:

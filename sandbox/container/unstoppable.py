@@ -1,15 +1,15 @@
-"""Tasks that will not stop when they are told to, or that a debugger holds, found before anybody waits for them.
+"""Tasks that will not stop when they have to, or that a debugger holds, found before they delay others.
 
 Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.criu.dump`,
-:mod:`daemon.checkpoints.capture`). Guarantee: what is told of a process was read through one open directory of
-``/proc``, which leads to that process or to nothing; a number that the kernel has given away meanwhile is never taken
+:mod:`daemon.checkpoints.capture`). Guarantee: what is reported of a process was read through one open directory of
+``/proc``, which leads to that process or to nothing; a number that the kernel has reused is never taken
 for it.
 
 The kernel stops a task on its way out of a system call. A task in an uninterruptible wait (state D) does not come to
 that. Most such waits end by themselves, since they wait for a disk. One that may last for ever is at everybody's
 command: the parent of a ``vfork`` waits until its child executes a program or ends, and the child need not.
 
-A task that another one of the sandbox traces cannot be dumped, since the kernel lets nobody else trace it. While it is
+A task that another one of the sandbox traces cannot be dumped, since the kernel allows one tracer. While it is
 stopped by its tracer (state t) it is waited for: LeakSanitizer traces a program for the moment of its last look.
 """
 
@@ -35,7 +35,7 @@ CLONE_VFORK = 0x4000
 WAITS_FOR_CHILD = "kernel_clone"  # the function of the kernel in which a vfork parent waits
 WAIT4 = 61
 STEP = 0.02  # seconds between two looks
-CHILD_TIMEOUT = 1.0  # seconds that a vfork child has to execute, while nobody else waits
+CHILD_TIMEOUT = 1.0  # seconds that a vfork child has to execute, while no other job waits
 DISK_TIMEOUT = 10.0  # seconds for any other wait
 TRACED_TIMEOUT = 1.0  # seconds for a tracer to let go
 HELD_TIMEOUT = 0.1  # seconds for a vfork child, while a slot is held
@@ -57,7 +57,7 @@ class Stuck:
     born: str  # start time, in the kernel's words
     call: str  # number of the system call and its arguments; "" when it is not known
     switches: str  # how often it has given up the processor
-    place: str  # function of the kernel in which it waits; "0" when it is not told
+    place: str  # function of the kernel in which it waits; "0" when it is unknown
     tracer: int = 0  # pid of the process that has stopped it
 
     @property
@@ -138,9 +138,9 @@ def awaited(waiter: int) -> int | None:
 
 
 async def need_stoppable(container: Container) -> None:
-    """Return when every task of the sandbox can be stopped, as far as one can tell. Raises Unstoppable.
+    """Return when every task of the sandbox can be stopped, as far as is visible. Raises Unstoppable.
 
-    Holds nothing meanwhile: a sandbox may keep itself waiting, and nobody else.
+    Holds nothing: a sandbox may delay itself, and no other.
     """
     observed = await asyncio.to_thread(stuck, container.tasks())
     began = time.monotonic()

@@ -60,7 +60,7 @@ def fields(text: str) -> dict[str, int]:
 
 
 def _of_tasks(pids: list[int]) -> tuple[int | None, int | None]:
-    """By the processes that live now: what v1 hosts without a blkio group of ours can tell."""
+    """By the processes that live now: what v1 hosts without a blkio group of ours know."""
     read = written = 0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -294,7 +294,7 @@ def verify(path: Path, store: PageStore) -> int:
 
 
 def references(paths: list[Path]) -> Iterator[np.ndarray]:
-    """The page lists of these dump files, for a collection. One that was removed meanwhile refers to nothing."""
+    """The page lists of these dump files, for a collection. One that was removed since refers to nothing."""
     for path in paths:
         try:
             dump = read(path)

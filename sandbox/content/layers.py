@@ -3,7 +3,7 @@
 Owns: the directory BELOW in a capture: which page of a process lies where, and hard links to the files that hold it.
 Does not own: which pages those are (:mod:`sandbox.criu.tracking`), pages in the store.
 Guarantee: a capture with BELOW needs no other capture: what its links lead to lives as long as they do and is never
-written to. Beside BELOW it is a directory of images in which the processes have only the pages that it holds itself.
+written to. Next to BELOW it is a directory of images in which the processes have only the pages that it holds itself.
 
 ::
 

@@ -1,4 +1,5 @@
-"""Hashes of the memory pages of the newest dumps, kept in memory: whoever needs them again need not make them again.
+"""Hashes of the memory pages of the newest dumps, kept in memory: a process that needs them again need not make them
+again.
 
 Owns: how many are kept. Does not own: pages, dumps. What is kept here may go at any time.
 """

@@ -1,8 +1,8 @@
-"""The list of a checkpoint's pages, told as what changed in the list of one before.
+"""The list of a checkpoint's pages, written as what changed in the list of one before.
 
 Owns: finding what changed, and putting it back together. Does not own: the frames
-(:mod:`sandbox.content.transfer`), which checkpoint is the one before. Pure. Guarantee: what :func:`changed` told of two
-lists, :func:`PageListDelta.over` makes the second of the first. Where the first is another one,
+(:mod:`sandbox.content.transfer`), which checkpoint is the one before. Pure. Guarantee: what :func:`changed` returned
+for two lists, :func:`PageListDelta.over` makes the second of the first. Where the first is another one,
 :func:`PageListDelta.need` raises
 Conflict; places that make no list raise Protocol, before more memory is spent than for what came and what was there.
 """
@@ -35,7 +35,8 @@ def digest(hashes: np.ndarray) -> bytes:
 
 @dataclass(frozen=True)
 class PageListDelta:
-    """A list as its frames told it: `hashes` [n, 32] uint8 at `places` [n] of its `count` pages, the rest as before."""
+    """A list as its frames contain it: `hashes` [n, 32] uint8 at `places` [n] of its `count` pages, the rest as
+    before."""
 
     count: int
     places: np.ndarray

@@ -11,9 +11,9 @@ neighbouring pages are neighbours, so that a dump's list of pages is runs and co
 Guarantees:
 - :meth:`PageStore.add` returns numbers whose content is on disk: the segment is synced before the index commits
   (synchronous=FULL). A crash in between leaves bytes behind the segment's recorded end, which are overwritten.
-- :meth:`PageStore.collect` deletes a block only when no dump file that exists refers to one of its pages and nobody
+- :meth:`PageStore.collect` deletes a block only when no dump file that exists refers to one of its pages and no caller
   who is :meth:`PageStore.writing` has met it; a dump file that cannot be read stops the collection before anything
-  is deleted. It runs beside adding and reading; killed in the middle, the next one goes on.
+  is deleted. It runs concurrently with adding and reading; killed in the middle, the next one continues.
 - A block that is not what was written is found when it is read, and shared with no later dump.
 
 Locks: `_append` (who appends or deletes) before `_lock` (the index and the caches, for moments).
@@ -51,7 +51,7 @@ HASH = 32  # bytes of a page's hash
 SEGMENT_LIMIT = 64 << 20
 CACHED_HASHES = 1 << 17
 CACHED_BLOCKS = 32
-SWEEP = 256  # blocks deleted in one transaction: nobody waits long for a collection
+SWEEP = 256  # blocks deleted in one transaction: no caller waits long for a collection
 COMPARED = 128  # pages that are compared at once
 
 
@@ -127,7 +127,7 @@ class PageStore:
     """See the module. All methods block: call them from a worker thread."""
 
     def __init__(self, directory: Path, *, shared: bool = False):
-        """`shared`: owners share pages; then bytes and times of a checkpoint tell each what others have stored."""
+        """`shared`: owners share pages; then bytes and times of a checkpoint show each what others have stored."""
         self._shared = shared
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)  # an older version let everybody in
@@ -365,7 +365,7 @@ class PageStore:
         return data
 
     def _condemn(self, block: int) -> None:
-        """Forget the hashes of a damaged block: dumps to come store these pages anew."""
+        """Forget the hashes of a damaged block: dumps to come store these pages again."""
         span = (block * SLOTS, block * SLOTS + SLOTS - 1)
         with self._lock:
             self._blocks.pop(block, None)
@@ -456,7 +456,7 @@ class PageStore:
             return PageCollection(blocks, size, pages)
 
     def _sweep(self, blocks: Sequence[int]) -> PageCollection:
-        """Delete these blocks but for those that somebody met meanwhile: first from the index, then from the disk."""
+        """Delete these blocks but for those that a writer met since: first from the index, then from the disk."""
         columns = "SELECT id, segment, length, count, offset FROM blocks WHERE id = ?"
         with self._append:
             self._swept += 1

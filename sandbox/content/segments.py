@@ -22,7 +22,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
 
 
 class Hole(NamedTuple):
-    """Bytes of a segment that nobody needs any more."""
+    """Bytes of a segment that are no longer needed."""
 
     segment: int
     offset: int

@@ -125,7 +125,7 @@ class PageList(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """exporter -> importer: hashes of the next pages of a page file; zeros for the zero page.
 
     With a count: it has so many pages, these at these places, and else those that it has in the checkpoint which the
-    importer was asked to build upon, where the list has this hash.
+    importer is to build upon, where the list has this hash.
     """
 
     name: str
@@ -332,7 +332,7 @@ CHECKPOINT_ID, SANDBOX_ID = re.compile(r"c-[0-9a-f]{6,40}"), re.compile(r"s-[0-9
 
 
 def check_head(head: TransferHeader) -> None:
-    """Its ids become names of files; its settings are checked by whoever takes them."""
+    """Its ids become names of files; its settings are checked by their user."""
     if head.format != FORMAT:
         raise Protocol(f"the stream has format {head.format}, this version reads {FORMAT}")
     if not (0 <= head.created_at < MAX_TIME and all(0 <= n < MAX_NUMBER for n in _numbers(head))):
@@ -385,7 +385,7 @@ def check_entry(number: int, entry: Entry) -> None:
 
 
 def _names_own_ids(acl: bytes) -> bool:
-    """Whether an access control list (linux/posix_acl_xattr.h) names nobody beyond a sandbox's range.
+    """Whether an access control list (linux/posix_acl_xattr.h) names no user beyond a sandbox's range.
 
     The rest of its grammar is the kernel's, which refuses what it cannot read.
     """

@@ -83,8 +83,8 @@ class Checkpointer:
     ):
         """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's.
         `share_pages`: owners share memory pages on the disk. `track`: captures hold only the pages that were
-        written since the one before, where the kernel can tell (:mod:`sandbox.criu.tracking`). `mappings`: descriptor
-        of the inspector's program that tells mappings; it stays the caller's."""
+        written since the one before, where the kernel knows (:mod:`sandbox.criu.tracking`). `mappings`: descriptor
+        of the inspector's program that lists mappings; it stays the caller's."""
         self._run = run or paths.run()
         self._notes = notes
         self.pages = PageStore((state or paths.state()) / "pages", shared=share_pages)
@@ -121,7 +121,7 @@ class Checkpointer:
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
         for directory in (self._restores, self._dumps, self._layers):
-            shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed meanwhile
+            shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed
             directory.mkdir(mode=0o700)
         self.recent.prepare()
         if self._mappings is not None:
@@ -344,7 +344,7 @@ class Checkpointer:
         preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images, verify))
         try:
             container.cgroup.lift()
-            if waiting is None:  # a fresh CRIU starts beside the preparation, and must be told the pipes before
+            if waiting is None:  # a fresh CRIU starts during the preparation, and needs the pipes before
                 pipes = await asyncio.to_thread(_outside_pipes, source)
             else:
                 pipes = (await asyncio.shield(preparing)).pipes
@@ -365,7 +365,7 @@ class Checkpointer:
         return report
 
     def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
-        """Remove a restore's own copies; nobody needs to wait for that."""
+        """Remove a restore's own copies; no caller needs to wait for that."""
         task = asyncio.ensure_future(self._drop(images, preparing))
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)
@@ -527,7 +527,7 @@ def _empty(directory: Path) -> None:
 
 
 async def _drop_images(images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
-    await asyncio.wait([preparing])  # also when the restore was cancelled: the thread goes on writing
+    await asyncio.wait([preparing])  # also when the restore was cancelled: the thread keeps writing
     if preparing.exception() is None and (memory := preparing.result().fill) is not None:
         await asyncio.to_thread(memory.close)
     for directory in (images, images.with_name(images.name + LEAN)):

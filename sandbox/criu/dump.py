@@ -128,8 +128,8 @@ async def ready(
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
     IPC, though there are no System V objects now; they come and go. `notes`: the inspector's map of waits. `freezer`:
-    the file of the freezer, by which the sandbox stands still at the end. `mappings`: the inspector's program that
-    tells mappings. `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
+    the file of the freezer, by which the sandbox is frozen at the end. `mappings`: the inspector's program that
+    lists mappings. `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
     try:
         inside = await asyncio.to_thread(_poll, container)
@@ -295,7 +295,7 @@ class FrozenWindow:
         self.excluded: frozenset[int] = frozenset()
 
     def begin(self, _pid: int) -> None:
-        """All tasks stand still, and nothing was read yet."""
+        """All tasks are stopped, and nothing was read yet."""
         need_in_place(self._container)
         shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
         if self._tracker is not None:
@@ -340,7 +340,7 @@ def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
         pid=pid,
         leave_running=True,
         ghost_limit=GHOST_LIMIT,
-        network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
+        network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nothing outside could send
         external=[
             *(f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)),
             *(f"mnt[{target}]:{VIEW_MOUNT}{name}" for name, target, _ in container.views),

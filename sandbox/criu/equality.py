@@ -15,7 +15,7 @@ open files with content; file locks; shared memory; System V IPC; host name; id 
 
 Not compared, with the reason:
 
-- numbers that CRIU or the kernel hands out anew (image ids, inode numbers of pipes and sockets, mount and
+- numbers that CRIU or the kernel assigns again (image ids, inode numbers of pipes and sockets, mount and
   namespace ids, device numbers): identity is compared by who shares what instead;
 - vDSO and vvar pages: the kernel's own, mapped from the running kernel;
 - 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
@@ -23,24 +23,24 @@ Not compared, with the reason:
   time-out and the 16 bytes that say what is left; the call and its other arguments are compared
   (:mod:`sandbox.criu.carried.waits`);
 - `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
-- `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
+- `xstate_bv`: whether a register set is in its initial state because it was not used or because it was reset;
   the registers themselves are compared;
 - remaining time of timers: time went on; interval, clock and signal are compared;
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
-- O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name comes back as one that has
+- O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name is restored as one that has
   lost it, and CRIU opens a directory without saying that it must be one;
 - the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
-- who made a System V object (`cuid`, `cgid`), which nobody can set; whose it is (`uid`, `gid`) is compared;
+- who made a System V object (`cuid`, `cgid`), which cannot be set; whose it is (`uid`, `gid`) is compared;
 - with which flags System V shared memory was attached: the protection of the mapping is compared;
 - whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
 - IPV6_V6ONLY of a socket with an IPv6 address of its own: the kernel sets it at every bind to one, as CRIU's is;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
 - the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
-- signals that a running timer of the process made pending: it goes on ticking while the processes are held;
-- the settings of a terminal whose other side (CRIU's next odd number) nobody has: it is hung up, nobody can ask;
+- signals that a running timer of the process made pending: it keeps ticking while the processes are held;
+- the settings of a terminal whose other side (CRIU's next odd number) is closed: it is hung up, and cannot be read;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
 - how neighbouring mappings of the same thing are split (the kernel merges them as it likes).
 """
@@ -99,7 +99,7 @@ def processes(directory: Path) -> Facts:
 
 
 def compared(before: Path, after: Path) -> list[str]:
-    """What differs between the processes in two image directories, as `differences` tells it. Blocks.
+    """What differs between the processes in two image directories, as `differences` returns it. Blocks.
 
     Most pages are the same bytes in both: these are compared and not hashed.
     """
@@ -222,7 +222,7 @@ class _Canonical:
         return chain
 
     def _path(self, number: int | None, user: str) -> str:
-        """The name of the file `number`, which `user` has: a place, a mapping, or an object beside a descriptor."""
+        """The name of the file `number`, which `user` has: a place, a mapping, or an object next to a descriptor."""
         number = number or 0
         self._users.setdefault(number, user)
         if "reg" not in (entry := self._files.get(number, {})):
@@ -306,7 +306,7 @@ class _Canonical:
         elif kind == "usk":
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
-            if body.get("state") != TCP_LISTEN:  # elsewhere it is memory of what was sent, by whoever sent it
+            if body.get("state") != TCP_LISTEN:  # elsewhere it is memory of what was sent, by the sender
                 self.facts.pop(f"{label} backlog", None)
             if body.get("peer") and body.get("name") in self._listening:
                 self.facts[f"{label} name"] = ""
@@ -381,7 +381,7 @@ class _Canonical:
             self.facts[f"shared memory segment {segment['desc']['id']}"] = _owned(segment)
 
     def _segments(self) -> list[dict[str, Any]]:
-        """System V shared memory. Its content lies beside it, where pycriu does not look for it."""
+        """System V shared memory. Its content lies next to it, where pycriu does not look for it."""
         result = []
         for path in sorted(self._directory.glob(f"{SEGMENTS}*.img")):
             image = image_files.read(path, image_files.messages().ipc_shm_entry)
@@ -452,7 +452,7 @@ def _timers(timers: dict[str, Any]) -> dict[str, Any]:
         result[name] = [
             {
                 **{k: v for k, v in entry.items() if k not in ("vsec", "vusec", "vnsec", "overrun")},
-                # With an interval also when nothing remains: it has just expired and starts anew with its signal.
+                # With an interval also when nothing remains: it has just expired and starts again with its signal.
                 "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec", "isec", "iusec", "insec")),
             }
             for entry in entries

@@ -1,8 +1,8 @@
 """The paths of files that processes of a sandbox watch by inotify.
 
-Owns: finding them. Does not own: dumping the watches (CRIU is told the paths, see :mod:`sandbox.criu.dump`).
+Owns: finding them. Does not own: dumping the watches (CRIU gets the paths, see :mod:`sandbox.criu.dump`).
 Guarantee: only paths whose inode is a watched one are returned. Symbolic links are never followed, and the search ends
-after MAX_ENTRIES entries: the tree is the sandbox's, which may change it meanwhile or make it as large as it likes.
+after MAX_ENTRIES entries: the tree is the sandbox's, which may change it or make it as large as it likes.
 
 The kernel names a watched file by its inode and by a file handle; overlayfs cannot open such a handle. So the file is
 looked for, first below the working directories of the watching processes. This is done while the sandbox runs, once

@@ -3,11 +3,11 @@
 Owns: what CRIU leaves out of the images when it runs inside, adding that to them.
 Does not own: which CRIU runs where (:mod:`sandbox.criu.dump`), the time namespace, whose clocks CRIU notes by itself.
 Guarantee: the completed images are those that CRIU would have written from outside (a test compares them); what a
-program inside can change is looked at while it stands still.
+program inside can change is looked at while it is frozen.
 
 From outside, CRIU starts a process for each namespace while the sandbox is frozen. From inside it takes them for its
 own: it leaves them out, and could only restore into its own. So the images get two things: the content of the
-namespaces, and ids that tell CRIU to make new ones. A program inside can change neither the host name nor the limits of
+namespaces, and ids that make CRIU create new ones. A program inside can change neither the host name nor the limits of
 IPC (that takes CAP_SYS_ADMIN or a writable /proc/sys), so both are read before the freeze. It can make System V
 objects. Where there are some, CRIU stays outside that namespace and dumps them itself.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from sandbox.container.namespaces import IDS, inside
 from sandbox.criu import Record, image_files
 
-UNSET = -1  # of a next id that nobody asked for: it cannot be written
+UNSET = -1  # of a next id that was not set: it cannot be written
 ANOTHER = 1000  # added to an id: no namespace of the images has that one
 
 

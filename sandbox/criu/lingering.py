@@ -1,7 +1,7 @@
 """TCP connections that the kernel still keeps when the processes that had them are gone.
 
 Owns: ending them, so that a restore can bind the ports again: what is in TIME_WAIT holds its port for a minute, against
-everybody if the program that listened there did not set SO_REUSEADDR. Does not own: sockets that somebody has.
+everybody if the program that listened there did not set SO_REUSEADDR. Does not own: sockets in use.
 Guarantee: a socket that is open anywhere, also one of the daemon in the sandbox's network, is left alone.
 """
 
@@ -42,7 +42,7 @@ def _end(ports: Collection[int]) -> None:
         for family in (socket.AF_INET, socket.AF_INET6):
             for result in [one for one in _nobodys(requested, family) if struct.unpack_from("!H", one)[0] in ports]:
                 _send(requested, _DESTROY, _REQUEST | _ACK, family, result)
-                requested.recv(_REPLY)  # it has ended by itself meanwhile, or cannot be ended
+                requested.recv(_REPLY)  # it has ended by itself or cannot be ended
 
 
 def _nobodys(requested: socket.socket, family: int) -> Iterator[bytes]:

@@ -56,7 +56,7 @@ _UNBINDABLE = (
 
 
 class OpenFiles(msgspec.Struct, frozen=True):
-    """The fingerprint: path in the sandbox, as it is told -> identity of what is held, and of what the path leads to.
+    """The fingerprint: path in the sandbox, as it is shown -> identity of what is held, and of what the path leads to.
 
     Without a path (those end in ``(deleted)`` and an inode number) the second is of the nearest that is there.
     `watched`: path in the sandbox -> inode number of what is watched by it.
@@ -85,7 +85,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
         ]
 
     def unbindable(self) -> tuple[str, str] | None:
-        """How files of Unix sockets would not come back as they are, and what to do about it."""
+        """How files of Unix sockets would not be restored as they are, and what to do about it."""
         for mark, what, hint in _UNBINDABLE:
             if paths := sorted(path for path in self.files if mark in path):
                 return f"the file of a Unix socket {what}: {', '.join(paths)}", hint
@@ -93,7 +93,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
 
 
 def held_files(container: Container) -> OpenFiles:
-    """The fingerprint now, but for what is watched, which only images tell. Blocks, below 1 ms."""
+    """The fingerprint now, but for what is watched, which only images contain. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
         return OpenFiles(_held(container.retained_tasks(), root))
     return OpenFiles()
@@ -118,7 +118,7 @@ def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | N
     sockets = bound.named(tasks[0]) if tasks else {}
     for pid in tasks:
         for link in _links(pid, mapped):
-            with contextlib.suppress(OSError):  # the process or the descriptor went away meanwhile
+            with contextlib.suppress(OSError):  # the process or the descriptor went away
                 target = os.readlink(link)
                 if target.startswith("/"):
                     _add(files, root, target, link)
@@ -175,7 +175,7 @@ def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
             lines = maps.read().split(b"\n")  # the one character that the kernel escapes in names
         for line in filter(None, lines):
             addresses, _, _, device, inode, *path = line.split(None, 5)
-            # A library has a handful of mappings in each process: one link tells as much as all.
+            # A library has a handful of mappings in each process: one link shows as much as all.
             if path and inode != b"0" and (file := b" ".join((device, inode, *path))) not in mapped:
                 mapped.add(file)
                 first, _, last = addresses.partition(b"-")

@@ -7,9 +7,9 @@ hold nothing of their memory. What only they held is closed; who was connected t
 - their children are pid 1's, as orphans are; dead children that they had not waited for are gone;
 - sessions and groups that they led have lost their leader;
 - a pipe that they read takes what is written and forgets it (a restore gives it a sink); one that they wrote has ended;
-- a Unix socket that they held the other end of has lost it; a network connection to them comes back closed;
+- a Unix socket that they held the other end of has lost it; a network connection to them is restored closed;
 - a terminal whose other side they held is hung up (without the signal);
-- locks of files that somebody shares with them stay with him, the others are released.
+- locks of files that another process shares with them stay with it, the others are released.
 
 CRIU leaves out no task below pid 1, and what it restores it wants to find unchanged: an open file of theirs that a
 later checkpoint of the files alone has changed would make the restore fail. Hence here, and not when they are restored.
@@ -31,7 +31,7 @@ VMA_FILE = (1 << 6) | (1 << 7)  # private, shared: then `shmid` is the number of
 POSIX = 1  # FL_POSIX: a lock of one process; others belong to the open file
 CONNECTED = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET
 SHUT_BOTH = 3
-CLOSE = 7  # TCP_CLOSE, which CRIU uses for all sockets: connected to nobody
+CLOSE = 7  # TCP_CLOSE, which CRIU uses for all sockets: not connected
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _keep(path: Path, target: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def _hang_up(directory: Path, files: list[Record], closed: set[int]) -> None:
-    """Forget terminals that nobody has any more; the other side of one is then known as hung up."""
+    """Forget terminals without a user; the other side of one is then known as hung up."""
     table = image_files.read(directory / "tty-info.img", image_files.messages().tty_info_entry)
     if not closed or table is None:
         return

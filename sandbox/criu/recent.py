@@ -61,7 +61,7 @@ class RecentImages:
         return self._shrink(0, busy)
 
     def drop(self, name: str) -> None:
-        """Remove the images of `name`, which nobody reads. Idempotent. Blocks."""
+        """Remove the images of `name`, which are not being read. Idempotent. Blocks."""
         if (gone := self._leave(name)) is not None:
             shutil.rmtree(gone, ignore_errors=True)
 

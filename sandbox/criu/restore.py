@@ -8,7 +8,7 @@ Guarantee: :func:`restore` returns the host pid of a complete, attached, held pr
 leaves no process of it behind. The images given are never changed.
 
 CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move. One
-may wait beside a living sandbox for its next restore: outside the groups, so that it is no part of the sandbox, but in
+may wait next to a living sandbox for its next restore: outside the groups, so that it is no part of the sandbox, but in
 its cgroup namespace, and it sees what is mounted at the root later (native/mounts.c).
 """
 
@@ -89,7 +89,7 @@ class WarmCriu:
 
 
 async def wait(container: Container, cache: Path, images: Path, notes: int | None = None) -> WarmCriu:
-    """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
+    """A CRIU process next to the living container, for its next restore. Raises Refused where the shim is too old.
 
     It will find directories of images in `images`, which exists. `notes`: the map in which the inspector notes when
     waits end (:mod:`sandbox.criu.carried.waits`).

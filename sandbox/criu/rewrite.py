@@ -35,7 +35,7 @@ class AdaptedImages:
     own_network: bool = False  # connections are restored, which repair mode does only in a namespace of their own
     ports: set[int] = field(default_factory=set)  # of TCP, that its sockets are bound to
     pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
-    closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
+    closed: list[str] = field(default_factory=list)  # other ends of the connections that are restored closed
     recreated: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
     removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
     locks: list[Lock] = field(default_factory=list)  # POSIX locks, which CRIU may lose
@@ -106,7 +106,7 @@ def wake(directory: Path) -> dict[int, int]:
 
 
 def outside_pipes(content: bytes) -> list[int]:
-    """Pipes, of a files.img, that processes write to and of which nobody in the sandbox holds the reading end."""
+    """Pipes, of a files.img, that processes write to and of which no process in the sandbox holds the reading end."""
     return _outside(image_files.files(content)) if content else []
 
 

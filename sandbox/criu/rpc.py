@@ -5,7 +5,7 @@ that holds nothing of the host (native/criu-root.c), the request and response pa
 words on failure, time-outs.
 Does not own: which options a dump or a restore needs.
 Guarantee: :meth:`CriuWorker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
-and the tail of its log; a NOTIFY callback runs before CRIU goes on, on the thread of the exchange, so that
+and the tail of its log; a NOTIFY callback runs before CRIU continues, on the thread of the exchange, so that
 what it does happens exactly at that point of the dump.
 
 pycriu supplies the messages only. Its client forks, drops ``cr_errmsg`` and cannot answer NOTIFY.
@@ -47,7 +47,7 @@ NOISE = re.compile("RLIMIT_NOFILE|Unable to create tun")
 
 #: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
 Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
-#: What to do at a NOTIFY, by the name of CRIU's script; called with the pid that CRIU tells (0 when none).
+#: What to do at a NOTIFY, by the name of CRIU's script; called with the pid that CRIU passes (0 when none).
 Notify = Mapping[str, Callable[[int], None]]
 
 
@@ -140,7 +140,7 @@ def launcher() -> Path:
 
 @dataclass(frozen=True)
 class Root:
-    """What CRIU's private root holds beside CRIU and /proc."""
+    """What CRIU's private root holds in addition to CRIU and /proc."""
 
     cache: Path  # a directory on a tmpfs: what CRIU knows of the kernel
     images: Path  # the directory in which it reads or writes
@@ -174,7 +174,7 @@ class Root:
 
 
 def _detached(directory: Path) -> int:
-    """A mount of `directory` that lies nowhere: whoever works in it finds nothing above it."""
+    """A mount of `directory` that lies nowhere: a process that works in it finds nothing above it."""
     with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         flags = _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC
         return checked(library.syscall(_SYS_OPEN_TREE, fd, b"", flags), str(directory))

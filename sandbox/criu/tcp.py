@@ -1,4 +1,4 @@
-"""Which TCP connections of a checkpoint can come back, which come back closed, and under which address sockets do.
+"""Which TCP connections of a checkpoint can be restored, which are restored closed, and under which address sockets do.
 
 Owns: that decision, from the sockets of the images alone, and how a closed one looks in an image. Does not own: where
 the images lie (:mod:`sandbox.criu.rewrite`), who has which address (the daemon's networks). No I/O.
@@ -7,7 +7,7 @@ the images lie (:mod:`sandbox.criu.rewrite`), who has which address (the daemon'
 
     both ends in the checkpoint ─▶ KEEP   restored alive, with what is under way in both directions
     other end outside           ─▶ CLOSE  the host went on without the past: a reader sees the end of the stream, a
-                                          writer EPIPE, a poller HUP; a client then connects anew
+                                          writer EPIPE, a poller HUP; a client then reconnects
     other end gone, but what it sent is not read yet ─▶ KEEP, so that nothing already received is lost
     over (reset, refused, closed by both ends) ─▶ CLOSE, unless something is unread
 """

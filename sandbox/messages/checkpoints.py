@@ -13,7 +13,7 @@ from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
 
 MAX_FORKS = 1024  # of one call
-Label = Annotated[str, msgspec.Meta(max_length=4096)]  # of a checkpoint, as somebody asks for it
+Label = Annotated[str, msgspec.Meta(max_length=4096)]  # of a checkpoint, as requested
 
 
 class CheckpointState(enum.StrEnum):
@@ -42,7 +42,7 @@ class CheckpointInfo(Brief, kw_only=True, omit_defaults=True):
     stored_bytes: int = 0  # bytes that this checkpoint added to the disk
     full_bytes: int = 0  # bytes that a full dump at this turn would have added
     error: str | None = None
-    proved_at: float | None = None  # when it was last restored beside and compared, and was equal
+    proved_at: float | None = None  # when it was last restored separately and compared, and was equal
     refuted: str | None = None  # why not, when it was last tried
 
 

@@ -20,7 +20,7 @@ SomeSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]  # bytes that others a
 
 
 class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One sandbox, as its daemon tells the coordinator of it."""
+    """One sandbox, as its daemon reports it to the coordinator."""
 
     id: SandboxId
     owner: str = ""
@@ -35,7 +35,7 @@ class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_at: float = 0.0
     replicated_answers: bool = False
     labels: dict[str, str] = {}  # those that ask for a label of the host: on.NAME
-    idle_s: float | None = None  # seconds for which nobody has used it; None: somebody does
+    idle_s: float | None = None  # seconds for which it was not used; None: it is in use
     bound: str = ""  # what it would lose if it went on elsewhere
 
 
@@ -102,19 +102,19 @@ class ConversationExport(msgspec.Struct, kw_only=True, omit_defaults=True, forbi
 
 
 class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """coordinator -> daemon: POST /v1/checkpoints/{id}/arrive. A sandbox of another host goes on here, as itself."""
+    """coordinator -> daemon: POST /v1/checkpoints/{id}/arrive. A sandbox of another host continues here, as itself."""
 
     id: SandboxId
     name: str | None = None
     owner: str = ""
     created_at: Moment = 0.0
-    programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
+    programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host reported them
     turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
     conversation: ConversationExport = msgspec.field(default_factory=ConversationExport)
     verify: bool = True
     ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
     newer: bool = True  # `ahead`: it will be a newer checkpoint, of which only what changed will come; else this one,
-    # all of which is brought back, and stands still until then
+    # all of which is restored, and frozen until then
 
 
 class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 class HeldSandbox(Brief, kw_only=True, omit_defaults=True):
-    """daemon -> coordinator: POST /v1/sandboxes/{id}/hold. A sandbox stands still: what the other host must know."""
+    """daemon -> coordinator: POST /v1/sandboxes/{id}/hold. A sandbox is frozen: what the other host must know."""
 
     checkpoint: str  # its last one
     programs: dict[str, Any] = {}
@@ -211,7 +211,7 @@ Apart = Annotated[Amounts, msgspec.Meta(max_length=16)]
 
 
 class JobRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """CLI -> coordinator: POST /v1/cluster/jobs. A run folder with its plan, which every machine of Ray can read."""
+    """CLI -> coordinator: POST /v1/cluster/jobs. A run directory with its plan, which every machine of Ray can read."""
 
     run: str  # an absolute path
     needs: Needs  # resources of Ray, all of one machine: CPU, GPU, memory, or names that its machines were given
@@ -264,7 +264,7 @@ PhaseKind = Literal["rollout", "train"]
 class PhaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A run -> coordinator: POST /v1/phases. May this phase begin? It ends the job's phase before.
 
-    Asked again while it goes on, this says that the job lives.
+    Repeated while it runs, this says that the job lives.
     """
 
     job: JobName
@@ -275,7 +275,7 @@ class PhaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
 
 
 class PhaseAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """coordinator -> a run. `past`: the job has asked for a later phase since."""
+    """coordinator -> a run. `past`: the job has requested a later phase since."""
 
     state: Literal["begun", "waiting", "past"]
     reason: str = ""  # why it waits
@@ -293,7 +293,7 @@ class PhaseInfo(Brief, kw_only=True, omit_defaults=True):
     job: str
     kind: PhaseKind
     number: int
-    state: Literal["begun", "waiting", "silent", "left"]  # silent: not heard of for too long, others have its turns
+    state: Literal["begun", "waiting", "silent", "left"]  # silent: no message for too long, others have its turns
     reason: str = ""
     group: int | None = None
     since: float = 0.0
@@ -313,4 +313,4 @@ class PastPhase(Brief, kw_only=True, omit_defaults=True):
     requested: float
     begun: float | None = None  # None: it waits
     ended: float | None = None
-    silent: float = 0.0  # seconds before its end in which nothing was heard of its job, which was then passed over
+    silent: float = 0.0  # seconds before its end without a message of its job, which was then passed over

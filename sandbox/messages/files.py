@@ -1,4 +1,4 @@
-"""SDK <-> daemon: the file tree of a sandbox. Names that are not UTF-8 are told as :mod:`sandbox.names` says."""
+"""SDK <-> daemon: the file tree of a sandbox. Names that are not UTF-8 are shown as :mod:`sandbox.names` says."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class Change(Brief, kw_only=True, omit_defaults=True):
 
     path: str
     kind: Literal["added", "modified", "removed"]
-    why: str = ""  # the last call that is known to have changed it, and whose; only when asked for
+    why: str = ""  # the last call that is known to have changed it, and whose; only when requested

@@ -15,7 +15,7 @@ Glob = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class SideRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Requests beside the main loop of an agent: they make no turn and their answers are not held.
+    """Requests outside the main loop of an agent: they make no turn and their answers are not held.
 
     All fields that are given must fit. Example: ``SideRule(model="*-mini", max_tokens=512)``.
     """
@@ -49,21 +49,21 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     headers: dict[str, str] = {}  # put into every request
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0  # seconds of one whole answer
     idle: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0  # seconds without a byte of it
-    at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256  # requests that it is asked at the same time
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256  # requests that it gets at the same time
 
 
 class UpstreamInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> operator: an upstream, without its key."""
 
     name: str
-    url: str = ""  # "" for who is no administrator, and then no more than the name is told
+    url: str = ""  # "" for who is no administrator, and then only the name is shown
     has_key: bool = False
     headers: list[str] = []  # their names
     in_flight: int = 0
 
 
 class TokenInfo(msgspec.Struct, kw_only=True):
-    """daemon -> SDK: POST /v1/sandboxes/{id}/gateway/token. The token is told once and kept as a hash."""
+    """daemon -> SDK: POST /v1/sandboxes/{id}/gateway/token. The token is shown once and kept as a hash."""
 
     sandbox: str
     token: str
@@ -94,10 +94,10 @@ class ExchangeInfo(Brief, kw_only=True, omit_defaults=True):
     parent: int | None = None  # the main-loop exchange before it
     checkpoint: str | None = None  # holds the state in which the request was made
     turn: int = 0
-    key: str = ""  # hash of what was asked
+    key: str = ""  # hash of the request
     status: int | None = None
     ended_at: float | None = None
-    requested: int = 0  # times that the upstream was asked
+    requested: int = 0  # times that the upstream was called
     answered: int = 0  # times that the agent was given the whole answer
     from_record: int = 0  # of these, from the record
     request_bytes: int = 0

@@ -50,7 +50,7 @@ class ImageInfo(Brief, kw_only=True, omit_defaults=True):
     source: str = ""  # where it came from
     created_at: float = 0.0  # seconds since the epoch
     size: int = 0  # bytes of its files
-    used_by: int = 0  # sandboxes that stand on its tree
+    used_by: int = 0  # sandboxes that use its tree
     config: ImageConfig = ImageConfig()
 
 

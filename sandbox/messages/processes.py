@@ -114,7 +114,7 @@ class LogChunk(Brief, kw_only=True, omit_defaults=True):
 
 
 class Metrics(Brief, kw_only=True, omit_defaults=True):
-    """daemon -> SDK: what a sandbox uses, from its control groups. None: this host does not tell."""
+    """daemon -> SDK: what a sandbox uses, from its control groups. None: unknown on this host."""
 
     cpu_seconds: float
     processes: int

@@ -1,4 +1,4 @@
-"""Runs of clients, by which sandboxes end with whoever made them."""
+"""Runs of clients, by which sandboxes end with the client that made them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lease = Annotated[float, msgspec.Meta(ge=1, le=1e9)]
 class RunRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: PUT /v1/runs/{run}: begin a run, or renew its lease."""
 
-    lease: Lease = 60.0  # seconds from now on; its sandboxes are removed when nobody renews it before
+    lease: Lease = 60.0  # seconds from now on; its sandboxes are removed unless it is renewed before
 
 
 class RunInfo(msgspec.Struct, kw_only=True):

@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which checkpoints of a living sandbox are kept. Example: ``Retention(last=20)``.
 
-    A checkpoint stays when any of these names it, and always while a sandbox stands on it, a fork was made from it,
+    A checkpoint stays when any of these names it, and always while a sandbox is based on it, a fork was made from it,
     or it is being read.
     """
 
@@ -42,7 +42,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A directory beside the file tree of a sandbox, and no part of its checkpoints.
+    """A directory in addition to the file tree of a sandbox, and no part of its checkpoints.
 
     Example: ``Mount.read_only("/srv/datasets", "/data")``, ``Mount.scratch("/scratch", size="10GiB")``.
     """
@@ -73,7 +73,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What a sandbox is asked to be, and stays: the request, the sandbox's row and what forks inherit have these."""
+    """What a sandbox is created with, and keeps: the request, the sandbox's row and what forks inherit have these."""
 
     image: str
     limits: Limits = Limits()
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, kw_only=True):
     replicated_answers: bool = False  # hold answers until another host or the store has the state: in a cluster
     gateway: Gateway | None = None  # how its agent reaches a model
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
-    mounts: list[Mount] = []  # beside the file tree
+    mounts: list[Mount] = []  # in addition to the file tree
     ignore: IgnoreRules | None = None  # what alone makes no checkpoint
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing: no sudo, su, ping
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
@@ -97,7 +97,7 @@ class CreateRequest(Settings, kw_only=True, omit_defaults=True, forbid_unknown_f
 
     name: str | None = None
     workdir: str | None = None  # absolute; None: the image's
-    user: User | None = None  # who commands run as that do not say; None: the image's, root where it names nobody
+    user: User | None = None  # who commands run as that do not say; None: the image's, root where it names none
 
 
 class SandboxState(enum.StrEnum):

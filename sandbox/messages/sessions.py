@@ -21,7 +21,7 @@ class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes/{id}/sessions/{session}/exec
 
-    The same `key` again is the same request again: its answer is told once more, nothing is run twice.
+    The same `key` again is the same request again: its answer is returned once more, nothing is run twice.
     """
 
     command: Annotated[str, msgspec.Meta(max_length=2 << 20)]

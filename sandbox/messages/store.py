@@ -12,7 +12,7 @@ class VerifyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     """SDK -> daemon: POST /v1/checkpoints/verify. Without ids: all."""
 
     checkpoints: list[str] = []
-    restore: bool = False  # also restore each beside, compare it, and end it before it runs
+    restore: bool = False  # also restore each separately, compare it, and end it before it runs
 
 
 class CheckpointReport(Brief, kw_only=True, omit_defaults=True):

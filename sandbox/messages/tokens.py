@@ -44,7 +44,7 @@ class ApiToken(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class NewToken(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """daemon -> CLI: a token just made. `text` is told this once and kept nowhere."""
+    """daemon -> CLI: a token just made. `text` is shown this once and kept nowhere."""
 
     token: ApiToken
     text: str

@@ -19,7 +19,7 @@ _RETAINED = "/?&=%:@!$'()*+,;~"  # of a path that is quoted already; all else, l
 
 
 class BriefClient(Client):
-    """As :class:`Client`; whatever fits into one answer is asked directly."""
+    """As :class:`Client`; what fits into one answer is requested directly."""
 
     async def raw(
         self,

@@ -47,7 +47,7 @@ SCRATCH = "scratch"
 
 @dataclass(eq=False)
 class _Stage:
-    """A stage that is planned, and later built as far as somebody needs it."""
+    """A stage that is planned, and later built as far as it is needed."""
 
     title: str
     base: _Stage | str  # a former stage, or an image
@@ -56,7 +56,7 @@ class _Stage:
     triggers: list[str] = field(default_factory=list)  # its ONBUILD instructions
     steps: list[BuildStep] = field(default_factory=list)
     checkpoint: str | None = None  # of that tree, once there is one
-    sandbox: Sandbox | None = None  # that stands on it
+    sandbox: Sandbox | None = None  # that is based on it
     shown: bool = False
     first: int = 1  # number of its first step, among all of the build
     building: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -149,7 +149,7 @@ class Builder:
         except NotFound:
             if checkpoint not in self._retained.values():
                 raise
-        self._retained.clear()  # somebody removed what was kept, just now
+        self._retained.clear()  # a user removed what was kept, just now
         stage.checkpoint = None
         return await images.commit(await self._checkpoint(stage), name, config=config, replace=replace_name)
 
@@ -279,7 +279,7 @@ class Builder:
             return stage.checkpoint
 
     async def _sandbox(self, stage: _Stage) -> Sandbox:
-        """A sandbox that stands on the tree behind a stage. What it copies from is built beside one another."""
+        """A sandbox that is based on the tree behind a stage. What it copies from is built concurrently."""
         if stage.sandbox is None:
             stage.sandbox, done = await self._begin(stage)
             self._show(stage, done)
@@ -306,7 +306,7 @@ class Builder:
             raise
 
     async def _begin(self, stage: _Stage) -> tuple[Sandbox, int]:
-        """A sandbox that stands on the last kept step of a stage or on its base; how many steps are behind it."""
+        """A sandbox that is based on the last kept step of a stage or on its base; how many steps are behind it."""
         for done in range(len(stage.steps), 0, -1):
             checkpoint = self._retained.get(stage.steps[done - 1].key or "")
             if checkpoint is not None:

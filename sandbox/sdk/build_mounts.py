@@ -50,7 +50,7 @@ async def mounted(
     bind: Bind,
 ) -> AsyncIterator[dict[str, str]]:
     """Around the command of a RUN: the variables that its secrets are. Nothing is taken out where the body fails:
-    then nobody goes on with the sandbox."""
+    then the sandbox is not used further."""
     variables: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         for mount in mounts:
@@ -80,7 +80,7 @@ def _directory(mount: BuildMount) -> CopyRequest:
 
 @contextlib.asynccontextmanager
 async def _set_aside(sandbox: Sandbox, target: str) -> AsyncIterator[None]:
-    """What lies at `target` is elsewhere meanwhile, and there again afterwards; what comes in its place is removed,
+    """What lies at `target` is elsewhere during it, and there again afterwards; what comes in its place is removed,
     with the directories that were made for it."""
     aside = f"/.pagurus-aside-{secrets.token_hex(4)}"
     above, made = target, ""

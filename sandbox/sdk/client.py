@@ -157,7 +157,7 @@ class Client(Transport):
                 return info
             if info.error is not None:
                 raise CheckpointFailed(info.error, sandbox=info.sandbox, turn=info.turn)
-            await asyncio.sleep(PAUSE)  # nobody works on it, yet: the daemon has just been started
+            await asyncio.sleep(PAUSE)  # no call is in progress, yet: the daemon has just been started
 
     async def fork(
         self,

@@ -2,7 +2,7 @@
 
 Owns: ``.dockerignore``, which files the sources of an instruction reach, their digest, the archive of them. Does not
 own: patterns (:mod:`sandbox.patterns`), where they are put (the daemon: :mod:`sandbox.tree.copy_into`).
-Guarantee: nothing outside the root is read, whatever links say and whoever exchanges them meanwhile; what is hashed is
+Guarantee: nothing outside the root is read, whatever links say and even if they are exchanged; what is hashed is
 what is sent: names, kinds, modes, contents and link targets. Times do not make it another, as with Docker. A file whose
 size, times and inode are those of the last build is not read again (:class:`Hashes`).
 """
@@ -105,7 +105,7 @@ class BuildContext:
 
     @classmethod
     def of(cls, root: Path, dockerfile: Path | None = None) -> BuildContext:
-        """With the ``DOCKERFILE.dockerignore`` beside the Dockerfile, or the ``.dockerignore`` of the directory."""
+        """With the ``DOCKERFILE.dockerignore`` next to the Dockerfile, or the ``.dockerignore`` of the directory."""
         own = [dockerfile.with_name(f"{dockerfile.name}.dockerignore")] if dockerfile is not None else []
         for file in (*own, root / ".dockerignore"):
             try:
@@ -313,7 +313,7 @@ def _reading() -> Iterator[None]:
     """What cannot be read of a context, or changes while it is read, is the context's fault."""
     try:
         yield
-    except BrokenPipeError:  # of whoever takes the archive
+    except BrokenPipeError:  # of the receiver of the archive
         raise
     except OSError as error:
         text = f"{str(error.filename)[:160]} of the context cannot be read: {error.strerror}"

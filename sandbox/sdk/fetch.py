@@ -63,7 +63,7 @@ class RemoteSources:
     def __init__(self, cache: bool) -> None:
         self._cache = cache
         self._undo = contextlib.ExitStack()
-        self._fetched: dict[tuple[str, str], tuple[str, Path, str]] = {}  # address, checksum -> name, folder, digest
+        self._fetched: dict[tuple[str, str], tuple[str, Path, str]] = {}  # address, checksum -> name, directory, digest
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class RemoteSources:
         return [(await self._of(copy, address, line))[2] for address in (*copy.addresses, *copy.repositories)]
 
     async def files(self, copy: CopyInstruction, line: int) -> list[tuple[str, Path]]:
-        """The name and the folder of each; a repository is all of its folder."""
+        """The name and the directory of each; a repository is all of its directory."""
         return [(await self._of(copy, address, line))[:2] for address in (*copy.addresses, *copy.repositories)]
 
     async def _of(self, copy: CopyInstruction, address: str, line: int) -> tuple[str, Path, str]:

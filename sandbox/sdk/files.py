@@ -50,7 +50,7 @@ class Files(Facet):
     async def stream(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
         """The same bytes in parts as they come, at most 256 KiB each. The host reads no faster than the caller.
 
-        The file's size is that of the beginning: what is written behind it meanwhile does not come. Raises when the
+        The file's size is that of the beginning: what is appended since is not included. Raises when the
         stream breaks off before its end.
         """
         async with self._content(path, offset, limit) as response:

@@ -43,7 +43,7 @@ class Conversation(Facet):
         """The next command of an agent outside. It ends no turn: the agent's next request does.
 
         While the sandbox is dead it waits for a restore (up to ten minutes). What a restore undid of this turn runs
-        again first. An agent that started over is told the recorded results, until it is where its sandbox is; Conflict
+        again first. An agent that started over gets the recorded results, until it is where its sandbox is; Conflict
         where it runs something else than before.
         """
         request = ExecRequest(
@@ -62,7 +62,7 @@ class Conversation(Facet):
         """Answer the coming requests from the record up to a checkpoint, of this sandbox or another.
 
         For an agent inside that is started over in a fresh or restored sandbox: its commands take effect, its model is
-        not asked. From the first request that differs on, the model is asked again. Returns the number of exchanges.
+        not called. From the first request that differs on, the model is called again. Returns the number of exchanges.
         """
         request = ReplayRequest(checkpoint=to if isinstance(to, str) else to.id)
         return (await self._client.call("POST", f"{self._path}/replay", ReplayInfo, request)).exchanges
@@ -84,7 +84,7 @@ class Models(Facet):
         return await self._client.call("GET", "/v1/gateway", GatewayStatistics)
 
     async def upstreams(self) -> list[UpstreamInfo]:
-        """Where requests may go. Keys are not told."""
+        """Where requests may go. Keys are not shown."""
         return await self._client.call("GET", "/v1/gateway/upstreams", list[UpstreamInfo])
 
     async def put(self, name: str, upstream: Upstream) -> None:

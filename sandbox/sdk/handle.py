@@ -152,7 +152,7 @@ class Sandbox:
     ) -> CommandStream:
         """Run a command and yield its output as it comes; the last chunk carries the result.
 
-        It begins when the first chunk is asked for, takes signals while it runs, and waits for a slow reader. When the
+        It begins when the first chunk is requested, takes signals while it runs, and waits for a slow reader. When the
         reader leaves (closes this iterator, or dies), it is ended as after `timeout`, and so is its turn.
         """
         request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)

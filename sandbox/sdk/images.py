@@ -182,7 +182,7 @@ class Images(Facet):
         return await self._client.call("GET", "/v1/steps", list[StepInfo])
 
     async def prune(self) -> StepsRemoved:
-        """Remove the kept steps, but for those that living sandboxes stand on."""
+        """Remove the kept steps, but for those that living sandboxes are based on."""
         return await self._client.call("DELETE", "/v1/steps", StepsRemoved)
 
     async def find_steps(self, keys: Sequence[str]) -> Sequence[StepInfo]:

@@ -41,7 +41,7 @@ class Ports(Facet):
 
     @contextlib.asynccontextmanager
     async def forward(self, port: int, *, host: str = "127.0.0.1", local_port: int = 0) -> AsyncIterator[str]:
-        """A port of this machine that leads to `port` of the sandbox meanwhile; yields ``HOST:PORT``."""
+        """A port of this machine that leads to `port` of the sandbox; yields ``HOST:PORT``."""
 
         carriers: set[asyncio.Task[None]] = set()
 
@@ -49,7 +49,7 @@ class Ports(Facet):
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     far = await stack.enter_async_context(self._client.socket(f"{self._path}/{int(port)}/connect"))
-                except PagurusError:  # nobody listens now: the caller sees a closed connection, as from a real port
+                except PagurusError:  # nothing listens now: the caller sees a closed connection, as from a real port
                     return
                 await self._carry(stack.pop_all(), far, reader, writer)
 

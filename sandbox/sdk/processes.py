@@ -58,7 +58,7 @@ class Processes(Facet):
 
         Starting is a turn: once it is captured, a restore brings the process back. Not one that is `excluded`: that it
         runs makes no checkpoint, and after a restore or in a fork it is not there. For an agent that keeps its state
-        in files or is told its record again: start it anew then. What it does to files, and what it starts, counts; so
+        in files or gets its record again: restart it then. What it does to files, and what it starts, counts; so
         `command` is the agent itself, and a launcher in front of it would have to `exec` it.
         """
         request = ProcessRequest(
@@ -130,7 +130,7 @@ class Process:
         self.info = await self._client.call("POST", f"{self._path}/signal", ProcessInfo, request, keyed=True)
 
     async def kill(self, number: int | str = signals.SIGKILL) -> None:
-        """The same, with SIGKILL unless told otherwise."""
+        """The same, with SIGKILL by default."""
         await self.signal(number)
 
     async def remove(self) -> None:
@@ -226,7 +226,7 @@ class Terminal:
     """A program at a terminal. ``async with`` sits down at it and leaves it at the end; the program lives on.
 
     Iterate for its output, raw bytes as they come, until the program has ended; then `exit_code` is set. A daemon
-    that is restarted meanwhile interrupts nothing.
+    that is restarted interrupts nothing.
     """
 
     def __init__(self, client: Transport, path: str, info: ProcessInfo) -> None:
@@ -234,7 +234,7 @@ class Terminal:
         self._path = path
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._stack = contextlib.AsyncExitStack()
-        self._observed: int | None = None  # output up to here has been told
+        self._observed: int | None = None  # output up to here has been sent
         self._typed = bytearray()  # the latest input, up to byte `_end` of all
         self._end = 0
         self._size: tuple[int, int] | None = None
@@ -322,11 +322,11 @@ class Terminal:
         del self._typed[:-TYPED_RETAINED]
         if self._socket is None:
             raise Closed("not at the terminal", hint="use it as a context manager")
-        with contextlib.suppress(ConnectionError, ClientError):  # whoever reads attaches again, and sends it then
+        with contextlib.suppress(ConnectionError, ClientError):  # the reader attaches again, and sends it then
             await self._socket.send_bytes(content)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Tell the program the size of the window."""
+        """Set the size of the window."""
         from aiohttp import ClientError
 
         self._size = (rows, columns)

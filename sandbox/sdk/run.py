@@ -28,7 +28,7 @@ class Run:
             sb = await run.create("debian")
 
     They are removed at the end of the block; and when the client dies or is cut off, within `lease` seconds, whatever
-    call is under way. Their forks belong to the run as well. A client whose loop stands still for longer than the
+    call is under way. Their forks belong to the run as well. A client whose loop is blocked for longer than the
     lease has lost them.
     """
 
@@ -55,7 +55,7 @@ class Run:
         self._task = asyncio.get_running_loop().create_task(self._renewing())
 
     async def leave(self) -> None:
-        """Renew it no more: its sandboxes end after the lease, unless somebody else renews it."""
+        """Renew it no more: its sandboxes end after the lease, unless another client renews it."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -42,7 +42,7 @@ class Sessions(Facet):
         return [Session(self._client, self._path, info) for info in infos if info.kind is ProgramKind.SESSION]
 
     async def get(self, session: str) -> Session:
-        """The session with this id: also in a fork, where it goes on from where the sandbox was forked."""
+        """The session with this id: also in a fork, where it continues from where the sandbox was forked."""
         info = await self._client.call("GET", f"{self._path}/processes/{session}", ProcessInfo)
         return Session(self._client, self._path, info)
 

@@ -32,7 +32,7 @@ class Store(Facet):
         return await self._client.call("PUT", self._of(checkpoint, "/label"), CheckpointInfo, LabelRequest(label=label))
 
     async def remove(self, checkpoint: str | CheckpointInfo) -> None:
-        """Remove a checkpoint. Raises Conflict when a sandbox stands on it."""
+        """Remove a checkpoint. Raises Conflict when a sandbox is based on it."""
         await self._client.call("DELETE", self._of(checkpoint), dict)
 
     async def collect(self) -> None:

@@ -139,7 +139,7 @@ class Transport:
                 raise Protocol(f"{method} {path}: the stream broke off", hint="is the daemon alive?") from error
 
     async def _until_answered(self, repeatable: bool, method: str, path: str, **request: Any) -> bytes:
-        """The bytes of the answer; sent again while there is patience, where that does no harm."""
+        """The bytes of the answer; sent again within the time-out, where that does no harm."""
         broken, attempt = 0.0, 0  # seconds without a daemon, as far as they follow one another
         while True:
             began = time.monotonic()
@@ -271,7 +271,7 @@ async def complete(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _private(url: str) -> bool:
-    """Whether nobody else can read what goes to `url`."""
+    """Whether no one else can read what goes to `url`."""
     parts = urlsplit(url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

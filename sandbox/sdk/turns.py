@@ -19,7 +19,7 @@ TIMEOUT = 600.0  # seconds for the turn before to be captured
 
 
 class Turn(Facet):
-    """All acts on the sandbox meanwhile are one turn, judged and captured at the end::
+    """All acts on the sandbox within it are one turn, judged and captured at the end::
 
         async with sb.turn() as turn:
             await sb.exec("make")

@@ -1,4 +1,4 @@
-"""Whole trees as tar streams, into and out of a directory that belongs to somebody else.
+"""Whole trees as tar streams, into and out of a directory that belongs to another user.
 
 Owns: packing and unpacking by descriptor, on both sides: the daemon works on a sandbox's tree, the SDK on the user's.
 Does not own: transport, the format (:mod:`sandbox.tree.tar`), trees of strangers on the host
@@ -43,8 +43,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: bool = False) -> None:
     """Write `path` below `root` to `out`: a directory as its content, anything else as itself.
 
-    `complete`: with FIFOs and extended attributes, for a tree that nobody changes. A file that grows or shrinks
-    meanwhile has the size that it had when its turn came.
+    `complete`: with FIFOs and extended attributes, for a tree that does not change. A file that grows or shrinks
+    during it has the size that it had when its turn came.
     """
     with (
         tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as packed,

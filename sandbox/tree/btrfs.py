@@ -2,7 +2,7 @@
 
 Owns: the calls. Does not own: where subvolumes lie or how long they live.
 Guarantee: no process is started; each call is one system call on a directory descriptor, and other threads run
-meanwhile.
+during it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
 def delete_subvolume(path: Path) -> None:
     """Delete a subvolume, read-only or not, with all that lie in it. Missing is fine.
 
-    The space comes back seconds later.
+    The space is free seconds later.
     """
     args = struct.pack("=q", 0) + _name(path, 4088)
     try:

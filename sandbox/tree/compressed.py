@@ -1,4 +1,4 @@
-"""Archives as ADD knows them: a tar, compressed or not, told by its content.
+"""Archives as ADD knows them: a tar, compressed or not, recognized by its content.
 
 Owns: which program compressed a file, and whether a tar is in it. Does not own: unpacking
 (:mod:`sandbox.tree.archive`). Guarantee: no program is run, and no more memory is used than a window has.

@@ -31,7 +31,7 @@ def copy(source: Path, target: Path) -> None:
         reserve = Reserve(after)
         for step in walk(before, after, naming=TARGET, leave=_finish):
             result = step.result[SOURCE]
-            assert result is not None  # nobody changes it
+            assert result is not None  # it does not change
             if stat.S_ISDIR(result.st_mode):
                 os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
                 step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)

@@ -23,7 +23,7 @@ from sandbox.tree.safe_path import directory, named, regular
 from sandbox.tree.walk import WalkEntry, walk
 
 RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
-MAX_REPORTED = 64 << 20  # bytes of all paths that are told
+MAX_REPORTED = 64 << 20  # bytes of all paths that are reported
 OLD, NEW, LOWER = range(3)
 Form = Literal["json", "msgpack"]
 Shown = tuple[int, os.stat_result]  # the directory that holds it, and what it is

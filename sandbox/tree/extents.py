@@ -1,8 +1,8 @@
 """How many bytes a btrfs snapshot really added to the disk, and where its files have their data.
 
 Owns: what the items of a subvolume's tree add up to. Does not own: snapshots. Files may share their data, with others
-and with themselves: a file of a tebibyte may lie on a mebibyte. So :func:`shared_once` tells of each piece of the disk
-one place only from which it can be read. Guarantee: data extents are counted exactly, once each, and only those
+and with themselves: a file of a tebibyte may lie on a mebibyte. So :func:`shared_once` returns for each piece of the
+disk one place only from which it can be read. Guarantee: data extents are counted exactly, once each, and only those
 written after the older snapshot; the kernel skips unchanged parts of the tree, so the cost follows the change.
 
 Tree blocks are not listed by the kernel: they are counted from the items that changed blocks hold,
@@ -72,7 +72,7 @@ class RangeSet:
 def shared_once(subvolume: int, inodes: Collection[int]) -> dict[int, list[tuple[int, int]]]:
     """By inode: (offset, bytes) of what of these files is on the disk, but each piece of the disk only once. Blocks.
 
-    Data that lie in the tree itself (small files) are always told.
+    Data that lie in the tree itself (small files) are always included.
     """
     result: dict[int, list[tuple[int, int]]] = {}
     covered = RangeSet()
@@ -86,7 +86,7 @@ def shared_once(subvolume: int, inodes: Collection[int]) -> dict[int, list[tuple
         if form == _PREALLOCATED or not address:
             continue
         inside, length = _PART.unpack_from(data, _EXTENT.size)
-        if packed:  # whoever reads a part reads all of it
+        if packed:  # a reader of a part reads all of it
             missing = [(0, length)] if covered.take(address, address + size) else []
         else:
             begin = address + inside

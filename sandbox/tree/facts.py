@@ -23,7 +23,7 @@ MAX_PATHS = 256 << 20  # bytes of all paths of a tree whose canonical form is ma
 
 
 def tree(upper: Path) -> Facts:
-    """The canonical form of a file tree that nobody changes. Blocks; reads all data of every file."""
+    """The canonical form of a file tree that does not change. Blocks; reads all data of every file."""
     linked: dict[int, str] = {}
     left = MAX_PATHS
     with safe_path.directory(upper) as root:
@@ -39,7 +39,7 @@ def tree(upper: Path) -> Facts:
 
 
 def tree_differences(before: Path, after: Path) -> list[str]:
-    """What differs between two trees that nobody changes, as `differences` tells it. Blocks; reads what may differ."""
+    """What differs between two trees that do not change, as `differences` returns it. Blocks; reads what may differ."""
     lines: list[str] = []
     linked: tuple[dict[int, str], dict[int, str]] = ({}, {})
     with safe_path.directory(before) as one, safe_path.directory(after) as other:
@@ -81,7 +81,7 @@ def _root(root: int) -> Facts:
 
 
 def _entry(holder: int, name: str, result: os.stat_result | None, linked: dict[int, str], label: str) -> Facts:
-    assert result is not None  # nobody changes the tree
+    assert result is not None  # the tree does not change
     fact: Facts = {"mode": oct(result.st_mode), "owner": (result.st_uid, result.st_gid)}
     fact["xattrs"] = _xattrs(safe_path.named(holder, name))
     if stat.S_ISREG(result.st_mode):

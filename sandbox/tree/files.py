@@ -1,11 +1,11 @@
 """The file tree of one sandbox, seen from the host: read, write, list, move, remove.
 
 Owns: access by path into a running sandbox. Does not own: safe resolution of paths (:mod:`sandbox.tree.safe_path`), how
-names are told (:mod:`sandbox.names`), whole trees (:mod:`sandbox.tree.archive`), when a write is allowed, or that it is
-captured (the daemon's turn loop).
+names are shown (:mod:`sandbox.names`), whole trees (:mod:`sandbox.tree.archive`), when a write is allowed, or that it
+is captured (the daemon's turn loop).
 
 Guarantee: only regular files are read or written; a FIFO or device is refused and cannot block the host. A written
-file belongs to the sandbox's root. Paths are taken, and names given, as they are told.
+file belongs to the sandbox's root. Paths are taken, and names given, as they are shown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_ENTRIES = 100_000  # of a directory that is listed
 
 
 def absolute(path: str) -> PurePosixPath:
-    """`path`, as it is told, from the root; relative ones start there too. Raises Invalid for what is no path."""
+    """`path`, as it is shown, from the root; relative ones start there too. Raises Invalid for what is no path."""
     need_path(path)
     return PurePosixPath("/", native(path))
 
@@ -65,7 +65,7 @@ class FileRange:
         self._file.close()
 
     def next(self) -> bytes:
-        """The next bytes, at most CHUNK; none at the end. Raises Conflict when the sandbox cut the file meanwhile."""
+        """The next bytes, at most CHUNK; none at the end. Raises Conflict when the sandbox cut the file since."""
         try:
             part = os.pread(self._file.fileno(), min(self.left, CHUNK), self._at)
         except OSError as error:

@@ -47,7 +47,7 @@ UNHASHED = b"\xff" * CONTENT
 MAX_HASHED = 512 << 20  # bytes of file content hashed for one checkpoint
 COMPLETE = (1 << 64) - 1  # or all of it
 ROOT_INODE = 256
-MAX_PATH = 4000  # bytes of a path by which an inode is reached; the kernel tells and takes no longer ones
+MAX_PATH = 4000  # bytes of a path by which an inode is reached; the kernel returns and takes no longer ones
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
 MAX_SIZE = 1 << 30  # bytes of an unpacked digest
 
@@ -184,7 +184,7 @@ _EMPTY = Digest(np.zeros(0, np.uint64), np.zeros((0, ATTRIBUTES), np.uint8), np.
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an inode is found: by this name, or short path, in an open directory. Valid until the next is asked for."""
+    """Where an inode is found: by this name, or short path, in an open directory. Valid until the next is requested."""
 
     number: int
     holder: int
@@ -193,7 +193,7 @@ class _Place:
 
     @property
     def reported(self) -> str:
-        """Its path, to be told."""
+        """Its path, to be shown."""
         return reported(self.step.path if self.step else "/" if self.name == "." else self.name)
 
 
@@ -275,7 +275,7 @@ def path_of(root: int, inode: int) -> bytes | None:
 
 
 def paths_of(root: int, inode: int) -> list[bytes]:
-    """The paths below the root of a subvolume that lead to an inode, as many as the kernel tells at once."""
+    """The paths below the root of a subvolume that lead to an inode, as many as the kernel returns at once."""
     buffer = ctypes.create_string_buffer(1 << 16)
     args = bytearray(struct.pack("=QQ32xQ", inode, len(buffer), ctypes.addressof(buffer)))
     try:

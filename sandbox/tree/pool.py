@@ -1,7 +1,7 @@
 """The btrfs pool: the disk space of all sandboxes and checkpoints of a host.
 
-Owns: the pool's file, its loop device, its mount, its folders. Does not own: what lies in them.
-Guarantee: after `ensure()` the folders exist on a mounted btrfs; calling it again changes nothing. `close()` leaves
+Owns: the pool's file, its loop device, its mount, its directories. Does not own: what lies in them.
+Guarantee: after `ensure()` the directories exist on a mounted btrfs; calling it again changes nothing. `close()` leaves
 no mount and no loop device behind (the kernel frees it with the last user). `need()` refuses new work before the disk
 is full; restores and removals that find it full nevertheless get a reserve (`extend()`), which is given back later.
 
@@ -68,7 +68,7 @@ class BtrfsPool:
     """The pool below a state directory.
 
     `size`: bytes of the pool's file, which is made or grown to it, never made smaller; None: as it is, and where it is
-    made anew 40 % of the free space, at most 32 GiB.
+    made again 40 % of the free space, at most 32 GiB.
     """
 
     def __init__(self, state: Path | None = None, *, size: int | None = None):
@@ -111,7 +111,7 @@ class BtrfsPool:
         return self._size or min(32 * GIB, shutil.disk_usage(self.state).free * 2 // 5)
 
     def _grow(self) -> None:
-        """To the size that is asked for. One that has its reserve grows when that is given back."""
+        """To the size that is requested. One that has its reserve grows when that is given back."""
         if self._size is None or self.file.with_suffix(".extended").exists() or self.file.stat().st_size >= self._size:
             return
         os.truncate(self.file, self._size)
@@ -197,7 +197,7 @@ class BtrfsPool:
     def extend(self) -> bool:
         """Let the pool grow by its reserve, so that restores and removals work. False: it has grown already, or cannot.
 
-        What it has grown by is remembered beside it, so that a crash in between is made good by the next call.
+        What it has grown by is remembered next to it, so that a crash in between is made good by the next call.
         """
         mark = self.file.with_suffix(".extended")
         if not self.file.exists() or shutil.disk_usage(self.state).free < RESERVE + TIGHT:

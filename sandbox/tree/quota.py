@@ -2,7 +2,7 @@
 
 Owns: quota groups of btrfs (simple quotas, Linux 6.7). Does not own: which subvolumes there are
 (:mod:`sandbox.tree.pool`). Guarantee: the subvolumes that joined the group of a sandbox write at most its limit
-together, as far as any of them or a snapshot holds it; a restore begins with what is left of it, not anew.
+together, as far as any of them or a snapshot holds it; a restore begins with what is left of it, not again.
 
 The kernel counts an extent for the subvolume that wrote it, for as long as anybody refers to it. A group of level 1
 adds up its members, also those that were deleted and whose extents are still held.
@@ -39,7 +39,7 @@ def group(sandbox: str) -> int:
 def join(path: Path, sandbox: str) -> None:
     """Count what is written into the subvolume `path` for this sandbox. Idempotent. Blocks."""
     number = btrfs.tree_of(path)
-    with btrfs.opened(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
+    with btrfs.opened(path.parent) as fd:  # called on a subvolume that is full, it would be refused
         for left in reversed(range(_TRIES)):
             try:
                 _call(fd, _CREATE, 1, group(sandbox), allowed=errno.EEXIST)
@@ -68,7 +68,8 @@ def need(path: Path, size: str | int | None, default: str | int | None) -> bool:
 
 
 def count(tree: Path, sandbox: str) -> None:
-    """Count what is written from now on, beside what former trees of the sandbox and its scratch hold. No limit yet."""
+    """Count what is written from now on, in addition to what former trees of the sandbox and its scratch hold. No limit
+    yet."""
     join(tree, sandbox)
     limit(tree, sandbox, None)
 
@@ -89,7 +90,7 @@ def sweep(path: Path, sandboxes: Collection[str]) -> int:
         return 0
     with btrfs.opened(path) as fd:
         groups = [(offset, data) for _, kind, offset, data in btrfs.items(fd, tree=_QUOTAS) if kind == _GROUP_INFO]
-        # Looked at afterwards: what was made meanwhile lives.
+        # Looked at afterwards: what was made since lives.
         living = {number for number, kind, _, _ in btrfs.items(fd, tree=_ROOTS) if kind == _ROOT_ITEM}
         members = {number for number, data in groups if not number >> _LEVEL and not any(_USED.unpack_from(data, 8))}
         for number in members - living:

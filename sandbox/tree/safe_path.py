@@ -1,4 +1,4 @@
-"""Paths below a root that belongs to somebody else, resolved by the kernel.
+"""Paths below a root that belongs to another user, resolved by the kernel.
 
 Owns: every way in which the host opens something in a tree that a sandbox may change under its feet, and the
 descriptors from which it does so: the root of a living sandbox, the upper layer of its file tree. No other module opens
@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class SandboxRoot:
     """The root directory of a living sandbox, held from the moment its pid 1 is known to the moment it is let go.
 
-    Whoever wants something of a sandbox's files takes this object when the work is queued. Once pid 1 has died or was
+    A user of a sandbox's files takes this object when the work is queued. Once pid 1 has died or was
     replaced, `opened` raises Conflict: neither a pid that was given to another process nor a successor is met.
     """
 
@@ -99,7 +99,7 @@ class SandboxRoot:
             os.close(file)
 
     def close(self) -> None:
-        """Let go of it. What is open goes on."""
+        """Let go of it. What is open stays open."""
         with self._lock:
             for descriptor in (self._root, self._process, self._pidfd):
                 if descriptor >= 0:
@@ -269,7 +269,7 @@ def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755, *, reso
             try:
                 os.mkdir(path.name, mode if path == missing[0] else 0o755, dir_fd=parent)
             except FileExistsError:
-                pass  # the sandbox made it meanwhile
+                pass  # the sandbox made it since
             except OSError as error:
                 raise refused(error, str(path)) from error
 

@@ -1,4 +1,4 @@
-"""Room on a disk that a copy of somebody else's tree leaves free.
+"""Room on a disk that a copy of another user's tree leaves free.
 
 Owns: looking how much is free, now and then, and what of it is promised to the pool. Does not own: limits of a
 sandbox's own disk (:mod:`sandbox.tree.quota`).

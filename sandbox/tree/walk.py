@@ -4,7 +4,7 @@ Owns: the order of a walk, and the directories that it has open. Does not own: w
 
 Guarantee: links are not followed, mounts are not entered, nothing but directories is opened. No recursion, no path that
 the kernel must resolve, and a bounded number of open directories: a tree may be as deep as it likes. A tree that is
-changed meanwhile ends the walk with ESTALE, and leads it nowhere else: the way up is taken only where it leads to the
+changed during it ends the walk with ESTALE, and leads it nowhere else: the way up is taken only where it leads to the
 very directory that the walk came from.
 """
 
@@ -29,7 +29,7 @@ class _Level:
 
     def __init__(self, name: str, fds: list[int], naming: int | None) -> None:
         self.name = name
-        self.fds = fds  # -1: not in this tree, or let go until the walk comes back
+        self.fds = fds  # -1: not in this tree, or let go until the walk returns
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self.ids = [None if fd < 0 else _identity(os.fstat(fd)) for fd in fds]
@@ -70,7 +70,7 @@ class WalkEntry:
 
     @property
     def path(self) -> str:
-        """Below the root, without a leading slash. As long as the tree is deep: ask only for what is told."""
+        """Below the root, without a leading slash. As long as the tree is deep: use it only for what is shown."""
         return "/".join([*(level.name for level in self._above[1:]), self.name])
 
 
@@ -144,7 +144,7 @@ def remove(parent: int, name: str) -> None:
     with closing(openat2(parent, name, _DIRECTORY, resolve=NO_LINKS)) as top:
         for step in walk(top, leave=_remove_directory):
             if not step.enter[0]:
-                with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
                     os.unlink(step.name, dir_fd=step.parents[0])
     os.rmdir(name, dir_fd=parent)
 

@@ -4,7 +4,7 @@ Owns: one inotify instance per watch and the directories that it covers. Does no
 a change; the verdict of a turn never depends on it (a store through a shared mapping raises no event).
 
 Guarantee: a directory made below a recursive watch is covered, and what was put into it before it was is
-told; when events are lost, an ``overflow`` says so.
+reported; when events are lost, an ``overflow`` says so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TreeWatch:
                 pass
 
     def stop(self) -> None:
-        """Let what runs in another thread come to its end soon, and nothing more begin: nobody asks any more."""
+        """Let what runs in another thread come to its end soon, and nothing more begin: there is no reader any more."""
         self._ended = True
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class TreeWatch:
             directory = openat2(root, native(complete), os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
         except OSError as error:
             if path and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
-                return  # gone or replaced meanwhile, or a mount
+                return  # gone or replaced since, or a mount
             raise refused(error, complete) from error
         try:
             number = _libc.inotify_add_watch(self.descriptor, f"/proc/self/fd/{directory}".encode(), _MASK)

@@ -17,7 +17,7 @@ def plan(lengths: Sequence[int], *, budget: int, ranks: int = 1, width: int = 10
     """Rounds of one micro-batch per rank, the most expensive round first.
 
     Longest first, each to the micro-batch that costs least so far and has room. `width` of the model weighs what
-    attention costs beside the rest. Example: ``plan([3, 9, 4], budget=10) == [[[1]], [[2, 0]]]``.
+    attention costs in addition to the rest. Example: ``plan([3, 9, 4], budget=10) == [[[1]], [[2, 0]]]``.
     """
     if not lengths:
         return []

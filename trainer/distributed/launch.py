@@ -2,9 +2,9 @@
 
 Owns: torchrun's process, the decision that a rank is lost. Does not own: what ranks do (worker).
 Guarantee: a rank that dies is named at once, one that is stopped within `silent` seconds, one that hangs in its own
-code within `stuck`; then no rank of this fleet is left, and `start` goes on from the last save, with any number of
-ranks. What a rank itself said it cannot go on for (a number that is not finite, a full disk) is raised as that. Ranks
-end when the process that started them has ended; what is left of them (stopped ones) is ended by the next start.
+code within `stuck`; then no rank of this fleet is left, and `start` continues from the last save, with any number of
+ranks. What a rank itself said it cannot continue for (a number that is not finite, a full disk) is raised as that.
+Ranks end when the process that started them has ended; what is left of them (stopped ones) is ended by the next start.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fleet:
         self.stop()
 
     def start(self) -> None:
-        """Starts all ranks; they go on from the last save."""
+        """Starts all ranks; they continue from the last save."""
         self.stop()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._end_left()
@@ -158,7 +158,7 @@ class Fleet:
             _kill(beat.process)
 
     def _raise_said(self) -> None:
-        """What a rank knew of why it could not go on."""
+        """What a rank knew of why it could not continue."""
         if shutil.disk_usage(self.directory).free < FULL:
             raise OSError(errno.ENOSPC, f"no space left in {self.directory}")
         for path in sorted((self.directory / "results").glob("said-*.json")):

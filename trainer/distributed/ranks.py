@@ -43,7 +43,7 @@ ALONE = Ranks()
 
 
 def join(*, timeout: float = 600.0) -> Ranks:
-    """Takes part in what torchrun started; outside of it, alone. NCCL for GPUs beside gloo for everything else."""
+    """Takes part in what torchrun started; outside of it, alone. NCCL for GPUs and gloo for everything else."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" not in os.environ:
         return ALONE

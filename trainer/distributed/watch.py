@@ -1,7 +1,7 @@
-"""Who hangs, who died: every rank leaves signs of life, whoever watches names the one that stopped.
+"""Who hangs, who died: every rank leaves signs of life, the watcher names the one that stopped.
 
 Owns: the signs (one small file per rank), the judgement. Does not own: what happens then (launch, loop).
-Guarantee: `judge` names a rank that is not heard of within `silent` seconds, or that keeps all others waiting for
+Guarantee: `judge` names a rank without a sign of life within `silent` seconds, or that keeps all others waiting for
 `stuck` seconds; a rank that only waits for another is not named. A process that was stopped or killed gives no
 sign; one that is caught in its own code gives signs without progress. A rank whose owner has ended ends itself.
 """
@@ -37,7 +37,7 @@ class Beat(msgspec.Struct, frozen=True):
     progress: int  # counts what the rank has finished
     phase: str  # what it does now
     since: float
-    started: int = 0  # of the process, in the kernel's ticks: a pid alone may be somebody else's by now
+    started: int = 0  # of the process, in the kernel's ticks: a pid alone may be reused by now
     where: str = ""  # the line of code in which it is
     waits: bool = False  # that line belongs to a collective: it may be waiting for another rank
 
@@ -55,7 +55,7 @@ class LostRank:
 
 
 def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> list[LostRank]:
-    """Those that keep the run from going on. Pure. Phases that begin with "wait" are nobody's fault."""
+    """Those that keep the run from continuing. Pure. Phases that begin with "wait" blame no rank."""
     result = [
         LostRank(
             beat.rank, f"rank {beat.rank} (pid {beat.pid}) gave no sign for {now - beat.at:.1f} s, in: {beat.phase}"
@@ -80,7 +80,7 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
 
 
 class Heart:
-    """``with Heart(folder, rank) as heart: heart.phase("forward")``. A thread writes the signs."""
+    """``with Heart(directory, rank) as heart: heart.phase("forward")``. A thread writes the signs."""
 
     def __init__(self, directory: Path, rank: int, *, owner: RoleRecord | None = None):
         """`owner`: the process that this rank works for, and does not outlive."""
@@ -119,7 +119,7 @@ class Heart:
             self._write()
 
     def _need_owner(self) -> None:
-        """Nobody would read what this rank writes, and another one may have begun to write there."""
+        """No process would read what this rank writes, and another one may have begun to write there."""
         if self._owner is None:
             return
         if self._held is None or select.select([self._held], [], [], 0)[0]:

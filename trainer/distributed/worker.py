@@ -1,7 +1,7 @@
 """One rank of a trainer: reads batches from the log, steps, saves, hands weights over.
 
 Runs under torchrun (``torchrun --nproc-per-node 4 -m trainer.distributed.worker PLAN``), which `launch` does for a run
-on one machine. All that it needs is on disk: the plan, the model folder, the log of batches, its own saves.
+on one machine. All that it needs is on disk: the plan, the model directory, the log of batches, its own saves.
 Guarantee: the weights after step n are a function of the plan and the first n batches of the log, wherever and however
 often a rank was killed: on one rank bit by bit, on several up to the order of sums.
 
@@ -10,7 +10,7 @@ often a rank was killed: on one rank bit by bit, on several up to the order of s
     newest save ─▶ [ wait for batch n ─▶ step ─▶ start_save ─▶ hand over weights ─▶ wait_saved ─▶ result n ] ─▶ end
 
 A batch may come with the state of the run after it (`StateLog`), which is then saved with the step. A rank that cannot
-go on, and knows why, says so in ``results/`` before it ends; one that was killed or hangs is named by who watches.
+continue, and knows why, says so in ``results/`` before it ends; one that was killed or hangs is named by who watches.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ POLL = 0.05  # seconds between looks for the next batch
 
 
 class WorkPlan(msgspec.Struct, kw_only=True):
-    """What ranks are told: ``plan.json`` of their folder. Paths are absolute."""
+    """The input of ranks: ``plan.json`` of their directory. Paths are absolute."""
 
-    model: str  # folder that training starts from
+    model: str  # directory that training starts from
     directory: str  # of log/, beats/, results/, weights/
     steps: int
     seed: int = 0
@@ -68,8 +68,8 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     save_every: int = 1
     threads: int = 1  # of each rank
     timeout: float = 600.0  # seconds that a collective may take
-    saves: str = ""  # folder of the saves; else resume/ of the folder
-    roles: str = ""  # folder in which ranks are written down, if any
+    saves: str = ""  # directory of the saves; else resume/ of the directory
+    roles: str = ""  # directory in which ranks are written down, if any
     owner: RoleRecord | None = None  # who gives the batches; ranks end when it has ended
 
     @property
@@ -89,7 +89,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """rank 0 -> whoever gave the batch: step `step` is taken and, where `saved`, on disk."""
+    """rank 0 -> the sender of the batch: step `step` is taken and, where `saved`, on disk."""
 
     step: int
     saved: bool
@@ -97,7 +97,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 class Said(msgspec.Struct, kw_only=True):
-    """A rank -> whoever watches: why it cannot go on."""
+    """A rank -> the watcher: why it cannot continue."""
 
     message: str
     hint: str = ""
@@ -177,7 +177,7 @@ class RankWorker:
                 print(note, file=sys.stderr, flush=True)
 
     def run(self) -> None:
-        """To the end of the plan. A step that was saved when its rank died is told again."""
+        """To the end of the plan. A step that was saved when its rank died is reported again."""
         if self.step:
             self._hand_over()
             self._report(Result(step=self.step, saved=True, stats={}))
@@ -205,7 +205,7 @@ class RankWorker:
         number = 0
         self.phase(f"wait for batch {self.step}")
         while True:
-            complete = self.log.path(self.step).exists()  # asked first: whoever sees the batch then sees every part
+            complete = self.log.path(self.step).exists()  # first: a reader that sees the batch then sees every part
             part = self.log.read_part(self.step, number) if self.learner.streams else None
             if part is not None:
                 self.phase(f"step {self.step}")
@@ -218,7 +218,7 @@ class RankWorker:
                 time.sleep(POLL)
 
     def _hand_over(self) -> None:
-        """The weights of this step, whole, for whoever publishes them."""
+        """The weights of this step, whole, for publication."""
         tensors = complete(self.learner.scorer, self.ranks)
         if self.ranks.rank == 0:
             directory = self.directory / "weights"

@@ -1,10 +1,10 @@
-"""From a Hugging Face folder to a model that the trainer can use, and back.
+"""From a Hugging Face directory to a model that the trainer can use, and back.
 
-Owns: which implementation reads a folder, what is refused, adapters, export. Does not own: publication to engines.
+Owns: which implementation reads a directory, what is refused, adapters, export. Does not own: publication to engines.
 Guarantee: what is exported loads in transformers and vLLM and computes what was trained: adapters are merged.
 
-Our own Qwen3 reads folders of its kind (it starts in a second and is the engine's definition); transformers reads the
-rest, with our attention in the place of its own.
+Our own Qwen3 reads directories of its kind (it starts in a second and is the engine's definition); transformers reads
+the rest, with our attention in the place of its own.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Train small matrices beside the frozen ones (LoRA, arXiv 2106.09685), by `peft`."""
+    """Train small matrices next to the frozen ones (LoRA, arXiv 2106.09685), by `peft`."""
 
     rank: int = 16
     alpha: int = 32
     modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def file(self, base: Path) -> bytes:
-        """What lies beside a published adapter: its config, which names its base model."""
+        """What lies next to a published adapter: its config, which names its base model."""
         config = adapter.AdapterConfig(
             r=self.rank,
             lora_alpha=self.alpha,
@@ -58,7 +58,7 @@ class Lora:
 
 
 def configuration(directory: Path) -> dict[str, Any]:
-    """``config.json`` of a model folder."""
+    """``config.json`` of a model directory."""
     try:
         content: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def configuration(directory: Path) -> dict[str, Any]:
 
 
 def load(directory: Path, *, lora: Lora | None = None, packs: bool = True) -> nn.Module:
-    """The model of a folder, in fp32, ready for gradients. Unless it `packs`, with its own attention."""
+    """The model of a directory, in fp32, ready for gradients. Unless it `packs`, with its own attention."""
     content = configuration(directory)
     if packs and is_plain(content) and (directory / "model.safetensors").exists():
         model: nn.Module = load_model(directory)
@@ -94,7 +94,8 @@ def _without_chance(model: nn.Module) -> None:
 
 
 def take(start: Path, base: Path) -> None:
-    """Takes a policy into the run folder, so that nothing outside is needed from then on. Raises Invalid, NotFound."""
+    """Takes a policy into the run directory, so that nothing outside is needed from then on. Raises Invalid,
+    NotFound."""
     content = configuration(start)
     for name in NEEDED:
         if not (start / name).is_file():
@@ -118,7 +119,7 @@ def take(start: Path, base: Path) -> None:
 
 
 def empty(directory: Path, *, lora: Lora | None = None) -> nn.Module:
-    """The model of a folder without its weights: for estimates, under `trainer.estimate.ghostly`."""
+    """The model of a directory without its weights: for estimates, under `trainer.estimate.ghostly`."""
     content = configuration(directory)
     if is_plain(content):
         model: nn.Module = Qwen3(ModelConfig.load(directory))
@@ -153,7 +154,7 @@ def _load_transformers(directory: Path, *, packs: bool) -> nn.Module:
 
 
 def _adapt(model: nn.Module, lora: Lora) -> None:
-    """Puts adapters beside the matrices and freezes everything else, in place."""
+    """Adds adapters to the matrices and freezes everything else, in place."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -197,7 +198,8 @@ def published(model: nn.Module) -> dict[str, Tensor]:
 
 
 def export(model: nn.Module, directory: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
-    """Writes a Hugging Face folder that transformers and vLLM load, synced. `base`: where the tokenizer comes from."""
+    """Writes a Hugging Face directory that transformers and vLLM load, synced. `base`: where the tokenizer comes
+    from."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         if (base / name).exists():

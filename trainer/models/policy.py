@@ -1,8 +1,8 @@
-"""A policy folder in the Hugging Face layout, made from scratch: Qwen3 weights, tokenizer, configs.
+"""A policy directory in the Hugging Face layout, made from scratch: Qwen3 weights, tokenizer, configs.
 
 Owns: the tokenizer and the size of a policy. Does not own: the forward pass and the files of the weights
 (rollout.engine.model, one definition for trainer and engine), fitting, publication.
-Guarantee: `transformers`, vLLM and the embedded engine load the same folder; every byte string has tokens
+Guarantee: `transformers`, vLLM and the embedded engine load the same directory; every byte string has tokens
 (words that an environment names have one each, everything else is spelt in bytes), decoding what was encoded
 gives the same text, and no text spells a special token; the same seed gives bit-identical weights.
 """
@@ -51,7 +51,7 @@ def tokenizer(words: Sequence[str]) -> Tokenizer:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a policy folder. Text that spells a special token does not become one."""
+    """The tokenizer of a policy directory. Text that spells a special token does not become one."""
     loaded = Tokenizer.from_file(str(directory / "tokenizer.json"))
     loaded.encode_special_tokens = True
     return loaded

@@ -1,7 +1,7 @@
 """`Scorer`: a model as the trainer sees it, from packed tokens to log-probabilities of the sampled ones.
 
 Owns: the way from a backbone's hidden states to numbers per token, activation checkpointing, the critic.
-Guarantee: equal to log_softmax of the model's logits, whatever is packed beside a trajectory.
+Guarantee: equal to log_softmax of the model's logits, whatever is packed with a trajectory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Scores:
 
 
 class Scorer(nn.Module):
-    """``Scorer(load(folder))(packed).new``.
+    """``Scorer(load(directory))(packed).new``.
 
     `recompute` keeps one hidden state per layer and computes the rest again, for long trajectories. `bf16` computes in
     that precision while the weights stay in fp32. Unless the model `packs`, each trajectory goes through the model's
-    own forward pass by itself: for models that would see what is packed beside it, or that change their logits.
+    own forward pass by itself: for models that would see what is packed with it, or that change their logits.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Does the trainer compute what a model computes? Asked of the model's own behaviour, before it is trained.
+"""Does the trainer compute what a model computes? Tested by the model's own behaviour, before it is trained.
 
 Owns: the probes, what is compared, the verdict. Does not own: the ways to score (scorer), loading (load).
 Guarantee: a model is trained in a way in which its log-probabilities were seen to equal those of transformers' own
@@ -6,7 +6,7 @@ forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, i
 
 ::
 
-    folder ─▶ transformers' own logits, one probe at a time, without gradients ─────────────┐ compared with
+    directory ─▶ transformers' own logits, one probe at a time, without gradients ─────────────┐ compared with
           ├▶ packed: probes one after another, attention exchanged, with and without recompute │
           └▶ alone:  each probe through the model's own forward pass, ready for gradients      ┘
     packed equals ─▶ "packed" │ only alone equals ─▶ "alone" │ neither ─▶ "refused"
@@ -78,7 +78,7 @@ def probes(vocabulary: int, positions: int | None, *, longer: int = 0) -> list[S
 
 
 def verify(directory: Path) -> Verification:
-    """Of a model folder. Its weights are loaded once for the reference and once for each way."""
+    """Of a model directory. Its weights are loaded once for the reference and once for each way."""
     content = configuration(directory)
     with _one_thread_of_chance():
         samples = probes_of(content)
@@ -189,7 +189,7 @@ def _apart(result: Sequence[Tensor], target: Sequence[Tensor]) -> float:
 
 
 def _attempt(result: Verification, call: Any) -> str | None:
-    """None, or why this way is none. A model of somebody else may raise anything."""
+    """None, or why this way is none. Another author's model may raise anything."""
     try:
         said: str | None = call()
     except (Invalid, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError,
@@ -208,7 +208,7 @@ def _one_thread_of_chance() -> Iterator[None]:
 
 
 def begin(directory: Path, run: Path) -> Verification:
-    """The way in which a run trains its model: found out once, written into the run folder. Raises Invalid."""
+    """The way in which a run trains its model: found out once, written into the run directory. Raises Invalid."""
     path = run / FILE
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Verification)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from trainer.objectives.correction import sequence_mean
 
 INFINITE = float("inf")
-DUAL = 3.0  # what runs bound the ratio of disadvantageous tokens by, unless told otherwise
+DUAL = 3.0  # what runs bound the ratio of disadvantageous tokens by, by default
 STEEPEST = 20.0  # nats: a log-ratio beyond is that of a broken number, and its exponential overflows
 
 

@@ -1,6 +1,6 @@
 """Settings of a supervised run: imitation of conversations, or preferences between answers.
 
-Owns: the tree and its folder. Does not own: the tables that it shares with runs of reinforcement (trainer.settings).
+Owns: the tree and its directory. Does not own: the tables that it shares with runs of reinforcement (trainer.settings).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SupervisedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     loss: Literal["sft", "dpo"]
     data: Path  # rows: .jsonl, .json, .csv, .parquet, or a data set on disk
-    model: Path  # what training begins with: a Hugging Face folder with a chat template
+    model: Path  # what training begins with: a Hugging Face directory with a chat template
     held_out: Path | None = None  # rows to measure on
     held_share: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.05  # of `data`, where no file is named
     out: Path = Path("runs")

@@ -1,6 +1,6 @@
-"""A supervised run: rows to tokens, epochs of steps, a measurement on rows that are not trained on, a model folder.
+"""A supervised run: rows to tokens, epochs of steps, a measurement on rows that are not trained on, a model directory.
 
-Owns: the order of batches, the run folder, resumption. Does not own: a step (learner), tokens (data).
+Owns: the order of batches, the run directory, resumption. Does not own: a step (learner), tokens (data).
 Guarantee: which rows are held out is a value of the data, never of the seed; a run that was killed continues with the
 batch after its last save and ends with the weights that it would have had.
 
@@ -44,7 +44,7 @@ Unit = list[Sample] | PreferencePair  # what a row became
 
 
 class SupervisedRun:
-    """``SupervisedRun(config).run()`` returns the folder of the model."""
+    """``SupervisedRun(config).run()`` returns the directory of the model."""
 
     def __init__(
         self, config: SupervisedConfig, *, directory: Path | None = None, report: Callable[[str], object] = print
@@ -178,7 +178,7 @@ class SupervisedRun:
 
 
 def resume(directory: Path, *, report: Callable[[str], object] = print) -> SupervisedRun:
-    """The run of a folder, where it was."""
+    """The run of a directory, where it was."""
     try:
         config = msgspec.json.decode((directory / PLAN).read_bytes(), type=SupervisedConfig, dec_hook=_path)
     except FileNotFoundError:

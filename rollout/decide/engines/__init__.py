@@ -1,1 +1,2 @@
-"""Decisions about the engines of a pool: which one gets a request, what one lends, when one turns to other work."""
+"""Decisions about the engines of a pool: which one gets a request, how much one serves rollouts, when one turns to
+other work."""

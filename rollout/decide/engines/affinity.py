@@ -9,12 +9,12 @@ Servers of one class (`hardware`) are alike; one class may read prompts faster, 
 arXiv:2512.22560, tags environments by hand). Two things are learned, the newest counting most:
 
 - of an environment, per turn: tokens to be read that no server holds yet, tokens to be sampled;
-- of a class: seconds to read a token, seconds of a decoding step, and how much longer it is for each answer beside.
+- of a class: seconds to read a token, seconds of a decoding step, and how much longer it is for each concurrent answer.
 
 A request goes where it adds least to the time that all requests take together: its own seconds, and those by which it
 delays the others on that server. So a class that is crowded becomes dear by itself, and is left first by those who
 lose least. A trajectory stays where its cache is, unless another server is cheaper by more than `hysteresis` and by the
-tokens to be read anew.
+tokens to be read again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ServerRates(msgspec.Struct, frozen=True, array_like=True):
     hardware: str
     read: float  # per token of a prompt
     step: float  # per token of an answer that is alone
-    alongside: float  # that each answer beside adds to it
+    alongside: float  # that each concurrent answer adds to it
     age: int = 0  # answers elsewhere since one of this class was measured
 
 
@@ -63,7 +63,8 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cost(rates: ServerRates, crowd: Crowd, need: TokenDemand, *, redo: float = 0.0) -> float:
-    """Seconds that a request adds there: to itself and to those beside it. `redo`: tokens that another server holds.
+    """Seconds that a request adds there: to itself and to the concurrent ones. `redo`: tokens that another server
+    holds.
 
     >>> cost(ServerRates("a", 0.001, 0.02, 0.001), Crowd(10), TokenDemand(100, 50)) == 0.1 + 50 * (0.03 + 0.01)
     True
@@ -108,7 +109,7 @@ class _Class:
             self.products.see(answer.alongside * step)
 
     def rates(self, hardware: str, now: int) -> ServerRates | None:
-        """A line through steps by the answers beside them: least squares, neither part below zero."""
+        """A line through steps by their concurrent answers: least squares, neither part below zero."""
         if not self.step.weight:
             return None
         alongside, step = self.alongside.value, self.step.value

@@ -1,6 +1,6 @@
-"""What the next step of an engine does that serves users and lends to rollouts what they leave. Pure.
+"""What the next step of an engine does that serves users and leaves the rest to rollouts. Pure.
 
-Owns: what steps have cost so far, whether rollouts stand still. Does not own: the slack of a step
+Owns: what steps have cost so far, whether rollouts are suspended. Does not own: the slack of a step
 (rollout.decide.engines.headroom), requests, engines, clocks, files. Both engines choose by it: the embedded one
 (rollout.engine.embedded.colocation), and vLLM, in whose process only this module, that of the headroom and that of the
 log (rollout.step_log) are loaded (rollout/engine/inside/pagurus_colocation.py).
@@ -58,7 +58,7 @@ class Colocation:
 
     def __init__(self, budget: Budget, *, log: Callable[[Event], None] | None = None):
         self.budget = budget
-        self.frozen = False  # rollouts stand still until the next version, at which the caller makes it false
+        self.frozen = False  # rollouts are suspended until the next version, at which the caller makes it false
         self._log = log
         first = [_sums(*point) for point in (_at(0, 0), _at(32, 0), _at(0, 500))]
         self._first = [sum(item) * TRUSTED / 3 for item in zip(*first, strict=True)]
@@ -86,7 +86,8 @@ class Colocation:
             self._log(Took(answers=answers, prompt_tokens=prompt_tokens, seconds=seconds))
 
     def step(self, view: EngineView, now: float) -> HeadroomStep:
-        """What fits beside users. If it says `cut`, the caller ends all rollouts, and refuses others while `frozen`."""
+        """What fits next to users. If it says `cut`, the caller ends all rollouts, and refuses others while
+        `frozen`."""
         step = self._fitting(view, now)
         self.frozen = self.frozen or step.cut
         if self._log is not None:
@@ -100,7 +101,7 @@ class Colocation:
         budget = msgspec.structs.replace(self.budget, margin=margin)
         step = next_step(view, budget, self.cost, now, alone=now - self._served)
         if nobody and not view.frozen and not step.rollouts and not step.rollout_prompt:
-            return HeadroomStep(0, 1, 1)  # rollouts are slower than any promise, but nobody else is here
+            return HeadroomStep(0, 1, 1)  # rollouts are slower than any promise, but there is no user
         return step
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from sandbox.errors import Invalid
 
-BUSY = 0.1  # of a GPU's memory that somebody uses: it is somebody else's
+BUSY = 0.1  # of a GPU's memory in use: another program has it
 GIB = 1 << 30
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from rollout.decide.view import Rest, RolloutView
 
 EARLIEST, LATEST = 0.2, 0.5  # share of answers that have ended
-SLOWER = 1.1  # what is measured of a step beside other work is not known much better
+SLOWER = 1.1  # what is measured of a step next to other work is not known much better
 
 
 def staying(engines: int, answers: int, done: float, *, base: float, item: float, slots: int) -> int:
-    """Engines that go on decoding: all of them, as long as nothing is won.
+    """Engines that keep decoding: all of them, as long as nothing is won.
 
     `answers`: on their way, over all engines. `done`: share of the rollout's answers that have ended. A decoding step
     of an engine takes `base + each * answers` seconds.
@@ -37,7 +37,7 @@ def staying(engines: int, answers: int, done: float, *, base: float, item: float
 
 
 def rest(view: RolloutView) -> Rest | None:
-    """The same for a live run: where its trainer waits for a batch, and nobody rests yet."""
+    """The same for a live run: where its trainer waits for a batch, and no engine rests yet."""
     fleet = view.fleet
     if fleet is None or fleet.rested or not fleet.base + fleet.item or not view.requested or view.training:
         return None

@@ -10,11 +10,11 @@ For a request that waits and one that is answered (ROSE, arXiv:2605.06534)::
     S_prefill = (arrival + TTFT budget) - now - predicted prefill
     S_decode  = (last token + TPOT budget) - now - predicted decode
 
-No step is longer than the TPOT budget, however much of the TTFT budget is left: whoever comes next waits for its end
-too. Where no user was there for as long as the TTFT budget, nobody is expected.
+No step is longer than the TPOT budget, however much of the TTFT budget is left: the next user waits for its end
+too. Where no user was there for as long as the TTFT budget, none is expected.
 
-A burst of users takes its cache from the rollouts, once: their cache is cut and they stand still until the next version
-of the weights, since the cache would have to be built anew then in any case.
+A burst of users takes its cache from the rollouts, once: their cache is cut and they are suspended until the next
+version of the weights, since the cache would have to be rebuilt then in any case.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
     waiting: list[WaitingRequest]  # in the order in which they are read
     last_tokens: list[float]  # of each running user's request, when it got its last token
-    rollouts: int  # answers of rollouts that could go on
+    rollouts: int  # answers of rollouts that could continue
     rollout_prompt: int  # tokens of rollouts' prompts that could be read
-    free: int  # tokens of cache that nobody holds
+    free: int  # tokens of cache that is free
     target: int  # tokens of cache that waiting users need
     held: int  # tokens of cache that rollouts hold
-    frozen: bool = False  # rollouts stand still until the next version
+    frozen: bool = False  # rollouts are suspended until the next version
 
 
 class HeadroomStep(msgspec.Struct, frozen=True):
@@ -67,14 +67,14 @@ class HeadroomStep(msgspec.Struct, frozen=True):
     users_prompt: int  # tokens of users' prompts
     rollouts: int  # answers of rollouts that get a token
     rollout_prompt: int  # tokens of rollouts' prompts, after the users'
-    cut: bool = False  # rollouts lose their cache and stand still until the next version
+    cut: bool = False  # rollouts lose their cache and are suspended until the next version
 
 
 CHUNK = 512  # tokens of prompts that a step reads at most
 
 
 def headroom(view: EngineView, budget: Budget, cost: StepCost, now: float, *, alone: float = float("inf")) -> float:
-    """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done.
+    """Seconds that a step may take beyond what users need of it; below 0 when a user is late whatever is done.
 
     `alone`: seconds since a user was there.
     """

@@ -1,6 +1,6 @@
-"""What an answer costs the server that gives it, measured where requests are routed. Pure: who routes tells the time.
+"""What an answer costs the server that gives it, measured where requests are routed. Pure: the router passes the time.
 
-Owns: the times and tokens of one answer on one server, what the server is busy with meanwhile, and how long its
+Owns: the times and tokens of one answer on one server, what the server is busy with at that time, and how long its
 decoding steps take by the answers that share them (`StepTimes`). Does not own: what is learned of whole answers
 (rollout.decide.engines.affinity).
 """
@@ -15,7 +15,7 @@ from rollout.decide.engines.affinity import MeasuredAnswer
 
 
 class Busy(Protocol):
-    """A server, as whoever routes requests to it keeps its books."""
+    """A server, as the router counts its requests."""
 
     @property
     def hardware(self) -> str: ...
@@ -63,7 +63,8 @@ class AnswerTimer:
     last."""
 
     def __init__(self, server: Busy, kind: str, *, new: int, read: int, now: float, steps: StepTimes | None = None):
-        """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds. `steps` are told."""
+        """`read`: tokens of its prompt that the server does not hold; `new`: that no server holds. `steps` are
+        given."""
         self.server, self.kind, self.new, self.read, self._steps = server, kind, new, read, steps
         self._requested, self._ahead, self._alongside = now, server.reading, server.load - 1
         self._first_at = self._last = now

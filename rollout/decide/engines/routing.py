@@ -7,13 +7,13 @@ more requests than its slots; of two requests the one of lower priority number, 
 ================  ====================================================================================
 a request goes    to the server that holds its prefix (`homes`), unless that is overloaded: it has more
                   than `overload` times the load of the least loaded one, and `headroom` requests more;
-                  else to one that is lent, else to the least loaded one; it waits when every server is
-                  full or none serves. One is lent that serves users, and takes what they leave room for
+                  else to one that is co-located, else to the least loaded one; it waits when every server is
+                  full or none serves. A co-located one serves users, and takes what they leave room for
 of servers of     to the one where it adds least to the time of all (rollout.decide.engines.affinity); one that holds
 several classes   its prefix keeps it unless another is cheaper by `hysteresis`; a class that was not
                   measured for `again` answers is tried by `trials` new trajectories at a time
 a server is       `lost` when its process ended; `hung` when it answers neither probes nor requests for
-                  `silence` seconds, `stall` of one that is lent. A server that takes weights is judged by
+                  `silence` seconds, `stall` of one that is co-located. A server that takes weights is judged by
                   `update` seconds instead
 ================  ====================================================================================
 """
@@ -32,8 +32,8 @@ State = Literal["starting", "serving", "updating", "draining", "down", "resting"
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     overload: float = 1.5  # times the least load
     headroom: int = 4  # requests
-    silence: float = 60.0  # seconds without a sign of life, while something was asked
-    stall: float = 2.0  # the same, of a server that is lent
+    silence: float = 60.0  # seconds without a sign of life, with a request in flight
+    stall: float = 2.0  # the same, of a server that is co-located
     update: float = 180.0  # seconds for taking weights
     batch: int = 64  # requests that one decision looks at
     hysteresis: float = 0.25  # of the cost where a trajectory is
@@ -192,8 +192,8 @@ class Taking(msgspec.Struct, frozen=True, array_like=True):
 
 
 def next_to_update(servers: list[Taking], version: int, *, at_once: int) -> list[str]:
-    """Who takes the version now, so that the others go on: at most `at_once`, and never all that serve, but for a pool
-    of one. Those that are down take it when they start."""
+    """Who takes the version now, so that the others keep serving: at most `at_once`, and never all that serve, but for
+    a pool of one. Those that are down take it when they start."""
     busy = [server for server in servers if server.state == "updating"]
     behind = sorted(server.name for server in servers if server.state == "serving" and server.version != version)
     serving = sum(server.state == "serving" for server in servers)

@@ -1,8 +1,8 @@
-"""An adapter (LoRA) beside the weights of the embedded engine: from version to version the adapter alone changes.
+"""An adapter (LoRA) next to the weights of the embedded engine: from version to version the adapter alone changes.
 
-Owns: the layers, how a folder with an adapter becomes a model. Does not own: names and files (rollout.weights.adapter).
-Guarantee: the base model's weights are never written to; the layer computes base + scaling * up @ down in the engine's
-own precision, as the trainer does.
+Owns: the layers, how a directory with an adapter becomes a model. Does not own: names and files
+(rollout.weights.adapter). Guarantee: the base model's weights are never written to; the layer computes base + scaling *
+up @ down in the engine's own precision, as the trainer does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandbox.errors import Invalid
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer, and beside it two small matrices: down [r, in], up [out, r]."""
+    """A linear layer, and next to it two small matrices: down [r, in], up [out, r]."""
 
     def __init__(self, layer: nn.Linear, rank: int, scaling: float):
         nn.Module.__init__(self)
@@ -35,7 +35,7 @@ class LoraLinear(nn.Linear):
 def load_served(
     directory: Path, base: Path | None = None, *, device: str = "cpu", dtype: str = "float32", paged: bool = False
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model of a folder, or of an adapter in it beside its base; and by published name what versions change."""
+    """The model of a directory, or of an adapter in it next to its base; and by published name what versions change."""
     config = adapter.config_of(directory)
     if config is None:
         model = load(directory, device=device, dtype=dtype, paged=paged)

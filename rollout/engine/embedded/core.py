@@ -43,7 +43,7 @@ class SamplingSequence(Sequence):
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     finish: str | None = None  # stop, length, abort, or error
-    reported: int = 0  # of its sampled tokens, how many its stream was told
+    reported: int = 0  # of its sampled tokens, how many its stream got
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Core:
         paged: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`base`: the model that an adapter in `directory` is beside, where it is not where the adapter says.
+        """`base`: the model that an adapter in `directory` belongs to, where it is not where the adapter says.
         `colocation`:
         requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
         these are follows from how often it is too small (rollout.decide.engines.parallel). `dtype`: float32 or

@@ -2,7 +2,7 @@
 
 Owns: the layers, the Hugging Face names and files of the model, the arithmetic with a key/value cache.
 Does not own: which rows of the cache belong to whom (scheduler), sampling (core), optimisation (trainer).
-Guarantee: `forward` and `prefill` + `decode` compute the same function up to rounding, and the folder that
+Guarantee: `forward` and `prefill` + `decode` compute the same function up to rounding, and the directory that
 `save_model` writes loads in transformers and in vLLM as ``Qwen3ForCausalLM``.
 
 Shapes: B rows, T positions of a batch, N packed tokens, H heads, G key/value heads, D head size, L cached length.
@@ -303,7 +303,7 @@ class Qwen3(nn.Module):
 
 
 def load_model(directory: Path | str) -> Qwen3:
-    """The model of a Hugging Face folder (one ``model.safetensors``), in float32."""
+    """The model of a Hugging Face directory (one ``model.safetensors``), in float32."""
     model = Qwen3(ModelConfig.load(directory))
     load_weights(model, directory)
     return model
@@ -326,7 +326,7 @@ def save_model(
 
     `tensors` are written instead of the model's own, where those lie elsewhere.
     `untie` writes a tied head as a tensor of its own: vLLM's CPU build does not follow a tied head when weights are
-    reloaded in flight (it goes on with the head of the first load).
+    reloaded in flight (it keeps the head of the first load).
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

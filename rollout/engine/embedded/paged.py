@@ -2,7 +2,7 @@
 
 Owns: the tensors of the cache, attention over them, one pass over a step's tokens. Does not own: which row has which
 blocks (blocks), who occupies a row (scheduler), what is loaded (pretrained).
-Guarantee: a token sees exactly the positions before it of its own row, whatever is computed beside it.
+Guarantee: a token sees exactly the positions before it of its own row, whatever is computed with it.
 
 The model's own code does all but attention, which is registered with transformers under `NAME`. Rows that decode are
 gathered by similar length, each group into one product; each piece of a prompt is attended to by itself. The code is
@@ -113,7 +113,7 @@ class PagedModel:
         self._tables.release(range(len(self._tables.tables)))
 
     def wipe(self, row: int) -> None:
-        """What this row alone holds is not finite: whoever gets these blocks must not see it behind a mask."""
+        """What this row alone holds is not finite: the next user of these blocks must not see it behind a mask."""
         for retained, heads in self._retained():
             retained.view(heads.count, self._blocks, -1)[:, self._tables.own(row)] = 0
 

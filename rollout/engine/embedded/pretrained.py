@@ -1,9 +1,9 @@
-"""A model folder as the embedded engine computes with it: our own small Qwen3, or any that transformers loads.
+"""A model directory as the embedded engine computes with it: our own small Qwen3, or any that transformers loads.
 
-Owns: which of the two reads a folder, what is refused, what the engine must know of a model. Does not own: the cache
+Owns: which of the two reads a directory, what is refused, what the engine must know of a model. Does not own: the cache
 and attention over it (rows, paged), adapters (adapter).
-Guarantee: what is loaded has every weight of the folder and no other; a model of which a layer keeps anything but keys
-and values, or attends in a way that the paged cache does not, is refused before it answers.
+Guarantee: what is loaded has every weight of the directory and no other; a model of which a layer keeps anything but
+keys and values, or attends in a way that the paged cache does not, is refused before it answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Facts:
 
 
 def load(directory: Path, *, device: str = "cpu", dtype: str = "float32", paged: bool = False) -> nn.Module:
-    """Our own Qwen3 where the folder is one, in float32 on a CPU; else, or where pages are asked for, transformers'
+    """Our own Qwen3 where the directory is one, in float32 on a CPU; else, or where pages are requested, transformers'
     model. Raises Invalid."""
     plain = (
         is_plain(json.loads((directory / "config.json").read_bytes())) and (directory / "model.safetensors").exists()
@@ -61,7 +61,7 @@ def load(directory: Path, *, device: str = "cpu", dtype: str = "float32", paged:
 
 
 def refuse(directory: Path) -> None:
-    """Raises Invalid for a folder that this engine does not serve, without loading its weights."""
+    """Raises Invalid for a directory that this engine does not serve, without loading its weights."""
     content = json.loads((directory / "config.json").read_bytes())
     if is_plain(content):
         ModelConfig.load(directory)
@@ -82,7 +82,7 @@ def facts(model: nn.Module) -> Facts:
 
 
 def layers(model: nn.Module) -> list[Heads]:
-    """What each layer keeps of a token, as one token tells that is run through the model. Raises Invalid."""
+    """What each layer keeps of a token, as seen by running one token through the model. Raises Invalid."""
     probe = _Probe()
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     with torch.inference_mode():

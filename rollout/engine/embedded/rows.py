@@ -31,7 +31,7 @@ class Rows:
             self._cache.copy(copy.source, copy.target, copy.length)
 
     def forget(self) -> None:
-        """What is computed anew is written over what was there."""
+        """What is computed again is written over what was there."""
 
     def wipe(self, row: int) -> None:
         """What it holds is not finite: who gets the row must not see it behind a mask."""

@@ -2,7 +2,7 @@
 
 Owns: admission, batching, reuse of cached prefixes, the rows. Does not own: tensors, sampling, clocks, requests.
 Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, users' before rollouts' where the
-engine lends to these (`Colocation`), so that decoding needs no gather;
+engine serves these (`Colocation`), so that decoding needs no gather;
 positions ``[0, computed)`` of a sequence's row hold keys and values of its tokens under the current weights.
 Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else: by copying
 (rows), or by using the same blocks twice (paged).
@@ -38,7 +38,7 @@ class Sequence:
     max_tokens: int
     stops: frozenset[int] = frozenset()
     priority: int = 0  # lower goes first
-    since: float = 0.0  # when it was asked for; later, when its last token came
+    since: float = 0.0  # when it was requested; later, when its last token came
     prompt: int = field(init=False)  # length of the prompt
     row: int = -1  # -1: waiting
     computed: int = 0
@@ -93,7 +93,7 @@ class RetainedSequence:
 
 
 class StepBudget(Protocol):
-    """How much a step does, where the engine lends (rollout.decide.engines.headroom)."""
+    """How much a step does, where the engine is co-located (rollout.decide.engines.headroom)."""
 
     @property
     def users_prompt(self) -> int: ...
@@ -106,7 +106,7 @@ class StepBudget(Protocol):
 
 
 def finish_reason(sequence: Sequence, length: int) -> str | None:
-    """Why the sequence ends after its newest token; None: it goes on. `length` is the cache's."""
+    """Why the sequence ends after its newest token; None: it continues. `length` is the cache's."""
     if sequence.tokens[-1] in sequence.stops:
         return "stop"
     generated = len(sequence.tokens) - sequence.prompt
@@ -126,7 +126,8 @@ def common_prefix(left: Tokens[int], right: Tokens[int]) -> int:
 
 
 def _pieces(sequences: Tokens[Sequence], budget: int) -> list[PrefillChunk]:
-    """What is read of their prompts. Whoever begins as one before it does waits for that one, and has it then."""
+    """What is read of their prompts. A sequence with the beginning of an earlier one waits for that one, and has it
+    then."""
     result = list[PrefillChunk]()
     for sequence in sequences:
         at = sequence.computed
@@ -203,7 +204,7 @@ class Scheduler:
     def schedule(self, share: StepBudget | None = None) -> EngineStep:
         """Admit what fits, then plan one step: one token for every ready row, prefill up to the budget.
 
-        `share`: how much of that, where the engine lends.
+        `share`: how much of that, where the engine is co-located.
         """
         copies = self._fit()
         copies += [copy for sequence in self._admissible() for copy in self._admit(sequence)]
@@ -266,7 +267,7 @@ class Scheduler:
         return len(waiting)
 
     def _fits(self, sequence: Sequence, running: int, held: int) -> bool:
-        """Beside so many sequences and their tokens. Alone, each does."""
+        """Next to so many sequences and their tokens. Alone, each does."""
         full = self.cache is not None and running > 0 and held + len(sequence.tokens) >= self.cache
         return running < self.sequences and not full
 

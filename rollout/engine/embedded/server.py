@@ -53,7 +53,8 @@ class EngineServer:
         self._last_seen = time.monotonic()
 
     async def idle(self, seconds: float) -> None:
-        """Returns when nobody has called for so long: who started this server is gone, and nobody took it over."""
+        """Returns when there was no call for so long: the process that started this server is gone, and no other took
+        it over."""
         while self._calls or time.monotonic() - self._last_seen < seconds:  # noqa: ASYNC110 - the event is that none came
             await asyncio.sleep(min(seconds, 5.0))
         log.info("nobody has called for %g s", seconds)

@@ -3,7 +3,7 @@
 Owns: the thread, the order of commands and steps, who waits for which request. Does not own: arithmetic and batching
 (`Core`), HTTP (server).
 Guarantee: the event loop never computes and the engine thread never waits for the network; commands (add, abort,
-pause, apply) take effect between two steps. An error inside a step is told to `fatal`, and ends the thread.
+pause, apply) take effect between two steps. An error inside a step is passed to `fatal`, and ends the thread.
 
 ::
 
@@ -148,7 +148,7 @@ class EngineThread:
                 started = time.monotonic()
                 finished = core.step()
                 core.statistics.busy_s += time.monotonic() - started
-                self._progress()  # who watches an answer grow is told first
+                self._progress()  # who watches an answer grow is notified first
                 if finished:
                     self._loop.call_soon_threadsafe(self._deliver, finished)
                 if core.scheduler.idle:
@@ -172,7 +172,7 @@ class EngineThread:
         self._streams.pop(request, None)
 
     def _progress(self) -> None:
-        """Tells the streams what is new."""
+        """Sends the streams what is new."""
         news = []
         for request, progress in list(self._streams.items()):
             if len(request.logprobs) > request.reported or request.finish is not None:

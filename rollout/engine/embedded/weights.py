@@ -2,7 +2,7 @@
 
 Owns: which version is pulled and ready. Does not own: the pulling (rollout.weights.process), the steps.
 Guarantee: what is applied leads from exactly the weights that the engine has to exactly those of the version; where
-that is not certain, all weights are written. The engine stands still for the writing alone.
+that is not certain, all weights are written. The engine pauses for the writing alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PulledWeights:
         return pulled.version
 
     async def pull(self, core: Core, version: int | None) -> wire.PullTimings:
-        """Fetch a version (None: the newest) and have it ready. The engine generates meanwhile."""
+        """Fetch a version (None: the newest) and have it ready. The engine keeps generating."""
         async with self._pulling:
             began = time.monotonic()
             pulled = await self._puller.pull(version)
@@ -70,7 +70,7 @@ class PulledWeights:
         await self._puller.close()
 
     def _prepare(self, core: Core) -> StagedChanges:
-        """The mirror stands still: nothing is pulled meanwhile."""
+        """The mirror does not change: nothing is pulled at that time."""
         parameters, mirror = core.weights, Mirror(self._puller.mirror)
         dtypes = mirror.dtypes()
         if core.facts.tied:

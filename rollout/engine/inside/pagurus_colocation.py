@@ -1,4 +1,4 @@
-"""A scheduler for vLLM that lends to rollouts what users leave, and the route that says how much that is.
+"""A scheduler for vLLM that gives rollouts what users leave, and the route that says how much that is.
 
 Owns: the view of vLLM's requests that decides, keeping to what was decided. Does not own: deciding, what steps cost
 (rollout.decide.engines.colocation), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
@@ -62,7 +62,7 @@ class ColocationScheduler(Scheduler):  # type: ignore[misc]
         )
         self.colocated_slots = max(1, self.max_num_active_reqs // 2)
         self._blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        self._ended: list[tuple[int, EngineCoreOutput]] = []  # rollouts, and the clients that have to be told
+        self._ended: list[tuple[int, EngineCoreOutput]] = []  # rollouts, and the clients that have to be notified
         self._left = HeadroomStep(0, 0, 0)  # of this step
         self._colocated = self._held = 0  # rollouts that run, blocks that they hold
         self._work = (0.0, 0, 0)  # when the step began, its answers, its tokens of prompts
@@ -206,7 +206,7 @@ EngineCore.colocation_statistics = _statistics  # a utility: the API server call
 
 
 class Telling:
-    """``GET /statistics``, as the embedded engine has it. Everything else goes on to vLLM."""
+    """``GET /statistics``, as the embedded engine has it. Everything else is passed on to vLLM."""
 
     def __init__(self, app: Any):
         self.app = app

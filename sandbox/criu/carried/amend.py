@@ -1,8 +1,8 @@
 """What CRIU leaves different in a restored tree, set right before its first instruction.
 
-Owns: modification times of what CRIU makes anew, the removal mark of System V shared memory, stopping again what was
+Owns: modification times of what CRIU makes again, the removal mark of System V shared memory, stopping again what was
 stopped in a tree that is held. Does not own: CRIU's run
-(:mod:`sandbox.criu.restore`), finding out what is owed (:mod:`sandbox.criu.rewrite`).
+(:mod:`sandbox.criu.restore`), finding out what is missing (:mod:`sandbox.criu.rewrite`).
 Guarantee: called while nothing of the tree runs. Paths of images are resolved below the root of the sandbox.
 """
 
@@ -50,7 +50,7 @@ def set_times(init: int, pending: Times) -> None:
 
 
 def remove_segments(init: int, numbers: list[int]) -> None:
-    """Mark System V shared memory of the process `init` as removed: it goes with whoever is attached. Blocks."""
+    """Mark System V shared memory of the process `init` as removed: it goes with its last user. Blocks."""
     if not numbers:
         return
     with closing(os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)) as fd:
@@ -77,7 +77,8 @@ def stop(container: Container, stopped: dict[int, int]) -> None:
     """Send the processes of a held tree the signals that had stopped them (by pid in the sandbox). Blocks.
 
     They take them before anything else when they are let go. The tree was restored as if they ran: CRIU stops them by
-    a signal as well, which a held task has not taken yet, and whoever seizes it then waits in vain for it to be taken.
+    a signal as well, which a held task has not taken yet, and a tracer that seizes it then waits in vain for it to be
+    taken.
     """
     existing = numbers(container) if stopped else {}
     for number, sent in stopped.items():

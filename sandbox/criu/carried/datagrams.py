@@ -1,6 +1,6 @@
-"""Multicast groups that sockets joined, and UDP datagrams that nobody has read yet: CRIU carries neither.
+"""Multicast groups that sockets joined, and UDP datagrams that were not read yet: CRIU carries neither.
 
-Owns: finding both in a socket of a process that stands still, giving both to its restored socket.
+Owns: finding both in a socket of a frozen process, giving both to its restored socket.
 Does not own: whose sockets (:mod:`sandbox.criu.carried.settings`).
 Guarantee: looking takes nothing out of a queue and leaves the socket as it was. A datagram is given back with its
 content and its sender, in its order, inside the sandbox's own network: the address that it was sent to is then the one
@@ -52,7 +52,7 @@ class Datagram(msgspec.Struct, array_like=True):
 
 
 def groups_of(pid: int) -> list[Group]:
-    """The multicast groups that somebody in the network of this process has joined. Blocks."""
+    """The multicast groups that a socket in the network of this process has joined. Blocks."""
     result: list[Group] = []
     with contextlib.suppress(OSError), open(f"/proc/{pid}/net/igmp") as file:
         index = 0
@@ -176,7 +176,7 @@ def _send(made: list[Packet]) -> None:
 
 
 def _is_own(address: str) -> bool:
-    """Whether somebody here can be reached at it."""
+    """Whether it is an address of this namespace."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as one:
         one.bind((address, 0))

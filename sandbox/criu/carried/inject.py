@@ -1,4 +1,4 @@
-"""System calls made by the tasks of a sandbox, on our behalf, while all of them stand still.
+"""System calls made by the tasks of a sandbox, on our behalf, while all of them are stopped.
 
 Owns: ptrace. Does not own: which calls. x86-64, as the sandboxes are.
 Guarantee: between entering and leaving :func:`standing` no task of the sandbox runs an instruction of its own. What a
@@ -53,7 +53,7 @@ class Standing:
     def call(self, pid: int, number: int, *arguments: int | None, data: bytes = b"") -> int:
         """Have a thread of the process `pid` make a system call; returns what the kernel returned, errors negative.
 
-        `data` lies in its memory meanwhile: at the address that stands for an argument None.
+        `data` lies in its memory during it: at the address that stands for an argument None.
         """
         thread = self._threads[pid][0]
         with _memory(thread) as memory, _retained(thread, memory) as registers:
@@ -136,7 +136,7 @@ def _memory(thread: int) -> Iterator[int]:
 
 
 def _sequence(thread: int) -> int:
-    """Address of the rseq area of a thread; 0 where it has none, or the kernel does not tell."""
+    """Address of the rseq area of a thread; 0 where it has none, or the kernel does not report it."""
     buffer = ctypes.create_string_buffer(24)
     try:
         _ptrace(_GET_RSEQ, thread, 24, buffer)

@@ -65,7 +65,7 @@ def _held(pid: int, fd: int, numbers: dict[int, int]) -> list[Lock]:
 
 
 def take(lost: list[Lock], numbers: dict[int, int], tasks: inject.Standing) -> None:
-    """Have the processes take these again, while nobody else can. Blocks."""
+    """Have the processes take these again, while no other process can. Blocks."""
     for lock in lost:
         target = _FLOCK.pack(lock.kind, os.SEEK_SET, lock.start, lock.length, 0)
         if (result := tasks.call(numbers[lock.pid], _FCNTL, lock.fd, fcntl.F_SETLK, None, data=target)) < 0:

@@ -8,7 +8,7 @@ sandbox has run in between. A lean copy and what was split off it hold each page
 Where a run spans whole 2 MiB, it is given a huge page first (MADV_COLLAPSE): one allocation then stands for 512 page
 faults. The kernel may refuse; then the pages are small as before. Asking waits for every processor once, which takes
 long on a busy host, and where free memory is in small pieces the kernel moves others together first, which takes
-longer than all the faults: as soon as a huge page has taken too long, no more are asked for. A host that has turned
+longer than all the faults: as soon as a huge page has taken too long, no more are requested. A host that has turned
 huge pages off keeps them off.
 
 CRIU reads pages with one thread, and each page costs it a page fault in the restored task (2.3 µs on the machine that
@@ -238,7 +238,7 @@ def _one_within(places: Sequence[int], first: int, last: int) -> bool:
 
 
 def _append(runs: list[PageRun], run: PageRun) -> None:
-    """Add a run, joined with the last one where it goes on from there."""
+    """Add a run, joined with the last one where it continues that one."""
     last = runs[-1] if runs else None
     if last is not None and (last.address + last.size, last.offset + last.size) == (run.address, run.offset):
         runs[-1] = PageRun(last.address, last.offset, last.size + run.size)
@@ -343,7 +343,7 @@ def steps(first: int, last: int) -> Iterator[tuple[int, int]]:
 
 
 def _quick(work: list[WriteTask]) -> bool:
-    """Whether huge pages come quickly now; the first one tells."""
+    """Whether huge pages come quickly now; the first one shows it."""
     for part in work:
         first = -(-part.address // HUGE) * HUGE
         if first + HUGE <= part.address + part.size:

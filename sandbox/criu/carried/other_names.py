@@ -1,4 +1,5 @@
-"""Open files that lost one of several names: CRIU links them anew for its dump, and a snapshot is to have no such link.
+"""Open files that lost one of several names: CRIU links them again for its dump, and a snapshot is to have no such
+link.
 
 Owns: removing the links while all is frozen, the image that says by which other name each file is found, making the
 links again for the moment of a restore. Does not own: CRIU's run, which removes them once the files are open.
@@ -44,7 +45,7 @@ def decode(content: bytes) -> Names:
 
 
 def take_away(container: Container, images: Path) -> None:
-    """Remove the links that CRIU has just made, and write beside its images what else leads to the files. Blocks."""
+    """Remove the links that CRIU has just made, and write next to its images what else leads to the files. Blocks."""
     links = _links(images)
     if not links:
         return

@@ -7,7 +7,7 @@ Guarantee: `read` changes nothing and sees only processes that still belong to t
 `put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
 that came from another host set nothing that a program could not have set by itself.
 
-The settings are an image file of their own beside CRIU's: they are stored, sent and compared like these.
+The settings are an image file of their own next to CRIU's: they are stored, sent and compared like these.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     process: int
     number: int
     options: dict[str, bytes] = {}
-    exclusive: bool = False  # a terminal that nobody else may open
+    exclusive: bool = False  # a terminal that no other may open
     groups: list[tuple[int, str]] = []  # multicast groups that it joined, with the number of the interface
     unread: list[Datagram] = []
     owner: tuple[int, int] | None = None  # user and group in the sandbox, of a pipe or socket
@@ -98,7 +98,7 @@ class ProcessVanished(CheckpointFailed):
 
 @dataclass
 class FrozenProcess:
-    """A process of the sandbox that stands still, and what it holds that may matter here."""
+    """A process of the sandbox that is frozen, and what it holds that may matter here."""
 
     pid: int  # on the host
     inner: int  # in the sandbox
@@ -134,7 +134,7 @@ def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list
             for pid in pids:
                 held[pid] = os.pidfd_open(pid)
                 opened.callback(os.close, held[pid])
-            if not set(pids) <= set(tasks()):  # whose number may be somebody else's
+            if not set(pids) <= set(tasks()):  # whose number may be reused
                 raise ProcessVanished
             yield sorted((_frozen(pid, pidfd) for pid, pidfd in held.items()), key=lambda one: one.inner)
         except ProcessLookupError as error:
@@ -210,7 +210,7 @@ def _poll(descriptor: int, settings: DescriptorSettings, groups: list[datagrams.
 
 
 class _Usual:
-    """What a task has that nobody has set anything for: what our main thread has."""
+    """What a task has with default settings: what our main thread has."""
 
     def __init__(self) -> None:
         self._processors = os.sched_getaffinity(os.getpid())
@@ -258,17 +258,17 @@ def _called(*arguments: Any) -> int:
     return result
 
 
-# ---------------------------------------------------------------------------- beside the images
+# ---------------------------------------------------------------------------- next to the images
 
 
 def write(directory: Path, settings: KernelSettings) -> None:
-    """Put them beside the images; nothing where nothing is set."""
+    """Put them next to the images; nothing where nothing is set."""
     if settings:
         (directory / FILE).write_bytes(msgspec.msgpack.encode(settings))
 
 
 def load(directory: Path) -> KernelSettings:
-    """What stands beside these images; none in those of an older version."""
+    """What stands next to these images; none in those of an older version."""
     try:
         return decode((directory / FILE).read_bytes())
     except FileNotFoundError:
@@ -311,7 +311,7 @@ def facts(directory: Path) -> dict[str, Any]:
 
 
 def put_all_back(directory: Path, numbers: dict[int, int]) -> list[str]:
-    """Set again what stands beside these images, in restored processes that do not run yet. Blocks.
+    """Set again what stands next to these images, in restored processes that do not run yet. Blocks.
 
     `numbers`: that of each process on the host, by its number in the sandbox. Returns what could not be set, in words.
     """

@@ -5,7 +5,7 @@ Guarantee: `differing` returns what a program has set to something else than a f
 socket these values. Both act on one socket alone.
 
 Left out, with the reason: what CRIU carries; what the kernel changes by itself while a connection lives (window clamp,
-quick acknowledgements, the segment size of a connection, the processor of the last packet); what cannot be asked for.
+quick acknowledgements, the segment size of a connection, the processor of the last packet); what cannot be read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NETLINK = (
     ("NETLINK_EXT_ACK", 11), ("NETLINK_GET_STRICT_CHK", 12),
 )  # fmt: skip
 
-# An accepted connection says there what its first packet had; nobody can set it.
+# An accepted connection says there what its first packet had; it cannot be set.
 _OF_FIRST_PACKET = ("IP_MULTICAST_IF", "IP_MULTICAST_TTL", "IPV6_MULTICAST_IF", "IPV6_MULTICAST_HOPS")
 
 _NUMBERS = {
@@ -135,7 +135,7 @@ def _by_kind(family: int, kind: int, protocol: int) -> tuple[str, ...]:
 
 @functools.cache
 def _fresh(family: int, kind: int, protocol: int) -> Options:
-    """The options of a socket that nobody has touched; none where such a one cannot be made here."""
+    """The options of a socket with default options; none where such a one cannot be made here."""
     with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as one:
         return dict(_values(one))
     return {}

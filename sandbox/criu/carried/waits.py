@@ -1,8 +1,8 @@
-"""The waits of a dump: which system calls were interrupted, and how each goes on.
+"""The waits of a dump: which system calls were interrupted, and how each continues.
 
 Owns: reading the file that native/waits.c, a plugin of CRIU, writes into the directory of images and reads there again.
 Does not own: finding the threads and taking their calls up, which the plugin does inside CRIU.
-Guarantee: a file of another form, or with more than a plausible content, tells of no wait; the restore then has none.
+Guarantee: a file of another form, or with more than a plausible content, contains no wait; the restore then has none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InterruptedWait:
     places: tuple[tuple[int, int], ...]  # (address, size): two that the call reads, and one that is written
 
     def registers(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Registers of an image, less what tells how the call is taken up again."""
+        """Registers of an image, without what says how the call is resumed."""
         same: dict[str, Any] = {**given, "ip": self.ip, "ax": f"waits in system call {self.nr}"}
         if self.argument >= 0:
             same[_ARGUMENTS[self.argument]] = "the rest of its time-out"

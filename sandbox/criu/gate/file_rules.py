@@ -180,12 +180,12 @@ def _is(files: Mapping[int, Record], number: int, kind: int) -> bool:
     return number in files and files[number].type == kind
 
 
-#: How a file comes back in another way than by its path: kind of remap, ghost's record, CRIU's number of it.
+#: How a file is restored in another way than by its path: kind of remap, ghost's record, CRIU's number of it.
 Remap = tuple[int, Record | None, int]
 
 
 def _remaps(images: CriuImages, files: Mapping[int, Record]) -> dict[int, Remap]:
-    """What comes back in another way than by its path, by the id of the file."""
+    """What is restored in another way than by its path, by the id of the file."""
     result: dict[int, Remap] = {}
     for remap in images.table("remap-fpath.img", "remap_file_path_entry"):
         need(_is(files, remap.orig_id, REG) and remap.orig_id not in result, "a deleted file that there is not")

@@ -1,7 +1,7 @@
 """The gate before each restore and fork: images are let through only if nothing in them leads out of the sandbox.
 
 Owns: looking up, in the tree that a restore will see, every path that CRIU will open, make, bind or remove; and
-refusing, while a dump is frozen, what could not come back. Does not own: what a field may say
+refusing, while a dump is frozen, what could not be restored. Does not own: what a field may say
 (:mod:`sandbox.criu.gate.image_rules`), the private root in which CRIU then works (native/criu-root.c).
 Guarantee: of images that pass, every path is reached below the sandbox's root (``openat2`` with RESOLVE_BENEATH and
 RESOLVE_NO_SYMLINKS, so through real directories only) at a time when nothing of the sandbox runs that could change it.
@@ -156,7 +156,7 @@ def look_up(target: GateLookups, opened: Mapping[str, int]) -> None:
 
 
 def refuse_lost(images: CriuImages, opened: Mapping[str, int], excluded: Collection[int]) -> None:
-    """While a dump is frozen: refuse deleted files and directories that could not come back to where they were.
+    """While a dump is frozen: refuse deleted files and directories that could not be restored to where they were.
 
     What only processes of the numbers `excluded` hold will not be restored. Raises Refusal. Blocks.
     """
@@ -238,7 +238,7 @@ def _ghost(named: ImagePath, opened: Mapping[str, int]) -> None:
         if _there(fd, path, named):
             raise ImageRefused(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
         return
-    # Names that CRIU gives the file for a moment: it ends where somebody else's file has one of them.
+    # Names that CRIU gives the file for a moment: it ends where another file has one of them.
     taken = [b".cr.%x.ghost" % named.ghost] if named.ghost else []
     for end in [*taken, b".cr_link"] if _there(fd, path, named) else taken:
         if _there(fd, path + end, named):

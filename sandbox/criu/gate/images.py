@@ -54,7 +54,7 @@ class GateLookups:
     """What the gate must look up in the tree before these images are restored."""
 
     present: list[ImagePath] = field(default_factory=list)  # opened by its path
-    ghosts: list[ImagePath] = field(default_factory=list)  # made there for a moment, by its path or a name beside it
+    ghosts: list[ImagePath] = field(default_factory=list)  # made there for a moment, by its path or a name next to it
     sockets: list[ImagePath] = field(default_factory=list)  # bound from inside: links are followed, within the tree
     watched: list[ImagePath] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)  # targets of directories of the host, by their number

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check_frozen(processes: Iterable[FrozenProcess], sandbox: str) -> None:
-    """Raise CheckpointFailed for the first of these processes that holds what cannot come back. Blocks."""
+    """Raise CheckpointFailed for the first of these processes that holds what cannot be restored. Blocks."""
     for one in processes:
         for what, hint in _result(one):
             raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", hint=hint, sandbox=sandbox)
@@ -113,7 +113,7 @@ def _is_semaphore(pid: int, descriptor: int) -> bool:
 
 
 def _is_writable(pid: int, descriptor: int) -> bool:
-    """Only by writing is a trigger made, and nobody is told whether there is one."""
+    """Only by writing is a trigger made, and it is invisible whether there is one."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
         result = re.search(rb"flags:\s*(\d+)", file.read())
         return result is not None and int(result[1], 8) & os.O_ACCMODE != os.O_RDONLY
@@ -124,7 +124,7 @@ def _is_writable(pid: int, descriptor: int) -> bool:
 
 
 def check_images(directory: Path, entries: Sequence[Record], sandbox: str) -> None:
-    """Likewise for what the images tell, after the thaw; `entries` are those of files.img. Blocks."""
+    """Likewise for what the images contain, after the thaw; `entries` are those of files.img. Blocks."""
     for what, hint in _reported(directory, entries):
         raise CheckpointFailed(what, hint=hint, sandbox=sandbox)
 

@@ -4,7 +4,7 @@ Owns: sessions and groups, owners of descriptors, timers, signals at a parent's 
 Does not own: the rest of tasks and files (:mod:`sandbox.criu.gate.processes`, :mod:`sandbox.criu.gate.file_rules`).
 Guarantee: pure. Every number to which CRIU, or later the kernel, sends a signal because of an image that passes is that
 of a process, thread or group of the same images. CRIU uses these numbers in the sandbox's own pid namespace, where
-nobody else has one: these rules keep it so wherever a later CRIU uses them.
+no other process has one: these rules keep it so wherever a later CRIU uses them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def owner_of(file: Record) -> Record | None:
 
 
 def owns(owner: Record, processes: Iterable[int], groups: Iterable[int]) -> bool:
-    """Whether it is one of these processes or groups, or nobody. A single thread cannot be brought back as an owner."""
+    """Whether it is one of these processes or groups, or none. A single thread cannot be restored as an owner."""
     existing = {OWNER_PROCESS: processes, OWNER_GROUP: groups}.get(owner.pid_type, ())
     return not owner.pid or owner.pid in existing
 

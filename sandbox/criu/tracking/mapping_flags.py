@@ -1,6 +1,6 @@
 """By which letters /proc/PID/smaps names the flags of a mapping, so that its text can be made without counting pages.
 
-Owns: learning that from mappings of our own, on this kernel. Does not own: the program that tells flags
+Owns: learning that from mappings of our own, on this kernel. Does not own: the program that reports flags
 (ebpf/mappings.h), the text (native/written.c). Guarantee: a letter is known only if all mappings of this process agree;
 of a mapping with any flag that is not, CRIU reads what the kernel says.
 """
@@ -43,7 +43,7 @@ def learned(program: int) -> bytes:
         for entry in _ENTRY.finditer(Path("/proc/self/smaps").read_bytes()):
             flags = flags_of.get((int(entry[1], 16), int(entry[2], 16)))
             if flags is None:
-                continue  # changed meanwhile
+                continue  # changed since
             set_bits = [bit for bit in range(BITS) if flags >> bit & 1]
             named = entry[3].split()
             if len(named) != len(set_bits):

@@ -1,6 +1,6 @@
-"""What a dumping CRIU is told about pages that were not written, and what it answers (native/tracked.h).
+"""The orders to a dumping CRIU about pages that were not written, and what it answers (native/tracked.h).
 
-Owns: the two files in the directory of images. Does not own: what is asked for, and what follows from the answers
+Owns: the two files in the directory of images. Does not own: the orders, and what follows from the answers
 (:mod:`sandbox.criu.tracking.tracker`).
 """
 
@@ -65,7 +65,7 @@ class Answers:
 
     descriptors: dict[int, int] = field(default_factory=dict)  # of userfaultfds in CRIU
     processes: dict[int, ProcessAnswer] = field(default_factory=dict)
-    brief: set[int] = field(default_factory=set)  # whose mappings were told without counting pages
+    brief: set[int] = field(default_factory=set)  # whose mappings were reported without counting pages
 
 
 def write(directory: Path, orders: Mapping[int, Order], letters: bytes = b"") -> None:
@@ -77,7 +77,7 @@ def write(directory: Path, orders: Mapping[int, Order], letters: bytes = b"") ->
 
 
 def read(directory: Path) -> Answers:
-    """What has been answered so far; nothing where CRIU was not asked, or did not come to it."""
+    """What has been answered so far; nothing where CRIU had no orders, or did not come to it."""
     answers = Answers()
     path = directory / ANSWERS
     if not path.exists():

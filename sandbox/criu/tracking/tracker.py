@@ -8,7 +8,7 @@ Whatever is not known for certain counts as written: a process that is new, smal
 ::
 
     prepare: register new mappings, orders ▸ freeze ▸ begin: take new userfaultfds ▸ CRIU dumps what was written,
-    and the kernel protects it ▸ thaw ▸ finish: its pages + those of the last capture that nobody has written to
+    and the kernel protects it ▸ thaw ▸ finish: its pages + those of the last capture that were not written
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UnknownPages(CheckpointFailed):
 class TrackedProcess:
     """A process with a userfaultfd of its own."""
 
-    started: bytes  # tells it from a later one of the same number
+    started: bytes  # distinguishes it from a later one of the same number
     descriptor: int
     registered: set[userfault.Mapping] = field(default_factory=set)
 
@@ -84,7 +84,7 @@ class Tracker:
     @property
     def pinned(self) -> int:
         """Bytes of memory of earlier captures that it holds."""
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed since
             return sum(entry.stat().st_size for entry in os.scandir(self._directory))
         return 0
 
@@ -168,7 +168,7 @@ class Tracker:
             else:
                 self._processes[pid] = one
         for pid in list(self._processes):
-            if userfault.has_aio(pid):  # a transfer may go on while it stands still, and writes without a fault
+            if userfault.has_aio(pid):  # a transfer may continue while it is frozen, and writes without a fault
                 self._untracked.add((pid, self._processes[pid].started))
                 self._let_go(pid)
         self._numbers = {pid: inner for pid in self._processes if (inner := inner_pid(pid)) is not None}

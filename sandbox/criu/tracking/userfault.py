@@ -3,7 +3,7 @@
 Owns: the calls on such a descriptor, which mappings are registered, the proof that this kernel keeps its promises.
 Does not own: making one in a process (native/attach.c), asking which pages were written (native/written.c).
 
-The kernel clears a page's mark itself at the first write to it; nobody serves faults. When the last descriptor is
+The kernel clears a page's mark itself at the first write to it; faults are not served. When the last descriptor is
 closed, the kernel lets go of the mappings: then every page counts as written.
 """
 
