@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from sandbox import paths
+from sandbox import hints, paths
 from sandbox.errors import PagurusError, Unsupported
 
 Level = Literal["ok", "miss", "note"]
@@ -63,17 +63,17 @@ def conclusion(findings: list[DoctorFinding]) -> str:
     if not missing:
         return "ready: start the daemon with `pagurus daemon`"
     names = ", ".join(finding.name for finding in missing)
-    hints = [finding.hint for finding in missing if finding.hint]
+    first = next((finding.hint for finding in missing if finding.hint), "see above")
     if missing[0].name == "root":
-        return f"not ready, {missing[0].fact}: {hints[0]}"
-    return f"not ready, {names} missing: {hints[0] if hints else 'see above'}, then `pagurus doctor` again"
+        return f"not ready, {missing[0].fact}: {first}"
+    return f"not ready, {names} missing: {first}, then `pagurus doctor` again"
 
 
 def _probe(name: str, required: bool, work: Callable[[], str]) -> DoctorFinding:
     try:
         return DoctorFinding(name, "ok", work())
     except (OSError, PagurusError, subprocess.SubprocessError, ImportError, ValueError) as error:
-        hint = getattr(error, "hint", "") or "run `make setup` as root"
+        hint = getattr(error, "hint", "") or hints.parts()
         return DoctorFinding(name, "miss" if required else "note", getattr(error, "message", None) or str(error), hint)
 
 
@@ -242,10 +242,10 @@ def _criu() -> str:
 
     done = subprocess.run([paths.criu(), "--version"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
-        raise Unsupported(done.stderr.strip()[-200:], hint="run `make setup`")
+        raise Unsupported(done.stderr.strip()[-200:], hint=hints.parts())
     version = done.stdout.split("Version:")[-1].split()[0]
     if tuple(int(part) for part in version.split(".")[:2]) < (4, 2):
-        raise Unsupported(f"CRIU {version}", hint="4.2 or newer is needed: run `make setup`")
+        raise Unsupported(f"CRIU {version}", hint=f"4.2 or newer is needed: {hints.parts()}")
     rpc.messages()
     rpc.images()
     return f"CRIU {version}, with its message classes"
@@ -293,7 +293,7 @@ def _criu_listener() -> str:
         finally:
             os.kill(pid, 9)
     if answer != b"alive":
-        raise Unsupported(f"the restored listener answered {answer!r}", hint="run `make setup`: CRIU 4.2 or newer")
+        raise Unsupported(f"the restored listener answered {answer!r}", hint=f"{hints.parts()}: CRIU 4.2 or newer")
     return "dumps and restores a TCP listener"
 
 
@@ -304,9 +304,7 @@ def _run_criu(verb: str, directory: Path, *arguments: str) -> None:
         log = directory / f"{verb}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else done.stderr.splitlines()
         said = [line for line in lines if "Error" in line] or lines[-1:]
-        raise Unsupported(
-            f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", hint="run `make setup`"
-        )
+        raise Unsupported(f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", hint=hints.parts())
 
 
 # --------------------------------------------------------------------------- around it
@@ -320,7 +318,7 @@ def _images() -> str:
         else []
     )
     if not names:
-        raise Unsupported("no image to start sandboxes from", hint="run `make setup`")
+        raise Unsupported("no image to start sandboxes from", hint=hints.image())
     return ", ".join(names)
 
 
@@ -356,9 +354,7 @@ def _network() -> str:
 
 def _registries() -> str:
     if shutil.which("skopeo") is None:
-        raise Unsupported(
-            "skopeo is missing", hint="make setup, or apt-get install skopeo; needed by `pagurus image pull` only"
-        )
+        raise Unsupported("skopeo is missing", hint="apt-get install skopeo; needed by `pagurus image pull` only")
     done = subprocess.run(["skopeo", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "skopeo"
 
@@ -368,7 +364,7 @@ def _gpu() -> str:
         import torch
     except ModuleNotFoundError:
         raise Unsupported(
-            "training is not installed here: no torch", hint="`make setup-train`, for `pagurus train`"
+            "training is not installed here: no torch", hint=f"`{hints.training()}`, for `pagurus train`"
         ) from None
     if not torch.cuda.is_available():
         raise Unsupported("no GPU", hint="engine and trainer run on the CPU")
@@ -378,7 +374,7 @@ def _gpu() -> str:
 def _vllm() -> str:
     python = paths.CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.exists():
-        raise Unsupported("vLLM is not installed here", hint="`make setup-vllm`, for `--engine vllm`")
+        raise Unsupported("vLLM is not installed here", hint=f"{hints.vllm()}, for `--engine vllm`")
     result = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
     return result.name.removesuffix(".dist-info") if result else "vLLM's environment exists"
 

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ebpf import explain, layout, libbpf, probe
-from sandbox import paths
+from sandbox import hints, paths
 from sandbox.descriptors import closing
 from sandbox.errors import NotFound, Unsupported
 from sandbox.libc import descriptor_of
@@ -118,7 +118,7 @@ class Inspector:
             raise Unsupported(
                 f"the inspector object is of another version ({size} bytes a sandbox, "
                 f"not {ctypes.sizeof(layout.SandboxLayout)})",
-                hint="run `make native` again",
+                hint=hints.parts("native"),
             )
         inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
         inspector._attach()  # a kernel that refuses says so now

@@ -11,6 +11,8 @@ import os
 from ctypes import CFUNCTYPE, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
+from sandbox import hints
+
 _printed: list[str] = []
 _RETAINED_LINES = 200
 
@@ -104,7 +106,7 @@ class Object:
         _printed.clear()
         self.path = path
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing: run `make native`")
+            raise FileNotFoundError(f"{path} is missing: {hints.parts('native')}")
         self._object: int | None = check(self._lib.bpf_object__open_file(os.fsencode(path), None), f"open {path}")
         self._links: dict[str, int] = {}
         self.programs: dict[str, int] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from pagurus import output
+from sandbox import hints
 from sandbox.errors import CommandNotFound, PagurusError, Unsupported
 from sandbox.termination import termination_signals
 
@@ -70,7 +71,7 @@ def needs_training() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("sandbox", "rollout", "trainer", "daemon", "ebpf"):
             raise
-        raise Unsupported(f"training needs {error.name}, which is not installed", hint="make setup-train") from None
+        raise Unsupported(f"training needs {error.name}, which is not installed", hint=hints.training()) from None
 
 
 @contextlib.contextmanager

@@ -34,6 +34,11 @@ def prefix() -> Path:
     return PREBUILT if PREBUILT.is_dir() else CHECKOUT / ".prefix"
 
 
+def is_checkout() -> bool:
+    """Whether this runs from a checkout, where `make` is the way to every part; not from an installed package."""
+    return (CHECKOUT / "Makefile").is_file()
+
+
 def state() -> Path:
     """Directory that must survive a reboot."""
     return Path(os.environ.get("PAGURUS_STATE", "/var/lib/pagurus"))

@@ -21,6 +21,7 @@ from rollout.decide.engines.headroom import Budget
 from rollout.decide.engines.options import arguments
 from rollout.engine.patches import INSIDE
 from rollout.engine.tls import CERTIFICATE, KEY
+from sandbox import hints
 from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
 
@@ -158,7 +159,7 @@ def vllm(
     Raises EngineFailed when it is not installed.
     """
     if not python.exists():
-        raise EngineFailed(f"vLLM is not installed: no {python}", hint="run `make setup-vllm`")
+        raise EngineFailed(f"vLLM is not installed: no {python}", hint=hints.vllm())
     precision = dtype if dtype != "auto" else "bfloat16" if gpu or transfer else "float32"
 
     def command(directory: Path, port: int) -> LaunchCommand:

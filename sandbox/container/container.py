@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import paths
+from sandbox import hints, paths
 from sandbox.container import endings, kernel_views, spawn
 from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
@@ -129,9 +130,10 @@ class Container:
         container = cls(spec)
         await container._disk()
         if not container.layer.is_dir():
+            again = hints.parts("native")
             raise NotFound(
                 f"the runtime layer {spec.layer or 'of new sandboxes'} is not here",
-                hint=f"run `make native`, with the version that made the sandbox, or bring {container.layer} back",
+                hint=f"{again}, with the version that made the sandbox, or bring {container.layer} back",
                 sandbox=spec.id,
             )
         try:
@@ -152,7 +154,9 @@ class Container:
         except BaseException as error:
             await asyncio.shield(container.destroy())
             if isinstance(error, ShimError):
-                raise Unsupported(f"cannot make a sandbox: {error}", sandbox=spec.id) from error
+                refused = {"runtime layer": container.layer, "image layer": spec.image}.get(error.stage)
+                hint = hints.layer(refused) if refused and error.errno == errno.EINVAL else ""
+                raise Unsupported(f"cannot make a sandbox: {error}", hint=hint, sandbox=spec.id) from error
             if isinstance(error, ShimGone):
                 raise Unsupported(f"the shim ended at once: {container._log}", sandbox=spec.id) from error
             raise

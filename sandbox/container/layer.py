@@ -53,7 +53,7 @@ _PROGRAMS = ("init", "attend")
 
 def ensure() -> None:
     """Make the layer of new sandboxes where no set-up has: an installed package has none. Raises Unsupported."""
-    from sandbox import paths
+    from sandbox import hints, paths
     from sandbox.errors import Unsupported
 
     home, programs = paths.runtime_home(), paths.runtime_programs()
@@ -62,7 +62,7 @@ def ensure() -> None:
     if not all((programs / name).exists() for name in _PROGRAMS):
         raise Unsupported(
             f"{programs} has no programs for sandboxes",
-            hint="run `make setup` in a checkout, or `pip install pagurus-runtime`",
+            hint=hints.parts(),
         )
     home.mkdir(mode=0o711, parents=True, exist_ok=True)
     build(programs, home)

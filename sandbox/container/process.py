@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from sandbox import paths, procfs
+from sandbox import hints, paths, procfs
 from sandbox.container.outlet import Name, Outlet
 from sandbox.container.paced import Allowance, PacedReader
 from sandbox.descriptors import closing
@@ -72,7 +72,7 @@ def pidfd_tells_exit() -> bool:
     """True on kernels (>= 6.15) whose pidfds report the exit code of another's child. Tried for real, once."""
     program = paths.shim()
     if not program.exists():
-        raise Unsupported(f"{program} is missing", hint="run `make setup`")
+        raise Unsupported(f"{program} is missing", hint=hints.parts())
     with (
         subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe,
         closing(os.pidfd_open(probe.pid)) as pidfd,

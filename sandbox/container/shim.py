@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox import paths
+from sandbox import hints, paths
 from sandbox.errors import Invalid, PagurusError, Unsupported
 
 PACKET_MAX = 2 << 20  # as in shim.h
@@ -66,7 +66,7 @@ def launch(run_dir: Path, cgroup: Path, joined: Sequence[Path]) -> int:
             # there, by users that the host does not know.
             program.chmod(mode & 0o700)
     except FileNotFoundError as error:
-        raise Unsupported(f"{program} is missing", hint="run `make setup`") from error
+        raise Unsupported(f"{program} is missing", hint=hints.parts()) from error
     directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sandbox import paths
+from sandbox import hints, paths
 from sandbox.container.shim import going_first
 from sandbox.criu import Record
 from sandbox.descriptors import closing
@@ -118,7 +118,7 @@ def _find_pycriu() -> None:
     for result in sorted((paths.prefix() / "criu").glob("**/pycriu/rpc_pb2.py")):
         sys.path.append(str(result.parent.parent))
         return
-    raise Unsupported("pycriu (CRIU's message classes) is not installed", hint="run `make setup`")
+    raise Unsupported("pycriu (CRIU's message classes) is not installed", hint=hints.parts())
 
 
 #: Where CRIU finds what it works with, in its root.
@@ -155,7 +155,7 @@ class Root:
         preload = [] if self.preload is None else [self.preload.resolve()]
         for needed in (launcher(), paths.criu(), plugins / "waits.so", *preload):
             if not needed.exists():
-                raise Unsupported(f"{needed} is missing", hint="run `make setup`")
+                raise Unsupported(f"{needed} is missing", hint=hints.parts())
         words = _words(paths.criu())
         return [
             str(launcher()),

@@ -229,7 +229,7 @@ def _skopeo(
 ) -> bytes:
     """What skopeo prints. It writes no file larger than `limit`, and ends when nothing comes, or goes, for long."""
     if shutil.which("skopeo") is None:
-        raise Unsupported("skopeo is missing, which fetches images", hint="make setup, or apt-get install skopeo")
+        raise Unsupported("skopeo is missing, which fetches images", hint="apt-get install skopeo")
     architecture = oci.ARCHITECTURES.get(platform.machine(), platform.machine())
     command = ["setpriv", "--pdeathsig=KILL", "--", "prlimit", f"--fsize={limit}", "--"]  # it ends with who started it
     command += ["skopeo", f"--override-arch={architecture}", "--override-os=linux"]

@@ -32,6 +32,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from blake3 import blake3
 
+from sandbox import hints
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import reference, registry, sources
@@ -106,7 +107,10 @@ class ImageStore:
         path = self._path(name)
         if path is None:
             existing = ", ".join(self.list()) or "none"
-            raise ImageNotFound(f"no image {name!r}; there are: {existing}", hint="pagurus image import, or make setup")
+            raise ImageNotFound(
+                f"no image {name!r}; there are: {existing}",
+                hint=f"pagurus image pull or import; for debian {hints.image()}",
+            )
         tree = path.resolve()
         if not _stored(tree):
             tree = self._take_in(path, tree)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sandbox import paths, procfs
+from sandbox import hints, paths, procfs
 from sandbox.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -73,5 +73,5 @@ def _is_socket(pid: int, descriptor: int) -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL:
     if not paths.frozen().exists():
-        raise Unsupported(f"{paths.frozen()} is missing", hint="run `make native`")
+        raise Unsupported(f"{paths.frozen()} is missing", hint=hints.parts("native"))
     return ctypes.CDLL(os.fspath(paths.frozen()))

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from sandbox.container.container import Container
+from sandbox.errors import Unsupported
 from tests.support.checkpoint_programs import CHECK, LISTENER
 from tests.support.checkpoint_support import Bench, Saved, shell
 from tests.support.container_support import Maker
@@ -33,6 +34,18 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     yield image, place
     if os.path.ismount(place):
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Path]:
+    """A mounted overlay with a directory `image`."""
+    top = tmp_path / "an overlay"
+    for name in ("lower/image", "upper", "work", "merged"):
+        (top / name).mkdir(parents=True)
+    options = "lowerdir=lower,upperdir=upper,workdir=work"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", "merged"], check=True, cwd=top)
+    yield top / "merged"
+    subprocess.run(["umount", str(top / "merged")], check=True)
 
 
 @pytest_asyncio.fixture
@@ -126,3 +139,10 @@ async def test_layers_are_mounted_nowhere_but_in_the_overlay(maker: Maker) -> No
     assert str(sb.root) in points and not points & {str(tree) for tree in (sb.tree, sb.spec.image, sb.layer)}
     assert await shell(sb, "echo new > /etc/passwd; cat /etc/passwd") == "new\n"
     assert (await asyncio.to_thread((sb.tree / "upper/etc/passwd").read_text)) == "new\n"
+
+
+async def test_an_image_on_an_overlay_is_refused_with_the_way_out(maker: Maker, overlay: Path) -> None:
+    """The state directory of a container without a volume: the kernel lends no directory of an overlay."""
+    with pytest.raises(Unsupported, match="cannot make a sandbox: image layer") as refused:
+        await maker.create(image=overlay / "image")
+    assert f"{overlay}/image lies on overlay" in refused.value.hint and "ext4, xfs or btrfs" in refused.value.hint
