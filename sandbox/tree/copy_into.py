@@ -161,7 +161,7 @@ class _Copier:
             self.directories(into)
             self._linked.clear()
             self._tree(real, into, self._included(real, None) if self._exclude else None)
-            if self._is_direct(path):
+            if _is_direct(path):
                 with self._opened(self._root, into) as other:
                     os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
             return
@@ -236,14 +236,6 @@ class _Copier:
                     step.enter = [False, False]
                     continue
                 self._step(step, into)
-
-    def _is_direct(self, path: str) -> bool:
-        """Whether the target of a directory gets its time, as with BuildKit: not that of a link, nor of ``name/.``."""
-        above, name = posixpath.split(path.rstrip("/"))
-        if name == ".":
-            return above in ("", "/")
-        assert self._source is not None
-        return posixpath.join(canonical(self._source, above), name) == canonical(self._source, path)
 
     def _step(self, step: WalkEntry, into: str) -> None:
         result, there = step.result
@@ -366,6 +358,12 @@ class _Copier:
             with self._opened(self._root, into) as directory:
                 self.copied.bytes += archive.unpack(stream, directory, limit=left, rules=rules)
         return True
+
+
+def _is_direct(path: str) -> bool:
+    """Whether the target of a directory gets its time, as with BuildKit: not that of ``name/.``."""
+    above, name = posixpath.split(path.rstrip("/"))
+    return name != "." or above in ("", "/")
 
 
 def owner_of(root: int, text: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ async def by_us(host: Client, daemon: Daemon, directory: Path, case: Case) -> tu
     return {"tree": tree_facts(tree), "config": our_config(made.config)}, ""
 
 
+def fresh_context(reference: ReferenceDocker) -> Path:
+    """An empty directory. BuildKit keeps what it was sent of a context by the name of its directory, and leaves the
+    times of directories that it has: under one name the result would depend on the builds before.
+    """
+    return Path(tempfile.mkdtemp(prefix="context-", dir=reference.root))
+
+
 def compared(reference: Built, ours: Built) -> list[str]:
     result = differences(reference["config"], ours["config"], ())
     return result + differences(reference["tree"], ours["tree"])
@@ -112,8 +120,7 @@ async def test_builds_as_docker_does(
     reference: ReferenceDocker, equipped: Client, daemon: Daemon, name: str, request: pytest.FixtureRequest
 ) -> None:
     case = BY_NAME[name]
-    directory = reference.root / "context"
-    directory.mkdir()
+    directory = fresh_context(reference)
     try:
         write_context(directory, case)
         theirs, their_refusal = by_reference(reference, directory, case)
@@ -180,8 +187,7 @@ async def test_fetches_as_docker_does(
 ) -> None:
     known = {"git": server.address, "file": server.file, "commit": server.commits[0], "digest": server.digest}
     case = Case("FROM plain\n" + text.format(**known))
-    folder = reference.root / "context"
-    folder.mkdir()
+    folder = fresh_context(reference)
     try:
         write_context(folder, case)
         theirs, their_refusal = by_reference(reference, folder, case)

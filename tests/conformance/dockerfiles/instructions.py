@@ -16,7 +16,7 @@ PATHS = (
     "*.t?z *.md /g/", "[pr]*[zd] /g/", "app/rel app/abs /lk/", "link/sub /x/", "note /srv/file", "note /circle",
     "note /srv/file/", "app /srv/file", "nothing /x", "no*thing /x/", "note zeros /m", "note app /mixed/", "../note /x",
     "app/../note /y", "note /etc/../z", "app/sub/ app/sub /two/", "'note' /q", "note /run/x", "note /var/run/", "app /run",
-    "app/run /usr/bin/run", "link /srv/", "app/. /dot", "note /a/b/c/d/e/f", "note \"/with blank/\"", "note /proc/x",
+    "app/run /usr/bin/run", "link /srv/", "app/. /dot", "link/. /dot", "./link/ /l/", "app/sub/.. /up", "app/./sub /x", "note /a/b/c/d/e/f", "note \"/with blank/\"", "note /proc/x",
 )  # fmt: skip
 FLAGGED = ("note /new/x", "app /new", "app /srv/", "app/* /s/", "note /way/", "app note /deep/er/", ". /all/")
 
