@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
+from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -20,14 +22,18 @@ from sandbox.image.stages import CopyInstruction
 from sandbox.sdk import repository
 from sandbox.tree import host_files
 
+UNNAMED = "__unnamed__"  # BuildKit's name for what has none
 MAX_SIZE = 16 << 30  # bytes
 MAX_SILENCE = 60.0  # seconds without a byte
 _CHUNK = 1 << 20
 
 
 async def fetch(address: str, directory: Path, *, checksum: str | None = None) -> tuple[Path, str]:
-    """The file that an address names, below `directory`, and the SHA-256 of its content. Raises Invalid."""
-    name = PurePosixPath(unquote(urlsplit(address).path)).name or "index.html"
+    """The file that an address names, below `directory`, and the SHA-256 of its content. Raises Invalid.
+
+    Its time is the one at which the server says it was changed.
+    """
+    name = PurePosixPath(unquote(urlsplit(address).path)).name or UNNAMED
     observed, size = hashlib.sha256(), 0
     kind, _, target = (checksum or "").partition(":")
     checked = hashlib.new(kind) if kind else None
@@ -48,13 +54,23 @@ async def fetch(address: str, directory: Path, *, checksum: str | None = None) -
                     if checked is not None:
                         checked.update(part)
                     await asyncio.to_thread(file.write, part)
+            changed = _changed(answer.headers.get("Last-Modified", ""))
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Invalid(
             f"{address} cannot be fetched: {error or type(error).__name__}", hint="is it reachable from here?"
         ) from error
     if checked is not None and checked.hexdigest() != target:
         raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
+    os.utime(directory / name, (changed, changed), follow_symlinks=False)
     return directory / name, observed.hexdigest()
+
+
+def _changed(header: str) -> float:
+    """Seconds; as with BuildKit, the epoch where a server says nothing that can be read."""
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp())
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 class RemoteSources:

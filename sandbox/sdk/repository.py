@@ -19,7 +19,7 @@ CLONE_TIMEOUT = 1800.0  # seconds
 def clone(address: str, directory: Path, commit: str, keep: bool) -> tuple[str, Path]:
     """Fill the empty directory `directory` with a repository: its commit, and the directory that is meant.
 
-    `commit`: what it must be, or the beginning of it. `keep`: with its ``.git``.
+    `commit`: what it, or the annotated tag that names it, must be, or the beginning of that. `keep`: with its ``.git``.
     """
     if shutil.which("git") is None:
         raise Unsupported("git is missing", hint="apt-get install git")
@@ -30,7 +30,8 @@ def clone(address: str, directory: Path, commit: str, keep: bool) -> tuple[str, 
     _git("-C", work, "fetch", "-q", "--depth=1", "--no-tags", "--", where, name or "HEAD")
     _git("-C", work, "-c", "core.hooksPath=/dev/null", "checkout", "-q", "--detach", "FETCH_HEAD")
     result = _git("-C", work, "rev-parse", "HEAD").strip()
-    if commit and not result.startswith(commit):
+    named = _git("-C", work, "rev-parse", "FETCH_HEAD").strip()
+    if commit and not (result.startswith(commit) or named.startswith(commit)):
         raise Invalid(f"{address} is the commit {result}, not {commit}")
     if not keep:
         walk.remove_path(directory / ".git")

@@ -17,10 +17,14 @@ DATE = "2001-01-01T00:00:00Z"
 
 
 class GitServer:
-    """``with GitServer(folder) as server:`` `server.address` is that of the repository; `server.file`: of a file."""
+    """``with GitServer(folder) as server:`` `server.address` is that of the repository; `server.file`: of a file.
+
+    What is at `server.top` itself, and at ``files/timeless``, has no time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.commits: list[str] = []
+        self.tag = ""  # its own name, not that of its commit
         self._folder = folder
         self._make()
         serving = self
@@ -37,7 +41,7 @@ class GitServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         top = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.address, self.file = f"{top}/project.git", f"{top}/files/data"
+        self.top, self.address, self.file = top, f"{top}/project.git", f"{top}/files/data"
         self.digest = hashlib.sha256(FILE).hexdigest()
 
     def __enter__(self) -> GitServer:
@@ -64,6 +68,7 @@ class GitServer:
             self.commits.append(self._git("-C", str(work), "rev-parse", "HEAD").strip())
             if number == 1:
                 self._git("-C", str(work), "tag", "-a", "-m", "one", "v1")
+                self.tag = self._git("-C", str(work), "rev-parse", "v1").strip()
                 self._git("-C", str(work), "branch", "old")
         self._git("clone", "-q", "--bare", str(work), str(self._folder / "project.git"))
         self._git("-C", str(self._folder / "project.git"), "config", "uploadpack.allowAnySHA1InWant", "true")
@@ -77,6 +82,8 @@ class GitServer:
         path, _, query = ask.path.partition("?")
         if path == "/files/data":
             return self._send(ask, 200, FILE, {"Last-Modified": formatdate(1_000_000, usegmt=True)})
+        if path in ("/", "/files/timeless"):
+            return self._send(ask, 200, FILE, {})
         data = ask.rfile.read(int(ask.headers.get("Content-Length") or 0))
         environment = {
             "PATH": os.environ["PATH"],

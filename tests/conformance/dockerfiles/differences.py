@@ -39,6 +39,12 @@ RECORDED = (
     "FROM-scratch-COPY-.-/c/-9e22a6",
 )
 
+#: Of what is fetched.
+REMOTE_DIFFERENCES = {
+    "ADD --checksum={commit} {git}#v1 /x": "an annotated tag may be named by its commit; the reference knows its own"
+    " checksum alone",
+}
+
 _OWN = "whiteouts hide what lower layers have, wherever they stand in their own (OCI); the overlay2 driver refuses"
 _TWICE = "the last entry of a name counts; docker load refuses the archive"
 LAYER_DIFFERENCES: dict[str, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -19,6 +20,7 @@ from sandbox.errors import Conflict, ImageNotFound, Invalid, Protocol
 from sandbox.image.store import ImageStore
 from sandbox.messages import ImageConfig
 from sandbox.sdk import context
+from tests.support.daemon_host import TIMEOUT
 from tests.support.registry import Registry
 
 
@@ -298,6 +300,40 @@ async def test_an_image_of_a_checkpoint_is_made_once(host: Client, sb, daemon: A
     await host.images.remove("third")
 
 
+async def test_stages_that_one_copies_from_are_built_at_the_same_time(host: Client, tmp_path: Path) -> None:
+    """Each waits until the other has begun; one that fails ends the other."""
+    wait = "RUN echo waiting; until [ -e /srv/go ]; do sleep 0.05; done"
+    text = f"FROM debian AS one\n{wait}\nFROM debian AS two\n{wait}; exit $(cat /srv/go)\nFROM scratch\n"
+    (tmp_path / "Dockerfile").write_text(text + "COPY --from=one /srv/go /1\nCOPY --from=two /srv/go /2\n")
+    before = {sandbox.id for sandbox in await host.sandboxes()}
+
+    async def build(answer: str) -> None:
+        both, said = asyncio.Event(), list[str]()
+
+        def output(line: str) -> None:
+            said.append(line)
+            if said.count("waiting") == 2:
+                both.set()
+
+        async def answered() -> None:
+            await both.wait()
+            stages = {sandbox.id for sandbox in await host.sandboxes()} - before
+            for sandbox in stages:
+                await (await host.get(sandbox)).files.write("/srv/go", answer)
+
+        async with asyncio.timeout(TIMEOUT):
+            made = host.images.build("built", tmp_path, cache=False, output=output)
+            await asyncio.gather(made, answered())
+
+    await build("0")
+    await host.images.remove("built")
+    with pytest.raises(Invalid, match=r"line 4: .*exit code 3"):
+        await build("3")
+    assert {sandbox.id for sandbox in await host.sandboxes()} == before
+    await host.images.prune()
+    await host.images.remove("scratch")
+
+
 COPIES = """FROM debian AS made
 COPY --chown=daemon:7 --chmod=u=rwX,go=r app /new/dir/
 COPY note /tmp
@@ -373,7 +409,9 @@ async def web_server() -> AsyncIterator[tuple[TestServer, list[str]]]:
 
     async def answer(request: web.Request) -> web.Response:
         requested.append(request.path)
-        return web.Response(body=WEB) if request.path == "/files/note.txt" else web.Response(status=404)
+        if request.path != "/files/note.txt":
+            return web.Response(status=404)
+        return web.Response(body=WEB, headers={"Last-Modified": "Mon, 12 Jan 1970 13:46:40 GMT"})
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
@@ -420,11 +458,12 @@ RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mou
     await build()
     show = (
         "cat /said /notes/note /notes/other /got/note.txt /named /counted /var/cache/tool/under; stat -c %a /notes/note"
-        " /named; ls /run/secrets /var/cache/tool/count; grep -rl s3cret /run /root /var/cache; ls -A / | grep pagurus-"
+        " /named; stat -c %Y /got/note.txt;"
+        " ls /run/secrets /var/cache/tool/count; grep -rl s3cret /run /root /var/cache; ls -A / | grep pagurus-"
     )
     async with host.create("built") as sandbox:
         result = await sandbox.exec(show)
-    assert result.text == "crab\npython\ncrab\n$NAME\nfrom the web\nfrom the web\n1\nunder\n640\n600\n"
+    assert result.text == "crab\npython\ncrab\n$NAME\nfrom the web\nfrom the web\n1\nunder\n640\n600\n1000000\n"
     # The one without a checksum is asked for again, to see whether it has changed.
     requested.clear()
     assert (await build())[-1].startswith("nothing was run") and requested == ["/files/note.txt"]
