@@ -8,30 +8,28 @@ directory; sizes are bounded.
 
 from __future__ import annotations
 
-import bz2
-import contextlib
-import gzip
 import hashlib
-import lzma
 import platform
 import re
 import tarfile
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import msgspec
-import zstandard
 
 from sandbox.errors import Invalid, NotFound, Unsupported
 from sandbox.messages import ImageConfig
 from sandbox.tree import archive, host_files, tar
+from sandbox.tree.compressed import decompressed
 from sandbox.tree.safe_path import directory
 
 MAX_DOCUMENT = 16 << 20  # bytes of a manifest or a configuration
 MAX_LAYERS = 512
+BASIC = ("", "v1", "v8")  # variants of a processor that each one has
+NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+MAX_INDEXES = 3  # above one another
+MAX_MANIFESTS = 64  # of an index that are looked at
 MAX_IMAGE = 64 << 30  # bytes of data of the files of one image
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _BLOB = re.compile(r"(sha256|sha512):([0-9a-f]{64,128})")
@@ -88,26 +86,57 @@ def extract_layout(source: Path, dir_path: Path) -> None:
 
 def _from_index(blobs: _Blobs) -> tuple[dict[str, Any], list[_File]]:
     document = _document(_File(blobs.layout, "index.json"))
-    for _ in range(4):  # an index may point to an index
-        if "layers" in document:
-            break
-        document = _document(blobs.find(chosen(document.get("manifests"))))
-    else:
+    named: dict[str, str] = {}
+    for entry in document.get("manifests") or []:
+        notes = (entry.get("annotations") if isinstance(entry, dict) else None) or {}
+        named |= {str(notes[key]): str(entry.get("digest")) for key in NAMES if key in notes}
+    if len({*named.values()}) > 1:
+        raise Invalid(f"the layout holds {len({*named.values()})} images", hint="save one")
+    return _for_this_machine(blobs, document, MAX_INDEXES)
+
+
+def _for_this_machine(blobs: _Blobs, document: dict[str, Any], depth: int) -> tuple[dict[str, Any], list[_File]]:
+    """Configuration and layers of a manifest, or of the first one of an index that is for this machine."""
+    if "layers" in document:
+        config = _document(blobs.find(document.get("config")))
+        if (other := foreign(config)) is not None:
+            raise Unsupported(f"the image is for {other}, not for {_here()}")
+        return config, [blobs.find(layer) for layer in _list(document["layers"])]
+    if not depth:
         raise Invalid("the image's index points to indexes only")
-    layers = [blobs.find(layer) for layer in _list(document["layers"])]
-    return _document(blobs.find(document.get("config"))), layers
+    refusals = []
+    for entry in chosen(document.get("manifests")):
+        try:
+            return _for_this_machine(blobs, _document(blobs.find(entry)), depth - 1)
+        except Unsupported as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
-def chosen(manifests: object) -> dict[str, Any]:
-    """The manifest for this machine."""
-    target = ARCHITECTURES.get(platform.machine(), platform.machine())
-    offered = [entry for entry in _list(manifests) if isinstance(entry, dict)]
-    for entry in offered:
-        about = entry.get("platform")
-        if not isinstance(about, dict) or (about.get("os"), about.get("architecture")) == ("linux", target):
-            return entry
-    existing = ", ".join(str(entry["platform"].get("architecture")) for entry in offered)
-    raise Unsupported(f"the image is for {existing or 'nothing'}, not for {target}")
+def chosen(manifests: object) -> list[dict[str, Any]]:
+    """The manifests that may be for this machine: those that say so first, then those that say nothing."""
+    offered = [entry for entry in _list(manifests) if isinstance(entry, dict)][:MAX_MANIFESTS]
+    named = [(entry, about) for entry in offered if isinstance(about := entry.get("platform"), dict)]
+    mine = [(entry, str(about.get("variant") or "")) for entry, about in named if foreign(about) is None]
+    result = [entry for entry, variant in mine if variant in BASIC]
+    result += [entry for entry, variant in mine if variant not in BASIC]  # for newer processors
+    result += [entry for entry in offered if not isinstance(entry.get("platform"), dict)]
+    if not result:
+        existing = ", ".join(foreign(about) or "" for _, about in named)
+        raise Unsupported(f"the image is for {existing or 'nothing'}, not for {_here()}")
+    return result
+
+
+def foreign(about: dict[str, Any]) -> str | None:
+    """What a platform, or a configuration, says of another machine than this one; what it leaves out fits."""
+    system, architecture = (str(about.get(name) or "") for name in ("os", "architecture"))
+    if system not in ("", "linux") or architecture not in ("", _here()):
+        return "/".join(part for part in (system if system != "linux" else "", architecture) if part)
+    return None
+
+
+def _here() -> str:
+    return ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
 def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
@@ -117,8 +146,10 @@ def _from_docker(layout: Path) -> tuple[dict[str, Any], list[_File]]:
     manifest = manifests[0]
     if not isinstance(manifest, dict):
         raise Invalid("the manifest of the image archive is not what it should be")
-    layers = [_inside(layout, name) for name in _list(manifest.get("Layers"))]
-    return _document(_inside(layout, manifest.get("Config"))), layers
+    config = _document(_inside(layout, manifest.get("Config")))
+    if (other := foreign(config)) is not None:
+        raise Unsupported(f"the image is for {other}, not for {_here()}")
+    return config, [_inside(layout, name) for name in _list(manifest.get("Layers"))]
 
 
 def _config(document: dict[str, Any]) -> ImageConfig:
@@ -212,29 +243,3 @@ def _inside(layout: Path, name: object) -> _File:
     if not isinstance(name, str) or ".." in Path(name).parts or name.startswith("/"):
         raise Invalid(f"not a name in the image archive: {str(name)[:80]!r}")
     return _File(layout, name)
-
-
-@contextlib.contextmanager
-def decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A tar stream, whose compression is told by its first bytes rather than by a media type or a name."""
-    magic = file.read(6)
-    file.seek(0)
-    try:
-        if magic[:2] == b"\x1f\x8b":
-            with gzip.open(file) as stream:
-                yield cast("IO[bytes]", stream)
-        elif magic[:4] == b"\x28\xb5\x2f\xfd":
-            with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
-                file, read_across_frames=True
-            ) as stream:
-                yield cast("IO[bytes]", stream)
-        elif magic[:3] == b"BZh":
-            with bz2.open(file) as stream:
-                yield cast("IO[bytes]", stream)
-        elif magic == b"\xfd7zXZ\x00":
-            with lzma.open(file) as stream:
-                yield cast("IO[bytes]", stream)
-        else:
-            yield file
-    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError) as error:
-        raise Invalid(f"the archive is damaged: {error}", hint="fetch the image again") from error

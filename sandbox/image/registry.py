@@ -81,8 +81,7 @@ def manifest(target: Reference) -> ImageManifest:
     """What the registry has under this name, for this machine. Raises ImageNotFound, Forbidden, Invalid, ..."""
     digest, document = _document(target)
     if document.get("mediaType") in INDEXES or "manifests" in document:
-        chosen = oci.chosen(document.get("manifests"))
-        named = chosen.get("digest") if isinstance(chosen, dict) else None
+        named = oci.chosen(document.get("manifests"))[0].get("digest")
         if not isinstance(named, str) or _DIGEST.fullmatch(named) is None:
             raise Invalid(f"{target.name}: not a digest: {str(named)[:80]!r}")
         digest, document = _document(Reference(target.registry, target.path, target.tag, named))

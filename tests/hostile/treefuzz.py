@@ -42,10 +42,10 @@ from daemon.api import files as routes
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import Invalid, PagurusError
-from sandbox.image import oci, store, unpacking
+from sandbox.image import store, unpacking
 from sandbox.messages import Limits
 from sandbox.sdk.context import BuildContext, read_dockerfile
-from sandbox.tree import archive, files, host_files, walk
+from sandbox.tree import archive, compressed, files, host_files, walk
 from sandbox.tree.copy_into import TargetTree, copy_into
 from sandbox.tree.pool import BtrfsPool
 from sandbox.tree.safe_path import as_sandbox_root, directory
@@ -137,7 +137,7 @@ class TreeFuzzer:
         data, rules = self._cases.archive(), self._cases.pick.choice(mutate_trees.RULES)
         with directory(self._place / "tree") as root:
             try:
-                with oci.decompressed(io.BytesIO(data)) as stream:
+                with compressed.decompressed(io.BytesIO(data)) as stream:
                     archive.unpack(stream, root, limit=LIMIT, rules=rules)
             finally:
                 if self._cases.chance(0.05):

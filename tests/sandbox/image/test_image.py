@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import shutil
 import tarfile
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from zstandard import compress as zstd
 
 from sandbox.errors import Conflict, ImageNotFound, Invalid, Unsupported
 from sandbox.image.store import ImageStore
 from sandbox.messages import ImageConfig
+from tests.support.registry import ARCHITECTURE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: images keep owners")
 
@@ -223,21 +227,35 @@ UPPER = _layer(
 CONFIG = {"config": {"Env": ["A=1", "PATH=/bin"], "WorkingDir": "/usr", "User": "me", "Cmd": ["sh"], "Labels": None}}
 
 
-def _oci(directory: Path, layers: list[bytes], *, architecture: str = "amd64", damage: bool = False) -> Path:
+def _oci(
+    directory: Path,
+    layers: list[bytes],
+    *,
+    architecture: str = ARCHITECTURE,
+    own: str | None = None,
+    damage: bool = False,
+) -> Path:
+    """`architecture`: what its index says; `own`: what its configuration says."""
     blobs = directory / "blobs/sha256"
     blobs.mkdir(parents=True)
+    config = {**CONFIG, **({"architecture": own, "os": "linux"} if own else {})}
 
     def blob(data: bytes) -> dict[str, Any]:
         name = hashlib.sha256(data).hexdigest()
         (blobs / name).write_bytes(data + (b"!" if damage else b""))
         return {"digest": f"sha256:{name}", "size": len(data)}
 
-    manifest = {"config": blob(json.dumps(CONFIG).encode()), "layers": [blob(layer) for layer in layers]}
+    manifest = {"config": blob(json.dumps(config).encode()), "layers": [blob(layer) for layer in layers]}
     target = {**blob(json.dumps(manifest).encode()), "platform": {"os": "linux", "architecture": architecture}}
     other = {**blob(b"{}"), "platform": {"os": "windows", "architecture": architecture}}
     (directory / "index.json").write_text(json.dumps({"manifests": [other, target]}))
     (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     return directory
+
+
+def _broken(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 16]) + data[middle + 16 :]
 
 
 def _packed(directory: Path, target: Path) -> Path:
@@ -261,9 +279,7 @@ def _check(store: ImageStore) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_oci_layout(store: ImageStore, tmp_path: Path, packed: bool) -> None:
-    import zstandard
-
-    layout = _oci(tmp_path / "oci", [gzip.compress(LOWER), zstandard.compress(UPPER)])
+    layout = _oci(tmp_path / "oci", [gzip.compress(LOWER), zstd(UPPER)])
     store.import_archive("app", _packed(layout, tmp_path / "oci.tar") if packed else layout)
     _check(store)
 
@@ -284,9 +300,14 @@ def test_an_archive_of_docker_save(store: ImageStore, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"damage": True}, "damaged"),
-        ({"architecture": "s390x"}, "not for"),
+        ({"architecture": "s390x"}, "for windows/s390x, s390x, not for"),
+        ({"own": "s390x"}, "for s390x, not for"),
         ({"layers": [b"no tar" * 200]}, "not a tar"),
         ({"layers": [gzip.compress(LOWER)[:60]]}, "damaged|not a tar"),
+        *(
+            ({"layers": [_broken(pack(LOWER))]}, "damaged|zlib error")
+            for pack in (gzip.compress, bz2.compress, lzma.compress, zstd)
+        ),
         ({"layers": [_layer(("../out", FILE, b"x"))]}, "leaves its directory"),
         ({"layers": [_layer(("l", LINK, b""), ("l/out", FILE, b"x"), links={"l": "/"})]}, ""),
     ],
@@ -302,6 +323,63 @@ def test_bad_layouts_are_refused_or_contained(
     else:
         store.import_archive("app", layout)
     assert not (tmp_path / "out").exists() and not Path("/out").exists()
+
+
+def test_of_an_index_the_image_for_this_machine_is_taken(tmp_path: Path, store: ImageStore) -> None:
+    """What names its platform first, then what its configuration says; one that names nothing may be another's."""
+    layout = tmp_path / "oci"
+    (layout / "blobs/sha256").mkdir(parents=True)
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+
+    def blob(data: bytes) -> dict[str, Any]:
+        name = hashlib.sha256(data).hexdigest()
+        (layout / "blobs/sha256" / name).write_bytes(data)
+        return {"digest": f"sha256:{name}", "size": len(data)}
+
+    def entry(name: str, own: str | None, **about: Any) -> dict[str, Any]:
+        config = {"architecture": own, "os": "linux", "config": {"User": name}}
+        layers = [blob(_layer((name, FILE, b"")))]
+        return {**blob(json.dumps({"config": blob(json.dumps(config).encode()), "layers": layers}).encode()), **about}
+
+    def taken(*entries: dict[str, Any]) -> str:
+        (layout / "index.json").write_text(json.dumps({"manifests": entries}))
+        store.import_archive("app", layout, replace=True)
+        return store.resolve("app").config.user
+
+    mine = {"os": "linux", "architecture": ARCHITECTURE}
+    other, silent = entry("other", "s390x"), entry("silent", ARCHITECTURE)
+    named = entry("named", ARCHITECTURE, platform=mine)
+    newer = entry("newer", ARCHITECTURE, platform={**mine, "variant": "v3"})
+    proof = entry("proof", None, platform={"os": "unknown", "architecture": "unknown"})
+    assert taken(other, silent) == "silent"
+    assert taken(other, silent, named) == taken(newer, named) == "named"
+    assert taken(proof, newer) == "newer"
+    nested = blob(json.dumps({"manifests": [other, proof, silent]}).encode())
+    assert taken(blob(json.dumps({"manifests": [other]}).encode()), nested) == "silent"
+    for entries in ([other], [proof], [other, proof]):
+        with pytest.raises(Unsupported, match=r"for (s390x|unknown/unknown), not for"):
+            taken(*entries)
+    names = [{"annotations": {"org.opencontainers.image.ref.name": name}} for name in ("one", "two")]
+    assert taken(silent | names[0], silent | names[1]) == "silent"  # two tags of an image
+    with pytest.raises(Invalid, match="holds 2 images"):
+        taken(silent | names[0], named | names[1])
+
+
+def test_a_tree_of_another_store_gets_a_name_here(store: ImageStore, tmp_path: Path) -> None:
+    """As that of the base image in a test's store: a name of this one points into the other."""
+    theirs = ImageStore(tmp_path / "theirs")
+    tree = theirs.import_directory("base", _root(tmp_path / "a"))
+    (store.directory / "base").symlink_to(theirs.directory / "base")
+    content = store.resolve("base").digest
+    assert content == theirs.resolve("base").digest and store.tree(content) == tree
+    config = ImageConfig(user="7")
+    assert store.give_name("mine", content, "given", config)
+    assert store.resolve("mine").config == config and store.resolve("mine").tree.resolve() == tree
+    assert not store.give_name("none", "0" * 64, "given", config)
+    store.remove("base")
+    assert store.resolve("mine").digest == content and store.collect(tuple) == 0
+    assert store.remove("mine") and list(store.trees.iterdir()) == []
+    assert (tree / "bin/tool").read_text() == "x" and theirs.resolve("base").tree == tree  # it is theirs
 
 
 def test_names_of_one_tree_have_each_its_own_configuration(store: ImageStore, tmp_path: Path) -> None:
