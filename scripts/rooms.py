@@ -62,6 +62,14 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def tokens(self) -> list[tokenize.TokenInfo]:
+        return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
+
     @property
     def lines(self) -> int:
         return self.text.count("\n")
@@ -97,7 +105,7 @@ def _git(*words: str) -> str:
 
 def functions(module: Module) -> Iterator[tuple[str, int]]:
     """Name and length in lines of each function of a module."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -105,14 +113,14 @@ def functions(module: Module) -> Iterator[tuple[str, int]]:
 def broad_excepts(module: Module) -> int:
     """`except Exception`, `except BaseException` and bare ones."""
     names = {"Exception", "BaseException"}
-    handlers = [node for node in ast.walk(module.tree) if isinstance(node, ast.ExceptHandler)]
+    handlers = [node for node in module.nodes if isinstance(node, ast.ExceptHandler)]
     return sum(each.type is None or getattr(each.type, "id", "") in names for each in handlers)
 
 
 def anys(module: Module) -> int:
     """Parameters and attributes whose whole type is `Any`, but for `*args` and `**kwargs`."""
     count = 0
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = node.args
             every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
@@ -183,7 +191,7 @@ def class_names(product: list[Module]) -> dict[str, set[str]]:
     """By the name of a class, the modules that define one."""
     names: dict[str, set[str]] = {}
     for module in product:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 names.setdefault(node.name, set()).add(module.name)
     return names
@@ -193,7 +201,7 @@ def participle_classes(product: list[Module]) -> list[str]:
     """Classes called by one bare participle, errors left out: ``Told``, ``_Held``; not ``Closed(PagurusError)``."""
     found = []
     for module in product:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.ClassDef) or not PARTICIPLE.fullmatch(node.name):
                 continue
             if not any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases):
@@ -205,7 +213,7 @@ def private_words(product: list[Module]) -> dict[str, int]:
     """Identifiers that hold a word of `PRIVATE`, and how often each stands there."""
     names: Counter[str] = Counter()
     for module in product:
-        for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        for token in module.tokens:
             if token.type == tokenize.NAME:
                 names[token.string] += 1
     parts = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
@@ -220,9 +228,8 @@ def private_words_in_prose(product: list[Module]) -> dict[str, int]:
     """How often a word of `PROSE` stands in comments and docstrings, by the word."""
     words: Counter[str] = Counter()
     for module in product:
-        texts = [ast.get_docstring(node, clean=False) or "" for node in ast.walk(module.tree) if _documented(node)]
-        tokens = tokenize.generate_tokens(io.StringIO(module.text).readline)
-        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        texts = [ast.get_docstring(node, clean=False) or "" for node in module.nodes if _documented(node)]
+        texts += [token.string for token in module.tokens if token.type == tokenize.COMMENT]
         words.update(word.lower() for text in texts for word in PROSE.findall(text))
     return dict(words.most_common())
 
@@ -260,8 +267,9 @@ def report(every: list[Module]) -> dict[str, Any]:
             "broad_excepts_per_1000": round(1000 * sum(map(broad_excepts, inside)) / max(1, sum(sizes)), 2),
             "any": sum(map(anys, inside)),
         }
-    graph = imports([module for module in every if module.path.split("/")[0] in PRODUCT])
     product = [module for module in every if module.path.split("/")[0] in PRODUCT]
+    prose = private_words_in_prose(product)
+    names = class_names(product)
     return {
         "rooms": rooms,
         "any_in_sandbox_and_daemon": sum(anys(each) for each in every if each.path.startswith(("sandbox/", "daemon/"))),
@@ -272,16 +280,16 @@ def report(every: list[Module]) -> dict[str, Any]:
         "any_in_rollout_trainer_coordinator": sum(
             map(anys, (each for each in every if each.path.startswith(("rollout/", "trainer/", "coordinator/"))))
         ),
-        "circles": circles(graph),
+        "circles": circles(imports(product)),
         "directory_circles": directory_circles(product),
-        "shared_class_names": sorted(name for name, where in class_names(product).items() if len(where) > 1),
+        "shared_class_names": sorted(name for name, where in names.items() if len(where) > 1),
         "shared_class_names_percent": round(
-            100 * sum(len(where) > 1 for where in class_names(product).values()) / max(1, len(class_names(product))), 1
+            100 * sum(len(where) > 1 for where in names.values()) / max(1, len(names)), 1
         ),
         "participle_classes": participle_classes(product),
         "private_words": private_words(product),
-        "private_words_in_prose": sum(private_words_in_prose(product).values()),
-        "private_words_in_prose_by_word": private_words_in_prose(product),
+        "private_words_in_prose": sum(prose.values()),
+        "private_words_in_prose_by_word": prose,
         "product_lines": sum(module.lines for module in product),
         "sandbox_half_lines": sum(m.lines for m in product if m.room.split("/")[0] in ("sandbox", "ebpf", "daemon")),
         "bench_lines": sum(module.lines for module in every if module.room == "bench"),
