@@ -67,7 +67,8 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
     app = application(host, state / "tokens.json", answers)
     if options.e2b:
         secret = await asyncio.to_thread(e2b_secret, state / "e2b.key")
-        e2b(app, secret, options.e2b_templates, options.e2b_domain)
+        own = next(item.getsockname() for item in sockets if item.family == socket.AF_UNIX)
+        e2b(app, secret, options.e2b_templates, options.e2b_domain, own)
     listeners = Listeners(app, connections=options.connections)
     await listeners.open()
     for item in sockets:

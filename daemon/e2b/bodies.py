@@ -180,8 +180,8 @@ def listed(row: SandboxRow) -> dict[str, object]:
         "sandboxID": spelled(row.id),
         "clientID": "pagurus",
         "envdVersion": ENVD_VERSION,
-        "startedAt": _written(_moment(row.created_at)),
-        "endAt": _written(end),
+        "startedAt": written(_moment(row.created_at)),
+        "endAt": written(end),
         "cpuCount": max(1, round(limits.cpus or 1)),
         "memoryMB": 0 if limits.memory is None else parse_bytes(limits.memory) >> 20,
         "diskSizeMB": 0 if limits.disk is None else parse_bytes(limits.disk) >> 20,
@@ -195,7 +195,7 @@ def _moment(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(min(seconds, 2e11), datetime.UTC)
 
 
-def _written(moment: datetime.datetime) -> str:
+def written(moment: datetime.datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -211,7 +211,7 @@ def snapshot(row: CheckpointRow) -> dict[str, object]:
 def metrics(row: SandboxRow, used: Metrics, processors: float) -> dict[str, object]:
     now = datetime.datetime.now(datetime.UTC)
     return {
-        "timestamp": _written(now),
+        "timestamp": written(now),
         "timestampUnix": int(now.timestamp()),
         "cpuCount": max(1, round(row.limits.cpus or 1)),
         "cpuUsedPct": round(100 * processors, 2),

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
 from urllib.parse import unquote, unquote_plus
 
-import msgspec
 from aiohttp import web
 
-from daemon.api.route import ApiRoute
-from daemon.auth.access import CALLER, Scope
-from daemon.catalogue import Template, put_checkpoint, put_sandbox
-from daemon.e2b import bodies
+from daemon.auth.access import CALLER
+from daemon.catalogue import put_sandbox
+from daemon.e2b import bodies, template_routes
 from daemon.e2b.bodies import ConnectBody, CreateBody, ForkBody, NetworkBody, PauseBody, SnapshotBody, TimeoutBody
 from daemon.e2b.keys import Keys
-from daemon.e2b.prepare import prepare
+from daemon.e2b.prepare import made, retain
+from daemon.e2b.route import ALIASES, RouteTable, json_answer
+from daemon.e2b.templates import TEMPLATES
 from daemon.host.expiry_watch import move_end
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
@@ -31,38 +28,19 @@ from sandbox.container import usage
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, Unsupported, from_body
 from sandbox.messages import (
     AtEnd,
-    CreateRequest,
     ForkEntry,
     ForkRequest,
     RestoreRequest,
     SandboxState,
 )
 
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 KEYS: web.AppKey[Keys] = web.AppKey("e2b keys", Keys)
-ALIASES: web.AppKey[dict[str, str]] = web.AppKey("e2b templates", dict)
 DOMAIN: web.AppKey[str] = web.AppKey("e2b domain", str)
 TIMEOUT = 300  # seconds that a sandbox has where its creator says nothing
 FORK_TIMEOUT = 15
 MAX_PAGE = 100
-ROUTES: list[ApiRoute] = []
-
-
-def _at(method: str, *paths: str, scope: Scope = "read", **options: Any) -> Callable[[F], F]:
-    def declare(handler: F) -> F:
-        takes = tuple(inspect.signature(handler).parameters)
-        body = inspect.get_annotations(handler, eval_str=True).get("body")
-        for path in paths:
-            made = ApiRoute(method=method, path=path, handler=handler, takes=takes, scope=scope, body=body, **options)
-            ROUTES.append(made)
-        return handler
-
-    return declare
-
-
-def _answer(value: object, status: int = 200, **headers: str) -> web.Response:
-    raw = msgspec.json.encode(value)
-    return web.Response(body=raw, status=status, content_type="application/json", headers=headers)
+AT = RouteTable()
+ROUTES = AT.routes
 
 
 def _done() -> web.Response:
@@ -79,47 +57,49 @@ def _sandbox(request: web.Request, live: LiveSandbox) -> dict[str, object]:
 # --------------------------------------------------------------------------- made and found
 
 
-@_at("POST", "/sandboxes", "/v2/sandboxes", scope="exec", keyed="redo")
+@AT("POST", "/sandboxes", "/v2/sandboxes", scope="exec", keyed="redo")
 async def _create(request: web.Request, host: Host, body: CreateBody) -> web.Response:
-    """Make a sandbox from a template: an image, or a checkpoint."""
+    """Make a sandbox from a template: an image, a checkpoint, or what a template's command has started."""
     bodies.refuse(body)
-    network = bodies.network(body.network, body.allow_internet_access)
-    labels = bodies.labels(body)
-    lifetime = float(TIMEOUT if body.timeout is None else body.timeout)
-    at_end = AtEnd.STOP if body.pauses else AtEnd.REMOVE
-    aliases = request.app[ALIASES]
+    bodies.network(body.network, body.allow_internet_access)  # refused before anything is made
     with contextlib.suppress(NotFound):
         origin = host.checkpoint(body.templateID.removesuffix(":default"))
-        [entry] = await host.fork(origin.id, ForkRequest(count=1, labels=labels))
-        live = _forked(host, entry)
-        live.row.env = {**live.row.env, **body.envVars}
-        live.row.at_end = at_end
-        await move_end(host, live, lifetime)
-        if body.network is not None or body.allow_internet_access is not None:
-            await host.set_network(live.row.id, network)
-        return _answer(_sandbox(request, live), 201)
-    name = await asyncio.to_thread(_image, host, aliases, body.templateID)
+        return json_answer(_sandbox(request, await _continued(host, origin.id, body)), 201)
+    name = await asyncio.to_thread(_image, host, request.app[ALIASES], body.templateID)
+    if (started := await request.app[TEMPLATES].started(name)) is not None:
+        return json_answer(_sandbox(request, await _continued(host, started, body)), 201)
     image = await asyncio.to_thread(host.images.resolve, name)
-    own = image.config.user
-    made = await host.create(
-        CreateRequest(
-            image=name,
-            labels=labels,
-            env=body.envVars,
-            network=network,
-            lifetime=lifetime,
-            at_end=at_end,
-            user=own or "user",
-            workdir=None if own or image.config.workdir != "/" else "/home/user",
-        )
+    live = await made(
+        host,
+        name,
+        image,
+        labels=bodies.labels(body),
+        env=body.envVars,
+        network=bodies.network(body.network, body.allow_internet_access),
+        lifetime=_lifetime(body),
+        at_end=_at_end(body),
     )
-    live = host.live(made.id)
-    try:
-        await prepare(live)
-    except BaseException:
-        await asyncio.shield(host.remove(live.row.id))
-        raise
-    return _answer(_sandbox(request, live), 201)
+    return json_answer(_sandbox(request, live), 201)
+
+
+async def _continued(host: Host, checkpoint: str, body: CreateBody) -> LiveSandbox:
+    """A sandbox that goes on from a checkpoint."""
+    [entry] = await host.fork(checkpoint, ForkRequest(count=1, labels=bodies.labels(body)))
+    live = _forked(host, entry)
+    live.row.env = {**live.row.env, **body.envVars}
+    live.row.at_end = _at_end(body)
+    await move_end(host, live, _lifetime(body))
+    if body.network is not None or body.allow_internet_access is not None:
+        await host.set_network(live.row.id, bodies.network(body.network, body.allow_internet_access))
+    return live
+
+
+def _lifetime(body: CreateBody) -> float:
+    return float(TIMEOUT if body.timeout is None else body.timeout)
+
+
+def _at_end(body: CreateBody) -> AtEnd:
+    return AtEnd.STOP if body.pauses else AtEnd.REMOVE
 
 
 def _image(host: Host, aliases: dict[str, str], template: str) -> str:
@@ -144,7 +124,7 @@ def _forked(host: Host, entry: ForkEntry) -> LiveSandbox:
     return host.live(entry.sandbox.id)
 
 
-@_at("GET", "/sandboxes", "/v2/sandboxes")
+@AT("GET", "/sandboxes", "/v2/sandboxes")
 async def _list(request: web.Request, host: Host) -> web.Response:
     """The sandboxes of the caller, the newest first, page by page."""
     query = request.query
@@ -159,7 +139,7 @@ async def _list(request: web.Request, host: Host) -> web.Response:
         ids = [row.id for row in rows]
         rows = rows[ids.index(after) + 1 :] if after in ids else []
     more = {"x-next-token": rows[limit - 1].id} if len(rows) > limit else {}
-    return _answer([bodies.listed(row) for row in rows[:limit]], 200, **more)
+    return json_answer([bodies.listed(row) for row in rows[:limit]], 200, **more)
 
 
 def _limit(text: str | None) -> int:
@@ -180,13 +160,13 @@ def _metadata(text: str) -> dict[str, str]:
     return {unquote(unquote_plus(name)): unquote(unquote_plus(value)) for name, _, value in pairs}
 
 
-@_at("GET", "/sandboxes/{id}")
+@AT("GET", "/sandboxes/{id}")
 async def _info(request: web.Request, live: LiveSandbox) -> web.Response:
     """One sandbox."""
-    return _answer({**bodies.listed(live.row), **_sandbox(request, live)})
+    return json_answer({**bodies.listed(live.row), **_sandbox(request, live)})
 
 
-@_at("DELETE", "/sandboxes/{id}", scope="exec")
+@AT("DELETE", "/sandboxes/{id}", scope="exec")
 async def _kill(host: Host, live: LiveSandbox) -> web.Response:
     """Remove a sandbox."""
     await host.remove(live.row.id)
@@ -196,14 +176,14 @@ async def _kill(host: Host, live: LiveSandbox) -> web.Response:
 # --------------------------------------------------------------------------- its time
 
 
-@_at("POST", "/sandboxes/{id}/timeout", scope="exec")
+@AT("POST", "/sandboxes/{id}/timeout", scope="exec")
 async def _timeout(host: Host, live: LiveSandbox, body: TimeoutBody) -> web.Response:
     """Its end is so many seconds from now."""
     await move_end(host, live, float(body.timeout))
     return _done()
 
 
-@_at("POST", "/sandboxes/{id}/refreshes", scope="exec")
+@AT("POST", "/sandboxes/{id}/refreshes", scope="exec")
 async def _refresh(host: Host, live: LiveSandbox, body: bodies.RefreshBody) -> web.Response:
     """Its end is at least so many seconds from now."""
     await _at_minimum(host, live, float(body.duration))
@@ -216,7 +196,7 @@ async def _at_minimum(host: Host, live: LiveSandbox, seconds: float) -> None:
         await move_end(host, live, seconds)
 
 
-@_at("POST", "/sandboxes/{id}/pause", scope="exec")
+@AT("POST", "/sandboxes/{id}/pause", scope="exec")
 async def _pause(host: Host, live: LiveSandbox, body: PauseBody) -> web.Response:
     """A last checkpoint, then its processes are killed; connecting to it brings them back."""
     if live.row.state is SandboxState.DEAD:
@@ -232,7 +212,7 @@ async def _pause(host: Host, live: LiveSandbox, body: PauseBody) -> web.Response
     return _done()
 
 
-@_at("POST", "/sandboxes/{id}/connect", "/v2/sandboxes/{id}/connect", "/sandboxes/{id}/resume", scope="exec")
+@AT("POST", "/sandboxes/{id}/connect", "/v2/sandboxes/{id}/connect", "/sandboxes/{id}/resume", scope="exec")
 async def _connect(request: web.Request, host: Host, live: LiveSandbox, body: ConnectBody) -> web.Response:
     """Use a sandbox that exists; one that is paused or dead is restored from its last checkpoint."""
     seconds, dead = float(TIMEOUT if body.timeout is None else body.timeout), live.row.state is SandboxState.DEAD
@@ -244,19 +224,19 @@ async def _connect(request: web.Request, host: Host, live: LiveSandbox, body: Co
     else:
         live.need_alive()
         await _at_minimum(host, live, seconds)
-    return _answer(_sandbox(request, live), 201 if dead or request.path.endswith("/resume") else 200)
+    return json_answer(_sandbox(request, live), 201 if dead or request.path.endswith("/resume") else 200)
 
 
 # --------------------------------------------------------------------------- states
 
 
-@_at("POST", "/sandboxes/{id}/fork", scope="exec", keyed="redo")
+@AT("POST", "/sandboxes/{id}/fork", scope="exec", keyed="redo")
 async def _fork(request: web.Request, host: Host, live: LiveSandbox, body: ForkBody) -> web.Response:
     """Sandboxes that continue from this one, paused or not."""
     return await _children(request, host, live.row.head if live.row.state is SandboxState.DEAD else live, body)
 
 
-@_at("POST", "/snapshots/{snapshot}/fork", scope="exec", keyed="redo")
+@AT("POST", "/snapshots/{snapshot}/fork", scope="exec", keyed="redo")
 async def _fork_snapshot(request: web.Request, host: Host, snapshot: str, body: ForkBody) -> web.Response:
     """Sandboxes that continue from a snapshot."""
     return await _children(request, host, host.checkpoint(snapshot.removesuffix(":default")).id, body)
@@ -278,10 +258,10 @@ async def _children(request: web.Request, host: Host, origin: LiveSandbox | str,
         child = host.live(entry.sandbox.id)
         await move_end(host, child, float(FORK_TIMEOUT if body.timeout is None else body.timeout))
         answers.append({"sandbox": _sandbox(request, child)})
-    return _answer(answers, 201)
+    return json_answer(answers, 201)
 
 
-@_at("POST", "/sandboxes/{id}/snapshots", scope="exec")
+@AT("POST", "/sandboxes/{id}/snapshots", scope="exec")
 async def _snapshot(host: Host, live: LiveSandbox, body: SnapshotBody) -> web.Response:
     """A checkpoint that outlives its sandbox, and is a template for others."""
     if body.memory is False:
@@ -294,12 +274,11 @@ async def _snapshot(host: Host, live: LiveSandbox, body: SnapshotBody) -> web.Re
         if (trouble := inflight.trouble(durable=True)) is not None:
             raise trouble
         row = inflight.row
-    row.template = msgspec.structs.replace(Template.of(live.row), gateway=None)
-    await host.services.catalogue.write([put_checkpoint(row)], durable=True)
-    return _answer(bodies.snapshot(row), 201)
+    await retain(host, live, row)
+    return json_answer(bodies.snapshot(row), 201)
 
 
-@_at("GET", "/snapshots")
+@AT("GET", "/snapshots")
 async def _snapshots(request: web.Request, host: Host) -> web.Response:
     """The snapshots of the caller, the newest first."""
     query, limit = request.query, _limit(request.query.get("limit"))
@@ -312,13 +291,18 @@ async def _snapshots(request: web.Request, host: Host) -> web.Response:
         ids = [row.id for row in rows]
         rows = rows[ids.index(after) + 1 :] if after in ids else []
     more = {"x-next-token": rows[limit - 1].id} if len(rows) > limit else {}
-    return _answer([bodies.snapshot(row) for row in rows[:limit]], 200, **more)
+    return json_answer([bodies.snapshot(row) for row in rows[:limit]], 200, **more)
 
 
-@_at("DELETE", "/templates/{snapshot}", scope="exec")
-async def _delete_snapshot(host: Host, snapshot: str) -> web.Response:
-    """Remove a snapshot."""
-    row = host.checkpoint(unquote(snapshot).removesuffix(":default"))
+@AT("DELETE", "/templates/{snapshot}", scope="exec")
+async def _delete_snapshot(request: web.Request, host: Host, snapshot: str) -> web.Response:
+    """Remove a snapshot, or a template with its tags."""
+    name = unquote(snapshot).removesuffix(":default")
+    try:
+        row = host.checkpoint(name)
+    except NotFound:
+        await template_routes.remove(request, host, name)
+        return _done()
     if row.template is None:
         raise NotFound(f"no such snapshot: {snapshot[:100]}")
     row.template = None
@@ -331,7 +315,7 @@ async def _delete_snapshot(host: Host, snapshot: str) -> web.Response:
 # --------------------------------------------------------------------------- what it may and uses
 
 
-@_at("PUT", "/sandboxes/{id}/network", scope="exec")
+@AT("PUT", "/sandboxes/{id}/network", scope="exec")
 async def _set_network(host: Host, live: LiveSandbox, body: NetworkBody) -> web.Response:
     """What it may reach, in place of what it was."""
     await host.set_network(live.row.id, bodies.network(body, body.allow_internet_access))
@@ -341,12 +325,12 @@ async def _set_network(host: Host, live: LiveSandbox, body: NetworkBody) -> web.
     return _done()
 
 
-@_at("GET", "/sandboxes/{id}/metrics")
+@AT("GET", "/sandboxes/{id}/metrics")
 async def _metrics(live: LiveSandbox) -> web.Response:
     """What it uses now."""
     if live.row.state is SandboxState.DEAD:
-        return _answer([])
-    return _answer([await _measured(live)])
+        return json_answer([])
+    return json_answer([await _measured(live)])
 
 
 async def _measured(live: LiveSandbox) -> dict[str, object]:
@@ -359,13 +343,19 @@ async def _measured(live: LiveSandbox) -> dict[str, object]:
     return bodies.metrics(live.row, after, used)
 
 
-@_at("GET", "/v2/sandboxes/{id}/logs", "/sandboxes/{id}/logs")
+@AT("GET", "/v2/sandboxes/{id}/logs", "/sandboxes/{id}/logs")
 async def _logs(live: LiveSandbox) -> web.Response:
     """None are kept: see what its processes print by connecting to them."""
-    return _answer({"logs": [], "logEntries": []})
+    return json_answer({"logs": [], "logEntries": []})
 
 
-@_at("*", "/{area:templates|v2/templates|v3/templates|volumes|secrets|events|nodes|admin}{rest:.*}")
+@AT("*", "/{area:templates|v2/templates|v3/templates|volumes|secrets|events|nodes|admin}{rest:.*}")
 async def _not_served(area: str) -> web.Response:
     """What is not served here, by name."""
-    raise Unsupported(f"/{area} is not served here", hint="build images with `pagurus image build`")
+    raise Unsupported(f"/{area} is not served here", hint=_INSTEAD.get(area, "see docs/integrations.md"))
+
+
+_INSTEAD = {
+    "volumes": "files stay in checkpoints: take a snapshot, or fork; `pagurus run --mount` mounts directories",
+    "secrets": "give envs at the creation; keys of models stay outside by the gateway",
+}

@@ -1,7 +1,7 @@
-"""What clients of E2B take for granted in a sandbox: a user called ``user`` with a home.
+"""Sandboxes as clients of E2B take them for granted: with a user called ``user`` who has a home.
 
-Owns: making them where an image has none, by the host: no program of the sandbox runs for it, so an image needs no
-shell, and a creation waits for no process. Does not own: how a command runs.
+Owns: making one of an image, with this user where the image has none, by the host: no program of the sandbox runs for
+it, so an image needs no shell, and a creation waits for no process. Does not own: how a command runs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ import asyncio
 import contextlib
 import io
 import itertools
+from typing import Any
 
+import msgspec
+
+from daemon.catalogue import CheckpointRow, Template, put_checkpoint
+from daemon.e2b.steps import CPUS, MEMORY
+from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.container import users
 from sandbox.errors import Conflict, Invalid, NotFound
-from sandbox.messages import ExecRequest
+from sandbox.image.store import StoredImage
+from sandbox.messages import CreateRequest, ExecRequest, Limits
 from sandbox.tree import files
 
 NAME, HOME, SKELETON = "user", "/home/user", "/etc/skel"
@@ -39,6 +46,38 @@ async def prepare(live: LiveSandbox) -> None:
             hint="give the image a USER of its own",
             sandbox=live.row.id,
         ) from error
+
+
+async def made(host: Host, name: str, image: StoredImage, **options: Any) -> LiveSandbox:
+    """A sandbox of an image, as E2B's clients expect one."""
+    config = image.config
+    limits = Limits()
+    if cpus := config.labels.get(CPUS):
+        limits = msgspec.structs.replace(limits, cpus=float(cpus))
+    if memory := config.labels.get(MEMORY):
+        limits = msgspec.structs.replace(limits, memory=f"{memory}MiB")
+    info = await host.create(
+        CreateRequest(
+            image=name,
+            limits=limits,
+            user=config.user or "user",
+            workdir=None if config.user or config.workdir != "/" else "/home/user",
+            **options,
+        )
+    )
+    live = host.live(info.id)
+    try:
+        await prepare(live)
+    except BaseException:
+        await asyncio.shield(host.remove(live.row.id))
+        raise
+    return live
+
+
+async def retain(host: Host, live: LiveSandbox, row: CheckpointRow) -> None:
+    """Let a checkpoint outlive its sandbox."""
+    row.template = msgspec.structs.replace(Template.of(live.row), gateway=None)
+    await host.services.catalogue.write([put_checkpoint(row)], durable=True)
 
 
 class _Maker:

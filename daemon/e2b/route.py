@@ -1,6 +1,7 @@
-"""How routes of E2B's data plane are declared: each lies below a sandbox, which headers or the host's name say.
+"""How routes of E2B are declared: those of its control plane with a path for each version of the clients, those of its
+data plane below a sandbox, which headers or the host's name say.
 
-Owns: the form. Does not own: finding the sandbox (:mod:`daemon.e2b.limiter`).
+Owns: the form. Does not own: finding the sandbox (:mod:`daemon.e2b.dispatch`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
+from aiohttp import web
+
 from daemon.api.route import MAX_BODY, ApiRoute
 from daemon.auth.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+ALIASES: web.AppKey[dict[str, str]] = web.AppKey("e2b names of images", dict)
 BELOW = "/sandboxes/{id}"  # of the path of each such route: by this the gate knows that there is a sandbox
 
 
@@ -20,6 +25,27 @@ def declared(method: str, path: str, handler: Callable[..., Awaitable[Any]], **o
     """The route that calls `handler` with what its parameters name."""
     takes = tuple(inspect.signature(handler).parameters)
     return ApiRoute(method=method, path=path, handler=handler, takes=takes, **options)
+
+
+class RouteTable:
+    """Routes of the control plane: ``@AT("GET", "/sandboxes", "/v2/sandboxes")``."""
+
+    def __init__(self) -> None:
+        self.routes: list[ApiRoute] = []
+
+    def __call__(self, method: str, *paths: str, scope: Scope = "read", **options: Any) -> Callable[[F], F]:
+        def declare(handler: F) -> F:
+            body = inspect.get_annotations(handler, eval_str=True).get("body")
+            for path in paths:
+                self.routes.append(declared(method, path, handler, scope=scope, **{"body": body, **options}))
+            return handler
+
+        return declare
+
+
+def json_answer(value: object, status: int = 200, **headers: str) -> web.Response:
+    raw = msgspec.json.encode(value)
+    return web.Response(body=raw, status=status, content_type="application/json", headers=headers)
 
 
 class Service:

@@ -11,28 +11,32 @@ from aiohttp import web
 
 from daemon.api import GATE
 from daemon.api.wire import HOST, TOKENS
-from daemon.e2b import content, control, filesystem, process
+from daemon.e2b import content, control, filesystem, process, template_routes
 from daemon.e2b.commands import AllCommands
-from daemon.e2b.control import ALIASES, DOMAIN, KEYS
+from daemon.e2b.control import DOMAIN, KEYS
 from daemon.e2b.dispatch import Limiter
 from daemon.e2b.keys import Keys
 from daemon.e2b.process import COMMANDS
 from daemon.e2b.proxy import proxy
+from daemon.e2b.route import ALIASES
+from daemon.e2b.templates import TEMPLATES, Templates
 from daemon.e2b.watchers import WATCHERS, Watchers
 from daemon.e2b.wire import ControlDialect
 
-TEMPLATES = {"base": "debian", "code-interpreter-v1": "code-interpreter"}  # names that clients use unasked
+NAMES = {"base": "debian", "code-interpreter-v1": "code-interpreter"}  # names that clients use unasked
 
 
-def serve(app: web.Application, secret: bytes, templates: Mapping[str, str], domain: str) -> None:
-    """Serve it next to the API of `app`. `domain`: of sandboxes' host names; "": what the caller's request names."""
+def serve(app: web.Application, secret: bytes, names: Mapping[str, str], domain: str, address: str) -> None:
+    """Serve it next to the API of `app`. `names`: further names of images. `domain`: of sandboxes' host names; "": what
+    the caller's request names. `address`: of the daemon's own socket."""
     gate, host = app[GATE], app[HOST]
     keys = Keys(secret, app[TOKENS])
-    app[KEYS], app[DOMAIN], app[ALIASES] = keys, domain, {**TEMPLATES, **templates}
+    app[KEYS], app[DOMAIN], app[ALIASES] = keys, domain, {**NAMES, **names}
     app[COMMANDS], app[WATCHERS] = AllCommands(), Watchers()
     app.on_shutdown.append(app[WATCHERS].close)
+    app[TEMPLATES] = Templates(host, secret, address)
     dialect = ControlDialect(keys)
-    for route in control.ROUTES:
+    for route in (*template_routes.AT.routes, *control.ROUTES):
         app.router.add_route(route.method, route.path, gate.handler(route, dialect))
     envd = [*process.SERVICE.routes, *filesystem.SERVICE.routes, *content.ROUTES]
     app.middlewares.insert(0, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)

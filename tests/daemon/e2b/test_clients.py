@@ -18,10 +18,10 @@ CALLS = ROOT / "tests/support/e2b_calls.py"
 ABSENT = {"2.10.0": {"snapshots", "fork"}, "2.30.0": {"fork"}}  # what those versions do not have
 
 
-def outcomes(served: Served, program: list[str | Path], cwd: Path) -> dict[str, str]:
+def outcomes(served: Served, program: list[str | Path], cwd: Path, **key: object) -> dict[str, str]:
     """What came of each call that `program` makes with the three variables set."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
-    environment = {**others, "E2B_API_KEY": served.key(), "E2B_API_URL": served.url, "E2B_SANDBOX_URL": served.url}
+    environment = {**others, "E2B_API_KEY": served.key(**key), "E2B_API_URL": served.url, "E2B_SANDBOX_URL": served.url}
     ran = subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
     made = {item["call"]: item["outcome"] for item in map(json.loads, ran.stdout.splitlines())}
     failed = {name: outcome for name, outcome in made.items() if not outcome.startswith(("passed", "absent"))}
@@ -38,6 +38,15 @@ def test_every_call_of_a_client(served: Served, version: str) -> None:
     made = outcomes(served, [python, CALLS], ROOT)
     assert {name for name, outcome in made.items() if outcome.startswith("absent")} == ABSENT.get(version, set())
     assert len(made) >= 20
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_templates_of_a_client(served: Served, version: str) -> None:
+    python = ROOT / f".prefix/clients/e2b-{version}/bin/python"
+    if not python.exists():
+        pytest.skip(f"e2b {version} is not installed: run `make setup-clients`")
+    made = outcomes(served, [python, CALLS.with_name("e2b_templates.py")], ROOT, scope="admin")
+    assert len(made) == 8
 
 
 def test_every_call_of_the_client_of_javascript(served: Served, tmp_path: Path) -> None:

@@ -323,9 +323,37 @@ async def test_what_cannot_be_made_is_refused_by_name(
 
 
 async def test_paths_that_are_not_served_say_so(client: Client) -> None:
-    for method, path in (("POST", "/v3/templates"), ("GET", "/templates/aliases/x"), ("GET", "/volumes")):
+    for method, path in (("POST", "/volumes"), ("GET", "/volumes/x"), ("GET", "/secrets"), ("PATCH", "/templates/x")):
         status, answer = await client.control(method, path, {} if method == "POST" else None)
         assert (status, answer["code"]) == (501, 501) and "not served" in answer["message"]
+    assert "snapshot" in (await client.control("POST", "/volumes", {}))[1]["message"]
+
+
+async def test_templates_are_built_by_administrators_each_for_its_owner(client: Client, served: Served) -> None:
+    name = "template-of-a-test"
+    assert (await client.control("POST", "/v3/templates", {"name": name}))[0] == 403  # a key of scope exec
+    assert (await client.control("GET", f"/templates/aliases/{name}"))[0] == 404
+    key = await asyncio.to_thread(lambda: served.key(scope="admin"))
+    admin = Client(client.session, client.url, key)
+    status, answer = await admin.control("POST", "/v3/templates", {"name": "debian"})
+    assert (status, "no template" in answer["message"]) == (409, True)  # it would replace an image
+    for wrong in ("", "A b", "../x"):
+        assert (await admin.control("POST", "/v3/templates", {"name": wrong}))[0] == 400
+    status, asked = await admin.control("POST", "/v3/templates", {"name": f"{name}:v1", "tags": ["v2"]})
+    assert (status, asked["names"], asked["tags"]) == (202, [f"{name}:v1", f"{name}:v2"], ["v1", "v2"])
+    number = "ab" * 32
+    status, place = await admin.control("GET", f"/templates/{name}/files/{number}")
+    assert (status, place["present"]) == (201, False)
+    forged = place["url"][:-1] + ("1" if place["url"].endswith("0") else "0")
+    for address, code in ((forged, 403), (place["url"], 200)):
+        async with client.session.put(address, data=b"archive") as answered:
+            assert answered.status == code
+    assert (await admin.control("GET", f"/templates/{name}/files/{number}"))[1]["present"] is True
+    build = f"/v2/templates/{name}/builds/{asked['buildID']}"
+    step = {"type": "RUN", "args": ["true\nUSER root", "root\nRUN x"]}
+    assert (await admin.control("POST", build, {"fromImage": "debian", "steps": [step]}))[0] == 400
+    assert (await client.control("GET", f"/templates/{name}/builds/{asked['buildID']}/status"))[0] in (403, 404)
+    assert (await admin.control("DELETE", f"/templates/{name}"))[0] == 404
 
 
 async def test_a_call_sent_again_makes_one_sandbox(client: Client) -> None:
