@@ -136,11 +136,11 @@ class Templates:
             text = written(body, base=name, user=user, workdir=workdir, labels=build.labels)
             first_lines = text.first_lines
             async with Client(self.address, token=key) as client:
-                with tempfile.TemporaryDirectory(prefix="e2b-build-", dir=self._host.images.directory) as folder:
-                    await asyncio.to_thread(self._lay_out, Path(folder), text.text, text.hashes, build.owner)
+                with tempfile.TemporaryDirectory(prefix="e2b-build-", dir=self._host.images.directory) as directory:
+                    await asyncio.to_thread(self._lay_out, Path(directory), text.text, text.hashes, build.owner)
                     image = await client.images.build(
                         build.names[0],
-                        folder,
+                        directory,
                         network=Network.open(),
                         replace=True,
                         cache=not (body.force or any(step.force for step in body.steps)),
@@ -162,14 +162,14 @@ class Templates:
             build.status, build.reason = "error", {"message": "the daemon ended", "step": "base"}
             raise
 
-    def _lay_out(self, folder: Path, text: str, hashes: list[str], owner: str) -> None:
+    def _lay_out(self, directory: Path, text: str, hashes: list[str], owner: str) -> None:
         for number in hashes:
             archive = self.archive(holder_of(owner), number)
             if not archive.is_file():
                 raise Invalid(f"the files of {number} were not uploaded", hint="upload them first")
-            (folder / number).hardlink_to(archive)
+            (directory / number).hardlink_to(archive)
             archive.touch()
-        (folder / "Dockerfile").write_text(text)
+        (directory / "Dockerfile").write_text(text)
 
     # ----------------------------------------------------------------- what is started
 

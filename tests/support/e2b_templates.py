@@ -16,18 +16,18 @@ def call(function):
     return function
 
 
-def begun(folder):
-    template = Template(file_context_path=str(folder))
+def begun(directory):
+    template = Template(file_context_path=str(directory))
     return template.from_image("debian")
 
 
 @call
-def build(folder):
-    (folder / "src/deep").mkdir(parents=True)
-    (folder / "src/deep/a.txt").write_text("from the context")
-    (folder / "tool.sh").write_text("#!/bin/sh\necho tool\n")
+def build(directory):
+    (directory / "src/deep").mkdir(parents=True)
+    (directory / "src/deep/a.txt").write_text("from the context")
+    (directory / "tool.sh").write_text("#!/bin/sh\necho tool\n")
     template = (
-        begun(folder)
+        begun(directory)
         .copy("src", "/srv/src", user="root")
         .copy("tool.sh", "/usr/local/bin/tool", mode=0o755)
         .set_envs({"COLOUR": 'red "and" $blue'})
@@ -43,7 +43,7 @@ def build(folder):
 
 
 @call
-def use(folder):
+def use(directory):
     with Sandbox.create(f"{NAME}:v1", timeout=600) as sandbox:
         assert sandbox.files.read("/srv/src/deep/a.txt") == "from the context"
         assert sandbox.files.get_info("/srv/src/deep/a.txt").owner == "root"
@@ -55,14 +55,14 @@ def use(folder):
 
 
 @call
-def cached(folder):
-    template = begun(folder).copy("src", "/srv/src", user="root")
+def cached(directory):
+    template = begun(directory).copy("src", "/srv/src", user="root")
     Template.build(template, f"{NAME}:v2")
 
 
 @call
-def failing_step(folder):
-    template = begun(folder).run_cmd("true").run_cmd("echo broken >&2; exit 7")
+def failing_step(directory):
+    template = begun(directory).run_cmd("true").run_cmd("echo broken >&2; exit 7")
     try:
         Template.build(template, f"{NAME}-broken")
     except BuildException as error:
@@ -72,8 +72,8 @@ def failing_step(folder):
 
 
 @call
-def start_command(folder):
-    template = begun(folder).set_start_cmd(
+def start_command(directory):
+    template = begun(directory).set_start_cmd(
         "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done", "test -s /tmp/count"
     )
     Template.build(template, f"{NAME}-started")
@@ -83,15 +83,15 @@ def start_command(folder):
 
 
 @call
-def from_template(folder):
-    template = Template(file_context_path=str(folder)).from_template(f"{NAME}:v1").run_cmd("pwd > /tmp/where")
+def from_template(directory):
+    template = Template(file_context_path=str(directory)).from_template(f"{NAME}:v1").run_cmd("pwd > /tmp/where")
     Template.build(template, f"{NAME}-child")
     with Sandbox.create(f"{NAME}-child", timeout=600) as sandbox:
         assert sandbox.files.read("/tmp/where") == "/srv\n"
 
 
 @call
-def tags(folder):
+def tags(directory):
     if not hasattr(Template, "assign_tags"):
         raise LookupError("assign_tags")
     Template.assign_tags(f"{NAME}:v1", ["stable"])
@@ -101,7 +101,7 @@ def tags(folder):
 
 
 @call
-def exists(folder):
+def exists(directory):
     known = getattr(Template, "exists", None) or getattr(Template, "alias_exists", None)
     if known is None:
         raise LookupError("exists")
@@ -110,11 +110,11 @@ def exists(folder):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for item in CALLS:
             outcome = "passed"
             try:
-                item(pathlib.Path(folder))
+                item(pathlib.Path(directory))
             except LookupError as error:
                 outcome = f"absent: {error}"
             except (Exception, CommandExitException):  # noqa: BLE001 - whatever it is, it is told
