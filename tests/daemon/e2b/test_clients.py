@@ -22,7 +22,7 @@ def outcomes(served: Served, program: list[str | Path], cwd: Path, **key: object
     """What came of each call that `program` makes with the three variables set."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
     environment = {**others, "E2B_API_KEY": served.key(**key), "E2B_API_URL": served.url, "E2B_SANDBOX_URL": served.url}
-    ran = subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=900)
     made = {item["call"]: item["outcome"] for item in map(json.loads, ran.stdout.splitlines())}
     failed = {name: outcome for name, outcome in made.items() if not outcome.startswith(("passed", "absent"))}
     assert not failed, "\n".join(failed.values())
@@ -40,6 +40,8 @@ def test_every_call_of_a_client(served: Served, version: str) -> None:
     assert len(made) >= 20
 
 
+@pytest.mark.long  # eight builds
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_templates_of_a_client(served: Served, version: str) -> None:
     python = ROOT / f".prefix/clients/e2b-{version}/bin/python"
