@@ -22,6 +22,7 @@ TABLE = Path(__file__).with_name("distributions.toml")
 PLATFORM = "manylinux_2_36_x86_64"  # the C library of Debian 12, where the parts are built
 PREBUILT = "pagurus_runtime"
 PARTS = ("bin", "bpf/inspector.bpf.o", "criu", "criu-plugins", "lib", "runtime")
+AGAIN = "`rm -r .prefix/criu && make setup`: a set-up of before wrote launchers that cannot be moved"
 LEFT_OUT = ("gconv", "compel", "libcompel.so", "__pycache__", "ld.so.conf.d", "lib64", "libexec", "audit")
 
 
@@ -91,6 +92,16 @@ def copy_parts(prefix: Path, into: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)  # follows links, keeps modes
     _drop_long_names(prefix, into)
+    if bound := sorted(str(path.relative_to(into)) for path in into.rglob("*") if _names(path, prefix)):
+        raise SystemExit(f"error: {bound[0]} names {prefix}, which no other host has\nhint: {AGAIN}")
+
+
+def _names(path: Path, prefix: Path) -> bool:
+    """Whether a script or a list names the prefix that it was copied from. Programs do, in what only debuggers read."""
+    if not path.is_file():
+        return False
+    content = path.read_bytes()
+    return b"\0" not in content and any(os.fsencode(item) in content for item in (prefix, ROOT / ".prefix", ROOT))
 
 
 def _drop_long_names(prefix: Path, into: Path) -> None:

@@ -90,6 +90,21 @@ def test_the_runtime_brings_its_compiled_parts(tmp_path: Path) -> None:
     assert {path.name for path in (state / "runtime").iterdir()} == {"layer", "layers"}
 
 
+def test_parts_that_cannot_be_moved_are_not_packed(tmp_path: Path) -> None:
+    """A launcher that names the prefix of the machine that built it runs nowhere else: once all of a package's CRIU."""
+    prefix = tmp_path / "prefix"
+    for part in wheels.PARTS:
+        (prefix / part).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / part).write_bytes(b"\x7fELF\0" + bytes(prefix)) if part.endswith(".o") else (prefix / part).mkdir()
+    (prefix / "criu" / "bin").mkdir()
+    launcher = prefix / "criu" / "bin" / "criu"
+    launcher.write_text('#!/bin/sh\nexec "${0%/bin/criu}/usr/sbin/criu" "$@"\n')
+    wheels.copy_parts(prefix, tmp_path / "good")
+    launcher.write_text(f'#!/bin/sh\nexec "{prefix}/criu/usr/sbin/criu" "$@"\n')
+    with pytest.raises(SystemExit, match=r"criu/bin/criu names .*which no other host has"):
+        wheels.copy_parts(prefix, tmp_path / "wrong")
+
+
 DOCTOR = """
 import json
 from daemon import doctor
