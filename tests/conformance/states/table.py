@@ -25,7 +25,7 @@ OUTCOMES = {"refused": "refused", "named": "not compared", "impossible": "imposs
 
 
 def table(listed: Sequence[Row]) -> str:
-    """By group: a table of the states that are not restored, then a list of those that are."""
+    """By group: a table of the states that are not restored, then the names of those that are."""
     counts = Counter(row.promise.kind for row in listed)
     lines = [
         f"{len(listed)} states: {counts['restored']} are restored, {counts['refused']} refused at the dump with a "
@@ -40,7 +40,7 @@ def table(listed: Sequence[Row]) -> str:
         for row in others:
             how = row.how.replace("|", "\\|")
             lines.append(f"| {row.name} | {how} | {OUTCOMES[row.promise.kind]}: {row.promise.reason} |")
-        if restored := [f"`{row.name}` ({row.how})" for row in rows_of_group if row.promise.kind == "restored"]:
+        if restored := [f"`{row.name}`" for row in rows_of_group if row.promise.kind == "restored"]:
             lines += ["", f"Restored: {', '.join(restored)}."]
     return "\n".join(lines)
 
