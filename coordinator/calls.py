@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from aiohttp import web
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
-from coordinator.decide.place import PlacementRequest
+from coordinator.decide.place import HostView, PlacementRequest
 from coordinator.forward import MAX_COMPLETE, HostResponse, abort, bridge, passed_on, relay, while_there
 from coordinator.members import HostMember, Members
 from coordinator.moves import Moves
@@ -134,7 +134,7 @@ class Calls:
         await self.members.state.put_answer(call, id, msgspec.msgpack.encode(answer))
         return answer.response()
 
-    async def _through(self, request: web.Request, holder: Any, path: str) -> web.StreamResponse:
+    async def _through(self, request: web.Request, holder: Callable[[], HostMember], path: str) -> web.StreamResponse:
         """Whole where it may be sent again, else as it comes."""
         if KEY in request.headers:
             answer = await self._repeated(request, holder, path)
@@ -161,7 +161,7 @@ class Calls:
             await asyncio.sleep(POLL_INTERVAL)
             member = holder()
 
-    async def _repeated(self, request: web.Request, holder: Any, path: str) -> HostResponse:
+    async def _repeated(self, request: web.Request, holder: Callable[[], HostMember], path: str) -> HostResponse:
         """The whole answer, of the host that holds it by then. Sent again while the host is away, if it has a key."""
         data = await raw(request) or None
         deadline = time.monotonic() + TIMEOUT
@@ -228,7 +228,7 @@ class Calls:
         request: web.Request,
         order: list[str],
         call: str | None,
-        hosts: Any,
+        hosts: Sequence[HostView],
         requested: PlacementRequest,
         replicated: bool,
     ) -> HostResponse:

@@ -112,7 +112,7 @@ class HostConnection(Transport):
 
     @contextlib.asynccontextmanager
     async def answered(
-        self, method: str, path: str, headers: Mapping[str, str], data: Any, token: str | None
+        self, method: str, path: str, headers: Mapping[str, str], data: object, token: str | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The beginning of an answer. Raises NoDaemon or ConnectionBroken where there is none."""
         sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
@@ -232,7 +232,10 @@ async def bridge(
     return here
 
 
-async def _carry(source: Any, sink: Any) -> None:
+_Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def _carry(source: _Socket, sink: _Socket) -> None:
     async for message in source:
         if message.type is aiohttp.WSMsgType.BINARY:
             await sink.send_bytes(message.data)

@@ -144,5 +144,5 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**retained, "content": content}
 
 
-def _text(arguments: Any) -> str:
+def _text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

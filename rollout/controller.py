@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -485,7 +485,7 @@ class RolloutController:
 
     # ----------------------------------------------------------------- tasks
 
-    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._note_end)

@@ -28,7 +28,7 @@ import msgspec
 from rollout.engine.chat import END, VERSION, WRITTEN, Characters
 from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.script import Script
-from rollout.environments.base import Environment
+from rollout.environments.base import AgentSandbox, Environment
 from rollout.episode import nowhere
 from rollout.episode.manager import EpisodeManager, Reset
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
@@ -182,7 +182,7 @@ async def _same_hosts(*sandboxes: Any) -> bool:
     return len({identity.hosts_for(text, "same", fresh=False) for text in texts}) == 1
 
 
-async def _programs(sandbox: Any) -> list[str]:
+async def _programs(sandbox: AgentSandbox) -> list[str]:
     """Their names; none of an image without a shell."""
     try:
         result: ExecResult = await sandbox.exec(PROGRAMS, ends_turn=False)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sandbox import Client
+from sandbox import Client, Sandbox
 from sandbox.errors import NotFound
 from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
 
@@ -48,7 +48,7 @@ class LabellingClient:
     async def image_digest(self, name: str) -> str:
         return (await self.client.images.get(name)).digest
 
-    async def keep_prepared(self, sandbox: Any, name: str, ledger: Path) -> None:
+    async def keep_prepared(self, sandbox: Sandbox, name: str, ledger: Path) -> None:
         await sandbox.set_labels({LABEL: None, PREPARED: name, LEDGER: f"{socket.gethostname()}:{ledger}"})
 
     async def collect_prepared(self) -> int:
@@ -63,7 +63,7 @@ class LabellingClient:
     async def drop_prepared(self, name: str) -> None:
         await self.remove([info.id for info in await self.client.sandboxes({PREPARED: name})])
 
-    async def keep(self, sandbox: Any) -> None:
+    async def keep(self, sandbox: Sandbox) -> None:
         await sandbox.set_labels({LABEL: None, RETAINED: self.run})
 
     async def retained(self) -> list[str]:

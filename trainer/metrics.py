@@ -57,7 +57,7 @@ class MetricsRecorder:
         self._turns.flush()
 
 
-def _numbers(name: str, value: Any) -> Iterable[tuple[str, float]]:
+def _numbers(name: str, value: object) -> Iterable[tuple[str, float]]:
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int | float):

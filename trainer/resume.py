@@ -193,7 +193,7 @@ def _tensors(learner: Resumable) -> dict[str, Any]:
     return {"model": model, "optimiser": optimiser}
 
 
-def _bytes(part: Any) -> int:
+def _bytes(part: object) -> int:
     if isinstance(part, torch.Tensor):
         return local(part).numel() * part.element_size()
     if isinstance(part, dict):

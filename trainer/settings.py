@@ -178,7 +178,7 @@ def override(content: dict[str, Any], text: str) -> None:
     overlay(content, keys, _value(value.strip()))
 
 
-def overlay(content: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def overlay(content: dict[str, Any], keys: Sequence[str], value: object) -> None:
     table = content
     for done, key in enumerate(keys[:-1], 1):
         inner = table.setdefault(key, {})
@@ -207,7 +207,7 @@ def presets(content: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------- what is known
 
 
-def need_existing(source: str, content: Mapping[str, Any], kind: Any, path: str = "") -> None:
+def need_existing(source: str, content: Mapping[str, Any], kind: type[msgspec.Struct], path: str = "") -> None:
     """Refuses keys that are in no table, with the nearest one that is."""
     existing = tables(kind)
     for key, value in content.items():
@@ -222,7 +222,7 @@ def need_existing(source: str, content: Mapping[str, Any], kind: Any, path: str 
             need_existing(source, value, inner, f"{path}{key}.")
 
 
-def _below(kind: Any, key: str, path: str = "") -> list[str]:
+def _below(kind: type[msgspec.Struct], key: str, path: str = "") -> list[str]:
     """Where in the tables below there is a key of this name. Example: "rate" is in "optimiser.rate"."""
     result = []
     for name, inner in tables(kind).items():
@@ -233,7 +233,7 @@ def _below(kind: Any, key: str, path: str = "") -> list[str]:
     return result
 
 
-def tables(kind: Any) -> dict[str, Any]:
+def tables(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Names of the settings of a table; of those that are tables themselves, their class."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
@@ -248,7 +248,7 @@ def _table(kind: msgspec.inspect.Type) -> Any:
     return None
 
 
-def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: msgspec.Struct, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf by its path. Example: ``("objective.clip.high", 0.28)``."""
     for name in tree.__struct_fields__:
         value = getattr(tree, name)

@@ -84,7 +84,7 @@ class OnRay:
         ready, _ = ray.wait(list(waited), num_returns=1, timeout=timeout)
         return [result for end in ready if (result := self._outcome(*waited[end], end)) is not None]
 
-    def _outcome(self, job: str, part: str, end: Any) -> RayJobExit | None:
+    def _outcome(self, job: str, part: str, end: ray.ObjectRef[Any]) -> RayJobExit | None:
         try:
             status, reason = ray.get(end), ""
         except RayTaskError as error:

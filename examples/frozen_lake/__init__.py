@@ -45,13 +45,13 @@ def demonstrate(seed: int, *, sloppy: bool) -> list[tuple[str, bool]]:
 
 
 def _walk(lake: Environment, rng: random.Random, astray: float) -> tuple[list[tuple[str, bool]], bool]:
-    observed = immediate(lake.reset(None, 0))
+    observed = immediate(lake.reset(Twin(), 0))
     texts = [(observed.text, False)]
     for _ in range(TURNS):
         row, column = (int(digit) for digit in observed.text if digit.isdigit())
         ahead = next(name for name in NAMES if name[0] == AHEAD[row][column])
         action = rng.choice(NAMES) if rng.random() < astray else ahead
-        observed = immediate(lake.step(None, action))
+        observed = immediate(lake.step(Twin(), action))
         texts += [(action, True), (observed.text, False)]
         if observed.done:
             break

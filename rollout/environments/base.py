@@ -7,7 +7,7 @@ Guarantee: text is tokenised exactly once, by `encode_observation`, when it ente
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollout.rewards.messages import Scoring
-from sandbox.messages import Limits, Network
+from sandbox.messages import ExecResult, Limits, Network
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,16 @@ class Build:
 
     directory: Path  # of its Dockerfile
     seconds: float = 600.0  # that may take
+
+
+class AgentSandbox(Protocol):
+    """What `reset` and `step` get: a sandbox of the SDK behind the gate of its turns, or a stand-in for one."""
+
+    @property
+    def files(self) -> Any: ...
+
+    @property
+    def exec(self) -> Callable[..., Awaitable[ExecResult]]: ...
 
 
 class Tokenizer(Protocol):
@@ -114,7 +124,7 @@ class Environment(ABC):
         return None
 
     @abstractmethod
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         """Prepare the sandbox for the episode `seed`; the first observation.
 
         Run once for all episodes of a seed, which then begin in forks of the sandbox, with what `snapshot` returned for
@@ -123,10 +133,10 @@ class Environment(ABC):
         """
 
     @abstractmethod
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         """Execute the agent's action in the sandbox."""
 
-    async def cut(self, sandbox: Any, action: str) -> Observation | None:
+    async def cut(self, sandbox: AgentSandbox, action: str) -> Observation | None:
         """The action reached the token limit before it was complete, and is not executed. None: the episode ends."""
         return None
 

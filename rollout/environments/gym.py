@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from rollout.environments.base import Environment, Observation
+from rollout.environments.base import AgentSandbox, Environment, Observation
 
 UNKNOWN = "no such action\n"
 COLOURED = re.compile("\x1b\\[[0-9;]+m(.*?)\x1b\\[0m")
@@ -37,7 +37,7 @@ class GymEnvironment(Environment):
         self._gym: Any = None
         self._seed, self._said = 0, list[str]()
 
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         return Observation(self._begin(seed))
 
     def _begin(self, seed: int) -> str:
@@ -46,7 +46,7 @@ class GymEnvironment(Environment):
         observed, _ = self._gym.reset(seed=seed)
         return type(self).show(self._gym, observed)
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         return self._act(action.strip())
 
     def _act(self, action: str) -> Observation:
@@ -78,7 +78,7 @@ class GymEnvironment(Environment):
             self._act(action)
 
 
-def _as_text(gym: Any, observed: Any) -> str:
+def _as_text(gym: Any, observed: object) -> str:
     """What it draws as text, where it can, with what it colours in brackets; else the observation."""
     drawn = gym.render() if gym.render_mode == "ansi" else None
     return f"{COLOURED.sub(BRACKETS, drawn) if isinstance(drawn, str) else observed}\n"

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from rollout.decide import anchor
-from rollout.environments.base import Build, Environment, Observation
+from rollout.environments.base import AgentSandbox, Build, Environment, Observation
 from rollout.rewards.messages import Final, Score, Scoring, TooSlow
 from rollout.rewards.registry import reward
 from sandbox.errors import Invalid
@@ -196,11 +196,11 @@ class HarborEnvironment(Environment):
         solution = self._task(seed).oracle()
         return None if solution is None else [solution, "exit"]
 
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         await sandbox.exec("mkdir -p /logs/agent /logs/verifier", user="root")
         return Observation(f"{self.instruction}\n$ ")
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         if action.strip() == "exit":
             return Observation("", done=True)
         if "\0" in action:

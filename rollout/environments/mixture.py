@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rollout.environments import directory, splits
-from rollout.environments.base import Build, Environment
+from rollout.environments.base import AgentSandbox, Build, Environment
 from rollout.environments.rows import read_rows
 from rollout.environments.splits import HELD_OUT, Split
 from rollout.user_code import load as load_code
@@ -147,10 +147,10 @@ class MixtureEnvironment(Environment):
     def of(self, seed: int) -> tuple[Environment, int]:
         return self.mixture.of(seed)
 
-    async def reset(self, sandbox: Any, seed: int) -> Any:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Any:
         raise NotImplementedError("ask `of` for the environment first")
 
-    async def step(self, sandbox: Any, action: str) -> Any:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Any:
         raise NotImplementedError("ask `of` for the environment first")
 
 

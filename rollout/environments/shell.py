@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from rollout.environments.base import Environment, Observation
+from rollout.environments.base import AgentSandbox, Environment, Observation
 from sandbox.messages import ExecResult
 
 T = TypeVar("T")
@@ -46,14 +46,14 @@ class ShellEnvironment(Environment):
         self.turns = 0
 
     @abstractmethod
-    async def execute(self, sandbox: Any, command: str) -> ExecResult:
+    async def execute(self, sandbox: AgentSandbox, command: str) -> ExecResult:
         """One command of the agent."""
 
     @abstractmethod
-    async def earned(self, sandbox: Any) -> float:
+    async def earned(self, sandbox: AgentSandbox) -> float:
         """The reward of an episode that has ended, found out in the sandbox without ending a turn."""
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         self.turns += 1
         if action.strip() == "exit":
             return await self._end(sandbox, "")
@@ -64,11 +64,11 @@ class ShellEnvironment(Environment):
             return await self._end(sandbox, observe(result))
         return Observation(text=observe(result))
 
-    async def cut(self, sandbox: Any, action: str) -> Observation:
+    async def cut(self, sandbox: AgentSandbox, action: str) -> Observation:
         self.turns += 1
         return await self._end(sandbox, "") if self.turns >= self.max_turns else Observation(text=TOO_LONG + PROMPT)
 
-    async def _end(self, sandbox: Any, text: str) -> Observation:
+    async def _end(self, sandbox: AgentSandbox, text: str) -> Observation:
         return Observation(text=text, reward=await self.earned(sandbox), done=True)
 
 

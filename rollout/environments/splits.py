@@ -18,7 +18,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -126,7 +126,7 @@ def _split(items: Items, held: set[str], share: float) -> Split:
     return msgspec.structs.replace(plain, held=evaluated, left_out=left_out, named=bool(items.evaluated))
 
 
-def key(item: Any) -> str:
+def key(item: object) -> str:
     """Equal items have equal keys, however a file writes them."""
     return hashlib.blake2b(msgspec.json.encode(item, order="deterministic"), digest_size=16).hexdigest()
 

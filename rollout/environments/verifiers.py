@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from rollout.chat_families import calls_in
 from rollout.environments import splits
-from rollout.environments.base import Environment, Observation
+from rollout.environments.base import AgentSandbox, Environment, Observation
 from rollout.environments.verifiers_classic import spoken
 from rollout.environments.verifiers_tools import Toolbox, closed, more_than_tools, ready
 from sandbox.errors import Invalid, Unsupported
@@ -61,11 +61,11 @@ class VerifiersEnvironment(Environment):
         right = reference(self._task(seed).data)
         return [right] if isinstance(right, str) else right
 
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         self.seed = seed
         return Observation(_prompt(self._task(seed).data))
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         task = self._task(self.seed)
         trace = begun(task)
         answered(trace, messages_of(task.data), action)
@@ -88,7 +88,7 @@ class ToolsEnvironment(VerifiersEnvironment):
     def snapshot(self) -> bytes | None:
         return None  # tools keep what they like in memory
 
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         first, task = await super().reset(sandbox, seed), self._task(seed)
         common = await self._common()
         self._sets = type(task).toolsets(task.config)
@@ -104,7 +104,7 @@ class ToolsEnvironment(VerifiersEnvironment):
             cls.common = asyncio.create_task(ready(cls.taskset.toolsets(cls.taskset.config)))
         return await asyncio.shield(cls.common)
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         from verifiers.v1.types import ToolCall, ToolMessage
 
         content, called, _ = calls_in(action)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from rollout.chat_families import calls_in
 from rollout.environments import splits
-from rollout.environments.base import Environment, Observation
+from rollout.environments.base import AgentSandbox, Environment, Observation
 from sandbox.errors import Invalid, Unsupported
 
 
@@ -58,7 +58,7 @@ class ClassicEnvironment(Environment):
         reference = type(self).reference
         return None if reference is None else reference(self._row(seed))
 
-    async def reset(self, sandbox: Any, seed: int) -> Observation:
+    async def reset(self, sandbox: AgentSandbox, seed: int) -> Observation:
         self._state = await self.inner.init_state(self._row(seed), _nobody(), "policy", None)
         self._state = await self.inner.setup_state(self._state) or self._state
         self._requested = await self._messages()
@@ -76,10 +76,10 @@ class ClassicEnvironment(Environment):
         ]
         return Observation(_text(requested))
 
-    async def step(self, sandbox: Any, action: str) -> Observation:
+    async def step(self, sandbox: AgentSandbox, action: str) -> Observation:
         return await self._answered(action, complete=True)
 
-    async def cut(self, sandbox: Any, action: str) -> Observation:
+    async def cut(self, sandbox: AgentSandbox, action: str) -> Observation:
         return await self._answered(action, complete=False)
 
     async def _answered(self, action: str, *, complete: bool) -> Observation:

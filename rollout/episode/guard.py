@@ -23,8 +23,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from rollout.decide.blame import EpisodePhase
@@ -87,6 +88,9 @@ class ExecutedCommand:
     uncaptured: str = ""
 
 
+Command = str | Sequence[str]
+
+
 class GuardedSandbox:
     """What an environment gets. Example: ``result = await guarded.exec("ls")``."""
 
@@ -131,7 +135,7 @@ class GuardedSandbox:
     def begin_turn(self, index: int) -> None:
         self.turn, self._calls = index, 0
 
-    async def exec(self, command: Any, *, timeout: float | None = MAX_COMMAND, **options: Any) -> ExecResult:
+    async def exec(self, command: Command, *, timeout: float | None = MAX_COMMAND, **options: Any) -> ExecResult:
         """`sandbox.exec` with the gate before it and recovery around it."""
         started, ended = 0.0, 0.0
         self._calls += 1
@@ -158,7 +162,7 @@ class GuardedSandbox:
             self._pending = done
         return result
 
-    async def _send(self, name: str, command: Any, timeout: float | None, options: dict[str, Any]) -> ExecResult:
+    async def _send(self, name: str, command: Command, timeout: float | None, options: dict[str, Any]) -> ExecResult:
         """One command, under a key that a successor of this process would use too. Its time is the trajectory's."""
         clock = self.clock
         if clock is not None and (timeout is None or clock.left < timeout):
@@ -406,7 +410,9 @@ class _Elsewhere:
         self._clock.__enter__()
         self._meter.__enter__()
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._meter.__exit__(kind, error, trace)
         self._clock.__exit__(kind, error, trace)
         if isinstance(error, PagurusError) and self._guarded.failed_in is None:

@@ -37,6 +37,7 @@ from rollout.rewards.messages import Score, ScorerFailed
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import Key, TurnEntry
 from rollout.store.retained import Visit
+from sandbox import Sandbox
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
 Reset = tuple[Any, Observation, bytes | None]  # a sandbox, what its reset showed, what the environment keeps
@@ -106,7 +107,7 @@ class EpisodeManager(EpisodeParts):
                     self._visits[sandbox.id] = episode.visits  # until it is scored
         return trajectory
 
-    async def _part_with(self, sandbox: Any, trajectory: Trajectory, visits: list[Visit]) -> None:
+    async def _part_with(self, sandbox: Sandbox, trajectory: Trajectory, visits: list[Visit]) -> None:
         """The episode needs its sandbox no more."""
         ended = trajectory.finished_at > 0
         if self.retained is None or not ended or not await self.retained.keep(trajectory, sandbox, visits):
@@ -228,7 +229,7 @@ class EpisodeManager(EpisodeParts):
 
 async def run_trajectory(
     env: Environment,
-    sandbox: Any,
+    sandbox: Sandbox,
     engine: Generator,
     tokenizer: Tokenizer,
     *,
@@ -259,6 +260,6 @@ async def run_trajectory(
     return trajectory
 
 
-async def _remove(sandbox: Any) -> None:
+async def _remove(sandbox: Sandbox) -> None:
     with contextlib.suppress(PagurusError):  # it is the daemon's to clean up now; the trajectory itself is whole
         await sandbox.remove()

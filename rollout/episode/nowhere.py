@@ -20,7 +20,7 @@ class Nowhere:
     info = SandboxInfo(id=NAME, image="", state=SandboxState.RUNNING, created_at=0.0)
     files = None
 
-    async def exec(self, command: Any, **_: Any) -> Any:
+    async def exec(self, command: object, **_: Any) -> Any:
         raise Unsupported("this environment has no sandbox", hint="give it an `image`")
 
     async def checkpoint(self, label: str | None = None) -> CheckpointInfo:

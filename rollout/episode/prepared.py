@@ -31,7 +31,7 @@ import msgspec
 
 from rollout.decide import reuse
 from rollout.environments.base import Environment, Observation
-from sandbox import durable
+from sandbox import Sandbox, durable
 from sandbox.errors import (
     CheckpointFailed,
     Conflict,
@@ -70,7 +70,7 @@ class ForkingHost(Protocol):
 
     async def image_digest(self, name: str) -> str: ...
 
-    async def keep_prepared(self, sandbox: Any, name: str, ledger: Path) -> None:
+    async def keep_prepared(self, sandbox: Sandbox, name: str, ledger: Path) -> None:
         """From now on the sandbox is no run's but that of the book in this directory."""
 
     async def drop_prepared(self, name: str) -> None:
@@ -247,7 +247,7 @@ def _source(kind: type[Environment]) -> str:
         raise NotShared(f"its source cannot be read: {error}") from None
 
 
-async def _remove(sandbox: Any) -> None:
+async def _remove(sandbox: Sandbox) -> None:
     try:
         await sandbox.remove()
     except PagurusError as error:  # the run's sweep finds it by its label

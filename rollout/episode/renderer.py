@@ -197,7 +197,7 @@ class ChatRenderer:
             ) from error
         return text
 
-    def _guarded(self, value: Any) -> Any:
+    def _guarded(self, value: object) -> Any:
         """`value` with a mark inside each text that would become a token of its own: contents come from sandboxes."""
         if isinstance(value, str):
             for token in self._marked:
@@ -241,7 +241,7 @@ def _plain_message(message: Message) -> Message:
     return shown
 
 
-def _value(arguments: Any) -> Any:
+def _value(arguments: object) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -19,6 +19,7 @@ from rollout.decide.keeping import KeepPlan, RetainedRow, surplus
 from rollout.messages import Trajectory
 from rollout.store.disk import DiskThread
 from rollout.store.retained import RetainedLedger, Visit
+from sandbox import Sandbox
 from sandbox.errors import PagurusError, SandboxDead
 
 log = logging.getLogger("pagurus.rollout")
@@ -27,7 +28,7 @@ log = logging.getLogger("pagurus.rollout")
 class KeepingHost(Protocol):
     """What kept states need of a host: `rollout.labels.LabellingClient`."""
 
-    async def keep(self, sandbox: Any) -> None:
+    async def keep(self, sandbox: Sandbox) -> None:
         """From now on no sweep of the run's own sandboxes removes it."""
 
     async def get(self, sandbox: str) -> Any: ...
@@ -60,7 +61,7 @@ class RetainedStates:
         self._needed.discard(prompt)
         await self.trim()
 
-    async def keep(self, trajectory: Trajectory, sandbox: Any, visits: list[Visit]) -> bool:
+    async def keep(self, trajectory: Trajectory, sandbox: Sandbox, visits: list[Visit]) -> bool:
         """Whether it is kept. Where the host refuses it is not, and nothing else depends on it."""
         final = trajectory.final is not None and trajectory.final.checkpoint  # it can be scored again
         if not self.target or not trajectory.scored or not (visits or final):

@@ -27,7 +27,7 @@ def _request_chat(body: Body, _: Sequence[Message]) -> ChatRequest:
     return ChatRequest(messages=shown, tools=list(body.get("tools") or ()))
 
 
-def _is_message(message: Any) -> bool:
+def _is_message(message: object) -> bool:
     return (
         isinstance(message, dict)
         and message.get("role") in ROLES

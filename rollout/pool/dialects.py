@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message, Tool
@@ -191,11 +191,14 @@ def refuse(body: Body, only: dict[str, tuple[Any, ...]]) -> None:
             raise Invalid(f"{name} = {body[name]!r} is not implemented", hint="leave it out")
 
 
+T = TypeVar("T")
+
+
 def sampling_of(body: Body, default: Sampling) -> Sampling:
     """How a request wants to be sampled."""
     refuse(body, NEUTRAL)
 
-    def said(name: str, kind: Callable[[Any], Any], otherwise: Any) -> Any:
+    def said(name: str, kind: Callable[[Any], T], otherwise: T) -> T:
         return otherwise if body.get(name) is None else kind(body[name])
 
     try:
@@ -219,14 +222,14 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
 
 def stop_of(body: Body) -> list[str]:
     """The texts that end an answer."""
-    result: Any = next((body[name] for name in STOP if body.get(name)), [])
-    strings: Any = [result] if isinstance(result, str) else result
+    result: object = next((body[name] for name in STOP if body.get(name)), [])
+    strings: object = [result] if isinstance(result, str) else result
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
         raise Invalid("stop must be a text or a list of texts")
     return strings
 
 
-def texts(content: Any) -> str:
+def texts(content: object) -> str:
     """The text of a message's content. What else is in it, a picture, would be lost."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -23,6 +23,7 @@ from typing import Any
 from rollout.episode_clock import TrajectoryClock
 from rollout.rewards import wire
 from rollout.rewards.messages import ForkCall, ForkReply, RewardMessage, Score, ScorerFailed, ScoringRequest, TooSlow
+from sandbox import Sandbox
 from sandbox.errors import PagurusError
 
 START = 120.0  # seconds until a worker is ready, or has loaded a function
@@ -61,7 +62,7 @@ class WorkerPool:
         async with self._slots:
             yield
 
-    async def run(self, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, request: ScoringRequest, sandbox: Sandbox | None) -> tuple[Score, float]:
         """One try, within a slot: the score, and its seconds. Raises ScorerFailed, TooSlow, and the host's errors."""
         worker = self._idle.pop() if self._idle else await self._start()
         try:
@@ -107,7 +108,7 @@ class WorkerPool:
                 env=self._environment | {"PYTHONPATH": path},
             )
 
-    async def _try(self, worker: _Worker, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+    async def _try(self, worker: _Worker, request: ScoringRequest, sandbox: Sandbox | None) -> tuple[Score, float]:
         await wire.write(worker.writer, RewardMessage(request=request))
         clock = TrajectoryClock(START)
         try:
@@ -127,7 +128,7 @@ class WorkerPool:
             raise ScorerFailed(first.error or "it said nothing", raised=bool(first.error))
         return first.score, clock.used
 
-    async def _talk(self, worker: _Worker, sandbox: Any, clock: TrajectoryClock) -> RewardMessage:
+    async def _talk(self, worker: _Worker, sandbox: Sandbox | None, clock: TrajectoryClock) -> RewardMessage:
         """Carry out its calls until it says something else. The host's time is not its own."""
         while True:
             frame = await wire.read(worker.reader)
@@ -138,7 +139,7 @@ class WorkerPool:
             await wire.write(worker.writer, RewardMessage(answer=answered))
 
 
-async def _carry_out(call: ForkCall, sandbox: Any, clock: TrajectoryClock) -> ForkReply:
+async def _carry_out(call: ForkCall, sandbox: Sandbox | None, clock: TrajectoryClock) -> ForkReply:
     """In the fork. Seconds of a command are the scorer's."""
     try:
         if sandbox is None:

@@ -49,7 +49,7 @@ class RewardFunction:
         return said if isinstance(said, Score) else Score(reward=_number(said))
 
 
-def _number(said: Any) -> float:
+def _number(said: object) -> float:
     if isinstance(said, bool | int | float):
         return float(said)
     raise TypeError(f"it said {said!r:.100}, which is neither a number nor a Score")
@@ -100,7 +100,7 @@ def find(scoring: Scoring) -> RewardFunction:
     module, _, name = scoring.function.partition(":")
     if scoring.code and module not in sys.modules:
         task_code.load_place(scoring.code, module)
-    result: Any = importlib.import_module(module)
+    result: object = importlib.import_module(module)
     for part in name.split("."):
         result = getattr(result, part, None)
     if not isinstance(result, RewardFunction):

@@ -35,6 +35,7 @@ from rollout.rewards.messages import Score, ScoredTurn, ScorerFailed, Scoring, S
 from rollout.rewards.pool import WorkerPool
 from rollout.rewards.score_cache import ScoreLedger
 from rollout.rewards.web import Functions
+from sandbox import Sandbox
 from sandbox.errors import PagurusError
 
 log = logging.getLogger("pagurus.rollout")
@@ -178,7 +179,7 @@ def _key(digest: str, request: ScoringRequest, checkpoint: str) -> str:
     return hashlib.blake2b(said, digest_size=16).hexdigest()
 
 
-async def _remove(sandbox: Any) -> None:
+async def _remove(sandbox: Sandbox) -> None:
     try:
         await sandbox.remove()
     except PagurusError as error:  # the run's sweep finds it by its label

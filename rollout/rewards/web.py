@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from rollout.rewards.messages import Score, ScorerFailed, Scoring, ScoringRequest
+from sandbox import Sandbox
 
 MAX_ANSWER = 1 << 20  # bytes of an answer
 START = 60.0  # seconds that a platform may take to start an instance, beyond the limit
@@ -40,7 +41,7 @@ class Functions:
         if self._session is not None:
             await self._session.close()
 
-    async def run(self, request: ScoringRequest, sandbox: Any) -> tuple[Score, float]:
+    async def run(self, request: ScoringRequest, sandbox: Sandbox | None) -> tuple[Score, float]:
         """One try. Raises ScorerFailed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=True)

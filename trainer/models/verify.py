@@ -15,7 +15,7 @@ forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,7 +188,7 @@ def _apart(result: Sequence[Tensor], target: Sequence[Tensor]) -> float:
     return float(difference.abs().max().nan_to_num(nan=float("inf")))
 
 
-def _attempt(result: Verification, call: Any) -> str | None:
+def _attempt(result: Verification, call: Callable[[], str | None]) -> str | None:
     """None, or why this way is none. Another author's model may raise anything."""
     try:
         said: str | None = call()

@@ -14,7 +14,7 @@ than they were said (it drops their reasoning) gives a piece of its own to each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,11 +46,11 @@ def conversation(row: Mapping[str, Any], *, answer: str = "completion") -> list[
     return [_message(item) for item in result]
 
 
-def _messages(said: Any, role: str) -> list[Message]:
+def _messages(said: str | Iterable[Message], role: str) -> list[Message]:
     return [{"role": role, "content": said}] if isinstance(said, str) else list(said)
 
 
-def _message(said: Any) -> Message:
+def _message(said: object) -> Message:
     if not isinstance(said, dict):
         raise Invalid(f"{said!r:.40} is no message", hint='{"role": "user", "content": "..."}')
     if "from" in said and "role" not in said:  # of ShareGPT

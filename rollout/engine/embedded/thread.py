@@ -195,7 +195,7 @@ def _report(news: list[tuple[asyncio.Queue[Progress], Progress]]) -> None:
         progress.put_nowait(grown)
 
 
-def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
     if not future.done():
         future.set_result(result)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -205,13 +206,16 @@ EngineCore.set_weight_version = _set_weight_version
 EngineCore.colocation_statistics = _statistics  # a utility: the API server calls it by its name
 
 
+Channel = Callable[..., Awaitable[Any]]
+
+
 class Telling:
     """``GET /statistics``, as the embedded engine has it. Everything else is passed on to vLLM."""
 
     def __init__(self, app: Any):
         self.app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Channel, send: Channel) -> None:
         if scope["type"] != "http" or scope["path"] != ROUTE:
             await self.app(scope, receive, send)
             return
