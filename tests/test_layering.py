@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bench
-from scripts.rooms import ROOT, Module, circles, imports, modules, private_words, report
+from scripts.rooms import ROOT, Module, circles, imports, modules, private_words, private_words_in_prose, report
 
 # What each top-level room may import. `pagurus` is the program: it may import every room.
 ARROWS = {
@@ -132,6 +132,13 @@ def test_identifiers_use_the_words_of_the_field() -> None:
         "kept": 1,
         "not_found": 1,
     }
+
+
+def test_prose_uses_the_words_of_the_field() -> None:
+    """Comments and docstrings: who acts is named, and what a word of our own means has its standard term."""
+    assert figures()["private_words_in_prose"] <= 20, figures()["private_words_in_prose_by_word"]
+    docstring = Module("m", "m.py", '"""A folder that nobody reads goes on meanwhile."""\n', False)
+    assert private_words_in_prose([docstring]) == {"folder": 1, "nobody": 1, "goes on": 1, "meanwhile": 1}
 
 
 def test_no_directories_import_each_other() -> None:

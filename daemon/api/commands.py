@@ -54,7 +54,7 @@ async def streamed(
         if not await while_there(request, _send(request, response, outlet, running, sandbox)):
             log.info("the reader of a stream went away", extra={"sandbox": sandbox})
             outlet.leave()
-            with contextlib.suppress(PagurusError):  # nobody is left to be told
+            with contextlib.suppress(PagurusError):  # no caller is left
                 await running
     finally:
         if not running.done():  # the daemon stops

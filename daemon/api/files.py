@@ -31,7 +31,7 @@ MAX_WRITE = 256 << 20  # bytes of a file that is written by one request
 _TAR = "application/x-tar"
 
 
-_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*$")]  # as it is told
+_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*$")]  # as it is shown
 _Mode = Annotated[str, msgspec.Meta(pattern="^[0-7]{1,4}$")]  # permission bits, octal
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 

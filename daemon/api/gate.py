@@ -1,7 +1,7 @@
 """What stands before every route: who calls, may they, how often, was it done already; and what is counted.
 
 Owns: the order of these questions. Does not own: the decisions (:mod:`daemon.auth.access`, :mod:`daemon.auth.quota`,
-:mod:`daemon.api.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is asked
+:mod:`daemon.api.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is called
 for a sandbox that the caller does not see.
 
 ::
@@ -38,7 +38,7 @@ log = logging.getLogger("pagurus.access")
 STARTED = web.RequestKey("started", web.StreamResponse)
 KEY_HEADER = "Idempotency-Key"
 ID_HEADER = "X-Request-Id"
-LARGE = 1 << 20  # bytes of an answer that count as long as whoever asked does not take them
+LARGE = 1 << 20  # bytes of an answer that count as long as the caller does not read them
 _UNKEPT = (401, 403, 429, 503)  # answers that say: it was not carried out
 
 
@@ -49,7 +49,7 @@ class Dialect(Protocol):
         """Who calls. Raises Unauthorized."""
 
     def refusal(self, request: web.Request, error: BaseException) -> web.Response:
-        """The answer that tells of an error."""
+        """The answer for an error."""
 
 
 class OwnDialect:
@@ -155,19 +155,19 @@ class Gate:
             answers.release(name)
         else:
             body = bytes(answer.body or b"")  # type: ignore[arg-type]
-            # The answer goes out first: who has it does not ask again, and who asks meanwhile waits.
+            # The answer goes out first: who has it does not ask again, and who asks in between waits.
             asyncio.get_running_loop().call_soon(answers.finalize, name, answer.status, answer.content_type, body)
         return answer
 
     async def _undo(self, name: str) -> None:
-        """Remove the sandboxes that a call made which nobody has had an answer of."""
+        """Remove the sandboxes that a call made of which no caller got an answer."""
         for live in [live for live in self.host.live_sandboxes.values() if live.row.made_by == name]:
-            with contextlib.suppress(NotFound):  # removed meanwhile
+            with contextlib.suppress(NotFound):  # removed since
                 await self.host.remove(live.row.id)
 
 
 async def _sent(request: web.Request, answer: web.Response) -> None:
-    """Returns when the answer has been taken, but for what is on its way; or nobody is there to take it."""
+    """Returns when the answer has been taken, but for what is on its way; or the caller has gone."""
     with contextlib.suppress(ConnectionError):
         await answer.prepare(request)
         await answer.write_eof()
@@ -181,7 +181,7 @@ async def started(request: web.Request, response: web.StreamResponse) -> None:
 
 def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
     """An error in the middle of an answer: the connection breaks, so that half of it does not look like all of it."""
-    if isinstance(error, ClientConnectionResetError):  # nobody is there to be written to
+    if isinstance(error, ClientConnectionResetError):  # the caller has gone
         log.info("%s %s: whoever asked has gone: %s", request.method, request.path, error)
     else:
         log.error("%s %s broke off", request.method, request.path, exc_info=error)

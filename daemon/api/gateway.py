@@ -45,7 +45,7 @@ async def _statistics(gateway: GatewayService) -> GatewayStatistics:
 
 @AREA("GET", "/v1/gateway/upstreams")
 async def _upstreams(gateway: GatewayService) -> list[UpstreamInfo]:
-    """The upstreams by name, without their keys. Where they lie is told to administrators only."""
+    """The upstreams by name, without their keys. Only administrators see their addresses."""
     result = gateway.handler.upstreams.list()
     if not access.CALLER.get().everything:
         result = [UpstreamInfo(name=item.name) for item in result]
@@ -74,7 +74,7 @@ async def _token(gateway: GatewayService, live: LiveSandbox) -> TokenInfo:
 
 @AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", max_body=MAX_STDIN)
 async def _exec(request: web.Request, gateway: GatewayService, live: LiveSandbox, body: ExecRequest) -> ExecResult:
-    """Run the next command of an agent outside, or tell its recorded result."""
+    """Run the next command of an agent outside, or return its recorded result."""
     call = request.headers.get("Idempotency-Key", "")[:200]
     return await gateway.exec(live.row.id, body, call)
 

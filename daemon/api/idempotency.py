@@ -5,13 +5,14 @@ routes take keys (their ``keyed``), or carrying anything out.
 
 Guarantee: under one key of one caller a call is carried out at most once by living daemons and by those that follow
 a killed one: the key is written down before the call begins. Its answer is written down right after it has been
-handed to the connection: who heard it does not ask again, and who asks meanwhile waits. The same key with another body
-or query is a Conflict. What a killed daemon had begun, and whose answer it had not written down, is, by its route's
-choice, carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
+handed to the connection: a caller that got it does not ask again, and one that asks in between waits. The same key with
+another body or query is a Conflict. What a killed daemon had begun, and whose answer it had not written down, is, by
+its route's choice, carried out again (where that is harmless), undone and carried out again, or reported as
+Interrupted.
 
 Keys lie in the run directory, which a loss of power empties: no process that they are about survives it
-either. They are forgotten after a day, and earlier when there are too many of them: those of whoever has more than an
-equal part of the room, the oldest first. Nobody's calls make the daemon forget another caller's.
+either. They are forgotten after a day, and earlier when there are too many of them: those of a caller with more than an
+equal part of the room, the oldest first. No caller makes the daemon forget another caller's.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CALLER = "ALTER TABLE calls ADD COLUMN caller TEXT NOT NULL DEFAULT ''"  # a for
 class CallRecord(msgspec.Struct, frozen=True):
     """What is known of a key. ``status`` None: begun, not answered; 0: answered, too large to be kept."""
 
-    body: bytes  # digest of what was asked
+    body: bytes  # digest of the request
     status: int | None = None
     kind: str = ""  # content type
     answer: bytes = b""
@@ -82,7 +83,7 @@ def identity(caller: str, method: str, path: str, key: str) -> str:
 
 
 def fingerprint(kind: str, form: str, body: bytes) -> bytes:
-    """What was asked, in short: the same bytes of the same `kind`, to be answered in the same `form`.
+    """A digest of the request: the same bytes of the same `kind`, to be answered in the same `form`.
 
     Parameters of the query are part of `form`.
     """
@@ -114,7 +115,7 @@ class Answers:
 
     Calling pattern::
 
-        kept = await answers.claim(id, asked, repeat, undo)     # None: carry it out, then one of
+        kept = await answers.claim(id, request, repeat, undo)     # None: carry it out, then one of
         answers.settle(id, status, kind, answer)                #   it was answered so
         answers.release(id)                                     #   it did not begin: the key is free again
     """

@@ -34,7 +34,7 @@ async def _report(host: Host, body: LeaseRequest) -> HostReport:
 
 @AREA("POST", "/v1/checkpoints/{checkpoint}/arrive", status=201, scope="admin")
 async def _arrive(host: Host, checkpoint: str, body: ArriveRequest) -> SandboxInfo:
-    """Let a sandbox of another host go on here from a checkpoint, under its own id, or only prepare that."""
+    """Continue a sandbox of another host here from a checkpoint, under its own id, or only prepare that."""
     arrivals = host.arrivals
     return await (arrivals.prepare(checkpoint, body) if body.ahead else arrivals.arrive(checkpoint, body))
 
@@ -59,7 +59,7 @@ async def _hold(host: Host, live: LiveSandbox) -> HeldSandbox:
 
 @AREA("DELETE", "/v1/sandboxes/{id}/hold", scope="admin")
 async def _release(host: Host, live: LiveSandbox) -> None:
-    """Let a sandbox go on that was held."""
+    """Release a sandbox that was held."""
     await leave.release(host, live)
 
 
@@ -77,6 +77,6 @@ async def _programs(host: Host, checkpoint: str) -> dict[str, ProgramRow]:
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}/conversation", scope="admin")
 async def _conversation(host: Host, checkpoint: str) -> ConversationExport:
-    """What the gateway of another host must know of the sandbox to go on from this checkpoint."""
+    """What the gateway of another host must know of the sandbox to continue from this checkpoint."""
     row = host.checkpoint(checkpoint)
     return ConversationExport() if host.gateway is None else await host.gateway.conversation(row)

@@ -1,7 +1,7 @@
-"""Whether whoever asked is still there.
+"""Whether the caller is still connected.
 
-Owns: noticing that they left. Does not own: what ends then (the routes). Guarantee: work for somebody who has gone ends
-soon, also where there is nothing to send that would fail.
+Owns: noticing that they left. Does not own: what ends then (the routes). Guarantee: work for a caller that has left
+ends soon, also where there is nothing to send that would fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def while_requested(request: web.Request, work: Coroutine[Any, Any, T]) ->
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_INTERVAL)
             if not task.done() and not is_open(request):
-                raise ClientLeft("whoever asked has left")  # told to nobody
+                raise ClientLeft("whoever asked has left")  # not sent to anyone
         return task.result()
     finally:
         if not task.done():

@@ -40,7 +40,7 @@ async def _close(live: LiveSandbox, session: str) -> None:
     "POST", "/v1/sandboxes/{id}/sessions/{session}/exec", scope="exec", keyed="again"
 )  # by its own key it is carried out once
 async def _exec(live: LiveSandbox, session: str, body: SessionExecRequest) -> ExecResult:
-    """Run a command in the shell and end the turn; the same key again tells the same answer."""
+    """Run a command in the shell and end the turn; the same key again returns the same answer."""
     return await live.sessions.exec(session, body)
 
 

@@ -24,7 +24,7 @@ class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     since: str | None = None
     manifest: bool = False
     soon: bool = False  # it need not be durable
-    brief: bool = False  # the import is told of `since` as well
+    brief: bool = False  # the import knows `since` as well
 
 
 class ReceiveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ async def _label(host: Host, checkpoint: str, body: LabelRequest) -> CheckpointI
 
 @AREA("DELETE", "/v1/checkpoints/{checkpoint}", scope="exec")
 async def _remove(host: Host, checkpoint: str) -> None:
-    """Remove a checkpoint that nothing stands on."""
+    """Remove a checkpoint that nothing is based on."""
     await host.store.remove(checkpoint)
 
 
@@ -61,7 +61,7 @@ async def _collect(host: Host) -> None:
 
 @AREA("POST", "/v1/checkpoints/verify", scope="admin")
 async def _verify(request: web.Request, host: Host, body: VerifyRequest) -> list[CheckpointReport]:
-    """Hash checkpoints again, restore them beside if asked to, and report what is damaged."""
+    """Hash checkpoints again, restore them separately if requested, and report what is damaged."""
     return await while_requested(request, host.store.verify(body.checkpoints, restore=body.restore))
 
 

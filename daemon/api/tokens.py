@@ -16,7 +16,7 @@ AREA = Area()
 
 @AREA("POST", "/v1/tokens", status=201, scope="admin")
 async def _create(tokens: TokenStore, body: TokenRequest) -> NewToken:
-    """Make a token. Its text is told this once."""
+    """Make a token. Its text is shown this once."""
     grant, text = await asyncio.to_thread(tokens.create, **msgspec.structs.asdict(body))
     return NewToken(token=_reported(grant), text=text)
 
@@ -34,5 +34,5 @@ async def _revoke(tokens: TokenStore, token: str) -> ApiToken:
 
 
 def _reported(grant: Grant) -> ApiToken:
-    """What is told of a token: all but the hash of its secret."""
+    """What is shown of a token: all but the hash of its secret."""
     return msgspec.convert(grant, ApiToken, from_attributes=True)

@@ -55,7 +55,7 @@ class BadType(Invalid):
 
 
 def refusal(request: web.Request, error: BaseException) -> web.Response:
-    """The answer that tells of an error. Anything that is no error of ours is a bug or the host's refusal."""
+    """The answer for an error. Anything that is no error of ours is a bug or the host's refusal."""
     if isinstance(error, PagurusError):
         if error.status >= 500:
             log.warning("%s %s: %s", request.method, request.path, error, extra={"sandbox": error.sandbox})
@@ -153,7 +153,7 @@ async def content(request: web.Request) -> bytes:
 async def _content(request: web.Request) -> bytes:
     if not request.body_exists:
         return b""
-    if request.content.is_eof() and request.content.exception() is None:  # all here already: nobody to wait for
+    if request.content.is_eof() and request.content.exception() is None:  # all here already: nothing to wait for
         raw = await request.content.read()
         if len(raw) > request[ROUTE].max_body:
             raise _too_large(request[ROUTE].max_body)

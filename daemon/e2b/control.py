@@ -83,7 +83,7 @@ async def _create(request: web.Request, host: Host, body: CreateBody) -> web.Res
 
 
 async def _continued(host: Host, checkpoint: str, body: CreateBody) -> LiveSandbox:
-    """A sandbox that goes on from a checkpoint."""
+    """A sandbox that continues from a checkpoint."""
     [entry] = await host.fork(checkpoint, ForkRequest(count=1, labels=bodies.labels(body)))
     live = _forked(host, entry)
     live.row.env = {**live.row.env, **body.envVars}

@@ -2,7 +2,7 @@
 
 Owns: the archives between their upload and the build, builds under way, the state that a template's command has made.
 Does not own: paths and names (:mod:`daemon.e2b.template_routes`), the meaning of a step (:mod:`daemon.e2b.steps`), the
-build (:mod:`sandbox.sdk.build`), images. Guarantee: a build has the rights of the key that asked for it and no others,
+build (:mod:`sandbox.sdk.build`), images. Guarantee: a build has the rights of the key that requested it and no others,
 as it goes through the daemon's own API with that key. An archive is its owner's alone: what one uploads under a hash,
 no other copies.
 
@@ -40,7 +40,7 @@ from sandbox.sdk.client import Client
 from sandbox.tree.space import Reserve
 
 MAX_ARCHIVE = 8 << 30  # bytes of one
-RETAINED = 86_400.0  # seconds for which an archive is kept that nobody uses
+RETAINED = 86_400.0  # seconds for which an unused archive is retained
 MAX_BUILDS = 100  # of one owner that are known at a time
 MAX_LOG = 10_000  # lines of one build
 READY_TIMEOUT = 300.0

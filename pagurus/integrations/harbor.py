@@ -6,7 +6,7 @@ Owns: Harbor's `BaseEnvironment` on a sandbox. Does not own: tasks, agents, veri
 
     environment/Dockerfile ─▶ image, named by its content ─▶ the first trial's sandbox ─▶ checkpoint "prepared"
                                                              every further trial of that task: a fork of it
-    the tests arrive ─▶ checkpoint "before the tests" ─▶ final.checkpoint and pagurus.json beside the trial
+    the tests arrive ─▶ checkpoint "before the tests" ─▶ final.checkpoint and pagurus.json next to the trial
 
 Guarantee: what the agent left is saved before any file of the tests is in the sandbox. A failure of the platform is an
 exception with ``pagurus/CODE:``, never the result of a command.
@@ -41,9 +41,9 @@ BEFORE_TESTS = "before the tests"
 class PagurusOptions(EnvironmentOptions):
     """``--ek name=value``"""
 
-    from_checkpoint: str | None = None  # each trial goes on from this one
+    from_checkpoint: str | None = None  # each trial continues from this one
     reuse: bool = True  # later trials of a task are forks of its first one, as it was before its agent
-    save_final: bool = True  # write the state that the agent left beside the trial
+    save_final: bool = True  # write the state that the agent left next to the trial
 
 
 @dataclass
@@ -171,7 +171,7 @@ class PagurusEnvironment(BaseEnvironment):
             await host.images.build(name, self.environment_dir, network=Network.open(), replace=force_build)
         except Invalid as error:
             raise SandboxBuildFailedError(str(error)) from None
-        except Conflict:  # another process has built the same meanwhile
+        except Conflict:  # another process has built the same since
             await host.images.get(name)
         return name
 

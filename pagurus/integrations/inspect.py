@@ -55,7 +55,7 @@ _IGNORED = {"command", "entrypoint", "init", "x_default", "x_local", "hostname",
 
 
 class PagurusConfig(BaseModel, frozen=True):
-    """What the sandboxes of a task are made from: an image, or a checkpoint that each sample goes on from."""
+    """What the sandboxes of a task are made from: an image, or a checkpoint that each sample continues from."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -3,7 +3,7 @@
 Owns: ten tools, and which sandbox a call without a name is for. Does not own: the protocol (the package `mcp`), any
 behaviour of sandboxes. Checkpoints, restores and forks are tools, so the agent undoes and branches by itself.
 
-Guarantee: sandboxes that this server made end with it, unless told otherwise. What a command does is a result; a
+Guarantee: sandboxes that this server made end with it, unless configured otherwise. What a command does is a result; a
 failure of the platform is a tool error that begins with ``pagurus/CODE:``.
 """
 
@@ -62,7 +62,7 @@ class SavedState(BaseModel):
     parent: str | None = None
     turn: int = 0
     label: str = ""
-    head: bool = False  # the sandbox stands on it
+    head: bool = False  # the sandbox is based on it
 
 
 class FileDifference(BaseModel):
@@ -121,7 +121,7 @@ class SandboxTools:
     async def run(
         self, command: str, sandbox: str | None = None, timeout: float = 120.0, cwd: str | None = None
     ) -> CommandOutcome:
-        """Run a bash command. Put what shall go on into the background with `&`."""
+        """Run a bash command. Put what shall keep running into the background with `&`."""
         box = await self._box(sandbox)
         result = await box.exec(["/bin/bash", "-c", command], timeout=timeout, cwd=cwd, output_limit=MAX_SAID)
         return CommandOutcome(

@@ -73,7 +73,7 @@ def _is_healthy(base_url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{base_url}/health", timeout=5.0) as answer:
             return bool(answer.status == 200)
-    except OSError:  # nobody listens yet, or it says no
+    except OSError:  # nothing listens yet, or it says no
         return False
 
 

@@ -154,7 +154,7 @@ class PagurusRuntime(AbstractRuntime):
 
 
 class PagurusDeployment(AbstractDeployment):
-    """A sandbox of an image, or one that goes on from a checkpoint."""
+    """A sandbox of an image, or one that continues from a checkpoint."""
 
     def __init__(
         self,

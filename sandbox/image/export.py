@@ -87,7 +87,7 @@ def push(tree: Path, config: ImageConfig, created_at: float, target: str, direct
 
 
 def pack_layout(directory: Path, out: IO[bytes]) -> None:
-    """The archive of a layout. What tells it from a root file system comes first."""
+    """The archive of a layout. What distinguishes it from a root file system comes first."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as packed:
         names = ["oci-layout", "index.json", "manifest.json"]
         names += sorted(f"blobs/sha256/{path.name}" for path in (directory / "blobs/sha256").iterdir())

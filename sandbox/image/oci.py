@@ -36,7 +36,7 @@ _BLOB = re.compile(r"(sha256|sha512):([0-9a-f]{64,128})")
 
 
 def is_layout(source: Path) -> bool:
-    """Whether a tar archive holds an image rather than a root file system: told by its first entries."""
+    """Whether a tar archive holds an image rather than a root file system: by its first entries."""
     try:
         with source.open("rb") as file, decompressed(file) as stream, tar.Reader(stream) as result:
             for _, member in zip(range(4096), result, strict=False):

@@ -168,7 +168,7 @@ def _blobs(target: Reference, document: dict[str, Any]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _retained(layers: Path, result: ImageManifest) -> Iterator[Path]:
-    """The directory of blobs, from which nothing is removed meanwhile; afterwards what is too much, oldest first."""
+    """The directory of blobs, from which nothing is removed during it; afterwards what is too much, oldest first."""
     blobs = layers / "blobs"
     (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
@@ -183,7 +183,7 @@ def _retained(layers: Path, result: ImageManifest) -> Iterator[Path]:
         except OSError as error:
             raise refused(error, result.reference.name) from error
         yield blobs
-        with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
+        with contextlib.suppress(BlockingIOError):  # another pull runs: it prunes at its end
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             prune(blobs, MAX_RETAINED)
 

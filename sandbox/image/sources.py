@@ -53,7 +53,7 @@ def debootstrap(tree: Path, suite: str, include: Sequence[str], mirror: str | No
 
 def docker(reference: str, tree: Path) -> ImageConfig | None:
     """Take an image from the local Docker Engine, with its configuration."""
-    import docker as sdk  # a second of import time that nobody else pays
+    import docker as sdk  # a second of import time that no other command pays
     from docker.errors import APIError, DockerException
     from docker.errors import ImageNotFound as NoSuchImage
 

@@ -1,10 +1,10 @@
 """Images: read-only file trees that sandboxes start from, stored by their content.
 
 Owns: names, trees, their digests and configuration, what makes a tree fit to be a sandbox's root. Does not own: where
-trees come from (:mod:`sandbox.image.sources`), who stands on them (the daemon counts).
+trees come from (:mod:`sandbox.image.sources`), who uses them (the daemon counts).
 Guarantee: an image is visible under its name only when complete (built aside, synced, renamed), holds no device node,
 and is never changed afterwards: its trees are lower layers of living sandboxes. Equal trees are stored once; a tree is
-removed only when no name points to it and the caller says that nobody stands on it.
+removed only when no name points to it and the caller says that it is not used.
 
 ::
 
@@ -46,7 +46,7 @@ MAX_FILE = 250  # characters of the name of a file
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-Used = Callable[[], Container[str]]  # digests of trees that somebody stands on, or is about to
+Used = Callable[[], Container[str]]  # digests of trees that sandboxes use, or are about to
 Fill = Callable[[Path], ImageConfig | None]
 
 
@@ -85,7 +85,7 @@ class ImageStore:
         return sorted(name for name, path in here if path.is_dir() and filed(name) == path.name)
 
     def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
-        """An image as listed; `used` counts the sandboxes that stand on a digest."""
+        """An image as listed; `used` counts the sandboxes that use a digest."""
         image = self.resolve(name)
         record = _read(self._place(name))
         return ImageInfo(
@@ -102,7 +102,7 @@ class ImageStore:
         """The image that `name` means now; raises ImageNotFound, which names those there are.
 
         ``python`` and ``docker.io/library/python:latest`` are both ``python:latest``, unless there is a ``python``. A
-        plain directory that somebody put there is taken in first, which reads all of it once.
+        plain directory that a user put there is taken in first, which reads all of it once.
         """
         path = self._path(name)
         if path is None:
@@ -157,7 +157,7 @@ class ImageStore:
     # ---------------------------------------------------------------- removing
 
     def remove(self, name: str, used: Used = tuple) -> bool:
-        """Remove a name, and its tree unless another name points to it or `used` says that somebody stands on it.
+        """Remove a name, and its tree unless another name points to it or `used` says that it is used.
 
         Returns whether the tree went too.
         """
@@ -169,7 +169,7 @@ class ImageStore:
             return self._drop(image.digest, used)
 
     def collect(self, used: Used) -> int:
-        """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many trees.
+        """Remove trees that no name points to and no sandbox uses, and what a crash left half made; how many trees.
 
         What another process is making stays.
         """
@@ -191,7 +191,7 @@ class ImageStore:
             return False
         aside = self.trees / f".gone-{secrets.token_hex(6)}"
         place.rename(aside)
-        if content in used():  # by one that began in between; whoever begins now does not find it
+        if content in used():  # by one that began in between; one that begins now does not find it
             aside.rename(place)
             return False
         walk.remove_path(aside)
@@ -362,7 +362,7 @@ class ImageStore:
 
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Whoever makes or removes a tree holds its directory. Raises OSError where somebody else does."""
+    """A process that makes or removes a tree holds its directory. Raises OSError where another one does."""
     with closing(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -25,7 +25,7 @@ from sandbox.messages import ImageConfig
 MAX_MEMORY = 1 << 30  # bytes of the process
 TIMEOUT = 3600.0  # seconds
 NICE = 10
-LAYOUT = "layout"  # beside the tree: what an archive of a layout is unpacked to, removed with the tree's directory
+LAYOUT = "layout"  # next to the tree: what an archive of a layout is unpacked to, removed with the tree's directory
 _DEATH_SIGNAL = 1  # prctl
 
 
