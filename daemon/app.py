@@ -26,7 +26,6 @@ from daemon.api import application
 from daemon.api.idempotency import Answers
 from daemon.auth import tls
 from daemon.config import DaemonConfig
-from daemon.e2b.keys import secret as e2b_secret
 from daemon.e2b.serve import serve as e2b
 from daemon.host.host import Host
 from daemon.listener import Listeners
@@ -35,6 +34,7 @@ from daemon.precedence import hurry, ordinary
 from sandbox import private, structs
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
+from sandbox.page import key_file
 from sandbox.termination import termination_signals
 from sandbox.tree.pool import OURS
 
@@ -66,7 +66,7 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
     gc.freeze()  # what is there now stays: looking through it again and again only takes time
     app = application(host, state / "tokens.json", answers)
     if options.e2b:
-        secret = await asyncio.to_thread(e2b_secret, state / "e2b.key")
+        secret = await asyncio.to_thread(key_file, state / "e2b.key")
         own = next(item.getsockname() for item in sockets if item.family == socket.AF_UNIX)
         e2b(app, secret, options.e2b_templates, options.e2b_domain, own)
     listeners = Listeners(app, connections=options.connections)

@@ -64,6 +64,7 @@ def pyproject(name: str, row: dict[str, Any]) -> str:
     names = [f"{item}*" for item in row["packages"]]
     lines += ["[tool.setuptools.packages.find]", f"include = {_array([*names, PREBUILT + '*'])}", "namespaces = true"]
     lines += ["[tool.setuptools.package-data]", f'"*" = {_array(["py.typed", "*.pyi"])}']
+    lines += [f'"pagurus.page" = {_array(["built/*", "built/assets/*"])}'] if "pagurus" in row["packages"] else []
     if row.get("prebuilt"):
         lines += [f'{PREBUILT} = ["**/*"]', "[tool.distutils.bdist_wheel]", f"plat-name = {_quoted(PLATFORM)}"]
     return "\n".join(lines) + "\n"
@@ -116,7 +117,7 @@ def build(name: str, row: dict[str, Any], into: Path, prefix: Path) -> Path:
     with tempfile.TemporaryDirectory() as directory:
         stage = Path(directory)
         for package in row["packages"]:
-            ignored = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "native")
+            ignored = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "native", "front")
             shutil.copytree(ROOT / package, stage / package, ignore=ignored)
         for item in ("README.md", "LICENSE"):
             shutil.copy(ROOT / item, stage)

@@ -43,6 +43,7 @@ VERBS = {
     "extend": Verb("sandboxes.ls", "Move the end of a sandbox, to sooner or later than it was."),
     "checkpoint": Verb("sandboxes.checkpoint", "Capture a sandbox: checkpoint SANDBOX [LABEL]."),
     "doctor": Verb("hosts.host", "Find out what this host can do, by doing it."),
+    "view": Verb("hosts.view", "The page for people, on a port of this machine."),
     "daemon": Verb("hosts.host", "Run the daemon of this host in the foreground."),
     "bench": Verb("hosts.host", "Run a bench: `pagurus bench NAME [--json] ...`."),
     "image": Verb("hosts.image", "Images that sandboxes start from."),

@@ -107,6 +107,11 @@ def runtime_programs() -> Path:
     return prefix() / "runtime"
 
 
+def page() -> Path:
+    """The built page for people: what ``make setup`` made in a checkout where node is, or what the package brought."""
+    return CHECKOUT / "pagurus" / "page" / "built"
+
+
 def inspector_object() -> Path:
     """The compiled eBPF inspector."""
     return prefix() / "bpf" / "inspector.bpf.o"

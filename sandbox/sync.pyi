@@ -587,6 +587,8 @@ class Client:
         headers: dict[str, str] | None = None,
     ) -> bytes:
         """One request with a body of bytes, or of an iterator of them; the bytes of the answer."""
+    def raw_session(self) -> tuple[aiohttp.ClientSession, str]:
+        """The session, and the address before the daemon's paths: to pass requests of others on as they are."""
     def request(
         self,
         method: str,

@@ -56,6 +56,10 @@ hosts() {
     "$HERE/image.sh" import
 }
 
+page() { # an extra that fails no set-up
+    [ ! -x "$HERE/page.sh" ] || "$HERE/page.sh" 9>&-
+}
+
 main() {
     local started=$SECONDS
     need_root
@@ -63,11 +67,12 @@ main() {
     exec 9>"$PREFIX/setup.lock"
     flock 9
     if complete "${1:-hosts}"; then
+        page
         say "${1:-hosts}: everything is there; \`.venv/bin/pagurus doctor\` probes it"
         return
     fi
     case ${1:-hosts} in
-    hosts) hosts ;;
+    hosts) hosts && page ;;
     train) "$HERE/python.sh" train ;;
     *) die "no part $1" "run make setup or make setup-train" ;;
     esac

@@ -14,8 +14,10 @@ from daemon.api import (
     files,
     gateway,
     images,
+    login,
     members,
     network,
+    overview,
     ports,
     processes,
     runs,
@@ -27,13 +29,16 @@ from daemon.api import (
 )
 from daemon.api.gate import Gate, named, started
 from daemon.api.idempotency import Answers
+from daemon.api.login import LOGINS
 from daemon.api.openapi import describe
+from daemon.api.overview import READINGS, Readings
 from daemon.api.route import ApiRoute
 from daemon.api.sandboxes import DESCRIPTION
 from daemon.api.sockets import SOCKETS, Sockets, close_all
 from daemon.api.wire import HOST, TOKENS
 from daemon.auth.tokens import TokenStore
 from daemon.host.host import Host
+from sandbox.page import Logins, add_page, key_file
 
 AREAS = (
     sandboxes,
@@ -46,12 +51,14 @@ AREAS = (
     gateway,
     network,
     tokens,
+    login,
     images,
     steps,
     processes,
     sessions,
     ports,
     members,
+    overview,
 )
 GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 MAX_RAW = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
@@ -68,10 +75,13 @@ def application(host: Host, token_file: Path, answers: Answers | None = None) ->
     app.on_response_prepare.append(started)
     app[HOST] = host
     app[SOCKETS] = Sockets()
+    app[READINGS] = Readings()
     app.on_shutdown.append(close_all)
     app[TOKENS] = TokenStore(token_file, clock=time.time)
-    app[GATE] = gate = Gate(host, app[TOKENS], answers)
+    app[LOGINS] = Logins(key_file(token_file.with_name("page.key")))
+    app[GATE] = gate = Gate(host, app[TOKENS], app[LOGINS], answers)
     for route in routes():
         app.router.add_route(route.method, route.path, gate.handler(route))
+    add_page(app)
     app[DESCRIPTION] = describe(routes())
     return app

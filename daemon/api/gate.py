@@ -32,6 +32,7 @@ from daemon.auth.visibility import KEY
 from daemon.host.host import Host
 from daemon.logs import REQUEST, SUBJECT, request_id
 from sandbox.errors import NotFound
+from sandbox.page import Logins
 
 log = logging.getLogger("pagurus.access")
 
@@ -53,18 +54,23 @@ class Dialect(Protocol):
 
 
 class OwnDialect:
-    """Of our own API."""
+    """Of our own API: a token, a browser's login, or the socket itself."""
 
-    def __init__(self, tokens: TokenStore) -> None:
-        self.caller = tokens.caller
+    def __init__(self, tokens: TokenStore, logins: Logins) -> None:
+        self._tokens, self._logins = tokens, logins
         self.refusal = refusal
+
+    def caller(self, request: web.Request) -> Caller:
+        if "Authorization" not in request.headers and (token := self._logins.subject(request)) is not None:
+            return self._tokens.existing(token)
+        return self._tokens.caller(request)
 
 
 class Gate:
     """The gate of one host's API."""
 
-    def __init__(self, host: Host, tokens: TokenStore, answers: Answers | None) -> None:
-        self._own = OwnDialect(tokens)
+    def __init__(self, host: Host, tokens: TokenStore, logins: Logins, answers: Answers | None) -> None:
+        self._own = OwnDialect(tokens, logins)
         self.host = host
         self.tokens = tokens
         self._answers = answers
@@ -176,6 +182,7 @@ async def _sent(request: web.Request, answer: web.Response) -> None:
 async def started(request: web.Request, response: web.StreamResponse) -> None:
     """Called as the head of an answer is sent."""
     request[STARTED] = response
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers[ID_HEADER] = REQUEST.get()
 
 

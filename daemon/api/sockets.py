@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from aiohttp import WSCloseCode, web
 
+from sandbox.page import PROTOCOL
+
 MAX_MESSAGE = 1 << 20  # bytes
 FAREWELL = 1.0  # seconds for the other side to say good-bye
 
@@ -28,8 +30,13 @@ SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", Sockets)
 
 def socket(request: web.Request, *, heartbeat: float, protocols: Sequence[str] = ()) -> web.WebSocketResponse:
     """A connection, not yet upgraded. `heartbeat`: seconds between signs of life."""
+    offered = (*protocols, PROTOCOL)  # the last one: what a page speaks that shows its key beside it
     made = web.WebSocketResponse(
-        heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MAX_MESSAGE, compress=False, protocols=protocols
+        heartbeat=heartbeat,
+        timeout=FAREWELL,
+        max_msg_size=MAX_MESSAGE,
+        compress=False,
+        protocols=offered,
     )
     request.app[SOCKETS].open.add(made)
     return made

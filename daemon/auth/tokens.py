@@ -104,6 +104,11 @@ class TokenStore:
         """Who holds the token of this id, if it is still valid: for what was given to them. Raises Unauthorized."""
         return access.holder(self._grants.get(token), self._clock())
 
+    def expiry(self, token: str) -> float | None:
+        """When the token of this id ends, seconds since the epoch; None: when it is revoked."""
+        grant = self._grants.get(token)
+        return None if grant is None else grant.expires_at
+
     def caller(self, request: web.Request) -> Caller:
         """Who calls: by a token, else by the socket that only the server's own user can open. Raises Unauthorized."""
         token = access.bearer(request.headers.get("Authorization"))

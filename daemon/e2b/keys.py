@@ -10,14 +10,11 @@ API key that it was given for, and ends with it; none is stored: it is computed 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import re
-import secrets
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -26,22 +23,12 @@ from daemon.auth import access
 from daemon.auth.access import Caller
 from daemon.auth.tokens import TokenStore
 from daemon.auth.visibility import dashed
-from sandbox import durable
 from sandbox.errors import Forbidden, Unauthorized
 
 LOCAL = "local"  # in place of a token's id: the host's own user, over its socket
 _FORM = re.compile(r"e[st]_([0-9a-f]{10})_([0-9a-f]{12}|local)_([0-9a-f]{64})", re.ASCII)
 _SIGNATURE = re.compile(r"v1_([A-Za-z0-9+/]{43})", re.ASCII)
 MAX_CANDIDATES = 100_000  # tokens that one signature is compared with
-
-
-def secret(path: Path) -> bytes:
-    """What is in this file, which is made when it is missing. Blocks."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
-    made = secrets.token_bytes(32)
-    durable.publish(path, made, mode=0o600)
-    return made
 
 
 class Keys:

@@ -20,6 +20,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
 from sandbox.messages.cluster import SOLE, HostedSandbox, HostReport
+from sandbox.messages.processes import HostUsage
 
 ESTABLISHED = "01"  # among the states of a connection in /proc/net/tcp
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
@@ -38,20 +39,44 @@ def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | N
     for item in sandboxes:
         if not item.bound and connected(inits.get(item.id)):
             item.bound = "connections to the outside"
-    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    disk = os.statvfs(host.places.stored)
+    memory, disk = _memory(), os.statvfs(host.places.stored)
     return HostReport(
         clock=0.0,  # looked at last
         boot=boot(),
         cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=int(memory["MemTotal"].split()[0]) << 10,
-        memory_free=int(memory["MemAvailable"].split()[0]) << 10,
+        memory_bytes=memory["MemTotal"],
+        memory_free=memory["MemAvailable"],
         disk_bytes=disk.f_frsize * disk.f_blocks,
         disk_free=disk.f_frsize * disk.f_bavail,
-        load=float(Path("/proc/loadavg").read_text().split()[0]),
+        load=_load(),
         images=_images(host),
         sandboxes=sandboxes,
     )
+
+
+def host_usage(host: Host) -> HostUsage:
+    """What the host has, and what of it is free. Blocks."""
+    memory, disk, pool = _memory(), os.statvfs(host.places.stored), host.services.capturer.pool.usage()
+    return HostUsage(
+        cpus=len(os.sched_getaffinity(0)),
+        load=_load(),
+        memory_bytes=memory["MemTotal"],
+        memory_free=memory["MemAvailable"],
+        disk_bytes=disk.f_frsize * disk.f_blocks,
+        disk_free=disk.f_frsize * disk.f_bavail,
+        pool_bytes=pool.total,
+        pool_free=pool.free,
+    )
+
+
+def _memory() -> dict[str, int]:
+    """Bytes, by the kernel's names."""
+    lines = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name: int(value.split()[0]) << 10 for name, value in lines}
+
+
+def _load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
 
 
 def _images(host: Host) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Metrics
+from sandbox.messages.processes import SandboxUsage
 from sandbox.tree.extents import added_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ def read(container: Container) -> Metrics:
         disk_limit_bytes=None if limits.disk is None else parse_bytes(limits.disk),
         oom_kills=group.oom_kills(),
     )
+
+
+def read_briefly(sandbox: str, container: Container) -> SandboxUsage | None:
+    """What changes from moment to moment, of a sandbox among many; None: it has just ended. Blocks, for two files."""
+    group = container.cgroup
+    v1 = group.v1.get("memory")
+    memory = group.path / "memory.current" if group.pure else None if v1 is None else v1 / "memory.usage_in_bytes"
+    try:
+        cpu = group.cpu_usage_usec() / 1e6
+    except OSError:
+        return None
+    return SandboxUsage(sandbox=sandbox, cpu_seconds=cpu, memory_bytes=None if memory is None else _number(memory))
 
 
 def fields(text: str) -> dict[str, int]:

@@ -126,3 +126,24 @@ class Metrics(Brief, kw_only=True, omit_defaults=True):
     disk_bytes: int | None = None  # of its own file tree
     disk_limit_bytes: int | None = None
     oom_kills: int = 0
+
+
+class SandboxUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> page: what one of many sandboxes uses."""
+
+    sandbox: str
+    cpu_seconds: float
+    memory_bytes: int | None = None  # None: this host does not tell
+
+
+class HostUsage(msgspec.Struct, kw_only=True):
+    """daemon -> page: what the host has, and what of it is free."""
+
+    cpus: int
+    load: float  # tasks that run or want to, over the last minute
+    memory_bytes: int
+    memory_free: int
+    disk_bytes: int  # of the file system that holds images and what checkpoints store
+    disk_free: int
+    pool_bytes: int  # of the pool of file trees
+    pool_free: int

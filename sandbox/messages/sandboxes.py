@@ -123,6 +123,7 @@ class SandboxInfo(Brief, kw_only=True, omit_defaults=True):
     lifetime: float | None = None  # seconds from its creation
     idle_timeout: float | None = None  # seconds without a call
     at_end: AtEnd = AtEnd.STOP
+    owner: str = ""  # whose it is; "": the host's own
 
 
 class LifetimeRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

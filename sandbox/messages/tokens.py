@@ -48,3 +48,19 @@ class NewToken(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     token: ApiToken
     text: str
+
+
+class LoginRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """page -> daemon: POST /v1/login. The answer sets a cookie, which counts together with the key."""
+
+    token: Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class LoginInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> page: who calls."""
+
+    scope: str  # what the caller may do
+    everything: bool = False  # sees the sandboxes of all owners
+    owner: str = ""
+    token: str = ""  # its id; "": the daemon's own user, over its socket
+    key: str = ""  # of the login just made: the header X-Pagurus-Page of all further calls

@@ -233,6 +233,10 @@ class Transport:
         finally:
             await made.close()
 
+    def raw_session(self) -> tuple[aiohttp.ClientSession, str]:
+        """The session, and the address before the daemon's paths: to pass requests of others on as they are."""
+        return self._open(), self._base
+
     def _open(self) -> aiohttp.ClientSession:
         import aiohttp
 

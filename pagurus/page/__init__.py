@@ -1,0 +1,1 @@
+"""The page for people: its sources (`front`), what is built of them (`built`), and the server of `pagurus view`."""

@@ -1,0 +1,94 @@
+// The frame around every view: where one can go, who is logged in, what failed last.
+
+import type { ComponentChild } from "preact";
+import { dismiss, isAdmin, leave, link, login, mayAct, notices, ready, route } from "./state";
+import { visible } from "./text";
+import { ConnectView } from "./views/Connect";
+import { HostView } from "./views/Host";
+import { ImagesView } from "./views/Images";
+import { LoginView } from "./views/Login";
+import { SandboxView } from "./views/Sandbox";
+import { SandboxesView } from "./views/Sandboxes";
+import { TokensView } from "./views/Tokens";
+
+const PLACES: [string, string, () => boolean][] = [
+  ["", "Sandboxes", () => true],
+  ["images", "Images", () => true],
+  ["host", "Host", () => true],
+  ["tokens", "Tokens", () => isAdmin.value],
+  ["connect", "Connect", () => true],
+];
+
+function view(): ComponentChild {
+  const [name = "", item = "", tab = ""] = route.value;
+  switch (name) {
+    case "s":
+      return <SandboxView key={item} id={item} tab={tab} />;
+    case "images":
+      return <ImagesView />;
+    case "host":
+      return <HostView />;
+    case "tokens":
+      return <TokensView />;
+    case "connect":
+      return <ConnectView />;
+    default:
+      return <SandboxesView />;
+  }
+}
+
+function Notices() {
+  return (
+    <div class="notices" role="status" aria-live="polite">
+      {notices.value.map((item) => (
+        <div key={item.id} class={item.bad ? "notice bad" : "notice"}>
+          <div>
+            <div>{visible(item.text)}</div>
+            {item.hint && <div class="dim">{visible(item.hint)}</div>}
+          </div>
+          <button class="plain" aria-label="Dismiss" onClick={() => dismiss(item.id)}>
+            ×
+          </button>
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Frame({ children }: { children: ComponentChild }) {
+  const here = route.value[0] === "s" ? "" : (route.value[0] ?? "");
+  const who = login.value;
+  return (
+    <>
+      <header class="top">
+        <a class="brand" href={link()}>
+          Pagurus
+        </a>
+        <nav aria-label="Views">
+          {PLACES.filter(([, , shown]) => shown()).map(([name, title]) => (
+            <a key={name} href={link(name)} aria-current={name === here ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+        </nav>
+        <span class="spacer" />
+        {!mayAct.value && <span class="chip" title="this token may read and nothing else">read-only</span>}
+        {who?.token ? (
+          <button class="plain" onClick={() => void leave()}>
+            Log out
+          </button>
+        ) : null}
+      </header>
+      <main>{children}</main>
+    </>
+  );
+}
+
+export function App() {
+  return (
+    <>
+      {!ready.value ? <p class="wait">…</p> : login.value ? <Frame>{view()}</Frame> : <LoginView />}
+      <Notices />
+    </>
+  );
+}

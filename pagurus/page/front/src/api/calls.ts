@@ -1,0 +1,85 @@
+// The calls of the API that this page makes, by name.
+
+import { call, part, send, type Query } from "./client";
+import type * as Api from "./schema";
+
+const sandbox = (id: string): string => `/v1/sandboxes/${part(id)}`;
+const checkpoint = (id: string): string => `/v1/checkpoints/${part(id)}`;
+
+type Signalled = { signal?: AbortSignal };
+
+export const sandboxes = (options: Signalled = {}) => call<Api.SandboxInfo[]>("GET", "/v1/sandboxes", options);
+export const sandboxInfo = (id: string, options: Signalled = {}) => call<Api.SandboxInfo>("GET", sandbox(id), options);
+export const create = (body: Partial<Api.CreateRequest> & { image: string }) =>
+  call<Api.SandboxInfo>("POST", "/v1/sandboxes", { body });
+export const remove = (id: string) => call("DELETE", sandbox(id));
+export const kill = (id: string) => call("POST", `${sandbox(id)}/kill`);
+export const setLifetime = (id: string, seconds: number | null) =>
+  call<Api.SandboxInfo>("PUT", `${sandbox(id)}/lifetime`, { body: { seconds } });
+export const metrics = (id: string, options: Signalled = {}) =>
+  call<Api.Metrics>("GET", `${sandbox(id)}/metrics`, options);
+
+export const processes = (id: string, options: Signalled = {}) =>
+  call<Api.ProcessInfo[]>("GET", `${sandbox(id)}/processes`, options);
+export const startProcess = (id: string, command: string) =>
+  call<Api.ProcessInfo>("POST", `${sandbox(id)}/processes`, { body: { command } });
+export const logs = (id: string, process: string, stdout = 0, stderr = 0) =>
+  call<Api.Logs>("GET", `${sandbox(id)}/processes/${part(process)}/logs`, { query: { stdout, stderr } });
+export const signalProcess = (id: string, process: string, number: number) =>
+  call<Api.ProcessInfo>("POST", `${sandbox(id)}/processes/${part(process)}/signal`, { body: { signal: number } });
+export const removeProcess = (id: string, process: string) =>
+  call("DELETE", `${sandbox(id)}/processes/${part(process)}`);
+export const openTerminal = (id: string, rows: number, columns: number) =>
+  call<Api.ProcessInfo>("POST", `${sandbox(id)}/terminals`, { body: { rows, columns, env: { TERM: "xterm-256color" } } });
+export const terminalPath = (id: string, terminal: string): string =>
+  `${sandbox(id)}/terminals/${part(terminal)}/attach`;
+
+export const entries = (id: string, path: string) =>
+  call<Api.FileInfo[]>("GET", `${sandbox(id)}/entries`, { query: { path } });
+export const readFile = async (id: string, path: string, query: Query = {}) =>
+  (await send("GET", `${sandbox(id)}/files`, { query: { path, ...query } })).arrayBuffer();
+export const writeFile = (id: string, path: string, raw: BodyInit, query: Query = {}) =>
+  call("PUT", `${sandbox(id)}/files`, { query: { path, ...query }, raw });
+export const removeFile = (id: string, path: string) =>
+  call("DELETE", `${sandbox(id)}/files`, { query: { path, recursive: true } });
+export const makeDirectory = (id: string, path: string) =>
+  call("PUT", `${sandbox(id)}/entries`, { query: { path } });
+export const download = (id: string, path: string) => send("GET", `${sandbox(id)}/tree`, { query: { path } });
+
+export const ports = (id: string, options: Signalled = {}) => call<number[]>("GET", `${sandbox(id)}/ports`, options);
+export const network = (id: string, options: Signalled = {}) =>
+  call<Api.NetworkStatus>("GET", `${sandbox(id)}/network`, options);
+export const setNetwork = (id: string, body: Api.Network) =>
+  call<Api.NetworkStatus>("PUT", `${sandbox(id)}/network`, { body });
+
+export const checkpoints = (id: string, options: Signalled = {}) =>
+  call<Api.CheckpointInfo[]>("GET", `${sandbox(id)}/checkpoints`, options);
+export const turns = (id: string, options: Signalled = {}) =>
+  call<Api.TurnInfo[]>("GET", `${sandbox(id)}/turns`, options);
+export const takeCheckpoint = (id: string, label: string) =>
+  call<Api.CheckpointInfo>("POST", `${sandbox(id)}/checkpoints`, { body: label ? { label } : {} });
+export const restore = (id: string, target: string | null, verify = false) =>
+  call<Api.RestoreResult>("POST", `${sandbox(id)}/restore`, { body: { checkpoint: target, verify } });
+export const fork = (id: string, count: number) =>
+  call<Api.ForkEntry[]>("POST", `${checkpoint(id)}/fork`, { body: { count } });
+export const label = (id: string, text: string | null) =>
+  call<Api.CheckpointInfo>("PUT", `${checkpoint(id)}/label`, { body: { label: text } });
+export const removeCheckpoint = (id: string) => call("DELETE", checkpoint(id));
+export const exportCheckpoint = (id: string) => send("POST", `${checkpoint(id)}/export`, { raw: "" });
+export const diff = (id: string, against: string, why: boolean) =>
+  call<Api.Change[]>("GET", `${sandbox(id)}/diff`, { query: { checkpoint: against, why } });
+
+export const exchanges = (id: string, options: Signalled = {}) =>
+  call<Api.ExchangeInfo[]>("GET", `${sandbox(id)}/gateway/exchanges`, options);
+export const exchange = (id: string, item: number) =>
+  call<Api.Exchange>("GET", `${sandbox(id)}/gateway/exchanges/${item}`);
+
+export const images = (options: Signalled = {}) => call<Api.ImageInfo[]>("GET", "/v1/images", options);
+export const removeImage = (name: string) => call("DELETE", `/v1/images/${part(name)}`);
+export const tokens = (options: Signalled = {}) => call<Api.ApiToken[]>("GET", "/v1/tokens", options);
+export const createToken = (body: Api.TokenRequest) => call<Api.NewToken>("POST", "/v1/tokens", { body });
+export const revokeToken = (id: string) => call<Api.ApiToken>("DELETE", `/v1/tokens/${part(id)}`);
+export const statistics = (options: Signalled = {}) => call<Api.Statistics>("GET", "/v1/statistics", options);
+export const usage = (options: Signalled = {}) => call<Api.SandboxUsage[]>("GET", "/v1/usage", options);
+export const hostUsage = (options: Signalled = {}) => call<Api.HostUsage>("GET", "/v1/usage/host", options);
+export const doctor = () => call<Api.DoctorFinding[]>("GET", "/v1/doctor");

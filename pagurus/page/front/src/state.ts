@@ -1,0 +1,159 @@
+// What the whole page shares: who is logged in, where the reader is, what failed last, and values that are asked for
+// again and again while somebody looks.
+
+import { computed, effect, signal, type Signal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import { ApiError, call, hasKey, loggedOut, setKey } from "./api/client";
+import type { LoginInfo } from "./api/schema";
+
+// ------------------------------------------------------------------ the login
+
+export const login = signal<LoginInfo | null>(null);
+export const ready = signal(false); // it is known whether there is a login
+
+const ACTING = ["exec", "admin"];
+export const mayAct = computed(() => ACTING.includes(login.value?.scope ?? ""));
+export const isAdmin = computed(() => login.value?.scope === "admin");
+
+effect(() => {
+  if (loggedOut.value) login.value = null;
+});
+
+export async function recall(): Promise<void> {
+  const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
+  try {
+    if (code) {
+      history.replaceState(null, "", "/");
+      await enter(code);
+    } else if (hasKey()) login.value = await call<LoginInfo>("GET", "/v1/login");
+  } catch {
+    login.value = null;
+  }
+  ready.value = true;
+}
+
+export async function enter(token: string): Promise<void> {
+  const made = await call<LoginInfo>("POST", "/v1/login", { body: { token } });
+  setKey(made.key ?? null);
+  loggedOut.value = false;
+  login.value = made;
+}
+
+export async function leave(): Promise<void> {
+  await call("DELETE", "/v1/login").catch(() => undefined);
+  setKey(null);
+  login.value = null;
+}
+
+// ------------------------------------------------------------------ where the reader is
+
+function parts(): string[] {
+  return location.hash.replace(/^#\/?/, "").split("/").map(safelyDecoded);
+}
+
+function safelyDecoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export const route = signal<string[]>(parts());
+addEventListener("hashchange", () => {
+  route.value = parts();
+});
+
+export function link(...names: string[]): string {
+  return `#/${names.map(encodeURIComponent).join("/")}`;
+}
+
+// ------------------------------------------------------------------ what happened
+
+export interface Notice {
+  id: number;
+  text: string;
+  hint: string;
+  bad: boolean;
+}
+
+export const notices = signal<Notice[]>([]);
+let number = 0;
+
+export function notify(text: string, hint = "", bad = false): void {
+  number += 1;
+  const made = { id: number, text, hint, bad };
+  notices.value = [...notices.value.slice(-4), made];
+  setTimeout(() => dismiss(made.id), bad ? 12_000 : 5_000);
+}
+
+export function dismiss(id: number): void {
+  notices.value = notices.value.filter((item) => item.id !== id);
+}
+
+export function complain(error: unknown): void {
+  if (error instanceof DOMException && error.name === "AbortError") return;
+  if (error instanceof ApiError) notify(error.message, error.hint, true);
+  else notify(String(error), "", true);
+}
+
+/** Does something that may fail; says so when it does. */
+export async function attempt<T>(work: () => Promise<T>, done = ""): Promise<T | undefined> {
+  try {
+    const result = await work();
+    if (done) notify(done);
+    return result;
+  } catch (error) {
+    complain(error);
+    return undefined;
+  }
+}
+
+// ------------------------------------------------------------------ values that change
+
+export interface Live<T> {
+  value: Signal<T | null>;
+  error: Signal<string>;
+  refresh: () => void;
+}
+
+/** What `ask` answers, again every `seconds` while the page is looked at. `key`: of what is asked for. */
+export function useLive<T>(key: string, ask: (signal: AbortSignal) => Promise<T>, seconds: number): Live<T> {
+  const live = useMemo<Live<T>>(
+    () => ({ value: signal<T | null>(null), error: signal(""), refresh: () => undefined }),
+    [key],
+  );
+  useEffect(() => {
+    let timer = 0;
+    let text = "";
+    const ending = new AbortController();
+    const again = async (): Promise<void> => {
+      clearTimeout(timer);
+      if (!document.hidden) {
+        try {
+          const result = await ask(ending.signal);
+          const next = JSON.stringify(result);
+          if (next !== text) live.value.value = result; // what is equal draws nothing again
+          text = next;
+          live.error.value = "";
+        } catch (error) {
+          if (ending.signal.aborted) return;
+          live.error.value = error instanceof Error ? error.message : String(error);
+        }
+      }
+      if (!ending.signal.aborted && seconds > 0) timer = window.setTimeout(again, seconds * 1000);
+    };
+    live.refresh = () => void again();
+    const shown = (): void => {
+      if (!document.hidden) void again();
+    };
+    document.addEventListener("visibilitychange", shown);
+    void again();
+    return () => {
+      ending.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", shown);
+    };
+  }, [key]);
+  return live;
+}

@@ -1,0 +1,167 @@
+"""The page at a port of loopback, before a daemon that this user reaches: ``pagurus view``.
+
+Owns: the listener, its login, passing requests on. Does not own: the page's files (:mod:`sandbox.page`), any route.
+Guarantee: nobody gets through without the code that was printed, which is good once, nor by another name than this
+machine's own: a site that has its name point here is refused.
+
+::
+
+    browser ──cookie and key──▶ this process ──the user's socket or token──▶ daemon
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import webbrowser
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs, web
+from yarl import URL
+
+from sandbox import paths
+from sandbox.errors import Forbidden, Invalid, PagurusError, Unauthorized
+from sandbox.messages.tokens import LoginInfo, LoginRequest
+from sandbox.page import KEY_HEADER, PROTOCOL, Logins, add_page
+from sandbox.sdk.client import Client
+from sandbox.termination import termination_signals
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+ADDRESS = "127.0.0.1"
+SUBJECT = "view"
+HEARTBEAT = 30.0  # seconds between signs of life of a WebSocket
+MAX_MESSAGE = 64 << 20  # bytes
+CHUNK = 1 << 16
+# What belongs to one connection, or to the login here: not passed on.
+_OWN = {
+    hdrs.AUTHORIZATION, hdrs.CONNECTION, hdrs.CONTENT_LENGTH, hdrs.COOKIE, hdrs.HOST, hdrs.KEEP_ALIVE, hdrs.ORIGIN,
+    hdrs.PROXY_AUTHORIZATION, hdrs.SET_COOKIE, hdrs.TE, hdrs.TRAILER, hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, KEY_HEADER,
+}  # fmt: skip
+
+
+class Viewer:
+    """The application. `code` logs one browser in."""
+
+    def __init__(self, daemon: Client) -> None:
+        self._daemon = daemon
+        self._logins = Logins(secrets.token_bytes(32))
+        self.code: str | None = secrets.token_urlsafe(24)
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._guarded])
+        app.router.add_post("/v1/login", self._log_in)
+        app.router.add_delete("/v1/login", self._log_out)
+        if (paths.page() / "index.html").is_file():
+            add_page(app)
+        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        return app
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Errors are answered as the daemon does; other names than loopback's are refused."""
+        try:
+            if request.host.rpartition(":")[0] not in (ADDRESS, "localhost"):
+                raise Forbidden("this address is for a browser of this machine")
+            return await handler(request)
+        except PagurusError as error:
+            body = msgspec.json.encode(error.body())
+            return web.Response(body=body, status=error.status, content_type="application/json")
+        except (aiohttp.ClientError, ConnectionError) as error:
+            body = msgspec.json.encode(PagurusError(f"the daemon does not answer: {error}").body())
+            return web.Response(body=body, status=502, content_type="application/json")
+
+    # ----------------------------------------------------------------- the login
+
+    async def _log_in(self, request: web.Request) -> web.Response:
+        try:
+            shown = msgspec.json.decode(await request.read(), type=LoginRequest).token
+        except msgspec.MsgspecError as error:
+            raise Invalid(f"the request cannot be taken: {error}") from None
+        if self.code is None or not hmac.compare_digest(shown.encode(), self.code.encode()):
+            raise Unauthorized("this address was used already", hint="`pagurus view` prints another one")
+        self.code = None
+        who = await self._daemon.call("GET", "/v1/login", LoginInfo)
+        login = self._logins.begin(SUBJECT, None)
+        body = msgspec.json.encode(msgspec.structs.replace(who, key=login.key))
+        response = web.Response(body=body, content_type="application/json")
+        login.put_into(request, response)
+        return response
+
+    async def _log_out(self, request: web.Request) -> web.Response:
+        response = web.json_response({})
+        self._logins.end(request, response)
+        return response
+
+    # ----------------------------------------------------------------- passing on
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if self._logins.subject(request) != SUBJECT:
+            raise Unauthorized("not logged in", hint="open the address that `pagurus view` printed")
+        session, base = self._daemon.raw_session()
+        target = URL(base + request.raw_path, encoded=True)
+        if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+            return await self._carry(request, session, target)
+        headers = {name: value for name, value in request.headers.items() if name not in _OWN}
+        body = request.content.iter_chunked(CHUNK) if request.body_exists else None
+        async with session.request(request.method, target, headers=headers, data=body) as answer:
+            response = web.StreamResponse(status=answer.status, reason=answer.reason)
+            response.headers.extend((name, value) for name, value in answer.headers.items() if name not in _OWN)
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):  # the browser went away
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+                await response.write_eof()
+        return response
+
+    async def _carry(self, request: web.Request, session: aiohttp.ClientSession, target: URL) -> web.StreamResponse:
+        """Messages both ways, until either side has ended."""
+        here = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, protocols=(PROTOCOL,))
+        async with session.ws_connect(target, heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, compress=0) as there:
+            await here.prepare(request)
+            ways = [asyncio.ensure_future(_messages(here, there)), asyncio.ensure_future(_messages(there, here))]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                await here.close()
+        return here
+
+
+WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def _messages(source: WebSocket, target: WebSocket) -> None:
+    async for message in source:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            await target.send_bytes(message.data)
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            await target.send_str(message.data)
+
+
+async def serve(daemon: Client, port: int, *, browser: bool) -> None:
+    """Until a signal asks it to end."""
+    stop = asyncio.Event()
+    for number in termination_signals():
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with daemon:
+        await daemon.call("GET", "/v1/login", LoginInfo)  # refused here, rather than in the browser
+        viewer = Viewer(daemon)
+        runner = web.AppRunner(viewer.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, ADDRESS, port)
+            await site.start()
+            address = f"http://{ADDRESS}:{runner.addresses[0][1]}/#code={viewer.code}"
+            print(address, flush=True)
+            if browser:
+                await asyncio.to_thread(webbrowser.open, address)
+            await stop.wait()
+        finally:
+            await runner.cleanup()

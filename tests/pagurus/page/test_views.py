@@ -1,0 +1,193 @@
+"""What people do on the page, in a real Chromium before a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandbox.sync import Sandbox
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+    from tests.pagurus.page.conftest import Site
+
+
+@pytest.fixture(scope="module")
+def grown(site: Site) -> Iterator[Sandbox]:
+    """A sandbox with a small tree: a turn, a named checkpoint, a branch, and the head on another one."""
+    with site.host.create("debian", name="grown", labels={"team": "crabs"}) as sandbox:
+        sandbox.exec("echo one > /srv/file")
+        before = sandbox.checkpoint("before")
+        sandbox.exec("echo two > /srv/file; echo more > /srv/other")
+        sandbox.restore(before)
+        sandbox.exec("echo three > /srv/third")
+        yield sandbox
+
+
+def visit(page: Page, site: Site, sandbox: Sandbox, tab: str) -> None:
+    page.goto(f"{site.url}#/s/{sandbox.id}/{tab}")
+
+
+def row_of(page: Page, text: str) -> Locator:
+    return page.locator(".row.turn", has_text=text).first
+
+
+def test_sandboxes_are_listed_and_filtered(site: Site, page: Page, grown: Sandbox) -> None:
+    with site.host.create("debian", name="other"):
+        page.get_by_role("link", name="other").wait_for()
+        page.get_by_label("Filter").fill("team=crabs")
+        page.get_by_text("1 of 2").wait_for()
+        row = page.locator(".row.sandbox")
+        assert row.count() == 1 and grown.id in row.inner_text() and "running" in row.inner_text()
+        page.get_by_label("Filter").fill("")
+    page.get_by_role("link", name="other").wait_for(state="detached")  # live: it has been removed
+
+
+def test_a_sandbox_is_made_and_removed(site: Site, page: Page) -> None:
+    page.get_by_role("button", name="New sandbox").click()
+    page.get_by_label("Name", exact=True).fill("fresh")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("link", name="fresh").click()
+    page.get_by_role("button", name="Remove…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    page.get_by_role("heading", name="Sandboxes").wait_for()
+    assert not [item for item in site.host.sandboxes() if item.name == "fresh"]
+
+
+def test_a_click_restores_and_forks(site: Site, page: Page) -> None:
+    with site.host.create("debian", name="turns") as sandbox:
+        sandbox.exec("echo one > /srv/file")
+        sandbox.exec("rm /srv/file")
+        visit(page, site, sandbox, "tree")
+        row_of(page, "echo one").click()
+        panel = page.get_by_label("Checkpoint", exact=True)
+        panel.get_by_role("button", name="Diff to now").click()
+        page.get_by_test_id("changes").get_by_text("/srv/file").wait_for()
+        panel.get_by_label("compare").check()
+        panel.get_by_role("button", name="Restore").click()
+        page.get_by_text("compared equal").first.wait_for()
+        assert sandbox.exec("cat /srv/file", ends_turn=False).text == "one\n"
+        panel.get_by_label("Name of the checkpoint").fill("good")
+        panel.get_by_role("button", name="Name").click()
+        row_of(page, "good").wait_for()
+        panel.get_by_role("button", name="Fork").click()
+        page.wait_for_url(lambda url: "#/s/" in url and sandbox.id not in url)
+        fork = site.host.get(page.url.partition("#/s/")[2])
+        assert fork.exec("cat /srv/file", ends_turn=False).text == "one\n"
+        fork.remove()
+
+
+def test_the_tree_is_walked_by_keys(site: Site, page: Page, grown: Sandbox) -> None:
+    visit(page, site, grown, "tree")
+    row_of(page, "echo one").click()
+    page.keyboard.press("ArrowDown")
+    assert "before" in page.locator(".row.turn.chosen").inner_text()
+    page.keyboard.press("ArrowUp")
+    assert "echo one" in page.locator(".row.turn.chosen").inner_text()
+    assert "head" in row_of(page, "echo three").inner_text() and "files" in row_of(page, "echo two").inner_text()
+
+
+def test_a_terminal_survives_a_restore(site: Site, page: Page) -> None:
+    with site.host.create("debian", name="seat") as sandbox:
+        visit(page, site, sandbox, "terminal")
+        page.get_by_role("button", name="New terminal").click()
+        page.get_by_text("connected", exact=True).wait_for()
+        screen = page.locator(".xterm-rows")
+        page.keyboard.type("cd /srv; name=before\n")
+        page.keyboard.type("echo $name-$((40+2))\n")
+        screen.get_by_text("before-42").wait_for()
+        saved = sandbox.checkpoint("at the terminal")
+        page.keyboard.type("name=after; echo $name-$((40+3))\n")
+        screen.get_by_text("after-43").wait_for()
+        sandbox.restore(saved)
+        page.keyboard.type("echo again-$name-$PWD\n")
+        screen.get_by_text("again-before-/srv").wait_for()
+
+
+def test_files_are_edited_uploaded_and_saved(site: Site, page: Page, grown: Sandbox) -> None:
+    visit(page, site, grown, "files")
+    page.get_by_label("Path").fill("/srv")
+    page.get_by_label("Path").press("Enter")
+    page.get_by_role("button", name="third").click()
+    page.get_by_label("Content").fill("edited\n")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("Written.").wait_for()
+    assert bytes(grown.files.read("/srv/third")) == b"edited\n"
+    page.get_by_role("button", name="Back").click()
+    upload = {"name": "new.bin", "mimeType": "text/html", "buffer": bytes(range(256))}
+    page.locator("input[type=file]").set_input_files([upload])  # type: ignore[list-item]
+    page.get_by_role("button", name="new.bin").wait_for()
+    with page.expect_download() as saved:
+        page.locator("tr", has_text="new.bin").get_by_role("button", name="Download").click()
+    assert saved.value.path().read_bytes() == bytes(range(256))
+
+
+def test_processes_and_their_logs(site: Site, page: Page, grown: Sandbox) -> None:
+    visit(page, site, grown, "processes")
+    page.get_by_label("Command").fill("echo a line; exec sleep 1000")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_test_id("log").get_by_text("a line").wait_for()
+    page.get_by_role("button", name="KILL", exact=True).click()
+    page.get_by_role("cell", name="exited 137").wait_for()
+
+
+def test_ports_network_and_limits(site: Site, page: Page, grown: Sandbox) -> None:
+    visit(page, site, grown, "network")
+    page.get_by_label("Policy").select_option("open")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_text("The policy holds").wait_for()
+    assert grown.network.status().network.mode == "open"
+    visit(page, site, grown, "limits")
+    page.get_by_text("of 1.0 GiB").wait_for()
+
+
+def test_tokens_are_made_and_revoked(site: Site, page: Page, browser: Browser) -> None:
+    page.get_by_role("link", name="Tokens").click()
+    page.get_by_label("Name").fill("visitor")
+    page.get_by_label("Scope").select_option("read")
+    page.get_by_role("button", name="Create").click()
+    text = page.locator(".notice pre").inner_text()
+    visitor = site.open(browser, text)
+    page.locator("tr", has_text="visitor").get_by_role("button", name="Revoke").click()
+    visitor.get_by_label("Token").wait_for()  # its next question was refused: logged out
+    visitor.context.close()
+
+
+def test_who_may_only_read_acts_on_nothing(site: Site, browser: Browser, grown: Sandbox) -> None:
+    page = site.open(browser, None)
+    page.get_by_label("Token").fill("pgr_no_such")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_text("not valid").wait_for()
+    page.get_by_label("Token").fill(site.token("read").text)
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_text("read-only").wait_for()
+    assert page.get_by_role("button", name="New sandbox").count() == 0
+    assert page.get_by_role("link", name="Tokens").count() == 0
+    page.context.close()
+    assert site.broken == []
+
+
+def test_the_host_its_images_and_how_to_connect(site: Site, page: Page) -> None:
+    page.get_by_role("link", name="Host").click()
+    page.get_by_text("pool of file trees").wait_for()
+    page.get_by_role("link", name="Images").click()
+    page.get_by_role("cell", name="debian", exact=True).wait_for()
+    page.get_by_role("link", name="Connect").click()
+    page.get_by_text(f"E2B_API_URL={site.url.rstrip('/')}").wait_for()
+    page.get_by_text("claude mcp add pagurus -- pagurus mcp").wait_for()
+
+
+def test_a_phone_in_the_dark(site: Site, browser: Browser, grown: Sandbox) -> None:
+    admin = site.token("admin").text
+    page = site.open(browser, admin, viewport={"width": 390, "height": 844}, color_scheme="dark")
+    for tab in ("tree", "files", "network", "limits"):
+        visit(page, site, grown, tab)
+        page.locator(".tabs [aria-current]").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    back = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert back == "rgb(20, 23, 28)"
+    page.context.close()
+    assert site.broken == []
