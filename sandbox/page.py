@@ -74,7 +74,7 @@ def wants_page(request: web.Request) -> bool:
 
 
 async def index(request: web.Request) -> web.StreamResponse:
-    """The page, for a browser; everybody else gets what a path without a route gives."""
+    """The page, for a browser; other clients get what a path without a route gives."""
     if not wants_page(request):
         raise web.HTTPNotFound()
     file = paths.page() / "index.html"

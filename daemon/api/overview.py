@@ -1,6 +1,6 @@
-"""Routes for whoever watches: what all sandboxes use, what the host has left, and what it can do.
+"""Routes for watching: what all sandboxes use, what the host has left, and what it can do.
 
-Guarantee: however many watch, the control groups are read once in an interval.
+Guarantee: however many callers watch, the control groups are read once in an interval.
 """
 
 from __future__ import annotations

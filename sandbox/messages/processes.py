@@ -133,7 +133,7 @@ class SandboxUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     sandbox: str
     cpu_seconds: float
-    memory_bytes: int | None = None  # None: this host does not tell
+    memory_bytes: int | None = None  # None: not known on this host
 
 
 class HostUsage(msgspec.Struct, kw_only=True):
