@@ -59,8 +59,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--replicate-store", metavar="STORE", help="and to a directory, or s3://BUCKET/PREFIX (AWS_* say how)"
     )
     parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
-    parser.add_argument("--verify", action="store_true", help="compare what comes back of a lost host before it runs")
-    parser.add_argument("--no-balance", action="store_true", help="with copies: move no sandbox that nobody asked to")
+    parser.add_argument("--verify", action="store_true", help="compare sandboxes of a lost host before they run")
+    parser.add_argument("--no-balance", action="store_true", help="with copies: move sandboxes on request only")
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="cluster for jobs; else one of this machine")
     parser.add_argument(
         "--quota",

@@ -374,7 +374,7 @@ class Copies:
         try:
             await self.keep(sandbox, host, checkpoint)
         except (PagurusError, OSError) as error:
-            log.warning("%s of %s stays on %s, and nobody knows: %s", checkpoint, sandbox, host, error)
+            log.warning("%s of %s stays on %s, with an unknown outcome: %s", checkpoint, sandbox, host, error)
 
     async def keep(self, sandbox: str, host: str, checkpoint: str, newest: ArriveRequest | None = None) -> None:
         """A host that a sandbox left still has this state of it, for the next copy there to build upon.

@@ -59,7 +59,7 @@ async def arrive(
     there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", durable_turn=0, idle_s=None)
     members.places[row.id] = SandboxPlace(host, there, time.monotonic(), moved, checkpoint, info.turn)
     members.remember(checkpoint, host)
-    log.info("goes on at %s from %s", host, checkpoint, extra={"sandbox": row.id})
+    log.info("continues at %s from %s", host, checkpoint, extra={"sandbox": row.id})
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Failover:
                 revived = self._decided(over) if over else []
                 if revived:
                     hosts = ", ".join(sorted({item.source for item in revived}))
-                    log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", hosts, len(revived))
+                    log.warning("hosts are lost: %s; %d sandboxes continue elsewhere", hosts, len(revived))
                 self._under_way |= {item.sandbox: item.source for item in revived}
                 self.members.withheld = set(self._under_way.values())
                 for host in over - existing:  # also one without sandboxes: copies may be on their way there
@@ -221,7 +221,7 @@ class Failover:
             except UNKNOWN as error:  # it may run there: requested again, the same
                 log.error("%s: whether it is back on %s is unknown: %s", target.sandbox, target.target, error)
             except PagurusError as error:  # looked at again; until then it belongs where it was
-                log.error("%s does not come back on %s: %s", target.sandbox, target.target, error)
+                log.error("%s is not restored on %s: %s", target.sandbox, target.target, error)
                 if not begun:
                     await self.members.state.put_home(target.sandbox, target.source)
             finally:

@@ -12,9 +12,9 @@ import msgspec
 from rollout.gantt.drawing import Bar, Lane, LaneGroup, page, spent
 from sandbox.messages.cluster import PastPhase, PhaseKind
 
-NOBODY = "nobody asked"
+NOBODY = "no request"
 RETAINED = "kept for a job that does not ask yet"
-OTHER = "who asked needs another machine too, which works"
+OTHER = "the requesting job needs another machine too, which is busy"
 SILENT = "its job was silent"
 COLOURS = {NOBODY: "#e2e2e2", RETAINED: "#f0c8a0", OTHER: "#d8c6e8", SILENT: "#e8a9a7"}
 NAMES: dict[PhaseKind, str] = {"rollout": "rollout machine", "train": "training machine"}

@@ -110,7 +110,7 @@ def states(run: Path) -> list[RoleState]:
             )
         )
     if not result:
-        raise NotFound(f"no process was ever started for {run}", hint="name a run folder, such as runs/latest")
+        raise NotFound(f"no process was ever started for {run}", hint="name a run directory, such as runs/latest")
     return result
 
 
@@ -280,7 +280,7 @@ class _Supervisor:
             self._quote(role, SAID)
             return
         if code != OWNED:
-            print(f"the {role.name} ended with {code}: it is started again, and goes on", file=sys.stderr)
+            print(f"the {role.name} ended with {code}: it is started again, and continues", file=sys.stderr)
         pause = min(MAX_PAUSE, PAUSE * 2.0 ** (role.deaths - 1)) if role.deaths else 0.0
         role.again_at = time.monotonic() + pause
 
@@ -345,7 +345,7 @@ def follow(run: Path) -> Iterator[bytes]:
     """What a detached run says, from its beginning until none of its processes lives."""
     path = run / "run.log"
     if not run.is_dir():
-        raise NotFound(f"there is no run folder {run}", hint="name one, such as runs/latest")
+        raise NotFound(f"there is no run directory {run}", hint="name one, such as runs/latest")
     if not path.exists():
         raise NotFound(f"{run} was not started with --detach", hint="its terminal shows what it says")
     with path.open("rb") as log:

@@ -162,7 +162,7 @@ class Moves:
         while self.in_use(sandbox):
             if time.monotonic() > deadline:
                 if unasked:
-                    raise Conflict("it is in use", hint="wait until nothing is asked of it", sandbox=sandbox)
+                    raise Conflict("it is in use", hint="wait until no call on it is in progress", sandbox=sandbox)
                 return
             await asyncio.sleep(UNUSED_POLL_INTERVAL)
 

@@ -42,7 +42,7 @@ PAST = """SELECT job, phase, party, machines, requested, begun, ended, silent FR
 LASTED = "(coalesce(ended, ?) - begun) * json_array_length(coalesce(machines, '[]'))"  # machine-seconds
 USED = f"""SELECT job, max(phase), max(ended), sum({LASTED} * (phase % 2 = 0)), sum({LASTED} * (phase % 2))
     FROM phases GROUP BY job"""
-NO_CAPACITY = "the machines have no room for it beside those that share them"
+NO_CAPACITY = "the machines have no room for it next to those that share them"
 
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]

@@ -67,7 +67,7 @@ comparisons = Histogram(
 restores = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
 gateway_requests = Counter(
     "pagurus_gateway_requests",
-    "Requests of agents: of the main loop, beside it (side), that ask no model (other), or not understood (none).",
+    "Requests of agents: of the main loop, outside it (side), that call no model (other), or not understood (none).",
     ("kind", "result"),  # answered, recorded, upstream_error, refused or gone
     registry=REGISTRY,
 )
@@ -79,7 +79,7 @@ gateway_held = Histogram(
 )
 upstream_errors = Counter(
     "pagurus_gateway_upstream_errors",
-    "Answers that a model did not give: it could not be asked, broke off, or said no (status).",
+    "Answers that a model did not give: it could not be reached, broke off, or said no (status).",
     ("cause",),  # unreachable, or status
     registry=REGISTRY,
 )
@@ -142,15 +142,15 @@ class _Host:
             "pagurus_queue_running", "Jobs under way.", "stage", {s.value: queue.running(s) for s in CheckpointStage}
         )
         if (gateway := self._host.gateway) is not None:
-            text = "Bytes of the records of sandboxes that asked since the daemon started."
+            text = "Bytes of the records of sandboxes that called a model since the daemon started."
             yield GaugeMetricFamily("pagurus_gateway_journal_bytes", text, gateway.statistics().journal_bytes)
             yield GaugeMetricFamily(
-                "pagurus_gateway_asking", "Models that are being asked.", len(gateway.handler.answers)
+                "pagurus_gateway_asking", "Calls of models in progress.", len(gateway.handler.answers)
             )
         networks = self._host.networks
         yield GaugeMetricFamily("pagurus_networks", "Sandboxes with a network.", networks.count)
         requested = dict(zip(("allowed", "refused"), networks.names(), strict=True))
-        yield _by("pagurus_names_asked", "Names that sandboxes asked for.", "verdict", requested, counter=True)
+        yield _by("pagurus_names_asked", "Names that sandboxes queried.", "verdict", requested, counter=True)
         for name, value in services.inspector.statistics().items():
             if isinstance(value, int | float):
                 yield GaugeMetricFamily(f"pagurus_inspector_{name}", f"The inspector's {name}.", value)

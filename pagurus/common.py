@@ -156,7 +156,7 @@ def sources(incomplete: str) -> list[str]:
 
 Env = Annotated[
     Path,
-    typer.Argument(help="Its .py file or folder, or a folder of Harbor tasks.", metavar="ENVIRONMENT"),
+    typer.Argument(help="Its .py file or directory, or a directory of Harbor tasks.", metavar="ENVIRONMENT"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxName = Annotated[

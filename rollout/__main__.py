@@ -82,7 +82,7 @@ def _idle(config: RolloutConfig) -> float | None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollout", description="The rollout's process of a run.")
-    parser.add_argument("run", type=Path, help="a run folder with its plan.json")
+    parser.add_argument("run", type=Path, help="a run directory with its plan.json")
     parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--listen", help="also serve trainers of other hosts, at HOST:PORT")
     parser.add_argument("--certificate", type=Path, help="for --listen")

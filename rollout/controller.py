@@ -358,7 +358,7 @@ class RolloutController:
             case NoMoreBatches():
                 self._requested.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):
-                self._fail(EngineFailed(f"the rollout cannot go on: {reason}", hint="see `pagurus rollouts why RUN`"))
+                self._fail(EngineFailed(f"the rollout is stuck: {reason}", hint="see `pagurus rollouts why RUN`"))
             case WaitReason():
                 pass
 

@@ -193,7 +193,7 @@ async def _programs(sandbox: AgentSandbox) -> list[str]:
 
 def _written_down(what: str, fresh: Environment, state: bytes | None) -> CheckFinding:
     if state is None:
-        text = "cannot be written down, so resets are not shared and nobody goes on with an episode: write `snapshot`"
+        text = "cannot be written down, so resets are not shared and episodes not continued: write `snapshot`"
         return CheckFinding(what=what, observed=text)
     fresh.load(state)
     same = fresh.snapshot() == state
@@ -248,7 +248,7 @@ async def _play(
 
 def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> CheckFinding:
     if not played:
-        return CheckFinding(what=who, observed="nobody knows what is right: define `oracle`, so that it can be tried")
+        return CheckFinding(what=who, observed="there is no oracle: define `oracle`, so that it can be tried")
     if lost := [item for item in played if not item.scored]:
         return CheckFinding(what=who, observed=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
     rewards = [item.reward for item in played]

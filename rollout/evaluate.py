@@ -96,7 +96,7 @@ def oracle_of(environment: Callable[[], Environment]) -> Callable[[int], Generat
         env, seed = environment().of(seed)
         actions = env.oracle(seed)
         if actions is None:
-            raise Invalid(f"nobody knows what is right for seed {seed}", hint="define `oracle` in the environment")
+            raise Invalid(f"the environment has no oracle for seed {seed}", hint="define `oracle` in the environment")
         return Script(actions)
 
     return engine

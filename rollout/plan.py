@@ -87,6 +87,6 @@ def read_plan(run: Path) -> RolloutPlan:
     try:
         return msgspec.json.decode((run / NAME).read_bytes(), type=_Plan).rollout
     except FileNotFoundError:
-        raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
+        raise NotFound(f"{run} is not a run directory", hint="name a directory below runs/") from None
     except msgspec.MsgspecError as error:
         raise Invalid(f"{run / NAME} is no plan: {error}", hint="begin a new run") from error

@@ -69,7 +69,7 @@ async def fork(host: LabellingClient, origin: Origin) -> Any:
         trajectory = origin.trajectory
         raise NotFound(
             f"checkpoint {origin.visit.checkpoint} of {trajectory.prompt}/{trajectory.index} is gone: "
-            "its sandbox was removed by hand, or nobody used it for as long as [visit] says",
+            "its sandbox was removed by hand, or it was not used for as long as [visit] says",
             hint="visit a newer trajectory; `pagurus rollouts show RUN` lists them",
         ) from error
 

@@ -20,7 +20,7 @@ def load(name: str, code: Path, *, package: bool = False) -> ModuleType:
     directories = [str(code.parent)] if package else None
     spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=directories)
     if spec is None or spec.loader is None:
-        raise Invalid(f"{code} is no Python file", hint="name a .py file or a folder with __init__.py")
+        raise Invalid(f"{code} is no Python file", hint="name a .py file or a directory with __init__.py")
     made = importlib.util.module_from_spec(spec)
     sys.modules[name] = made
     _places[name] = str(code.parent if package else code)

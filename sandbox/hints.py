@@ -47,4 +47,4 @@ def layer(place: Path) -> str:
     place = place.resolve()
     kind = next((points[str(item)] for item in (place, *place.parents) if str(item) in points), "a file system")
     other = "ext4, xfs or btrfs (PAGURUS_STATE; in a container a volume)"
-    return f"{place} lies on {kind}, whose directories this kernel lends to no sandbox: use one on {other}"
+    return f"{place} lies on {kind}, whose directories this kernel cannot map into a sandbox: use one on {other}"

@@ -34,7 +34,7 @@ def directory(path: Path, *, ours: Collection[str] = (), mode: int = 0o700) -> N
     if stat.S_IMODE(result.st_mode) & stat.S_ISVTX or (names and not set(ours).intersection(names)):
         raise Invalid(
             f"other users may enter {path}, and it holds what is not of Pagurus",
-            hint=f"choose a directory of its own, or chmod {mode:o} {path} if nobody else needs it",
+            hint=f"choose a directory of its own, or chmod {mode:o} {path} if no one else needs it",
         )
     path.chmod(stat.S_IMODE(result.st_mode) & (mode | 0o700))
 

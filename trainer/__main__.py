@@ -24,10 +24,10 @@ def client(url: str) -> RolloutClient:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m trainer", description="The trainer's process of a run.")
-    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
-    parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run folder's own")
-    parser.add_argument("--elsewhere", action="store_true", help="the rollout is where the run folder says")
+    parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run directory's own")
+    parser.add_argument("--elsewhere", action="store_true", help="the rollout is where the run directory says")
     options = parser.parse_args()
     if options.wait:
         warm()

@@ -112,7 +112,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise NotFound(f"no configuration {path}", hint="name a .toml file or a task folder") from None
+        raise NotFound(f"no configuration {path}", hint="name a .toml file or a task directory") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is no TOML: {error}", hint="see docs/training.md") from None
     content = presets(content)
@@ -161,7 +161,7 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
     if made.tail and not 1.0 < made.tail <= 4.0:
         raise Invalid(f"configuration: tail is {made.tail}", hint="set 1.25, or 0 for none")
     if made.tail_resumes and not made.tail:
-        raise Invalid("configuration: tail_resumes says how what tail puts off goes on", hint="set tail, such as 1.25")
+        raise Invalid("configuration: tail_resumes resumes what tail defers", hint="set tail, such as 1.25")
     return _agreeing(made)
 
 
@@ -208,10 +208,10 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
 def _need_handover(config: TrainConfig) -> None:
     """Refuses a run that has no engine to spare, or whose trainer cannot use one."""
     if max(config.pool.engines, len(config.pool.urls)) < 2:
-        raise Invalid("handover has engines rest while others go on: it needs two", hint="[pool] engines = 2")
+        raise Invalid("handover needs two engines: one rests while the other continues", hint="[pool] engines = 2")
     if config.staleness != 0:
         raise Invalid(
-            "handover has engines rest until the next version, and a run that may be stale rolls out meanwhile",
+            "handover requires staleness = 0",
             hint="set staleness = 0, or leave out handover",
         )
     if config.stream or config.share is not None:
@@ -283,7 +283,7 @@ def need_model(directory: Path, *target: type[Environment], length: int = 1) -> 
     from rollout.episode.renderer import has_template
 
     if not (directory / "config.json").is_file():
-        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face folder")
+        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face directory")
     positions = _positions(directory)
     if positions is not None and length > positions:
         raise Invalid(
@@ -294,7 +294,7 @@ def need_model(directory: Path, *target: type[Environment], length: int = 1) -> 
             reported = "a system prompt" if item.system else "tools"
             raise Invalid(
                 f"{item.__name__} has {reported} for a chat model, and {directory} has no chat template",
-                hint="name an instruction-tuned model, or put its chat_template.jinja into the folder",
+                hint="name an instruction-tuned model, or put its chat_template.jinja into the directory",
             )
 
 
@@ -330,7 +330,7 @@ def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -
     try:
         stored = (directory / NAME).read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"{run} is not a run folder", hint="name a folder below runs/") from None
+        raise NotFound(f"{run} is not a run directory", hint="name a directory below runs/") from None
     try:
         config = msgspec.json.decode(stored, type=TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:

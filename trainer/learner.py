@@ -254,7 +254,7 @@ class Learner:
             self._forget_gradients()
             raise TrainerFailed(
                 f"the gradient of {name or 'what another rank has'} is not finite; the weights are as they were",
-                hint="lower the rate, or go on from the last save",
+                hint="lower the rate, or continue from the last save",
             )
         for optimiser in self.optimisers:
             optimiser.step()
@@ -263,7 +263,7 @@ class Learner:
         if self.ranks.sum(torch.tensor([float(name is not None)])).item():
             raise TrainerFailed(
                 f"{name or 'a weight of another rank'} is not finite after the step, which is not kept",
-                hint="lower the rate, or go on from the last save",
+                hint="lower the rate, or continue from the last save",
             )
 
     def _forget_gradients(self, but: str | None = None) -> None:

@@ -28,7 +28,7 @@ def prepare(
     try:
         left = None if fresh or config.resume is not None else unfinished(config)
         if left is not None:
-            console.print(f"go on with {left} (--fresh begins anew)", highlight=False, soft_wrap=True)
+            console.print(f"continue with {left} (--fresh starts a new one)", highlight=False, soft_wrap=True)
             return left
         return open_run(config, steps=steps, ranks=ranks)[0]
     except (PagurusError, OSError) as error:
@@ -41,5 +41,5 @@ def explain(error: Exception, out: Path) -> Exception:
     if isinstance(error, OSError) and error.errno not in FULL:
         return error
     if isinstance(error, OSError) or any(sign in str(error) for sign in ("os error 28", "disk is full", "No space")):
-        return NoSpace(f"the disk of {out} is full", hint="free some space, then go on")
+        return NoSpace(f"the disk of {out} is full", hint="free some space, then continue")
     return error

@@ -96,7 +96,7 @@ def main(config: TrainConfig, *, client: RolloutClient | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("[red]stopped[/red] by request")
     if run is not None and resume.saves_in(run.directory / "resume"):
-        console.print(f"go on with: pagurus train --resume {run.directory}", highlight=False, soft_wrap=True)
+        console.print(f"continue with: pagurus train --resume {run.directory}", highlight=False, soft_wrap=True)
     return 1
 
 
@@ -150,7 +150,7 @@ class TrainerRun:
         keys = {name: str(value) for name, value in flat(self.config)}
         trackers = [await asyncio.to_thread(open_tracker, name, self.directory, keys) for name in self.config.trackers]
         with self._shown() as display, MetricsRecorder(self.directory, trackers) as self.recorder:
-            display.say(f"run folder {self.directory}, seed {self.config.seed}, engine {self.config.engine}")
+            display.say(f"run directory {self.directory}, seed {self.config.seed}, engine {self.config.engine}")
             for line in self.environments.evaluates_on():
                 display.say(line)
             plan = self.plan

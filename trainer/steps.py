@@ -200,7 +200,7 @@ class DistributedSteps:
                 if self._losses > MAX_LOSSES:
                     raise RankLost(
                         f"{lost.message}; {self._losses} times in a row",
-                        hint=f"see {self.fleet.directory / 'ranks.log'}; go on with another number: --ranks N",
+                        hint=f"see {self.fleet.directory / 'ranks.log'}; continue with another number: --ranks N",
                     ) from lost
                 self.report(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
                 self.fleet.start()

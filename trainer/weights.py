@@ -335,7 +335,7 @@ def need_finite(tensors: Mapping[str, Tensor]) -> None:
         if not bool(torch.isfinite(tensor).all()):
             raise Invalid(
                 f"weight {name} is not finite after this step",
-                hint="go on from the last saved step with a lower learning rate",
+                hint="continue from the last saved step with a lower learning rate",
             )
 
 

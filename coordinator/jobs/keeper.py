@@ -124,7 +124,7 @@ class Jobs:
         if importlib.util.find_spec("ray") is None:
             raise Unsupported("jobs need Ray, which is not installed", hint='pip install "pagurus-runtime[cluster]"')
         if not request.run.startswith("/") or not await asyncio.to_thread((Path(request.run) / "plan.json").exists):
-            raise NotFound(f"{request.run} is no run folder here", hint="`pagurus submit` makes one; share its disk")
+            raise NotFound(f"{request.run} is no run directory here", hint="`pagurus submit` makes one; share its disk")
         made = await self._do(self._store.submit, request, owner)
         self._wake.set()
         return self._priced(made)

@@ -96,7 +96,7 @@ class OnRay:
         if part.startswith(ENGINE):  # the run continues with the others, while there is one
             self._failed.add((job, part))
             if any(key[0] == job and key[1].startswith(ENGINE) for key in self._ends.keys() - self._failed):
-                log.warning("%s has ended by itself: the job goes on without it. %s", _name(job, part), reason)
+                log.warning("%s has ended by itself: the job continues without it. %s", _name(job, part), reason)
                 return None
         return RayJobExit(job, status, reason)
 

@@ -148,7 +148,7 @@ class RolloutSimulation:
         self._decide()
         self.clock.run(lambda: self.ended)
         if not self.ended:
-            raise RuntimeError("the simulated run stands still: nothing is left to happen and prompts are left")
+            raise RuntimeError("the simulated run is stuck: no event is left, but prompts are")
         self.came.seconds = self.clock.now
         self.came.sampled = sum(engine.tokens for engine in self.engines)
         complete = sum(engine.busy for engine in self.engines)

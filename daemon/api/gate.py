@@ -189,7 +189,7 @@ async def started(request: web.Request, response: web.StreamResponse) -> None:
 def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
     """An error in the middle of an answer: the connection breaks, so that half of it does not look like all of it."""
     if isinstance(error, ClientConnectionResetError):  # the caller has gone
-        log.info("%s %s: whoever asked has gone: %s", request.method, request.path, error)
+        log.info("%s %s: the caller has gone: %s", request.method, request.path, error)
     else:
         log.error("%s %s broke off", request.method, request.path, exc_info=error)
     if request.transport is not None:

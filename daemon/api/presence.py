@@ -30,7 +30,7 @@ async def while_requested(request: web.Request, work: Coroutine[Any, Any, T]) ->
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_INTERVAL)
             if not task.done() and not is_open(request):
-                raise ClientLeft("whoever asked has left")  # not sent to anyone
+                raise ClientLeft("the caller has left")  # not sent to anyone
         return task.result()
     finally:
         if not task.done():

@@ -207,8 +207,8 @@ class InFlight:
         if self.error is not None or not durable or self.row.state is CheckpointState.DURABLE:
             return self.error
         return self.unstored or CheckpointFailed(
-            f"checkpoint {self.row.id} is captured, but not durable: the daemon was stopped meanwhile",
-            hint="its successor goes on with it; wait for that",
+            f"checkpoint {self.row.id} is captured, but not durable: the daemon was stopped before that",
+            hint="its successor makes it durable; wait for that",
             sandbox=self.row.sandbox,
             turn=self.row.turn,
         )

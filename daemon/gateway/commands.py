@@ -69,7 +69,7 @@ class Commands:
         existing = await line.handler.journal.commands(line.live.row.id, before)
         result = existing[place.position - 1].result if 0 < place.position <= len(existing) else None
         if result is None:
-            raise Conflict("the command's turn has ended meanwhile", sandbox=line.live.row.id)
+            raise Conflict("the command's turn has ended since", sandbox=line.live.row.id)
         return result
 
     async def _recorded(self, key: bytes) -> ExecResult:
@@ -180,7 +180,7 @@ class Commands:
         if await self._line.follow():
             raise Conflict(
                 "the sandbox was restored to another turn while the command ran",
-                hint="start the agent over: it is told the record up to that turn",
+                hint="start the agent over: it gets the record up to that turn",
                 sandbox=self._line.live.row.id,
             )
 

@@ -157,7 +157,7 @@ class LiveConversation:
             self.path = replay.path_to(self.handler.ledger.steps, head)
             self.place.head, self.place.cursor, self.place.position = head, len(self.path) - 1, 0
             self.place.script = []
-            log.info("goes on from exchange %s", head, extra={"sandbox": row.id, "turn": row.turn})
+            log.info("continues from exchange %s", head, extra={"sandbox": row.id, "turn": row.turn})
         await self.handler.journal.put_place(row.id, self.place, drop_commands=moved)
         return moved
 
@@ -185,11 +185,11 @@ class LiveConversation:
         """Raise NoSpace when nothing more of this sandbox is written down."""
         if self.bytes > MAX_JOURNAL:
             raise NoSpace(
-                f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", hint="go on in a fork or a new sandbox"
+                f"the record of this sandbox has {MAX_JOURNAL >> 30} GiB", hint="continue in a fork or a new sandbox"
             )
         if self.handler.ledger.count[self.live.row.id] >= MAX_EXCHANGES:  # each is in the daemon's memory
             raise NoSpace(
-                f"this sandbox has asked its model {MAX_EXCHANGES} times", hint="go on in a fork or a new sandbox"
+                f"this sandbox has called its model {MAX_EXCHANGES} times", hint="continue in a fork or a new sandbox"
             )
         need_space(self.handler.journal.path.parent)  # the host's, which others need as well
 
@@ -419,7 +419,7 @@ class LiveConversation:
                 if not answer.ended:
                     answer.fail(Closed("the daemon ends", hint="ask again"))
 
-        task = self.handler.spawn(fill(), "exchange beside")
+        task = self.handler.spawn(fill(), "side exchange")
         try:
             return await deliver(answer, request, {}) or web.Response(status=499)
         finally:

@@ -44,7 +44,7 @@ def judge(life: Life, now: float) -> ExpiryCheck:
         (life.created + life.lifetime, f"its lifetime of {life.lifetime:g} s has passed")
         if life.lifetime is not None
         else None,
-        (max(life.created, life.used) + life.idle_timeout, f"nobody used it for {life.idle_timeout:g} s")
+        (max(life.created, life.used) + life.idle_timeout, f"it was not used for {life.idle_timeout:g} s")
         if life.idle_timeout is not None
         else None,
     ]

@@ -92,7 +92,7 @@ class HostFence:
         """Raises LeaseOver while nothing may act here."""
         if self.over():
             raise LeaseOver(
-                "this host has lost its coordinator: its sandboxes stand still, and may go on elsewhere",
+                "this host has lost its coordinator: its sandboxes are frozen, and may continue elsewhere",
                 hint="ask the cluster",
             )
 

@@ -106,7 +106,7 @@ class Runs:
         now, changed = self._clock(), False
         for key, result in list(self._runs.items()):
             if result.ended_at is None and now >= result.renewed_at + result.row.lease:
-                log.warning("run %s: nobody renewed it for %g s", result.row.run, result.row.lease)
+                log.warning("run %s: it was not renewed for %g s", result.row.run, result.row.lease)
                 result.ended_at = now
             if result.ended_at is not None and now >= result.ended_at + MEMORY:
                 del self._runs[key]
@@ -123,9 +123,7 @@ class Runs:
 
 
 def _ended(run: str) -> Conflict:
-    return Conflict(
-        f"the run {run} has ended: nobody renewed its lease, or somebody ended it", hint="begin another one"
-    )
+    return Conflict(f"the run {run} has ended: its lease was not renewed, or it was ended", hint="begin another one")
 
 
 def belonging(sandboxes: Iterable[LiveSandbox], runs: set[tuple[str, str]]) -> list[LiveSandbox]:

@@ -174,12 +174,12 @@ class Networks:
             elements = self._everything()
             try:
                 if await self._write(partial(self.table.ensure, elements)):
-                    log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
+                    log.error("the table %s was removed (`nft flush ruleset`?) and put back", self.table.name)
                     put = set(elements)  # a change that was under way has been noted by now
                     late = [ElementChange(item) for item in self._everything() if item not in put]
                     await self._write(partial(self.table.apply, late))
             except (OSError, PagurusError) as error:
-                log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
+                log.critical("the table %s was removed and cannot be put back: %s", self.table.name, error)
 
     def _everything(self) -> list[Element]:
         """What is in the table, or ought to be. What names have opened stays open for as long as it would have."""

@@ -262,7 +262,7 @@ class Importer:
 
     def _row(self, head: TransferHeader) -> CheckpointRow:
         if self.template is None:
-            raise Protocol("nobody has admitted the settings of the checkpoint")
+            raise Protocol("the settings of the checkpoint were not admitted")
         now = time.time()
         return CheckpointRow(
             id=head.id,

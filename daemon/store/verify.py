@@ -100,7 +100,7 @@ class Verifier:
         trees: dict[str, CheckpointReport] = {}
         for row in rows:
             if row.id not in self._services.checkpoints:
-                reports.append(CheckpointReport(checkpoint=row.id, notes=["removed meanwhile"]))
+                reports.append(CheckpointReport(checkpoint=row.id, notes=["removed since"]))
                 continue
             with self._collector.pin(row):
                 reports.append(await self._verify(row, blocks, trees))

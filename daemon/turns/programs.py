@@ -355,7 +355,7 @@ class Programs:
                 if (state.error and state.written < at) or state.written > end:
                     raise Conflict(
                         f"its stdin has got {state.written} bytes in its present state, not {at}: the sandbox was "
-                        "restored since, or somebody else wrote",
+                        "restored since, or another client wrote",
                         hint="refresh() the process, then write what follows",
                         sandbox=self._live.row.id,
                     )

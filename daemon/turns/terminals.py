@@ -35,7 +35,7 @@ class TerminalVisitor:
         """Sit down; at the end what was done is a turn. Raises Conflict where another client is connected."""
         programs, seated = self._live.programs, False
         if self._terminal in programs.attached:
-            raise Conflict("somebody sits at this terminal", hint="open another one")
+            raise Conflict("another client is connected to this terminal", hint="open another one")
         programs.attached.add(self._terminal)  # before anything is waited for
         try:
             connection = await self._connected()

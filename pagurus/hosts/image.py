@@ -117,7 +117,7 @@ def docker(
 def debootstrap(
     name: NewImage,
     suite: Annotated[str, typer.Option(help="Debian release.")] = "bookworm",
-    include: Annotated[str, typer.Option(help="Packages beside the essential ones, separated by commas.")] = "",
+    include: Annotated[str, typer.Option(help="Packages in addition to the essential ones, separated by commas.")] = "",
 ) -> None:
     """Make a minimal Debian. Needs no daemon; root only."""
     store = _store()

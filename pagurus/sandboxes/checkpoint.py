@@ -104,7 +104,7 @@ def verify(
         ),
     ] = None,
     restore: Annotated[
-        bool, typer.Option("--restore", help="Restore each beside, compare it, and end it before it runs.")
+        bool, typer.Option("--restore", help="Restore each separately, compare it, and end it before it runs.")
     ] = False,
     json: Json = False,
 ) -> None:

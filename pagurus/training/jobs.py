@@ -30,17 +30,15 @@ FOLLOW_INTERVAL = 0.5  # seconds
 
 @verbs.command()
 def submit(
-    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    what: Annotated[Path, typer.Argument(help="A .toml file or a directory like examples/fix_the_service.")] = Path(),
     needs: Annotated[str, typer.Option(help="Resources of one machine, by Ray's names: CPU=2,GPU=1.")] = "CPU=2",
     trainer_needs: Annotated[str, typer.Option(help="Of the trainer, to have it on a machine of its own.")] = "",
     engine_needs: Annotated[
         str, typer.Option(help="Of each engine of the plan, to have Ray find each a machine.")
     ] = "",
     priority: Annotated[int, typer.Option(help="Higher ones come first.")] = 0,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
-    fresh: Annotated[
-        bool, typer.Option(help="Begin anew, also where the last run of this plan has not ended.")
-    ] = False,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run.")] = None,
+    fresh: Annotated[bool, typer.Option(help="New run, even if the last one of this plan has not ended.")] = False,
     json: Json = False,
 ) -> None:
     """Queue a training run at the cluster. Its sandboxes are made where PAGURUS_HOST says.
@@ -65,7 +63,7 @@ def submit(
     remember(run.resolve(), {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
     pool = read_plan(run).pool
     if engine and pool.urls:
-        raise Invalid("the plan names engines that somebody else runs", hint="leave out --engine-needs, or [pool] urls")
+        raise Invalid("the plan names engines that others run", hint="leave out --engine-needs, or [pool] urls")
     if trainer or engine:
         make_key(run)
     request = JobRequest(

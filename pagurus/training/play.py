@@ -32,12 +32,12 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Address of its server; a folder: a run, RUN@VERSION, or Hugging Face's; oracle; null.",
+        help="Address of its server; a directory: a run, RUN@VERSION, or Hugging Face's; oracle; null.",
         metavar="URL|FOLDER|oracle|null",
     ),
 ]
-Engine = Annotated[str, typer.Option(help="What serves a folder: embedded or vllm.")]
-Length = Annotated[int, typer.Option(min=16, help="Tokens of the longest episode, with a folder.")]
+Engine = Annotated[str, typer.Option(help="What serves a directory: embedded or vllm.")]
+Length = Annotated[int, typer.Option(min=16, help="Tokens of the longest episode, with a directory.")]
 ModelName = Annotated[
     str | None, typer.Option("--name", help="What the server calls the model; its first one when left out.")
 ]
@@ -107,7 +107,7 @@ def evaluate(
     model: Model,
     name: ModelName = None,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Seeds that are played; all tasks of a folder, else 20, when left out.")
+        int | None, typer.Option(min=1, help="Seeds that are played; all tasks of a directory, else 20, when left out.")
     ] = None,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Times that each is played; the k of pass@k.")] = 1,
@@ -195,8 +195,8 @@ def _episodes(
         return _untrained(made, build, ChatEngine(model, name or "", key=key, system=system))
     if not Path(model).is_dir() and "@" not in model:
         raise Invalid(
-            f"{model!r} is neither an address nor a folder",
-            hint="write http://HOST:PORT, a folder, oracle or null",
+            f"{model!r} is neither an address nor a directory",
+            hint="write http://HOST:PORT, a directory, oracle or null",
         )
     with needs_training():
         from rollout.played import engine_of

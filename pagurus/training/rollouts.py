@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rollout.rewards.rescore import RescoredTrajectory
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
-Run = Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.", metavar="RUN")]
+Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/latest.", metavar="RUN")]
 STALE = 5.0  # seconds after which a status is no longer of a living process
 
 
@@ -30,7 +30,7 @@ def rollout_of(run: Path) -> Path:
     """The rollout's directory of a run."""
     directory = run / "rollout"
     if not (directory / "samples.sqlite").exists():
-        raise NotFound(f"{run} holds no rollouts", hint="name a run folder, such as runs/latest")
+        raise NotFound(f"{run} holds no rollouts", hint="name a run directory, such as runs/latest")
     return directory
 
 

@@ -19,7 +19,7 @@ verbs = typer.Typer()
 
 @verbs.command()
 def serve(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face folder with a chat template, or a run folder.")],
+    model: Annotated[Path, typer.Argument(help="A Hugging Face directory with a chat template, or a run directory.")],
     engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "vllm",
     engines: Annotated[int, typer.Option(min=1, help="Servers; requests go where their prefix is.")] = 1,
     length: Annotated[int, typer.Option(min=16, help="Tokens of the longest conversation.")] = 4096,

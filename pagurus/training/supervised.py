@@ -16,9 +16,9 @@ verbs = typer.Typer()
 
 What = Annotated[Path, typer.Argument(help="Rows (.jsonl, .json, .csv, .parquet, a saved data set), or a .toml file.")]
 Settings = Annotated[list[str] | None, typer.Argument(help="key=value of any setting, as optimiser.rate=1e-5.")]
-Model = Annotated[Path | None, typer.Option(help="What training begins with: a Hugging Face folder.")]
-Out = Annotated[Path | None, typer.Option(help="Where run folders go.")]
-Resume = Annotated[Path | None, typer.Option(help="Continue the run in this folder.")]
+Model = Annotated[Path | None, typer.Option(help="What training begins with: a Hugging Face directory.")]
+Out = Annotated[Path | None, typer.Option(help="Where run directories go.")]
+Resume = Annotated[Path | None, typer.Option(help="Continue the run in this directory.")]
 
 
 @verbs.command()

@@ -18,7 +18,7 @@ verbs = typer.Typer()
 
 @verbs.command()
 def sweep(
-    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")],
+    what: Annotated[Path, typer.Argument(help="A .toml file or a directory like examples/fix_the_service.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="key=value,value: every combination is a run, as seed=0,1."),

@@ -22,12 +22,12 @@ verbs = typer.Typer()
 
 @verbs.command()
 def train(
-    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    what: Annotated[Path, typer.Argument(help="A .toml file or a directory like examples/fix_the_service.")] = Path(),
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="key=value of any setting, as optimiser.rate=1e-6."),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face folder.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face directory.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps; with --resume, a new number of them.")] = None,
@@ -43,12 +43,12 @@ def train(
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
     pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0: no pace.")] = None,
     image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where run folders go.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
     ] = False,
-    fresh: Annotated[bool, typer.Option(help="Begin anew, even if the last run of this plan has not ended.")] = False,
+    fresh: Annotated[bool, typer.Option(help="New run, even if the last one of this plan has not ended.")] = False,
     detach: Annotated[bool, typer.Option(help="Run in the background; `pagurus attach` shows the output.")] = False,
 ) -> None:
     """Train a policy in the sandboxes of this host. Options overrule the file, key=value overrules both.
@@ -81,7 +81,7 @@ def train(
 
 @verbs.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
     directory: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
     version: Annotated[int | None, typer.Option(help="Which one; else the newest.")] = None,
 ) -> None:
@@ -94,7 +94,7 @@ def export(
 
 @verbs.command()
 def roles(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, such as runs/latest.")],
     restart: Annotated[str | None, typer.Option(help="Kill this one; its supervisor starts it again.")] = None,
     json: Json = False,
 ) -> None:
@@ -113,7 +113,7 @@ def roles(
 
 
 @verbs.command()
-def attach(run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")]) -> None:
+def attach(run: Annotated[Path, typer.Argument(help="A run directory, such as runs/latest.")]) -> None:
     """Show the output of a detached run until it ends. Ctrl-C leaves the run alone."""
     from coordinator import local
 

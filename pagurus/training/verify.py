@@ -24,7 +24,7 @@ SAYS = {
 
 @verbs.command(name="verify-model")
 def verify_model(
-    directory: Annotated[Path, typer.Argument(help="A Hugging Face folder.")],
+    directory: Annotated[Path, typer.Argument(help="A Hugging Face directory.")],
     engine: Annotated[list[str] | None, typer.Option(help="Compare with this engine, too: embedded, vllm.")] = None,
     json: Json = False,
 ) -> None:

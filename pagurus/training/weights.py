@@ -16,7 +16,7 @@ from pagurus.common import Json
 from sandbox.errors import PagurusError
 
 application = typer.Typer(help="The published versions of a run's policy.", no_args_is_help=True)
-Run = Annotated[Path, typer.Argument(help="A run folder, or a folder of published weights.", metavar="RUN")]
+Run = Annotated[Path, typer.Argument(help="A run directory, or a directory of published weights.", metavar="RUN")]
 Version = Annotated[int, typer.Argument(help="Number of a version.")]
 
 

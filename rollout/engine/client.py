@@ -291,7 +291,7 @@ class EngineClient:
         if fused and reloaded and _config(directory).get("tie_word_embeddings"):
             raise EngineFailed(
                 f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
-                hint="reload an untied mirror, or restart the engine with the folder",
+                hint="reload an untied mirror, or restart the engine with the directory",
             )
         expected = await asyncio.to_thread(computed_hashes, directory, names)
         wrong = sorted(name for name, digest in expected.items() if live[name] != digest)

@@ -96,7 +96,7 @@ class FixedWeights:
         return None
 
     async def take(self, client: EngineClient, version: int) -> PublishResult:
-        raise Invalid(f"{self.model} is one model, not a folder of versions", hint="publish versions of it")
+        raise Invalid(f"{self.model} is one model, not a directory of versions", hint="publish versions of it")
 
     async def adopt(self, client: EngineClient, version: int) -> None:
         await client.resume()

@@ -31,7 +31,7 @@ def load(place: Path) -> LoadedTask:
     "fix_the_service"``."""
     place = place.resolve()
     if not place.exists():
-        raise NotFound(f"no folder {place}", hint="name a folder such as examples/fix_the_service, or a .py file")
+        raise NotFound(f"no directory {place}", hint="name a directory such as examples/fix_the_service, or a .py file")
     if tasks := tasks_of(place):
         return LoadedTask(place.name, environment_of(tasks), _start(place))
     code = place if place.is_file() else place / "__init__.py"

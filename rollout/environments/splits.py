@@ -150,7 +150,7 @@ def read(run: Path) -> list[Split]:
             f"{run} does not say what it holds out", hint="begin a new run: an older version made it"
         ) from None
     except msgspec.MsgspecError as error:
-        raise Invalid(f"{run / FILE} is damaged: {error}", hint="copy the run folder back") from None
+        raise Invalid(f"{run / FILE} is damaged: {error}", hint="copy the run directory back") from None
 
 
 def need_same(split: Split, items: Items) -> None:

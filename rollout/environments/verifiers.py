@@ -164,7 +164,7 @@ def _need_playable(taskset: Any, tasks: Sequence[Any]) -> bool:
     if needs:
         raise Unsupported(
             f"tasks of {type(taskset).__name__} need {' and '.join(needs)}; a prompt, tools and answers can be played",
-            hint="write it as an Environment, or as a folder of Harbor tasks",
+            hint="write it as an Environment, or as a directory of Harbor tasks",
         )
     for task in tasks:
         _prompt(task.data)

@@ -188,7 +188,7 @@ class PreparedStates:
         try:
             return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).hexdigest()
         except (TypeError, OverflowError):
-            raise NotShared("what it was made with are no plain values, so that nobody can tell two apart") from None
+            raise NotShared("what it was made with are no plain values, so two cannot be compared") from None
 
     # ----------------------------------------------------------------- the book
 

@@ -114,7 +114,7 @@ class ChatRenderer:
 
         directory = Path(directory)
         if not (directory / "tokenizer.json").exists():
-            raise NotFound(f"{directory} has no tokenizer.json", hint="name a Hugging Face folder")
+            raise NotFound(f"{directory} has no tokenizer.json", hint="name a Hugging Face directory")
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         return cls(tokenizer, stops=end_tokens(directory), options=options)
 

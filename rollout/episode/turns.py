@@ -237,7 +237,7 @@ class Episode:
         self.guarded.begin_turn(record.index)
         generation = await self._think(record)
         if generation.finish_reason == "abort":
-            raise _ended(EpisodePhase.GENERATE, Cause.ENGINE, "the engine was told to abort")
+            raise _ended(EpisodePhase.GENERATE, Cause.ENGINE, "the engine aborted it")
         if generation.finish_reason == "length":
             return await self._cut(record)
         return await self._step(record)
@@ -421,7 +421,7 @@ class Episode:
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)
         if last.state is None:
-            raise _ended(EpisodePhase.RECOVER, Cause.DIED, "the environment does not tell its state")
+            raise _ended(EpisodePhase.RECOVER, Cause.DIED, "the environment does not save its state")
         if guarded.sandbox.info.state is SandboxState.RUNNING and last.epoch:
             self.env.load(last.state)
         else:

@@ -33,12 +33,12 @@ IN = {
     trajectories.PREPARED: "trajectories were being prepared",
     trajectories.COMMAND: "trajectories were in commands",
     trajectories.HELD: "trajectories were held for checkpoints",
-    trajectories.SAMPLES: "answers were held back (`pace`), or asked of other servers",
+    trajectories.SAMPLES: "answers were held back (`pace`), or sent to other servers",
 }
 UNTOLD = "trajectories were elsewhere: between these, or not ended yet"
 TURN, OTHERS = "the trainer had the turn", "another job had the turn on shared machines"
 AHEAD = "the rollout was as far ahead as staleness allows"
-AT_CONCURRENCY, BEGIN = "no more trajectories may go on at once (`concurrency`)", "trajectories were about to begin"
+AT_CONCURRENCY, BEGIN = "no more trajectories may run at once (`concurrency`)", "trajectories were about to begin"
 REFUSED, ENDS, NO_PROMPTS = "a part of the platform refused", "the rollout was ending", "no prompts were left"
 UNDECIDED = "the rollout had decided nothing yet"
 COLUMNS = 800  # steps in which a lane is drawn

@@ -91,7 +91,7 @@ class ColocatedEngine(Remote):
         client = await super().wait_serving()
         await self._poll()
         if self._polls is None:
-            self._polls = asyncio.create_task(self._go_on_looking(), name="room on a lent engine")
+            self._polls = asyncio.create_task(self._go_on_looking(), name="room on a co-located engine")
         return client
 
     async def close(self) -> None:

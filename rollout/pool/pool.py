@@ -131,7 +131,7 @@ class EnginePool:
         on."""
         serving = [item for item in self.members.values() if item.state == "serving" and not item.colocated]
         for member in serving[stay:]:
-            log.info("server %s rests until the next version; its %d requests go on", member.name, member.load)
+            log.info("server %s rests until the next version; its %d requests move", member.name, member.load)
             self.counts["rested"] += 1
             member.give_up()
             member.state = "resting"
@@ -179,7 +179,7 @@ class EnginePool:
         """It is lost or hangs: its requests go elsewhere, and it returns when it serves again."""
         if member.state in ("starting", "draining") or self.members.get(member.name) is not member:
             return
-        log.warning("server %s of the pool: %s; its %d requests go on elsewhere", member.name, why, member.load)
+        log.warning("server %s of the pool: %s; its %d requests continue elsewhere", member.name, why, member.load)
         self.counts[why] += 1
         member.restarts += 1
         member.give_up()
@@ -192,7 +192,7 @@ class EnginePool:
         try:
             await self._revive(member)
         except EngineFailed as error:  # it is down for good; the others continue, and callers get the error
-            log.error("server %s of the pool does not come back: %s", member.name, error)
+            log.error("server %s of the pool does not return: %s", member.name, error)
             member.state = "down"
             self._wake_all()  # the others, who may be all that is left
             self._refuse_if_hopeless(error)

@@ -42,5 +42,5 @@ def of_model(model: Path, home: Path, version: int | None = None) -> tuple[Path,
     if is_store(model / "weights"):
         return home / "model", export(model, home / "model", version)
     if not (model / "config.json").exists():
-        raise NotFound(f"{model} is no model: it has no config.json", hint="name a Hugging Face folder, or a run")
+        raise NotFound(f"{model} is no model: it has no config.json", hint="name a Hugging Face directory, or a run")
     return model, 0

@@ -121,7 +121,7 @@ class WorkerPool:
         except TimeoutError:
             raise ScorerFailed(f"it took more than {clock.budget:g} s") from None
         if first.id != request.id:
-            raise ScorerFailed("it answered what it was not asked")
+            raise ScorerFailed("it sent an unexpected response")
         if first.slow:
             raise TooSlow(first.error)
         if first.score is None:
@@ -158,7 +158,7 @@ async def _carry_out(call: ForkCall, sandbox: Sandbox | None, clock: TrajectoryC
         if call.what == "write":
             await sandbox.files.write(call.path, call.data)
             return ForkReply()
-        raise ScorerFailed(f"it asked for {call.what!r:.40}")
+        raise ScorerFailed(f"it requested {call.what!r:.40}")
     except PagurusError as error:
         if error.code in ("no_daemon", "interrupted", "timeout", "protocol", "internal"):
             raise  # the platform's, which the function must not turn into a reward

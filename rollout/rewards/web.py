@@ -70,5 +70,5 @@ class Functions:
         except (aiohttp.ClientError, msgspec.MsgspecError) as error:
             raise ScorerFailed(f"{request.scoring.url}: {error}") from None
         if answer.id != request.id:
-            raise ScorerFailed(f"{request.scoring.url} answered what it was not asked")
+            raise ScorerFailed(f"{request.scoring.url} sent an unexpected response")
         return Score(reward=answer.reward, turns=answer.turns, reason=answer.reason), time.monotonic() - began

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rollout.service.keeper", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("run", type=Path, help="a run folder, which the run's other machines see too")
+    parser.add_argument("run", type=Path, help="a run directory, which the run's other machines see too")
     parser.add_argument("number", type=int, help="of the server: from 0 to one less than `engines` of its plan")
     parser.add_argument("--at", required=True, help="address of this machine")
     options = parser.parse_args(arguments)

@@ -74,7 +74,7 @@ class PhaseClient(Transport):
                 if (await self._request(request)).state == "past":
                     return
             except PagurusError as error:  # of a coordinator that is being replaced by another: the phase continues
-                log.warning("the coordinator was not told that a phase goes on: %s", error)
+                log.warning("the coordinator could not be notified that a phase continues: %s", error)
 
     async def _still(self) -> None:
         if self._beat is not None:

@@ -256,7 +256,7 @@ class RolloutRole:
                 await controller.start()
             self.controller = controller
             self._reached(stages.READY)
-            sweep = asyncio.create_task(self._sweep(left), name="remove sandboxes that nobody goes on with")
+            sweep = asyncio.create_task(self._sweep(left), name="remove sandboxes without a trajectory")
             yield controller
         finally:
             if sweep is not None:
@@ -281,7 +281,7 @@ class RolloutRole:
             raise (
                 self._failure
                 if isinstance(self._failure, PagurusError)
-                else EngineFailed(f"the rollout cannot go on: {self._failure!r}", hint=f"see {self.run}/rollout.log")
+                else EngineFailed(f"the rollout cannot continue: {self._failure!r}", hint=f"see {self.run}/rollout.log")
             )
         await self._need(fence)  # he may have been replaced while he waited
         assert self.controller is not None

@@ -147,7 +147,7 @@ class RolloutServer:
             return  # it has the run's key, or its certificate would have been refused
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise Invalid("no token, or a wrong one", hint=f"give the content of {wire.TOKEN} of the run folder")
+            raise Invalid("no token, or a wrong one", hint=f"give the content of {wire.TOKEN} of the run directory")
 
 
 def _answer(body: msgspec.Struct) -> web.Response:

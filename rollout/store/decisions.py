@@ -48,7 +48,7 @@ def replay(directory: Path) -> ReplayReport:
     """Decide again on every logged view."""
     files, steps = sorted(directory.glob(PATTERN)), sorted(directory.glob(step_log.PATTERN))
     if not files and not steps:
-        raise NotFound(f"no log of decisions in {directory}", hint="name a run folder")
+        raise NotFound(f"no log of decisions in {directory}", hint="name a run directory")
     result = ReplayReport()
     for path in files:
         for number, (rules, decision) in enumerate(read(path), 2):

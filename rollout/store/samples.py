@@ -377,7 +377,7 @@ def unpacked(payload: bytes) -> Trajectory:
     try:
         return msgspec.msgpack.decode(zstandard.decompress(payload), type=Trajectory)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise Invalid(f"a sample on disk is damaged: {error}", hint="copy the run folder back") from error
+        raise Invalid(f"a sample on disk is damaged: {error}", hint="copy the run directory back") from error
 
 
 def _move(

@@ -76,4 +76,4 @@ def read_status(directory: Path) -> Status:
     try:
         return msgspec.json.decode((directory / NAME).read_bytes(), type=Status)
     except FileNotFoundError:
-        raise NotFound(f"no rollout has worked in {directory}", hint="name a run folder") from None
+        raise NotFound(f"no rollout has worked in {directory}", hint="name a run directory") from None

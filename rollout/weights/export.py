@@ -24,7 +24,7 @@ def store_of(run: Path) -> VersionStore:
     for directory in (run / "weights", run):
         if is_store(directory):
             return VersionStore(directory)
-    raise NotFound(f"{run} has no published weights", hint="name a run folder, such as runs/latest")
+    raise NotFound(f"{run} has no published weights", hint="name a run directory, such as runs/latest")
 
 
 def put_together(store: VersionStore, directory: Path, version: int | None = None) -> Mirror:
@@ -48,7 +48,7 @@ def export(run: Path, directory: Path, version: int | None = None) -> int:
     Raises NotFound, Conflict."""
     store = store_of(run)
     if directory.exists():
-        raise Conflict(f"{directory} exists", hint="name a new folder")
+        raise Conflict(f"{directory} exists", hint="name a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as place:
         aside = Path(place) / "model"

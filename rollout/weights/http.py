@@ -80,7 +80,7 @@ class ResumableBody:
         if response.status != 206 or self.got + length != len(self.content):
             self.clear()
             if response.status == 206:
-                raise EngineFailed("an answer goes on from another place than asked")
+                raise EngineFailed("an answer continues at another offset than requested")
             self.content = bytearray(length)
         view = memoryview(self.content)
         while self.got < len(self.content):

@@ -244,7 +244,7 @@ async def _child(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pull weights into a mirror, as the parent asks on standard input.")
-    parser.add_argument("--source", required=True, help="folder or URL of versions")
+    parser.add_argument("--source", required=True, help="directory or URL of versions")
     parser.add_argument("--mirror", type=Path, required=True)
     parser.add_argument("--name", required=True, help="of the reader, in its lease")
     parser.add_argument("--untie", action="store_true", help="write a tied head as a tensor of its own")

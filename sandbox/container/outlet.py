@@ -88,7 +88,7 @@ class Outlet:
     def need_reader(self) -> None:
         """Before the command begins: raises Closed where no caller waits for it any more."""
         if self.left:
-            raise Closed("whoever asked left before the command began")
+            raise Closed("the caller left before the command began")
 
     def open(self) -> None:
         """Take all that follows, which is little, whatever the reader does."""

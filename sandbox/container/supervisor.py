@@ -178,7 +178,7 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
     failed = re.fullmatch(rb"error (\S{1,40}) (\d{1,5})\n", said)
     if failed is None:
         if not container.alive:
-            raise SandboxDead("it died meanwhile", hint=f"pagurus restore {container.spec.id}")
+            raise SandboxDead("it died since", hint=f"pagurus restore {container.spec.id}")
         raise Conflict("it was killed while it started", hint="try again", sandbox=container.spec.id)
     refused = ShimError(failed[1].decode("ascii", "replace"), int(failed[2]))
     raise spawn.refusal(container, refused, program.argv[0], program.cwd)

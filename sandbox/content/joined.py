@@ -59,7 +59,7 @@ class ExpectedContent:
                 return writer.start(value)
             case FrameKind.LIST:
                 if value.count >= 0:
-                    raise Protocol("a stream of a store tells pages as changes", hint="use an older copy")
+                    raise Protocol("a stream of a store has pages as changes", hint="use an older copy")
                 self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
             case _:
                 self.contents |= {item.content for item in value if item.size}

@@ -305,7 +305,7 @@ class FrozenWindow:
         if self._tracker is not None:
             self._tracker.check(self._images)
         if _unseen(self._inside):
-            raise NewObjects("System V objects were made meanwhile", hint="try again", sandbox=self._container.spec.id)
+            raise NewObjects("System V objects were made since", hint="try again", sandbox=self._container.spec.id)
         self.pids = self._container.tasks()
         self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         _check_deleted(self._container, self._images, self.excluded)
@@ -377,7 +377,7 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     outside = [f"pid {pid} ({name})" for pid in pids for number, name in [_identify(pid)] if number not in existing]
     raise CheckpointFailed(
         f"{len(pids) - alive} of {len(pids)} processes are not below pid 1 and would be lost: "
-        + (", ".join(outside) or "they have ended meanwhile"),
+        + (", ".join(outside) or "they have ended"),
         hint="wait for them to end, then checkpoint again",
         sandbox=container.spec.id,
     )

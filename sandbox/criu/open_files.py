@@ -45,11 +45,11 @@ BOUND_AS = " (bound as "
 OTHER_NAMES = " (with other names)"
 NO_DIRECTORY = " (no directory)"
 _UNBINDABLE = (
-    (BOUND_AS, "was moved, and would come back where it was", "move it back, or bind the socket where it is wanted"),
-    (OTHER_NAMES, "has several names, and only one of them would come back", "remove the others"),
+    (BOUND_AS, "was moved, and would be restored where it was", "move it back, or bind the socket where it is wanted"),
+    (OTHER_NAMES, "has several names, and only one of them would be restored", "remove the others"),
     (
         NO_DIRECTORY,
-        "is gone with its directory, which would come back",
+        "is gone with its directory, which would be restored",
         "make the directory again, or close the socket",
     ),
 )

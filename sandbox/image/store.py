@@ -206,7 +206,7 @@ class ImageStore:
             if any(place.exists() and place.samefile(source) for place in (store, *store.parents)):
                 raise Invalid(
                     f"{source} holds the image store itself, {store}: the copy would have no end",
-                    hint="import a directory beside it, or an archive made with `tar --exclude`",
+                    hint="import a directory next to it, or an archive made with `tar --exclude`",
                 )
         return self.build(name, lambda tree: sources.directory(source, tree), f"directory {source}", replace)
 

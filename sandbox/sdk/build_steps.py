@@ -153,7 +153,7 @@ class StepRunner:
         unreached = self._network.mode != "open" and NO_NAMES.search(lines.tail)
         raise Invalid(
             f"line {instruction.line}: {instruction.kind} failed: {why}{said}",
-            hint="RUN reaches no network unless told: build with --network open" if unreached else "",
+            hint="RUN has no network by default: build with --network open" if unreached else "",
         )
 
     # ----------------------------------------------------------------- copying

@@ -56,7 +56,7 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
                 left -= len(path)
                 if left < 0:
                     raise Invalid(
-                        f"more differs than can be told: paths of {MAX_REPORTED >> 20} MiB",
+                        f"more differs than can be listed: paths of {MAX_REPORTED >> 20} MiB",
                         hint="compare by a command in the sandbox and in a fork of the checkpoint",
                     )
     return result

@@ -49,7 +49,7 @@ class _Level:
                 above = openat2(following.fds[index], "..", _DIRECTORY, resolve=UPWARDS)
                 self.fds[index] = above
                 if _identity(os.fstat(above)) != existing:
-                    raise OSError(errno.ESTALE, "a directory was moved meanwhile", self.name)
+                    raise OSError(errno.ESTALE, "a directory was moved during the walk", self.name)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -119,7 +119,7 @@ def _entered(step: WalkEntry) -> list[int]:
             if enter:
                 undo.callback(os.close, fds[-1])
             if enter and result is not None and _identity(os.fstat(fds[-1])) != _identity(result):
-                raise OSError(errno.ESTALE, "a directory was replaced meanwhile", step.name)
+                raise OSError(errno.ESTALE, "a directory was replaced during the walk", step.name)
         undo.pop_all()
     return fds
 

@@ -68,7 +68,7 @@ def box(daemon: Daemon) -> Iterator[str]:
         (["rm", "web", "--all"], 1, "remove which? (name sandboxes, or say --all)"),
         (["port-forward", "web", "http"], 1, "not a pair of ports: 'http' (write LOCAL:REMOTE, such as 8080:80"),
         (["net", "web", "--network", "foo"], 1, "there is no network foo (--network is none, allow or open)"),
-        (["attach", "runs/nosuch"], 1, "there is no run folder runs/nosuch (name one, such as runs/latest)"),
+        (["attach", "runs/nosuch"], 1, "there is no run directory runs/nosuch (name one, such as runs/latest)"),
         (["jobs"], 1, "no such route: /v1/cluster/jobs (ask a coordinator, whose socket or address PAGURUS_HOST names"),
         (["gateway", "set", "a b", "http://x"], 1, "no upstream may be called 'a b' (letters, digits, dots, dashes)"),
         (["gateway", "set", "a", "x"], 1, "url must be an address that begins with http:// or https://"),

@@ -73,7 +73,7 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"pool": PoolPlan()}, "it needs two"),
+        ({"pool": PoolPlan()}, "handover needs two"),
         ({"staleness": 1}, "staleness = 0"),
         ({"stream": True}, "leave out stream"),
         ({"optimiser": OptimiserSettings(updates=2)}, "leave out optimiser.updates"),

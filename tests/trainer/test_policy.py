@@ -105,7 +105,7 @@ def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves(name: str, minimu
 def test_a_folder_that_is_no_task_says_what_to_do(tmp_path: Path) -> None:
     result = task.load(EXAMPLE)
     assert (result.name, result.start) == ("fix_the_service", EXAMPLE / "start")
-    with pytest.raises(NotFound, match="no folder"):
+    with pytest.raises(NotFound, match="no directory"):
         task.load(tmp_path / "nowhere")
     with pytest.raises(Invalid, match=r"__init__\.py"):
         task.load(tmp_path)

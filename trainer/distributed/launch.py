@@ -125,7 +125,7 @@ class Fleet:
             self.stop()
             self._raise_said()
             raise RankLost(
-                self._cause(), hint=f"see {self.directory / 'ranks.log'}; start again to go on from the last save"
+                self._cause(), hint=f"see {self.directory / 'ranks.log'}; start again to continue from the last save"
             )
         beats = read(self.directory / "beats")
         lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
@@ -137,7 +137,7 @@ class Fleet:
                     return
             self.stop()
             self._raise_said()
-            raise RankLost("; ".join(item.reason for item in lost), hint="start again to go on from the last save")
+            raise RankLost("; ".join(item.reason for item in lost), hint="start again to continue from the last save")
 
     def stop(self) -> None:
         """Ends all ranks, whatever state they are in. Idempotent."""

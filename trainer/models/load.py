@@ -62,7 +62,9 @@ def configuration(directory: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
-        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face folder") from None
+        raise NotFound(
+            f"{directory} is no model: it has no config.json", hint="name a Hugging Face directory"
+        ) from None
     except ValueError as error:
         raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
     return content
@@ -99,7 +101,7 @@ def take(start: Path, base: Path) -> None:
     content = configuration(start)
     for name in NEEDED:
         if not (start / name).is_file():
-            raise NotFound(f"{start} has no {name}", hint="name a Hugging Face folder with its tokenizer")
+            raise NotFound(f"{start} has no {name}", hint="name a Hugging Face directory with its tokenizer")
     weights = [path for pattern in WEIGHTS for path in sorted(start.glob(pattern))]
     if not weights:
         raise NotFound(f"{start} has no weights: no .safetensors", hint="save the model with safetensors")

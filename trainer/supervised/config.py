@@ -60,7 +60,7 @@ def gather(loss: str, what: Path, options: Mapping[str, Any], settings: Sequence
     need_existing("configuration", content, SupervisedConfig)
     content["optimiser"] = {"rate": RATE[loss], **content.get("optimiser", {})}
     if "model" not in content:
-        raise Invalid("no model is named", hint="--model FOLDER, a Hugging Face folder with a chat template")
+        raise Invalid("no model is named", hint="--model FOLDER, a Hugging Face directory with a chat template")
     try:
         return msgspec.convert(content, SupervisedConfig, dec_hook=_path)
     except msgspec.ValidationError as error:

@@ -51,7 +51,7 @@ class SupervisedRun:
     ):
         self.config, self.report = config, report
         if not has_template(config.model):
-            raise Invalid(f"{config.model} has no chat template", hint="put its chat_template.jinja into the folder")
+            raise Invalid(f"{config.model} has no chat template", hint="put its chat_template.jinja into the directory")
         rows, held = self._rows()
         self.directory = directory or self._directory()
         base = self.directory / "policy"
@@ -182,7 +182,7 @@ def resume(directory: Path, *, report: Callable[[str], object] = print) -> Super
     try:
         config = msgspec.json.decode((directory / PLAN).read_bytes(), type=SupervisedConfig, dec_hook=_path)
     except FileNotFoundError:
-        raise Invalid(f"{directory} is no supervised run", hint="name a folder that `pagurus sft` made") from None
+        raise Invalid(f"{directory} is no supervised run", hint="name a directory that `pagurus sft` made") from None
     return SupervisedRun(config, directory=directory.resolve(), report=report)
 
 

@@ -41,7 +41,7 @@ def load_served(
         model = load(directory, device=device, dtype=dtype, paged=paged)
         return model, dict(model.state_dict())
     result = adapter.base_of(directory, base)
-    assert result is not None, "the folder has an adapter"
+    assert result is not None, "the directory has an adapter"
     model = load(result, device=device, dtype=dtype, paged=paged)
     pairs = load_file(directory / adapter.WEIGHTS)
     weights: dict[str, Tensor] = {}

@@ -125,7 +125,7 @@ def _made(directory: Path, make: Callable[[Any, Any, dict[str, Any]], nn.Module]
         raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") in CHANGING:
-        raise Invalid(f"{directory}: its rotations ({rope['rope_type']}) depend on what is beside it", hint=HINT)
+        raise Invalid(f"{directory}: its rotations ({rope['rope_type']}) depend on what is packed with it", hint=HINT)
     if not getattr(model, "_supports_attention_backend", False):
         raise Invalid(f"{type(model).__name__} has attention of its own", hint=HINT)
     return model.eval()

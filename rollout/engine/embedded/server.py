@@ -57,7 +57,7 @@ class EngineServer:
         it over."""
         while self._calls or time.monotonic() - self._last_seen < seconds:  # noqa: ASYNC110 - the event is that none came
             await asyncio.sleep(min(seconds, 5.0))
-        log.info("nobody has called for %g s", seconds)
+        log.info("no call for %g s", seconds)
 
     @web.middleware
     async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -289,10 +289,10 @@ async def serve(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rollout.engine.embedded.server", description="Serve a model.")
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--tls", type=Path, help="answer only who has the key in this folder (rollout.engine.tls)")
+    parser.add_argument("--tls", type=Path, help="answer only peers with the key in this directory (engine.tls)")
     parser.add_argument("--version", default="0", help="what to call the weights, without --weights")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--cache", type=int, help="tokens of all sequences together; else slots times length")
@@ -301,7 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--paged", action="store_true", help="our own Qwen3 by transformers, too: slower on a CPU")
     parser.add_argument("--threads", type=int, default=1, help="of the processor; a small model is slower with two")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
-    parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
+    parser.add_argument(
+        "--weights", help="pull versions from this directory or URL, into --model, which is their mirror"
+    )
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
     parser.add_argument("--reader", default="engine", help="with --weights: this engine's name in its lease")
     parser.add_argument("--base", type=Path, help="of an adapter: its base model, where it is not where it says")
@@ -310,13 +312,15 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--tpot", type=float, default=0.05, help="with --ttft: seconds from one token to the next")
     parser.add_argument("--margin", type=float, default=0.5, help="share of what was promised that is left unused")
-    parser.add_argument("--steps", type=Path, help="with --ttft: a folder for a log of all steps and why they were so")
+    parser.add_argument(
+        "--steps", type=Path, help="with --ttft: a directory for a log of all steps and why they were so"
+    )
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     if (reported := standby.reported(sys.argv[1:] if arguments is None else arguments)) is None:
         return
     options = parser.parse_args(reported)
     if options.tls is None and options.host not in ("127.0.0.1", "::1", "localhost"):
-        parser.error("an engine that others reach answers whoever has the run's key alone: give --tls")
+        parser.error("an engine that others reach answers only peers with the run's key: give --tls")
     torch.set_num_threads(options.threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()

@@ -197,7 +197,7 @@ def _stopped(thread: int) -> int:
     """Wait until a thread has stopped; the signal that it says it stopped with."""
     status = _wait(thread)
     if not os.WIFSTOPPED(status):
-        raise RestoreFailed(f"task {thread} was killed meanwhile", hint="restore again")
+        raise RestoreFailed(f"task {thread} was killed", hint="restore again")
     return os.WSTOPSIG(status)
 
 

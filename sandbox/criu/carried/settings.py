@@ -290,11 +290,11 @@ def decode(content: bytes) -> KernelSettings:
             raise ValueError("rights that no pipe has")
         for index, name in one.groups:
             if not 0 <= index < 1 << 31 or not ipaddress.ip_address(name).is_multicast:
-                raise ValueError("a group that nobody can join")
+                raise ValueError("a group that cannot be joined")
         for datagram in one.unread:
             ipaddress.ip_address(datagram.sender)
             if not 0 <= datagram.port < 1 << 16 or len(datagram.content) > 1 << 16:
-                raise ValueError("a datagram that nobody can send")
+                raise ValueError("a datagram that cannot be sent")
     return result
 
 

@@ -51,7 +51,7 @@ def check_signals(images: CriuImages, tasks: Mapping[int, list[int]], files: Map
 def _sessions(images: CriuImages) -> tuple[set[int], set[int]]:
     """Groups and sessions. CRIU makes those of which only the number is left, below pid 1, which leads its own."""
     first, *others = images.table("pstree.img", "pstree_entry")
-    need(first.sid == first.pgid == first.pid, "pid 1 leads no session: it would come back in one of the host")
+    need(first.sid == first.pgid == first.pid, "pid 1 leads no session: it would be restored in one of the host")
     need(all(one.sid and one.pgid for one in others), "a process in a session or group of the host")
     return {one.pgid for one in (first, *others)}, {one.sid for one in (first, *others)}
 

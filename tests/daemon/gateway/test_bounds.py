@@ -29,7 +29,7 @@ def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pyt
     for number, (sandbox, main) in enumerate([("s-1", True), ("s-2", True), ("s-2", False), ("s-1", False)]):
         mine.need_space()
         ledger.add(sandbox, ReplayExchange(number, b"key"), main=main)
-    with pytest.raises(NoSpace, match="asked its model 2 times"):
+    with pytest.raises(NoSpace, match="called its model 2 times"):
         mine.need_space()
     ledger.drop({0, 3})
     mine.need_space()

@@ -71,7 +71,7 @@ def test_a_folder_that_holds_the_image_store_is_refused(store: ImageStore, tmp_p
     for source in (store.directory.parent, alias, store.directory, Path("/")):
         with pytest.raises(Invalid, match="holds the image store itself") as refused:
             store.import_directory("complete", source)
-        assert "beside it" in (refused.value.hint or "")
+        assert "next to it" in (refused.value.hint or "")
         assert [path.name for path in store.trees.iterdir()] == ["stop"]
     alongside = tmp_path / "alongside"
     alongside.mkdir()
