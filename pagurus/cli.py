@@ -52,6 +52,7 @@ VERBS = {
     "migrate": Verb("hosts.migrate", "Move a running sandbox to another host of the cluster."),
     "gateway": Verb("hosts.gateway", "Models behind the gateway, and what agents said to them."),
     "mcp": Verb("hosts.mcp", "Serve sandboxes as tools, by the Model Context Protocol."),
+    "run-code": Verb("hosts.run_code", "Answer SandboxFusion's POST /run_code, each call in a fork of a warm sandbox."),
     "play": Verb("training.play", "Play one episode of an environment, turn by turn."),
     "eval": Verb("training.play", "Score a model at an environment: pass@1, pass@k."),
     "env": Verb("training.env", "Try an environment before anything learns from it."),

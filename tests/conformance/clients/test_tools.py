@@ -16,6 +16,7 @@ from tests.support.scripted_model import Step, script
 from tests.support.tools import ROOT, environment, ran, tool
 
 pytestmark = pytest.mark.long
+CODE = "Thoughts.\n<code>\ncount = 2\nfinal_answer(shells(count))\n</code>"
 COUNT = "grep -c x /srv/shells.txt > /srv/answer.txt; cat /srv/answer.txt"
 STEPS: dict[str, tuple[Step, ...]] = {
     "deepagents": (
@@ -23,6 +24,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         ("execute", {"command": COUNT}),
         "three",
     ),
+    "smolagents": (CODE,),
 }
 RESULT: dict[str, dict[str, Any]] = {
     "swe_rex": {
@@ -44,6 +46,26 @@ RESULT: dict[str, dict[str, Any]] = {
         "down": "up\n",
     },
     "openenv": {"said": ["1", "2"], "restored": "3"},
+    "tinker": {
+        "protocol": True,
+        "ran": ["shells\n", "no\n", 3],
+        "slow": 124,
+        "tool": "tool\n",
+        "read": "she",
+        "missing": -1,
+        "gone": "pagurus/not_found",
+    },
+    "openai_agents": {
+        "running": True,
+        "ran": ["hermit\n", "no\n", 3],
+        "read": "made",
+        "listed": ["made.txt", "shell.txt"],
+        "slow": "ExecTimeoutError",
+        "stopped": False,
+        "resumed": "made0\n",
+        "gone": False,
+    },
+    "smolagents": {"answer": "shell shell ", "slow": True, "kept": "1", "shell": "hermit\n"},
     "openhands": {
         "moved": [True, True, "shell\n", False],
         "ran": [3, "/srv/work\nshell\n"],
