@@ -2,7 +2,7 @@
 
 ::
 
-    pagurus bench suites [--json] [--suite cpython|stress-ng] [--only WORD,...] [--tree FOLDER]
+    pagurus bench suites [--json] [--suite cpython|stress-ng|programs] [--only WORD,...] [--tree FOLDER]
                          [--ways docker,sandbox,checkpoints,kills] [--pace N] [--life N]
 
 Each suite runs whole in each way: in Docker's default container (dockerd is started here), in a sandbox, in one that is
@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -34,6 +37,7 @@ from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, tasks
 from sandbox import Client, Limits, Sandbox
 from sandbox.errors import PagurusError
+from tests.conformance.parity_programs import DIFFERENCES, PROGRAMS
 from tests.support.dockerd import Docker
 
 TREE = Path("/var/lib/pagurus/parity/tree")
@@ -91,6 +95,25 @@ def _read_junit(text: str) -> dict[str, str]:
     return result
 
 
+def _programs(names: list[str]) -> str:
+    """The lines of `make test-parity`, one behind another: exit code and output of each."""
+    one = "timeout 240 sh -c {line} > /tmp/said 2>/dev/null; echo {name} $? $(head -c 400 /tmp/said | base64 -w 0)"
+    lines = [one.format(name=_word(name), line=shlex.quote(PROGRAMS[name])) for name in names]
+    return "".join(f"{line} >> {OUTCOMES}\n" for line in lines) + f"touch {DONE}"
+
+
+def _read_programs(text: str) -> dict[str, str]:
+    result = {}
+    for name, code, *said in (line.split() for line in text.splitlines()):
+        output = base64.b64decode("".join(said)).decode(errors="replace")
+        result[name] = f"{'passed' if code == '0' else f'exit {code}'} {output!r}"
+    return result
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_,-]", "-", name)
+
+
 def _stress(names: list[str]) -> str:
     one = "stress-ng --$s 2 --timeout 3s --no-rand-seed --temp-path /tmp/s >/dev/null 2>&1"
     return (
@@ -117,6 +140,7 @@ class Suite:
 
 SUITES = {
     "cpython": Suite(CPYTHON.split(), _cpython, _read_junit),
+    "programs": Suite([name for name in PROGRAMS if name not in DIFFERENCES], _programs, _read_programs),
     "stress-ng": Suite(STRESSORS.split(), _stress, _read_stress),
 }
 
@@ -132,9 +156,8 @@ class Course:
     refused: Counter[str] = field(default_factory=Counter)
 
     def metrics(self, first: dict[str, str]) -> dict[str, Any]:
-        counts = Counter(
-            outcome if outcome in ("passed", "skipped") else "failed" for outcome in self.outcomes.values()
-        )
+        kinds = [outcome.partition(" ")[0] for outcome in self.outcomes.values()]
+        counts = Counter(kind if kind in ("passed", "skipped") else "failed" for kind in kinds)
         differs = {
             name: [first.get(name, "missing"), self.outcomes.get(name, "missing")]
             for name in sorted(first.keys() | self.outcomes.keys())
