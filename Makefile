@@ -98,6 +98,7 @@ test-parity: setup-train
 	@PAGURUS_PARITY_TREE=/var/lib/pagurus/parity/tree $(PYTEST) -m long tests/conformance/test_parity.py
 	@$(ROOT) $(BIN)/pagurus bench services
 	@$(ROOT) $(BIN)/pagurus bench afternoon
+	@$(ROOT) $(BIN)/pagurus bench suites --suite programs
 	@$(ROOT) $(BIN)/pagurus bench suites
 	@$(ROOT) $(BIN)/pagurus bench suites --suite stress-ng
 
