@@ -81,11 +81,12 @@ def _table(inside: SandboxRoot, path: str) -> UserTable:
 def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
     """Who `who` is by these files. Names are looked up; a number need not be in them.
 
-    Without a group: that of the user, or the user's number where the file does not know it, and the supplementary
-    groups that name the user as a member. With one: it alone.
+    Without a group: that of the user, or 0 where the file does not know its number, and the supplementary groups that
+    name the user as a member. With one: it alone. As with Docker, the group is a supplementary one as well: a program
+    that gives it up as its own one must not escape what is denied to it.
 
     >>> resolve("crab:staff", UserTable("crab:x:1000:100:Crab:/home/crab:/bin/sh"), UserTable("staff:x:50:crab"))
-    User(uid=1000, gid=50, home='/home/crab', groups=())
+    User(uid=1000, gid=50, home='/home/crab', groups=(50,))
     """
     name, target = _words(who)
     existing = parse(passwd.text)
@@ -93,18 +94,18 @@ def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
         if (uid := _number(name)) is None:
             raise _unknown("user", name, PASSWD, passwd)
         name, user = next(
-            ((other, item) for other, item in existing.items() if item.uid == uid), ("", User(uid, uid, "/"))
+            ((other, item) for other, item in existing.items() if item.uid == uid), ("", User(uid, 0, "/"))
         )
     groups = parse_groups(group.text)
     if target is not None:
         gid = groups[target].gid if target in groups else _number(target)
         if gid is None:
             raise _unknown("group", target, GROUP, group)
-        return User(user.uid, gid, user.home)
+        return User(user.uid, gid, user.home, (gid,))
     more = sorted({item.gid for item in groups.values() if name in item.members} - {user.gid})
-    if len(more) > MAX_GROUPS:
+    if len(more) >= MAX_GROUPS:
         raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", hint=f"say which one, as {name[:64]}:GROUP")
-    return User(user.uid, user.gid, user.home, tuple(more))
+    return User(user.uid, user.gid, user.home, (user.gid, *more))
 
 
 def parse(text: str) -> dict[str, User]:

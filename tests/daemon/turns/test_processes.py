@@ -139,7 +139,7 @@ async def test_all_of_a_sandbox_killed_from_within(sb: Sandbox) -> None:
 
 async def test_users_by_name_and_number(sb: Sandbox) -> None:
     assert (await sb.exec("id -un; id -gn; echo $HOME", user="nobody")).text == "nobody\nnogroup\n/nonexistent\n"
-    assert (await sb.exec("id -u; id -g", user=1234)).text == "1234\n1234\n"
+    assert (await sb.exec("id -u; id -g", user=1234)).text == "1234\n0\n"
     with pytest.raises(Invalid):
         await sb.exec("true", user="nonesuch")
 

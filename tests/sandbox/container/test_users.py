@@ -34,19 +34,19 @@ staff:x:51:again
 @pytest.mark.parametrize(
     ("who", "user"),
     [
-        ("crab", User(1000, 100, "/home/crab", (29, 50))),
-        (1000, User(1000, 100, "/home/crab", (29, 50))),
-        ("1000", User(1000, 100, "/home/crab", (29, 50))),
-        ("odd", User(12, 13, "/", (50,))),
-        ("crab:staff", User(1000, 50, "/home/crab")),
-        ("crab:77", User(1000, 77, "/home/crab")),
-        ("1000:1000", User(1000, 1000, "/home/crab")),
-        ("0:staff", User(0, 50, "/root")),
-        ("root:root", User(0, 0, "/root")),
-        (1234, User(1234, 1234, "/")),
-        ("1234:audio", User(1234, 29, "/")),
-        ("42", User(7, 7, "/seven")),
-        (65_535, User(65_535, 65_535, "/")),
+        ("crab", User(1000, 100, "/home/crab", (100, 29, 50))),
+        (1000, User(1000, 100, "/home/crab", (100, 29, 50))),
+        ("1000", User(1000, 100, "/home/crab", (100, 29, 50))),
+        ("odd", User(12, 13, "/", (13, 50))),
+        ("crab:staff", User(1000, 50, "/home/crab", (50,))),
+        ("crab:77", User(1000, 77, "/home/crab", (77,))),
+        ("1000:1000", User(1000, 1000, "/home/crab", (1000,))),
+        ("0:staff", User(0, 50, "/root", (50,))),
+        ("root:root", User(0, 0, "/root", (0,))),
+        (1234, User(1234, 0, "/", (0,))),
+        ("1234:audio", User(1234, 29, "/", (29,))),
+        ("42", User(7, 7, "/seven", (7,))),
+        (65_535, User(65_535, 0, "/", (0,))),
     ],
 )
 def test_who_somebody_is(who: int | str, user: User) -> None:
@@ -70,15 +70,15 @@ def test_a_refusal_says_which_file_does_not_know_it_and_why() -> None:
         resolve("ghost", UserTable(trouble="it has no such file"), UserTable())
     with pytest.raises(Invalid, match="no group 'ghosts' in the sandbox's /etc/group: not a regular file"):
         resolve("crab:ghosts", UserTable(PASSWD), UserTable(trouble="not a regular file"))
-    assert resolve(1000, UserTable(trouble="it has no such file"), UserTable()) == User(1000, 1000, "/")
+    assert resolve(1000, UserTable(trouble="it has no such file"), UserTable()) == User(1000, 0, "/", (0,))
 
 
 def test_a_user_of_too_many_groups_must_say_which() -> None:
     many = "".join(f"g{n}:x:{2000 + n}:crab\n" for n in range(MAX_GROUPS + 1))
     with pytest.raises(Invalid, match="257 groups"):
         resolve("crab", UserTable(PASSWD), UserTable(many))
-    assert resolve("crab:g3", UserTable(PASSWD), UserTable(many)) == User(1000, 2003, "/home/crab")
-    few = many[: many.rindex("g256")]
+    assert resolve("crab:g3", UserTable(PASSWD), UserTable(many)) == User(1000, 2003, "/home/crab", (2003,))
+    few = many[: many.rindex("g255")]  # and its own
     assert len(resolve("crab", UserTable(PASSWD), UserTable(few)).groups) == MAX_GROUPS
 
 
