@@ -129,7 +129,7 @@ def _pattern(text: str) -> PathPattern:
         raise ValueError("'!' is no pattern")
     text = text[1:] if exception else text
     glob(text)  # for what is wrong with it
-    return PathPattern(text, exception, re.compile(_regular(text), re.DOTALL))
+    return PathPattern(text, exception, re.compile(_regular(text), re.DOTALL | re.ASCII))
 
 
 def _regular(text: str) -> str:
@@ -153,11 +153,21 @@ def _regular(text: str) -> str:
         elif char == "?":
             result += "[^/]"
         elif char == "\\" and at < len(text):
-            result += re.escape(text[at])
+            result += _escaped(text, at)
             at += 1
         else:
             result += re.escape(char)
     return result
+
+
+def _escaped(text: str, at: int) -> str:
+    """As moby has it, which hands an escaped letter to Go's regular expressions: ``\\n`` is a line's end."""
+    char = text[at]
+    if not (char.isascii() and char.isalnum()):
+        return re.escape(char)
+    if char not in "AabBdDfnrsStvwW":
+        raise ValueError(f"{text!r}: an escape that means nothing: \\{char}")
+    return f"\\{char}"
 
 
 def _bracket(text: str, at: int) -> tuple[str, int]:

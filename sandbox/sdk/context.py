@@ -123,7 +123,7 @@ class BuildContext:
             walk = _Walk(root, self.ignored, line)
             for source in sources:
                 walk.source(source)
-        return Selection(self.root, dict(sorted(walk.result.items())), frozenset(walk.left_out))
+        return Selection(self.root, dict(sorted(walk.result.items())))
 
 
 class _Walk:
@@ -131,7 +131,6 @@ class _Walk:
 
     def __init__(self, root: int, ignored: PatternList, line: int) -> None:
         self.result: dict[str, os.stat_result] = {}
-        self.left_out: set[str] = set()  # directories that are there only because of what is in them
         self._root, self._ignored, self._line = root, ignored, line
 
     def source(self, source: str) -> None:
@@ -191,8 +190,6 @@ class _Walk:
             if status is None:
                 raise Invalid(f"{path} of the context has gone while it was read", hint="build again")
             self.result[path], status = status, None
-            if self._ignored.has_exceptions and self._ignored.matches(path):
-                self.left_out.add(path)
             path = path.rpartition("/")[0]
 
     def _decide(self, path: str, status: os.stat_result | None) -> os.stat_result | None:
@@ -237,7 +234,6 @@ class Selection:
 
     root: Path
     entries: dict[str, os.stat_result]
-    left_out: frozenset[str] = frozenset()  # directories of them, which get the time of the build as with BuildKit
 
     def digest(self, hashes: Hashes | None = None) -> str:
         """Of what would be copied, hexadecimal blake3."""
@@ -263,7 +259,7 @@ class Selection:
         ):
             for path, status in self.entries.items():
                 header = tarfile.TarInfo(path)
-                when = time.time_ns() if path in self.left_out else status.st_mtime_ns
+                when = status.st_mtime_ns
                 header.mode, header.mtime = stat.S_IMODE(status.st_mode), when / 1e9
                 header.pax_headers = {"mtime": f"{when // 10**9}.{when % 10**9:09}"}
                 if not stat.S_ISLNK(status.st_mode):

@@ -45,6 +45,10 @@ TABLE = [
     (["a[b/c]d"], "a/d", True),
     ([r"\*"], "*", True),
     ([r"\*"], "a", False),
+    ([r"\note"], "note", False),  # as in Go's regular expressions
+    ([r"\note"], "\note", True),
+    ([r"a\.b"], "a.b", True),
+    ([r"\w"], "é", False),
     (["a.b"], "axb", False),
     (["."], "a", False),
     (["a", "!a/b", "a/b/c"], "a/b/x", False),
@@ -64,7 +68,7 @@ def test_lines_of_an_ignore_file() -> None:
     assert ignore_lines(text) == ["abs", "!y", "# no comment", ".", "/"]
 
 
-@pytest.mark.parametrize("wrong", ["!", "[", "[a", "[]a]", "[-]", "[z-a]", "a\\"])
+@pytest.mark.parametrize("wrong", ["!", "[", "[a", "[]a]", "[-]", "[z-a]", "a\\", "\\o", "\\1"])
 def test_a_wrong_pattern_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError):
         PatternList([wrong])
