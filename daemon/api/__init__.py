@@ -31,7 +31,7 @@ from daemon.api.gate import Gate, named, started
 from daemon.api.idempotency import Answers
 from daemon.api.login import LOGINS
 from daemon.api.openapi import describe
-from daemon.api.overview import READINGS, Readings
+from daemon.api.overview import EXAMINATION, READINGS, Examination, Readings
 from daemon.api.route import ApiRoute
 from daemon.api.sandboxes import DESCRIPTION
 from daemon.api.sockets import SOCKETS, Sockets, close_all
@@ -75,7 +75,7 @@ def application(host: Host, token_file: Path, answers: Answers | None = None) ->
     app.on_response_prepare.append(started)
     app[HOST] = host
     app[SOCKETS] = Sockets()
-    app[READINGS] = Readings()
+    app[READINGS], app[EXAMINATION] = Readings(), Examination()
     app.on_shutdown.append(close_all)
     app[TOKENS] = TokenStore(token_file, clock=time.time)
     app[LOGINS] = Logins(key_file(token_file.with_name("page.key")))

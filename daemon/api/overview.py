@@ -21,6 +21,7 @@ from sandbox.messages.processes import HostUsage, SandboxUsage
 
 AREA = Area()
 INTERVAL = 1.5  # seconds for which a reading is good
+EXAMINED = 30.0  # seconds for which the doctor's findings are
 
 
 class Readings:
@@ -41,7 +42,24 @@ class Readings:
             return self._latest
 
 
+class Examination:
+    """What the doctor found last. However many callers wait, one examination runs."""
+
+    def __init__(self) -> None:
+        self._ended_at = float("-inf")
+        self._latest: list[DoctorFinding] = []
+        self._one = asyncio.Lock()
+
+    async def latest(self, host: Host) -> list[DoctorFinding]:
+        async with self._one:
+            if time.monotonic() - self._ended_at > EXAMINED:
+                self._latest = await host.services.aside.run(examine, sandbox="doctor")
+                self._ended_at = time.monotonic()
+            return self._latest
+
+
 READINGS: web.AppKey[Readings] = web.AppKey("readings", Readings)
+EXAMINATION: web.AppKey[Examination] = web.AppKey("examination", Examination)
 
 
 def _read(running: list[LiveSandbox]) -> list[tuple[str, SandboxUsage]]:
@@ -67,6 +85,6 @@ async def _host_usage(host: Host) -> HostUsage:
 
 
 @AREA("GET", "/v1/doctor", scope="admin")
-async def _doctor(host: Host) -> list[DoctorFinding]:
+async def _doctor(request: web.Request, host: Host) -> list[DoctorFinding]:
     """What this host can do, found out by doing it. Takes seconds."""
-    return await host.services.aside.run(examine, sandbox="doctor")
+    return await request.app[EXAMINATION].latest(host)

@@ -92,21 +92,24 @@ export function drawAll(
 ): void {
   const { x, y } = scales(placed, size);
   const dense = x(1) - x(0) < 4;
-  context.lineWidth = dense ? 0.7 : 1.5;
+  const paths = LANES.map(() => new Path2D()); // one for each colour: ten thousand strokes would take a moment
   placed.parents.forEach((parent, child) => {
     if (parent < 0) return;
     const [start, end] = [y(placed.lanes[parent]!), y(placed.lanes[child]!)];
-    context.strokeStyle = colour(placed.lanes[child]!);
-    context.beginPath();
-    context.moveTo(x(parent), start);
+    const path = paths[placed.lanes[child]! % LANES.length]!;
+    path.moveTo(x(parent), start);
     if (dense || start === end) {
-      context.lineTo(x(parent), end);
+      path.lineTo(x(parent), end);
     } else {
       const bend = Math.min(x(child) - x(parent), 18);
-      context.bezierCurveTo(x(parent) + bend / 2, start, x(parent) + bend / 2, end, x(parent) + bend, end);
+      path.bezierCurveTo(x(parent) + bend / 2, start, x(parent) + bend / 2, end, x(parent) + bend, end);
     }
-    context.lineTo(x(child), end);
-    context.stroke();
+    path.lineTo(x(child), end);
+  });
+  context.lineWidth = dense ? 0.7 : 1.5;
+  paths.forEach((path, number) => {
+    context.strokeStyle = LANES[number]!;
+    context.stroke(path);
   });
   checkpoints.forEach((item, index) => {
     if (dense && !marked.has(index) && !item.label) return;

@@ -31,7 +31,10 @@ export function place(checkpoints: CheckpointInfo[], head: string | null | undef
   const free = new FreeLanes();
   const branches = new Map<number, number[]>();
   parents.forEach((parent, row) => {
-    if (parent >= 0 && main[parent] !== row) branches.set(parent, [...(branches.get(parent) ?? []), row]);
+    if (parent < 0 || main[parent] === row) return;
+    const others = branches.get(parent);
+    if (others) others.push(row);
+    else branches.set(parent, [row]);
   });
   for (let row = 0; row < lanes.length; row += 1) {
     if (lanes[row] === -1) lanes[row] = free.take(row, ends[row]!); // a root

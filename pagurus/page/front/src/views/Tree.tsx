@@ -162,8 +162,9 @@ export function TreeTab({ info }: { info: SandboxInfo }) {
     if (at && (top < at.scrollTop || top > at.scrollTop + at.clientHeight - ROW)) at.scrollTop = top - at.clientHeight / 2;
   };
   const key = (event: KeyboardEvent): void => {
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15 }[event.key];
-    if (step === undefined) return;
+    const all = line.rows.length;
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -all, End: all }[event.key];
+    if (step === undefined || !(event.target as HTMLElement).matches(".rows")) return;
     event.preventDefault();
     choose(position + step);
   };
