@@ -82,7 +82,12 @@ def tree(sandbox: str, count: int) -> list[dict[str, Any]]:
         if names:
             parent = names[-1] if drawn.random() < 0.9 else names[-1 - drawn.randrange(min(len(names), 200))]
         names.append(f"c-{number:012x}")
-        checkpoint = {"id": names[-1], "sandbox": sandbox, "state": "durable", "verdict": VERDICTS[number % 4]}
+        checkpoint: dict[str, Any] = {
+            "id": names[-1],
+            "sandbox": sandbox,
+            "state": "durable",
+            "verdict": VERDICTS[number % 4],
+        }
         checkpoint |= {"created_at": now - count + number, "frozen_ms": 8.0, "total_ms": 16.0, "stored_bytes": 20_000}
         result.append(checkpoint | ({} if parent is None else {"parent": parent}))
     return result
