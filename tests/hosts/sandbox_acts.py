@@ -290,7 +290,7 @@ def _tree(host: Host) -> None:
 def _store(host: Host) -> None:
     taken = host.sandbox.checkpoint(wait="durable")
     reports = host.client.store.verify(taken)
-    assert reports and not [report.damage for report in reports if report.damage]
+    assert reports and not [report.damage for report in reports if report.damage], reports
 
 
 # --------------------------------------------------------------------------- limits

@@ -62,10 +62,13 @@ def text() -> str:
     result = results()
     if not result:
         return "No system was tried yet."
-    lines = ["| system | kernel | acts | passed | absent | failed | seconds |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| system | kernel | runs | acts | passed | absent | failed | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, row in result.items():
         counts = [sum(act["result"] == item for act in row["acts"]) for item in ("passed", "absent", "failed")]
-        cells = [SYSTEMS[name].title, row["kernel"], len(row["acts"]), *counts]
+        cells = [SYSTEMS[name].title, row["kernel"], row.get("runs", 1), len(row["acts"]), *counts]
         cells.append(round(sum(act["seconds"] for act in row["acts"])))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", f"| act | {' | '.join(row['kernel'] for row in result.values())} |", "|---|" + "---|" * len(result)]
