@@ -90,7 +90,7 @@ def check(config: DaemonConfig) -> DaemonConfig:
     if config.plain:
         ways.append("plain")
     if len(ways) > 1:
-        raise Invalid(f"{' and '.join(ways)} exclude each other")
+        raise Invalid(f"{' and '.join(ways)} exclude each other", hint="give one of them")
     if config.address is None:
         if ways:
             raise Invalid(f"{ways[0]} without listen", hint="say where to listen: listen = HOST:PORT")
@@ -165,11 +165,13 @@ def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str
         try:
             settings = tomllib.loads(file.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Invalid(f"cannot read {file}: {error}") from None
+            raise Invalid(f"cannot read {file}: {error}", hint="name a TOML file: --config FILE") from None
     try:
         return msgspec.convert({**existing, **settings, **given}, DaemonConfig, dec_hook=_path, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the configuration cannot be taken: {plain(error)}") from None
+        raise Invalid(
+            f"the configuration cannot be taken: {plain(error)}", hint="see `pagurus daemon --help`"
+        ) from None
 
 
 def _path(kind: type, value: object) -> Path:

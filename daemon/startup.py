@@ -30,6 +30,7 @@ from daemon.aside import AT_ONCE, Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.checkpoints.capture import GONE, Capturer, Places
 from daemon.checkpoints.inflight import Services
+from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.persist import LOST, UNSTORED, USABLE, nearest
 from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import CheckpointStage
@@ -195,11 +196,11 @@ async def _examine(host: Host, checkpoints: list[CheckpointRow]) -> list[Stateme
         host.services.checkpoints[row.id] = row
         if row.state in USABLE and (missing := await _missing(host, row, unpacked)):
             said = LOST if row.state is CheckpointState.DURABLE else UNSTORED
-            row.state, row.error = CheckpointState.FAILED, f"{said}{missing}"
+            row.state, row.error = after(row.state, CheckpointEvent.FAIL), f"{said}{missing}"
             log.error("%s: %s", row.id, row.error, extra={"sandbox": row.sandbox, "turn": row.turn})
             changes.append(put_checkpoint(row))
         elif row.state is CheckpointState.DURABLE and row.dump == row.id and not host.places.packed(row.id).exists():
-            row.state, row.durable_at = CheckpointState.CAPTURED, None  # its raw images are there: stored again
+            row.state, row.durable_at = after(row.state, CheckpointEvent.REPACK), None  # its raw images are there
             log.error("%s: its packed images are gone", row.id, extra={"sandbox": row.sandbox, "turn": row.turn})
             changes.append(put_checkpoint(row))
     for row in checkpoints:
@@ -285,7 +286,8 @@ async def _resume(host: Host, row: CheckpointRow) -> None:
         await asyncio.to_thread(host.services.capturer.discard, row.id)  # what the former daemon had half made
         live.captures.resume(row)
         return
-    row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
+    row.state = after(row.state, CheckpointEvent.FAIL)
+    row.error = "the daemon ended before it was captured, and so did the sandbox"
     await host.services.catalogue.write([put_checkpoint(row)])
 
 

@@ -59,7 +59,7 @@ def understand(arguments: Sequence[str]) -> Words:
             raise Invalid(f"option {name} is not known here")
         if not equals:
             if index >= len(arguments):
-                raise Invalid(f"option {name} needs a value")
+                raise Invalid(f"option {name} needs a value", hint="write it behind the option")
             value, index = arguments[index], index + 1
         _take(words, name, value)
     words.rest = list(arguments[index:])

@@ -75,15 +75,17 @@ async def _read_request(parts: AsyncIterator[bytes]) -> tuple[CopyRequest, bytes
     data = b""
     while len(data) < _LENGTH or len(data) < _LENGTH + (size := int.from_bytes(data[:_LENGTH], "big")):
         if len(data) >= _LENGTH and int.from_bytes(data[:_LENGTH], "big") > MAX_REQUEST:
-            raise Invalid(f"a request of more than {MAX_REQUEST} bytes")
+            raise Invalid(
+                f"a request of more than {MAX_REQUEST} bytes", hint="a smaller copy: fewer sources, or shorter names"
+            )
         try:
             data += await anext(parts)
         except StopAsyncIteration:
-            raise Invalid("the request ends before it is complete") from None
+            raise Invalid("the request ends before it is complete", hint="send it again") from None
     try:
         return msgspec.msgpack.decode(data[_LENGTH : _LENGTH + size], type=CopyRequest), data[_LENGTH + size :]
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Invalid(f"not a CopyRequest: {error}") from None
+        raise Invalid(f"not a CopyRequest: {error}", hint="use a client of this version") from None
 
 
 async def _unpacked(parts: AsyncIterator[bytes], first: bytes, directory: Path, limit: int) -> None:

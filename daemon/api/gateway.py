@@ -95,5 +95,5 @@ async def _exchanges(gateway: GatewayService, live: LiveSandbox, query: _ListQue
 async def _exchange(gateway: GatewayService, live: LiveSandbox, exchange: str) -> Exchange:
     """One exchange with its content."""
     if not (exchange.isascii() and exchange.isdigit() and len(exchange) < 19):
-        raise Invalid("an exchange is a number")
+        raise Invalid("an exchange is a number", hint="`exchanges` lists them")
     return await gateway.journal.read(live.row.id, int(exchange))

@@ -78,7 +78,7 @@ class CallerUsage(msgspec.Struct):
 def identity(caller: str, method: str, path: str, key: str) -> str:
     """One key of one caller for one thing. Two callers, or two paths, never meet."""
     if not KEY_FORM.fullmatch(key):
-        raise Invalid("an Idempotency-Key is 1 to 200 printable characters without spaces")
+        raise Invalid("an Idempotency-Key is 1 to 200 printable characters without spaces", hint="use a UUID")
     return hashlib.sha256("\0".join((caller, method, path, key)).encode()).hexdigest()
 
 

@@ -141,7 +141,9 @@ def _named(host: Host, name: str, body: NameImage) -> ImageInfo:
     result = host.images.resolve(name)
     source, config = f"image {name}", body.config or result.config
     if not host.images.give_name(body.name, result.digest, source, config, replace=body.replace):
-        raise ImageNotFound(f"image {name} has just been removed")  # or lies in another store
+        raise ImageNotFound(
+            f"image {name} has just been removed", hint="see `pagurus image ls`"
+        )  # or lies in another store
     return host.images.info(body.name, host.images_used())
 
 

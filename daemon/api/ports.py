@@ -27,7 +27,7 @@ async def _list(live: LiveSandbox) -> list[int]:
 async def _connect(request: web.Request, live: LiveSandbox, port: str) -> web.StreamResponse:
     """Connect to a port of the sandbox: binary messages are the bytes, the text ``end`` closes one direction."""
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535):
-        raise Invalid(f"not a port: {port[:16]!r}")
+        raise Invalid(f"not a port: {port[:16]!r}", hint="a number from 1 to 65535")
     with live.attending():
         inside = await ports.connect(live, int(port))
         with contextlib.ExitStack() as undo:

@@ -128,9 +128,11 @@ async def chunks(request: web.Request) -> AsyncIterator[bytes]:
             async with asyncio.timeout(TIMEOUT):
                 part = await request.content.readany()
         except TimeoutError:
-            raise Timeout(f"no byte of the body came for {TIMEOUT:g} s") from None
+            raise Timeout(
+                f"no byte of the body came for {TIMEOUT:g} s", hint="send the body without a pause, or again"
+            ) from None
         except web.RequestPayloadError as error:
-            raise Invalid(f"the body cannot be read: {error}") from None
+            raise Invalid(f"the body cannot be read: {error}", hint="check its length and encoding") from None
         if not part:
             return
         size += len(part)
@@ -177,7 +179,9 @@ async def _body(request: web.Request) -> object:
         else:
             body = msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the request cannot be taken: {plain(error)}") from None
+        raise Invalid(
+            f"the request cannot be taken: {plain(error)}", hint="GET /v1/openapi.json describes it"
+        ) from None
     request[MEMORY].add(2 * max(0, getattr(body, "output_limit", 0) - RETAINED_FREE))
     return body
 
@@ -188,7 +192,7 @@ def _query(request: web.Request) -> object:
     try:
         return msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the query cannot be taken: {plain(error)}") from None
+        raise Invalid(f"the query cannot be taken: {plain(error)}", hint="GET /v1/openapi.json describes it") from None
 
 
 # --------------------------------------------------------------------------- handlers
@@ -214,7 +218,7 @@ async def _given(request: web.Request, name: str) -> object:
             return request.app[TOKENS]
         case "gateway":
             if host.gateway is None:
-                raise Unsupported("this daemon has no gateway")
+                raise Unsupported("this daemon has no gateway", hint="start it with --gateway-config")
             return host.gateway
         case "live" | "alive":
             live = host.live(request.match_info["id"])

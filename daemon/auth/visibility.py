@@ -133,7 +133,9 @@ class Making:
         """`row` is made within. Its owner is the caller's, where the caller is no administrator."""
         caller = CALLER.get()
         if row.limits.memory is not None and parse_bytes(row.limits.memory) < MIN_MEMORY:
-            raise Invalid(f"a sandbox needs {MIN_MEMORY >> 20} MiB of memory at least")
+            raise Invalid(
+                f"a sandbox needs {MIN_MEMORY >> 20} MiB of memory at least", hint="raise `memory`, or leave it out"
+            )
         if not caller.everything:
             row.owner = caller.owner
         row.made_by = KEY.get()

@@ -29,6 +29,7 @@ from daemon import metrics
 from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import failure
 from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError, Protocol
 from sandbox.messages import CheckpointState
@@ -80,7 +81,7 @@ async def store(
             await services.capturer.release(row.id)
         services.finalized(row, inflight.parent)
     except CheckpointDamaged as error:
-        row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
+        row.state, row.error = after(row.state, CheckpointEvent.FAIL), UNSTORED + error.message
         inflight.unstored = CheckpointFailed(
             f"checkpoint {row.id}: {row.error}", hint="restore an older one", sandbox=row.sandbox, turn=row.turn
         )
@@ -92,7 +93,7 @@ async def store(
         if row.state is CheckpointState.DURABLE:  # and remains so: only its raw images could not be put aside
             log.warning("%s is stored, but: %s", row.id, error, extra=where, exc_info=bug)
             return
-        row.state, row.durable_at = CheckpointState.CAPTURED, None
+        row.state, row.durable_at = after(row.state, CheckpointEvent.RETRY), None
         existing = failure(error)
         row.error = f"captured, but not durable: {str(error) or existing}"
         inflight.unstored = type(existing)(
@@ -157,7 +158,8 @@ def _need_durable_content(services: Services, row: CheckpointRow) -> None:
 async def _publish(services: Services, row: CheckpointRow) -> None:
     """Let the row say durable, on the disk first. Others write this row as well, and do not know of that yet."""
     was, error = put_checkpoint(row), row.error
-    durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time(), error=None)
+    stored = after(row.state, CheckpointEvent.STORE)
+    durable = msgspec.structs.replace(row, state=stored, durable_at=time.time(), error=None)
     await services.catalogue.write([put_checkpoint(durable)], durable=True)
     overtaken = put_checkpoint(row) != was  # a heir's new parent, a note of damage: written as captured since
     row.state, row.durable_at = durable.state, durable.durable_at

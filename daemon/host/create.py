@@ -35,7 +35,7 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     """All that is said of a sandbox of this image, whose `mounts` are admitted. Raises Invalid."""
     workdir = image.config.workdir if request.workdir is None else request.workdir
     if not workdir.startswith("/") or "\0" in workdir:
-        raise Invalid(f"workdir must be absolute and without NUL bytes, not {workdir!r}")
+        raise Invalid(f"workdir must be absolute and without NUL bytes, not {workdir!r}", hint="such as /srv")
     _need_variables(request.env)
     _need_sizes(request.limits)
     ignore.checked(request.ignore)
@@ -88,9 +88,11 @@ def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bo
         request = CreateRequest(**requested, workdir=said.workdir, user=said.user or None)
         msgspec.convert(msgspec.to_builtins(request), CreateRequest)  # holds the user to the bounds of a request
     except msgspec.ValidationError as error:
-        raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None
+        raise Invalid(
+            f"the settings for forks cannot be read: {plain(error)}", hint="export the checkpoint again"
+        ) from None
     if filed(said.image) is None:
-        raise Invalid(f"not an image name: {said.image[:80]!r}")
+        raise Invalid(f"not an image name: {said.image[:80]!r}", hint="export the checkpoint again")
     if said.gateway is not None:
         raise Invalid("how an agent reaches a model is no matter of a checkpoint", hint="export it without a gateway")
     sources = [mount.source[:200] for mount in said.mounts if mount.source is not None]
@@ -115,6 +117,8 @@ def _need_variables(env: Mapping[str, str]) -> None:
     """What no program could be started with would make a sandbox in which nothing runs."""
     for name, value in env.items():
         if not name or "=" in name or "\0" in name:
-            raise Invalid(f"{name!r} is no name of an environment variable")
+            raise Invalid(
+                f"{name!r} is no name of an environment variable", hint="leave it out, or name it without = and NUL"
+            )
         if "\0" in value:
-            raise Invalid(f"the environment variable {name} holds a NUL byte")
+            raise Invalid(f"the environment variable {name} holds a NUL byte", hint="leave the byte out")

@@ -42,6 +42,7 @@ from daemon.catalogue import (
 )
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
+from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import CheckpointStage
 from daemon.host import create, mounts
@@ -301,7 +302,8 @@ class Host:
     def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
         """The state at creation: the empty upper and a new init. It has no content of its own."""
         root = self.services.new_checkpoint(row, Verdict.NONE)
-        root.state, root.parent, root.label = CheckpointState.DURABLE, None, "created"
+        root.state = after(after(root.state, CheckpointEvent.CAPTURE), CheckpointEvent.STORE)
+        root.parent, root.label = None, "created"
         root.started_at = root.captured_at = root.durable_at = root.created_at
         return root
 

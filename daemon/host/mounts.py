@@ -30,21 +30,25 @@ TAKEN = ("/", "/proc", "/dev", "/sys", "/etc", "/.pagurus")  # and below, but fo
 def checked(mounts: Sequence[Mount]) -> None:
     """Raise Invalid unless these targets can be mounted next to one another. Pure."""
     if len(mounts) > MAX_MOUNTS:
-        raise Invalid(f"{len(mounts)} mounts; at most {MAX_MOUNTS} are possible")
+        raise Invalid(
+            f"{len(mounts)} mounts; at most {MAX_MOUNTS} are possible", hint="mount a directory above several of them"
+        )
     targets: list[PurePosixPath] = []
     for mount in mounts:
         target = PurePosixPath(mount.target)
         if not mount.target.startswith("/") or ".." in target.parts or "\0" in mount.target:
-            raise Invalid(f"a mount's target must be absolute and without '..', not {mount.target!r}")
+            raise Invalid(
+                f"a mount's target must be absolute and without '..', not {mount.target!r}", hint="such as /data"
+            )
         for taken in TAKEN:
             if target == PurePosixPath(taken) or (taken != "/" and target.is_relative_to(taken)):
-                raise Invalid(f"nothing can be mounted at {target}")
+                raise Invalid(f"nothing can be mounted at {target}", hint="use a directory of its own, such as /data")
         for other in targets:
             if target.is_relative_to(other) or other.is_relative_to(target):
-                raise Invalid(f"the mounts at {other} and {target} overlap")
+                raise Invalid(f"the mounts at {other} and {target} overlap", hint="use directories next to each other")
         targets.append(target)
         if mount.source is None and parse_bytes(mount.size) < 1 << 20:
-            raise Invalid(f"scratch of less than 1 MiB: {mount.size!r}")
+            raise Invalid(f"scratch of less than 1 MiB: {mount.size!r}", hint="raise `size`")
 
 
 async def admitted(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:

@@ -245,4 +245,7 @@ class Restorer:
 def _need_equal_trees(reference: Path, tree: Path) -> None:
     result = facts.tree_differences(reference / "upper", tree / "upper")
     if result:
-        raise NotEqual(f"the restored files differ in {len(result)} points: {'; '.join(result[:10])}")
+        raise NotEqual(
+            f"the restored files differ in {len(result)} points: {'; '.join(result[:10])}",
+            hint="restore again, or an older checkpoint",
+        )

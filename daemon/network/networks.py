@@ -374,7 +374,7 @@ class Networks:
         new = [element for address in addresses for element in named(attached.address, address, ports, seconds)]
         if len(attached.named) + len(new) > MAX_NAMED:
             attached.memory.add(f"name {name}", f"{MAX_NAMED} addresses are open already")
-            raise Unsupported("too many addresses")
+            raise Unsupported("too many addresses", hint="wait until some have expired, or allow fewer names")
         renewed = [ElementChange(item, add=False) for item in new if item in attached.named]
         await self._write(lambda: self.table.apply([*renewed, *(ElementChange(item) for item in new)]))
         attached.named.update({element: (name, now + seconds) for element in new})

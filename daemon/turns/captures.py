@@ -16,6 +16,7 @@ from daemon import metrics
 from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox
 from daemon.checkpoints.capture import NeedsDump, failure
 from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.persist import store
 from daemon.checkpoints.schedule import MIN_DUMP_SECONDS, CheckpointStage, expected
 from daemon.turns import excluded
@@ -76,7 +77,7 @@ class Captures:
         row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
         row.full_bytes = row.files_bytes + row.dump_bytes
         row.started_at = row.captured_at = time.time()
-        row.state = CheckpointState.CAPTURED
+        row.state = after(row.state, CheckpointEvent.CAPTURE)
         self._of.services.checkpoints[row.id] = row
         self._of.row.head = row.id
         await self._of.services.catalogue.write([put_checkpoint(row), put_sandbox(self._of.row)])
@@ -175,7 +176,7 @@ class Captures:
             except NeedsDump as reason:
                 log.info("%s: %s", row.id, reason, extra={"sandbox": self._of.row.id, "turn": row.turn})
                 row.verdict, stage = Verdict.BOTH, CheckpointStage.DUMP
-        row.state = CheckpointState.CAPTURED
+        row.state = after(row.state, CheckpointEvent.CAPTURE)
         before, self._of.row.head = self._of.row.head, row.id
         try:
             await services.catalogue.write([put_checkpoint(row), put_sandbox(self._of.row)])
@@ -191,7 +192,7 @@ class Captures:
     async def _fail(self, inflight: InFlight, error: Exception) -> None:
         row = inflight.row
         existing = failure(error)
-        row.state = CheckpointState.FAILED
+        row.state = after(row.state, CheckpointEvent.FAIL)
         row.error = f"{existing.message} ({existing.hint})" if existing.hint else existing.message
         existing.sandbox, existing.turn = self._of.row.id, row.turn
         inflight.error = self._failed = existing

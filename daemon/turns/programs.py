@@ -360,7 +360,11 @@ class Programs:
                         sandbox=self._live.row.id,
                     )
                 if state.error or state.exit_status is not None:
-                    raise Closed("its stdin is closed, or it has ended", sandbox=self._live.row.id)
+                    raise Closed(
+                        "its stdin is closed, or it has ended",
+                        sandbox=self._live.row.id,
+                        hint='start it again, with stdin="pipe"',
+                    )
                 if state.written == at:
                     await connection.wait(Until.CAPACITY)
                 at = min(end, state.written)
@@ -376,7 +380,7 @@ class Programs:
             state = await (await self.supervisor(program)).signal(number, group=group)
         if state.error:
             self._note(program, state.exit_status)
-            raise Conflict("it has ended already", sandbox=self._live.row.id)
+            raise Conflict("it has ended already", sandbox=self._live.row.id, hint="start it again")
         return await self.info(program)
 
     async def remove(self, program: str) -> None:

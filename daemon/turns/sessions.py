@@ -231,7 +231,9 @@ class ShellSessions:
                 raise Conflict("what this command printed has gone: another one followed", hint="use a new key")
             outputs = await _outputs(connection)
         except SupervisorGone as error:
-            raise Closed("the session is gone, and with it what the command printed") from error
+            raise Closed(
+                "the session is gone, and with it what the command printed", hint="open another session"
+            ) from error
         return ExecResult(
             **{name: getattr(answer, name) for name in _ANSWERED},
             stdout=outputs[0],
@@ -325,7 +327,7 @@ def _greeting(program: str) -> bytes:
 def _script(command: str, key: bytes, first: int) -> bytes:
     """What the shell reads to run one command. Example: ``{ eval 'pwd'; } </dev/null >&7 2>&8 7>&- 8>&-``."""
     if "\0" in command:
-        raise Invalid("a command holds a NUL byte")
+        raise Invalid("a command holds a NUL byte", hint="leave the byte out")
     quoted = command.replace("'", "'\\''")
     serial = f"$(((__pagurus={_serial(key)})*0+{first}))"  # set without touching $?
     redirections = f"</dev/null >&{serial} 2>&{first + 1} {first}>&- {first + 1}>&-"

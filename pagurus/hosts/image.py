@@ -163,7 +163,7 @@ def build(
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
     contexts = {given.partition("=")[0]: given.partition("=")[2] for given in build_context or []}
     if network not in ("none", "open"):
-        raise Invalid(f"--network is none or open, not {network!r}")
+        raise Invalid(f"--network is none or open, not {network!r}", hint="leave it out for none")
     reach = Network.open() if network == "open" else Network.none()
 
     def show(line: str) -> None:
@@ -235,12 +235,12 @@ def _secret(text: str) -> tuple[str, bytes]:
         raise Invalid(f"--secret {text.split(',')[0]}: not a secret", hint="id=NAME,src=FILE or id=NAME,env=VARIABLE")
     if variable is not None:
         if variable not in os.environ:
-            raise Invalid(f"--secret id={name}: the variable {variable} is not set")
+            raise Invalid(f"--secret id={name}: the variable {variable} is not set", hint="export it first")
         return name, os.environb[variable.encode()]
     try:
         return name, Path(file or "").read_bytes()
     except OSError as error:
-        raise Invalid(f"--secret id={name}: {error}") from None
+        raise Invalid(f"--secret id={name}: {error}", hint="name a readable file: src=FILE") from None
 
 
 def _made(info: ImageInfo) -> None:

@@ -72,7 +72,7 @@ def copy(source: Place, target: Place) -> None:
     if (origin is None) == (sandbox is None):
         raise Invalid("one side must be SANDBOX:PATH, the other one local", hint="pagurus cp ./dir my-sandbox:/work")
     if origin is None and not os.path.lexists(taken):
-        raise Invalid(f"{taken} does not exist")
+        raise Invalid(f"{taken} does not exist", hint="name a local file or directory")
     size = _size(Path(taken)) if origin is None else None
     with output.progress(f"copy {source}", size) as advanced:
 
@@ -108,7 +108,7 @@ async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callab
 
     kind = await _kind(sandbox, source)
     if kind is None:
-        raise NotFound(f"there is no {source} in the sandbox")
+        raise NotFound(f"there is no {source} in the sandbox", hint="look with `pagurus exec SANDBOX ls`")
     where = placed(source, target, tree=kind == "directory", result=_local_kind(target))
     if where.name is None:
         return await sandbox.files.download(source, where.directory, below=where.below, progress=advanced)

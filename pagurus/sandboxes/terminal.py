@@ -181,5 +181,5 @@ def ports(text: str) -> tuple[int, int]:
         raise Invalid(f"not a pair of ports: {text!r}", hint="write LOCAL:REMOTE, such as 8080:80, or REMOTE")
     pair = (int(here) if colon else 0, int(there))
     if not (0 <= pair[0] <= 65_535 and 1 <= pair[1] <= 65_535):
-        raise Invalid(f"no such port: {text!r}")
+        raise Invalid(f"no such port: {text!r}", hint="a number from 1 to 65535")
     return pair

@@ -33,7 +33,7 @@ class BriefClient(Client):
         if self._socket is None or not (data is None or isinstance(data, bytes)):
             return await super().raw(method, path, data, kind, timeout, headers)
         if self._closed:
-            raise Closed("the client is closed")
+            raise Closed("the client is closed", hint="use it inside its `with` block")
         body = data or b""
         about = {"Content-Type": kind, "Content-Length": str(len(body))} if data is not None else {}
         reported = {"Host": "daemon", **self._headers, **(headers or {}), **about}
@@ -47,7 +47,9 @@ class BriefClient(Client):
             async with asyncio.timeout(timeout):
                 status, content = await self._exchange("\r\n".join(lines).encode("ascii") + body)
         except TimeoutError as error:
-            raise Timeout(f"{method} {path} took longer than {timeout} s") from error
+            raise Timeout(
+                f"{method} {path} took longer than {timeout} s", hint="raise `timeout`, or look at the load of the host"
+            ) from error
         except (ConnectionResetError, BrokenPipeError, EOFError) as error:
             raise broken(method, path, error) from None
         except OSError as error:

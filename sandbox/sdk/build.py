@@ -159,7 +159,7 @@ class Builder:
         for number, stage in enumerate(self._file.stages):
             if target.lower() in (stage.name, str(number)):
                 return number
-        raise Invalid(f"the Dockerfile has no stage {target}")
+        raise Invalid(f"the Dockerfile has no stage {target}", hint="name one of its stages, or its number")
 
     # ----------------------------------------------------------------- planning
 

@@ -138,7 +138,7 @@ def _send(file: Path, out: IO[bytes]) -> None:
 @contextlib.asynccontextmanager
 async def _secret(sandbox: Sandbox, mount: BuildMount, content: bytes, copy: CopyCall) -> AsyncIterator[None]:
     if len(content) > MAX_SECRET:
-        raise Invalid(f"the secret {mount.id} is larger than {MAX_SECRET} bytes")
+        raise Invalid(f"the secret {mount.id} is larger than {MAX_SECRET} bytes", hint="COPY it, if it is no secret")
     if not mount.target:
         yield
         return

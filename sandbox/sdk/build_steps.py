@@ -236,7 +236,7 @@ async def _body(head: bytes, reader: int) -> AsyncIterator[bytes]:
 def _write_documents(directory: Path, documents: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     for name, content in documents:
         if "/" in name or name in (".", ".."):
-            raise Invalid(f"a here-document cannot be called {name}")
+            raise Invalid(f"a here-document cannot be called {name}", hint="use a plain name")
         (directory / name).write_bytes(content.encode("utf-8", "surrogateescape"))
         (directory / name).chmod(0o644)
     return tuple(name for name, _ in documents)

@@ -178,7 +178,9 @@ class _Walk:
                 links += 1
                 target = _link(self._root, here)
                 if links > _MAX_LINKS:
-                    raise Invalid(f"line {self._line}: {source} leads in circles")
+                    raise Invalid(
+                        f"line {self._line}: {source} leads in circles", hint="remove the links that lead to each other"
+                    )
                 here = "" if target.startswith("/") else here.rpartition("/")[0]
                 pending += [part for part in reversed(target.split("/")) if part not in ("", ".")]
         return here
@@ -284,7 +286,10 @@ def _add_file(tar: tarfile.TarFile, header: tarfile.TarInfo, root: int, path: st
             try:
                 tar.addfile(header, content)
             except OSError as error:
-                raise Invalid(f"{path} of the context changes while it is read: {error}") from error
+                raise Invalid(
+                    f"{path} of the context changes while it is read: {error}",
+                    hint="build again when nothing writes there",
+                ) from error
 
 
 def _xattrs(root: int, path: str) -> dict[str, str]:
@@ -301,7 +306,7 @@ def _directory(root: Path) -> closing:
     try:
         return closing(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
-        raise Invalid(f"the context {root}: {error.strerror}") from None
+        raise Invalid(f"the context {root}: {error.strerror}", hint="name a readable directory") from None
 
 
 @contextlib.contextmanager

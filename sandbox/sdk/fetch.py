@@ -44,12 +44,14 @@ async def fetch(address: str, directory: Path, *, checksum: str | None = None) -
             session.get(address) as answer,
         ):
             if answer.status != 200:
-                raise Invalid(f"{address} answers {answer.status} {answer.reason or ''}".rstrip())
+                raise Invalid(
+                    f"{address} answers {answer.status} {answer.reason or ''}".rstrip(), hint="check the address"
+                )
             with host_files.new_file(directory, name) as file:
                 async for part in answer.content.iter_chunked(_CHUNK):
                     size += len(part)
                     if size > MAX_SIZE:
-                        raise Invalid(f"{address} is larger than {MAX_SIZE >> 30} GiB")
+                        raise Invalid(f"{address} is larger than {MAX_SIZE >> 30} GiB", hint="fetch it by RUN")
                     observed.update(part)
                     if checked is not None:
                         checked.update(part)
@@ -60,7 +62,10 @@ async def fetch(address: str, directory: Path, *, checksum: str | None = None) -
             f"{address} cannot be fetched: {error or type(error).__name__}", hint="is it reachable from here?"
         ) from error
     if checked is not None and checked.hexdigest() != target:
-        raise Invalid(f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}")
+        raise Invalid(
+            f"{address} has the checksum {kind}:{checked.hexdigest()}, not {checksum}",
+            hint="check what lies there, then the checksum",
+        )
     os.utime(directory / name, (changed, changed), follow_symlinks=False)
     return directory / name, observed.hexdigest()
 

@@ -115,7 +115,7 @@ class Files(Facet):
         """
         source = Path(local)
         if not await asyncio.to_thread(source.exists):
-            raise Invalid(f"{source} does not exist")
+            raise Invalid(f"{source} does not exist", hint="name a local file or directory")
         reader, writer = os.pipe()
         packing = in_thread(_pack, source, writer)
         try:

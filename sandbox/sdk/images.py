@@ -62,7 +62,7 @@ class Images(Facet):
         """
         path = Path(archive)
         if not await asyncio.to_thread(path.is_file):
-            raise Invalid(f"{path} is not a file")
+            raise Invalid(f"{path} is not a file", hint="name an archive: a tar, an OCI layout as a tar, docker save")
         url = f"/v1/images/{quote(name, safe='')}?{encoded(replace='true' if replace else 'false')}"
         return msgspec.msgpack.decode(await self._client.raw("PUT", url, _chunks(path, progress), TAR), type=ImageInfo)
 

@@ -32,12 +32,12 @@ def clone(address: str, directory: Path, commit: str, keep: bool) -> tuple[str, 
     result = _git("-C", work, "rev-parse", "HEAD").strip()
     named = _git("-C", work, "rev-parse", "FETCH_HEAD").strip()
     if commit and not (result.startswith(commit) or named.startswith(commit)):
-        raise Invalid(f"{address} is the commit {result}, not {commit}")
+        raise Invalid(f"{address} is the commit {result}, not {commit}", hint="correct the checksum")
     if not keep:
         walk.remove_path(directory / ".git")
     top = directory / below.lstrip("/")
     if not top.is_dir() or not top.resolve().is_relative_to(directory.resolve()):
-        raise Invalid(f"{address}: there is no directory {below}")
+        raise Invalid(f"{address}: there is no directory {below}", hint="correct the part behind the colon")
     return result, top
 
 
@@ -48,7 +48,11 @@ def _git(*arguments: str) -> str:
             ("git", *arguments), env=env, capture_output=True, text=True, timeout=CLONE_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Invalid(f"git {arguments[-1]}: no end within {CLONE_TIMEOUT:.0f} s") from None
+        raise Invalid(
+            f"git {arguments[-1]}: no end within {CLONE_TIMEOUT:.0f} s", hint="is it reachable from here?"
+        ) from None
     if done.returncode:
-        raise Invalid(f"git: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+        raise Invalid(
+            f"git: {' | '.join(done.stderr.strip().splitlines()[-3:])}", hint="check the address and your access to it"
+        )
     return done.stdout

@@ -124,7 +124,10 @@ class Transport:
         try:
             return msgspec.msgpack.decode(raw, type=answer)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Protocol(f"{method} {path}: the daemon's answer cannot be read: {error}") from error
+            raise Protocol(
+                f"{method} {path}: the daemon's answer cannot be read: {error}",
+                hint="use a client of the version of the daemon",
+            ) from error
 
     async def frames(self, method: str, path: str, kind: type[T], body: object = None) -> AsyncGenerator[T, None]:
         """One request whose answer is a stream of values, each behind its length."""
@@ -133,7 +136,9 @@ class Transport:
             try:
                 while size := int.from_bytes(await response.content.readexactly(4), "big"):
                     if size > MAX_FRAME:
-                        raise Protocol(f"{method} {path}: a part of {size} bytes")
+                        raise Protocol(
+                            f"{method} {path}: a part of {size} bytes", hint="use a client of the version of the daemon"
+                        )
                     yield msgspec.msgpack.decode(await response.content.readexactly(size), type=kind)
             except EOFError as error:  # asyncio.IncompleteReadError
                 raise Protocol(f"{method} {path}: the stream broke off", hint="is the daemon alive?") from error
@@ -192,7 +197,9 @@ class Transport:
                     raise decoded_error(response.status, await complete(response, MAX_REFUSAL), f"{method} {path}")
                 yield response
         except TimeoutError as error:
-            raise Timeout(f"{method} {path} took longer than {timeout} s") from error
+            raise Timeout(
+                f"{method} {path} took longer than {timeout} s", hint="raise `timeout`, or look at the load of the host"
+            ) from error
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch) as error:
             raise PagurusError(
                 f"{self._url} is not the daemon that it should be: {error}",
@@ -241,7 +248,7 @@ class Transport:
         import aiohttp
 
         if self._closed:
-            raise Closed("the client is closed")
+            raise Closed("the client is closed", hint="use it inside its `with` block")
         if self._session is None:
             connector = (
                 aiohttp.UnixConnector(self._socket, limit=self._connections)
@@ -270,7 +277,10 @@ async def complete(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for part in response.content.iter_any():
         result += part
         if len(result) > limit:
-            raise Protocol(f"{response.method} {response.url.path}: an answer of more than {limit} bytes")
+            raise Protocol(
+                f"{response.method} {response.url.path}: an answer of more than {limit} bytes",
+                hint="read it in parts, or as a stream",
+            )
     return bytes(result)
 
 
@@ -300,7 +310,9 @@ def _trust(ca: str | Path | ssl.SSLContext | None) -> ssl.SSLContext | aiohttp.F
     try:
         return ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"cannot read the certificate {ca}: {error}") from None
+        raise Invalid(
+            f"cannot read the certificate {ca}: {error}", hint="name a PEM file, or sha256:FINGERPRINT"
+        ) from None
 
 
 def broken(method: str, path: str, error: Exception) -> ConnectionBroken:
