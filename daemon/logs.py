@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from aiohttp.http import HttpProcessingError
+
 from daemon.auth.access import CALLER
 
 if TYPE_CHECKING:
@@ -125,8 +127,24 @@ class PlainFormatter(logging.Formatter):
         return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+class MalformedRequests(logging.Filter):
+    """aiohttp logs each request that is not HTTP, of whomever, as an error with a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.msg, record.args, record.exc_info = (
+                "a request is not HTTP: %r",
+                (str(record.exc_info[1])[:200],),
+                None,
+            )
+            return logging.getLogger().isEnabledFor(logging.INFO)
+        return True
+
+
 def to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonLines())
+    handler.addFilter(MalformedRequests())
     handler.addFilter(LogRateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -160,7 +160,7 @@ async def _alter(alive: LiveSandbox, path: str, change: Callable[..., Any], *arg
 async def _download(request: web.Request, alive: LiveSandbox, query: PathQuery) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
     path, inside, base = query.path, alive.container.inside, alive.row.uid_base
-    await asyncio.to_thread(files.status, inside, base, path) if path.strip("/") else None  # refused before the stream
+    await asyncio.to_thread(files.reach, inside, path)  # refused before the stream
 
     def pack(out: IO[bytes]) -> None:
         with inside.opened() as root:

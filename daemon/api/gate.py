@@ -18,6 +18,7 @@ import time
 from typing import Protocol
 
 from aiohttp import ClientConnectionResetError, web
+from aiohttp.http import SERVER_SOFTWARE
 
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
@@ -184,6 +185,8 @@ async def started(request: web.Request, response: web.StreamResponse) -> None:
     request[STARTED] = response
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers[ID_HEADER] = REQUEST.get()
+    if response.headers.get("Server") == SERVER_SOFTWARE:  # versions of ours; a sandbox's server may say its own
+        del response.headers["Server"]
 
 
 def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:

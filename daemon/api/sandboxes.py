@@ -12,6 +12,7 @@ from daemon import metrics
 from daemon.api.route import Area
 from daemon.api.wire import JSON
 from daemon.auth.access import CALLER
+from daemon.auth.tokens import is_local
 from daemon.catalogue import put_sandbox
 from daemon.host.create import need_labels
 from daemon.host.expiry_watch import move_end
@@ -27,13 +28,13 @@ class Health(msgspec.Struct, kw_only=True):
     """daemon -> everybody: GET /v1/health"""
 
     status: str
-    pid: int
+    pid: int | None = None  # of the daemon, over its own socket only
 
 
 @AREA("GET", "/v1/health", scope="open")
-async def _health() -> Health:
+async def _health(request: web.Request) -> Health:
     """Whether the daemon answers. Needs no token."""
-    return Health(status="ok", pid=os.getpid())
+    return Health(status="ok", pid=os.getpid() if is_local(request) else None)
 
 
 @AREA("GET", "/v1/openapi.json", answer=dict[str, Any], scope="open")

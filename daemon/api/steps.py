@@ -12,7 +12,7 @@ AREA = Area()
 
 @AREA("GET", "/v1/steps")
 async def _list(host: Host) -> list[StepInfo]:
-    """All kept steps, the one used last first."""
+    """The steps that are kept, the one used last first; with a token that has an owner, none."""
     return BuildCache(host).all()
 
 

@@ -114,8 +114,7 @@ class TokenStore:
         token = access.bearer(request.headers.get("Authorization"))
         if token is not None:
             return self.identify(token)
-        connection = None if request.transport is None else request.transport.get_extra_info("socket")
-        return access.LOCAL if connection is not None and connection.family == socket.AF_UNIX else access.NOBODY
+        return access.LOCAL if is_local(request) else access.NOBODY
 
     @contextlib.contextmanager
     def watched(self, caller: Caller, request: web.Request) -> Iterator[None]:
@@ -144,6 +143,12 @@ class TokenStore:
     def _write(self, grants: dict[str, Grant]) -> None:
         """Under the lock: of two writers the later one has the later list."""
         durable.publish(self._path, msgspec.json.encode(TokenFile([*grants.values()])), mode=0o600)
+
+
+def is_local(request: web.Request) -> bool:
+    """Whether it came over the daemon's own socket."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX
 
 
 def _pruned(grants: dict[str, Grant]) -> dict[str, Grant]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import aiohttp
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType, hdrs, web
 from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 from yarl import URL
@@ -30,12 +31,14 @@ from daemon.e2b.wire import EnvdDialect, gone, is_gone, proxy_error
 from daemon.host.host import Host
 from daemon.turns import ports
 from daemon.turns.turns import LiveSandbox
-from sandbox.errors import Conflict, Forbidden, PagurusError, Unauthorized
+from sandbox.errors import Conflict, Forbidden, Invalid, PagurusError, Unauthorized
 
 TOKEN_HEADER = "E2b-Traffic-Access-Token"
 HEARTBEAT = 30.0  # seconds between signs of life of a WebSocket
 CHUNK = 64 << 10
 _OURS = {"e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token", "x-access-token", "x-api-key"}
+#: A token of this daemon in whatever form, or of one of its sandboxes. The server in the sandbox is a stranger.
+_OUR_TOKEN = re.compile(r"(pgr|e2b|es|et)_[0-9A-Za-z_-]{10}")
 _HOP = {
     "connection",
     "keep-alive",
@@ -76,10 +79,16 @@ class TrafficDialect(EnvdDialect):
             return gone(sandbox)
         if isinstance(error, Conflict) and "nothing listens" in error.message:
             return proxy_error(sandbox, "The sandbox is running but port is not open")
+        if isinstance(error, BadAnswer):
+            return proxy_error(sandbox, error.message)
         if isinstance(error, PagurusError) and not isinstance(error, Unauthorized | Forbidden):
             answer = super().refusal(request, error)
             return answer if answer.status < 500 else proxy_error(sandbox, str(error))
         return super().refusal(request, error)
+
+
+class BadAnswer(Conflict):
+    """The server in the sandbox has not answered the request."""
 
 
 class SandboxConnector(aiohttp.UnixConnector):
@@ -105,7 +114,7 @@ def proxy(gate: Gate, keys: Keys, host: Host) -> Handler:
 
 async def _pass(request: web.Request, live: LiveSandbox, port: str) -> web.StreamResponse:
     live.need_alive()
-    url = f"http://{request.host}{request.raw_path}"
+    url = f"http://{request.host}{_path(request)}"
     with live.attending():
         async with aiohttp.ClientSession(
             connector=SandboxConnector(live, int(port)),
@@ -119,9 +128,22 @@ async def _pass(request: web.Request, live: LiveSandbox, port: str) -> web.Strea
             return await _request(request, session, url)
 
 
+def _path(request: web.Request) -> str:
+    """Path and query, also of a request in absolute form (RFC 9112, 3.2.2), whose host is not the server's to see."""
+    if request.method == hdrs.METH_CONNECT:
+        raise Invalid("CONNECT is not passed on to ports of sandboxes", hint="send the request itself")
+    if request.raw_path.startswith("/"):
+        return request.raw_path
+    if "://" not in request.raw_path:  # OPTIONS *
+        raise Invalid(f"{request.raw_path[:100]} is no path", hint="begin it with /")
+    return URL(request.raw_path, encoded=True).raw_path_qs or "/"
+
+
 def _headers(request: web.Request, without: set[str] = frozenset()) -> CIMultiDict[str]:  # type: ignore[assignment]
     named = {item.strip().lower() for item in request.headers.get("Connection", "").split(",")}
     dropped = _OURS | _HOP | named | without
+    if _OUR_TOKEN.search(request.headers.get("Authorization", "")):
+        dropped |= {"authorization"}
     return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
 
 
@@ -134,6 +156,8 @@ async def _request(request: web.Request, session: aiohttp.ClientSession, url: st
         async with session.request(
             request.method, URL(url, encoded=True), headers=_headers(request), data=body, allow_redirects=False
         ) as answer:
+            if answer.status < 200:  # a proxy before us would take what follows for a tunnel
+                raise BadAnswer(f"the server in the sandbox answered {answer.status}, which nobody wanted of it")
             response = web.StreamResponse(status=answer.status, reason=answer.reason)
             for name, value in answer.headers.items():
                 if name.lower() not in _HOP:
@@ -148,7 +172,7 @@ async def _request(request: web.Request, session: aiohttp.ClientSession, url: st
     except* aiohttp.ClientError as errors:
         if response is not None and response.prepared:
             raise
-        raise Conflict(f"the server in the sandbox did not answer: {errors.exceptions[0]}") from None
+        raise BadAnswer(f"the server in the sandbox did not answer: {errors.exceptions[0]}") from None
     assert response is not None
     return response
 

@@ -39,4 +39,4 @@ def serve(app: web.Application, secret: bytes, names: Mapping[str, str], domain:
     for route in (*template_routes.AT.routes, *control.ROUTES):
         app.router.add_route(route.method, route.path, gate.handler(route, dialect))
     envd = [*process.SERVICE.routes, *filesystem.SERVICE.routes, *content.ROUTES]
-    app.middlewares.insert(0, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)
+    app.middlewares.insert(1, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)

@@ -123,6 +123,12 @@ def status(inside: SandboxRoot, uid_base: int, path: str) -> FileInfo:
             raise refused(error, path) from error
 
 
+def reach(inside: SandboxRoot, path: str) -> None:
+    """Raises what opening `path`, links followed, raises."""
+    with inside.opened() as root, opened(root, native(path), os.O_PATH):
+        pass
+
+
 def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
     """The entries of the directory `path`, by name. Raises Invalid for one that has more than MAX_ENTRIES."""
     result: list[FileInfo] = []

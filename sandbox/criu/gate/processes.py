@@ -98,7 +98,13 @@ def check_task(images: CriuImages, pid: int, threads: list[int], files: Mapping[
         need(one.HasField("thread_core"), f"thread {thread} has no state")
         _thread(thread, one.thread_core)
     memory = images.one(f"mm-{pid}.img", "mm_entry")
-    need(memory.exe_file_id in files, f"process {pid} runs no file")
+    program = files.get(memory.exe_file_id)
+    need(program, f"process {pid} runs no file")
+    need(
+        program is not None and program.type == REG,
+        f"process {pid} runs a program from memory (memfd_create), which CRIU cannot bring back",
+        "run the program from a file",
+    )
     _memory(pid, memory, files)
     check_pagemap(images, f"pagemap-{pid}.img", MAX_ADDRESS)
     place = images.one(f"fs-{pid}.img", "fs_entry")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 import logging
@@ -142,3 +143,14 @@ async def test_a_request_that_no_route_takes_has_an_id(raw: aiohttp.ClientSessio
             assert (answer.status, answer.headers["X-Request-Id"]) == (status, f"mine-{status}")
         async with raw.request(method, path) as answer:
             assert answer.headers["X-Request-Id"] not in ("", f"mine-{status}")
+
+
+async def test_what_is_not_http_is_one_line_of_the_log(daemon: Daemon) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
+    writer.write(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    reported = [line for line in lines if "is not HTTP" in line["message"]]
+    assert len(reported) == 1 and reported[0]["level"] == "INFO" and "traceback" not in reported[0]

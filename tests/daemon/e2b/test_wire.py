@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -422,6 +423,9 @@ class Echo(BaseHTTPRequestHandler):
         self.send_response(201); self.send_header("Set-Cookie", "a=1"); self.send_header("Set-Cookie", "b=2")
         self.send_header("Content-Length", str(len(answer))); self.end_headers(); self.wfile.write(answer)
     def do_GET(self):
+        if self.path == "/switch":
+            self.send_response(101); self.send_header("Upgrade", "odd"); self.end_headers()
+            return
         self.send_response(200); self.send_header("Content-Type", "text/event-stream"); self.end_headers()
         self.wfile.write(b"data: first\\n\\n"); self.wfile.flush()
         import os, time
@@ -446,12 +450,14 @@ async def test_http_to_a_port(client: Client, made: dict[str, str]) -> None:
                 assert (await answer.json())["message"] == "The sandbox is running but port is not open"
                 return False
             text = await answer.text()
+            assert re.fullmatch("[0-9a-f]{16}", answer.headers["X-Request-Id"])
             assert answer.status == 201 and answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
             assert text.startswith("/v1/sandboxes?a=%2F|Host: 8000-") and text.endswith("|body")
             assert "token" not in text.lower() and made["trafficAccessToken"] not in text
             return True
 
     await until(listens)
+    await desynchronises_nothing(client, {**token, "E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "8000"})
     visitor = client.headers({**made, "envdAccessToken": made["trafficAccessToken"]})  # of a port: reads no files
     async with client.session.get(f"{client.url}/files", params={"path": "/etc/hosts"}, headers=visitor) as answer:
         assert answer.status == 401
@@ -461,6 +467,32 @@ async def test_http_to_a_port(client: Client, made: dict[str, str]) -> None:
         await client.run(made, "touch /tmp/go")
         assert await answer.content.read() == b"data: second\n\n"
     await events.aclose()  # type: ignore[attr-defined]
+
+
+async def desynchronises_nothing(client: Client, there: dict[str, str]) -> None:
+    """A proxy in front of this one, and the server in the sandbox, see one request as one, and none of our tokens."""
+    key = {**there, "Authorization": f"Bearer {client.key}"}
+    async with client.session.post(f"{client.url}/x", data=b"", headers=key) as answer:
+        assert "authorization" not in (await answer.text()).lower()
+    own = {**there, "Authorization": "Bearer of-an-application"}
+    async with client.session.post(f"{client.url}/x", data=b"", headers=own) as answer:
+        assert "of-an-application" in await answer.text()
+    async with client.session.get(f"{client.url}/switch", headers=there) as answer:
+        assert answer.status == 502
+    absolute = "POST http://evil.example/abs?x=1 HTTP/1.1"
+    for line, status, body in ((absolute, b" 201 ", b"/abs?x=1|"), ("CONNECT 127.0.0.1:22 HTTP/1.1", b" 400 ", b"")):
+        reader, writer = await asyncio.open_connection(URL(client.url).host, URL(client.url).port)
+        head = [
+            line,
+            "Host: localhost",
+            *(f"{name}: {value}" for name, value in there.items()),
+            "Content-Length: 0",
+            "Connection: close",
+        ]
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        answered = await reader.read()
+        writer.close()
+        assert status in answered.split(b"\r\n")[0] and body in answered and b"127.0.0.1127" not in answered
 
 
 SOCKET_SERVER = """

@@ -160,6 +160,10 @@ async def test_a_hostile_tree_stays_in_its_directory(sb, tmp_path: Path) -> None
     assert result == ["d", "d/proc", "p", "root"]
     with pytest.raises(NotFound):
         await sb.files.download("/none", tmp_path / "none")
+    for magic in ("exe", "environ", "fd/0"):  # refused at once, not in the middle of a stream
+        await sb.exec(f"ln -sfn /proc/self/{magic} /t/magic")
+        with pytest.raises((Invalid, NotFound)):
+            await sb.files.download("/t/magic", tmp_path / "magic")
     await sb.exec("mkdir /deep && cd /deep && for i in $(seq 200); do mkdir d && cd d; done")
     with pytest.raises(Exception, match=r"deep|broke"):
         await sb.files.download("/deep", tmp_path / "deep")

@@ -63,9 +63,10 @@ async def test_a_program_of_the_host_is_no_command(maker: Maker, uid: int) -> No
     """A command is the host's program until it executes its own (CVE-2019-5736 is the same in runc)."""
     sb = await maker.create()
     await shell(sb, "ln -s /proc/self/exe /usr/bin/own")
-    for argv in (["/proc/self/exe"], ["own"]):
+    await shell(sb, "printf '#!/proc/self/exe\\n' > /usr/bin/script; chmod 755 /usr/bin/script")
+    for argv, cwd in ((["/proc/self/exe"], "/"), (["own"], "/"), (["script"], "/"), (["./exe"], "/proc/self")):
         with pytest.raises(CommandNotFound, match="cannot be executed"):
-            await sb.exec(argv, uid=uid)
+            await sb.exec(argv, uid=uid, cwd=cwd)
 
 
 @pytest.mark.usefixtures("either_way")

@@ -210,6 +210,22 @@ async def test_sparse_memory_is_not_looked_through(bench: Bench, kind: str) -> N
     assert await shell(sb, "kill -0 $(cat /t/pid) && echo on") == "on\n"
 
 
+async def test_a_program_that_runs_from_memory(bench: Bench) -> None:
+    """CRIU dumps it, and then finds no file to restore it from."""
+    sb = await bench.maker.create()
+    program = (
+        "import os; m = os.memfd_create('x', 0); os.write(m, open('/bin/sleep', 'rb').read())\n"
+        "os.execv(f'/proc/self/fd/{m}', ['sleep', '1000'])"
+    )
+    begin = 'setsid python3 -c "$0" >/dev/null 2>&1 & until readlink /proc/$!/exe | grep -q memfd; do :; done; echo $!'
+    pid = (await sb.exec(["sh", "-c", begin, program])).stdout.decode().strip()
+    with pytest.raises(CheckpointFailed, match="runs a program from memory") as caught:
+        await bench.save(sb)
+    assert "from a file" in (caught.value.hint or "")
+    await shell(sb, f"kill {pid}; while [ -e /proc/{pid} ]; do :; done")
+    await bench.save(sb)
+
+
 async def test_a_segment_that_the_kernel_would_not_make_again_is_refused(bench: Bench) -> None:
     """It costs nothing while nobody writes to it. CRIU makes it without the flag that let it be made."""
     sb = await bench.maker.create()
