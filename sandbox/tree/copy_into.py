@@ -43,8 +43,8 @@ class TargetTree:
 
 def copy_into(source: int | None, place: TargetTree, request: CopyRequest, *, limit: int) -> CopyResult:
     """Do what a request says; at most `limit` bytes. Raises Invalid, NotFound, NoSpace."""
-    copier = _Copier(source, place, request, limit)
     try:
+        copier = _Copier(source, place, request, limit)
         if request.make_directory:
             copier.directories(request.target)
         for item in request.sources:

@@ -86,3 +86,10 @@ def test_a_copy_changes_nothing_else(tree: Path, kind: str) -> None:
     with safe_path.directory(source) as one, safe_path.directory(tree) as other, pytest.raises(Invalid):
         copy_into(one, TargetTree(other, 0), request, limit=1 << 20)
     assert (tree / "entry").is_symlink()
+
+
+@pytest.mark.parametrize("where", ["exclude", "sources"])
+def test_a_pattern_that_is_none_is_refused(tree: Path, where: str) -> None:
+    request = CopyRequest(**{"sources": ["."], "target": "/", where: ["["]})  # type: ignore[arg-type]
+    with safe_path.directory(tree) as one, pytest.raises(Invalid, match="a class of characters has no end"):
+        copy_into(one, TargetTree(one, 0), request, limit=1 << 20)
