@@ -27,6 +27,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,12 @@ def browser_part(url: str, token: str, options: argparse.Namespace) -> dict[str,
             browser.close()
 
 
+def made_up(value: object) -> Callable[[Any], None]:
+    """Answers a request of the browser with this value."""
+    text = json.dumps(value)
+    return lambda route: route.fulfill(body=text, content_type="application/json")
+
+
 def _shown(browser: Any, url: str, token: str, options: argparse.Namespace) -> dict[str, Any]:
     page = browser.new_page(viewport={"width": 1300, "height": 850})
     page.goto(url)
@@ -185,8 +192,7 @@ def _shown(browser: Any, url: str, token: str, options: argparse.Namespace) -> d
         f"**/v1/sandboxes/{info['id']}/turns": [],
     }
     for pattern, value in answers.items():
-        text = json.dumps(value)
-        page.route(pattern, lambda route, text=text: route.fulfill(body=text, content_type="application/json"))
+        page.route(pattern, made_up(value))
     figures: dict[str, Any] = {}
     for name, place, row in (("list", "#/", ".row.sandbox"), ("tree", f"#/s/{info['id']}/tree", ".row.turn")):
         page.goto("about:blank")
@@ -210,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     figures: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
     figures |= {"sandboxes": options.sandboxes, "pages": options.pages}
     with aftermath.TemporaryDirectory("pagurus-page-", "/var/tmp") as directory:
-        bench, port = BenchHost(Path(directory) / "host", image(IMAGE)), PORTS + os.getpid() % PORTS
+        bench, port = BenchHost(Path(directory) / "host", image("debian")), PORTS + os.getpid() % PORTS
         try:
             bench.start("--listen", f"127.0.0.1:{port}", "--plain")
             url = f"http://127.0.0.1:{port}/"

@@ -59,6 +59,8 @@ def test_the_client_is_small_and_takes_no_name_of_others(tmp_path: Path) -> None
     }
     (made,) = (tmp_path / "dist").iterdir()
     assert made.stat().st_size < 1 << 20
+    assert (site / "pagurus/page/built/index.html").exists() == (wheels.ROOT / "pagurus/page/built/index.html").exists()
+    assert not (site / "pagurus/page/front").exists()
     assert run(site, "-c", "import sandbox, sandbox.sync as s; s.Client; print(sandbox.__file__)").stdout.startswith(
         str(site)
     )

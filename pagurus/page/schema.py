@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from daemon.api import routes
 from daemon.api.openapi import describe
+from rollout.messages import Trajectory
 
 HEAD = "// Written by pagurus/page/schema.py from the API's own description.\n\n"
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
@@ -19,7 +22,8 @@ _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean"
 
 def typescript() -> str:
     """All structs of the API as interfaces."""
-    schemas = describe(routes())["components"]["schemas"]
+    schemas: dict[str, Any] = describe(routes())["components"]["schemas"]
+    schemas |= msgspec.json.schema_components([Trajectory], ref_template="#/{name}")[1]  # of `pagurus view RUN`
     return HEAD + "\n".join(_declared(name, schema) for name, schema in sorted(schemas.items()))
 
 

@@ -23,8 +23,9 @@ import msgspec
 from aiohttp import hdrs, web
 from yarl import URL
 
+from pagurus.page.runs import RunRoutes
 from sandbox import paths
-from sandbox.errors import Forbidden, Invalid, PagurusError, Unauthorized
+from sandbox.errors import Forbidden, Invalid, NoDaemon, PagurusError, Unauthorized, Unsupported
 from sandbox.messages.tokens import LoginInfo, LoginRequest
 from sandbox.page import KEY_HEADER, PROTOCOL, Logins, add_page
 from sandbox.sdk.client import Client
@@ -45,19 +46,23 @@ _OWN = {
 
 
 class Viewer:
-    """The application. `code` logs one browser in."""
+    """The application. `code` logs one browser in. `run`: a run directory; `daemon`: None where none answers."""
 
-    def __init__(self, daemon: Client) -> None:
+    def __init__(self, daemon: Client | None, run: RunRoutes | None = None) -> None:
         self._daemon = daemon
+        self._run = run
         self._logins = Logins(secrets.token_bytes(32))
         self.code: str | None = secrets.token_urlsafe(24)
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
         app.router.add_post("/v1/login", self._log_in)
+        app.router.add_get("/v1/login", self._tell)
         app.router.add_delete("/v1/login", self._log_out)
         if (paths.page() / "index.html").is_file():
             add_page(app)
+        if self._run is not None:
+            self._run.add(app)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         return app
 
@@ -67,6 +72,8 @@ class Viewer:
         try:
             if request.host.rpartition(":")[0] not in (ADDRESS, "localhost"):
                 raise Forbidden("this address is for a browser of this machine")
+            if request.path.startswith("/v1/run/"):
+                self._need_login(request)
             return await handler(request)
         except PagurusError as error:
             body = msgspec.json.encode(error.body())
@@ -85,12 +92,25 @@ class Viewer:
         if self.code is None or not hmac.compare_digest(shown.encode(), self.code.encode()):
             raise Unauthorized("this address was used already", hint="`pagurus view` prints another one")
         self.code = None
-        who = await self._daemon.call("GET", "/v1/login", LoginInfo)
         login = self._logins.begin(SUBJECT, None)
-        body = msgspec.json.encode(msgspec.structs.replace(who, key=login.key))
+        body = msgspec.json.encode(msgspec.structs.replace(await self._who(), key=login.key))
         response = web.Response(body=body, content_type="application/json")
         login.put_into(request, response)
         return response
+
+    async def _tell(self, request: web.Request) -> web.Response:
+        self._need_login(request)
+        return web.Response(body=msgspec.json.encode(await self._who()), content_type="application/json")
+
+    async def _who(self) -> LoginInfo:
+        run = "" if self._run is None else self._run.name
+        if self._daemon is None:
+            return LoginInfo(scope="run", run=run)
+        return msgspec.structs.replace(await self._daemon.call("GET", "/v1/login", LoginInfo), run=run)
+
+    def _need_login(self, request: web.Request) -> None:
+        if self._logins.subject(request) != SUBJECT:
+            raise Unauthorized("not logged in", hint="open the address that `pagurus view` printed")
 
     async def _log_out(self, request: web.Request) -> web.Response:
         response = web.json_response({})
@@ -100,8 +120,9 @@ class Viewer:
     # ----------------------------------------------------------------- passing on
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        if self._logins.subject(request) != SUBJECT:
-            raise Unauthorized("not logged in", hint="open the address that `pagurus view` printed")
+        self._need_login(request)
+        if self._daemon is None:
+            raise Unsupported("no daemon is shown here, only a run")
         session, base = self._daemon.raw_session()
         target = URL(base + request.raw_path, encoded=True)
         if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
@@ -145,14 +166,20 @@ async def _messages(source: WebSocket, target: WebSocket) -> None:
             await target.send_str(message.data)
 
 
-async def serve(daemon: Client, port: int, *, browser: bool) -> None:
-    """Until a signal asks it to end."""
+async def serve(daemon: Client, port: int, *, run: RunRoutes | None, browser: bool) -> None:
+    """Until a signal asks it to end. A run is shown with or without a daemon."""
     stop = asyncio.Event()
     for number in termination_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with daemon:
-        await daemon.call("GET", "/v1/login", LoginInfo)  # refused here, rather than in the browser
-        viewer = Viewer(daemon)
+        answering: Client | None = daemon
+        try:
+            await daemon.call("GET", "/v1/login", LoginInfo)  # refused here, rather than in the browser
+        except NoDaemon:
+            if run is None:
+                raise
+            answering = None
+        viewer = Viewer(answering, run)
         runner = web.AppRunner(viewer.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await runner.setup()
         try:

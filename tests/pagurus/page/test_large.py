@@ -5,10 +5,9 @@ The answers are those of `pagurus bench page`, which has the timings.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.page import listed, tree
+from bench.page import listed, made_up, tree
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -18,14 +17,9 @@ if TYPE_CHECKING:
 FEW = 120  # rows in the document
 
 
-def answered(page: Page, pattern: str, value: Any) -> None:
-    text = json.dumps(value)
-    page.route(pattern, lambda route: route.fulfill(body=text, content_type="application/json"))
-
-
 def test_a_thousand_sandboxes(site: Site, page: Page) -> None:
-    answered(page, "**/v1/sandboxes", listed(1000))
-    answered(page, "**/v1/usage", [])
+    page.route("**/v1/sandboxes", made_up(listed(1000)))
+    page.route("**/v1/usage", made_up([]))
     page.get_by_text("1000", exact=True).wait_for()
     assert page.locator(".row.sandbox").count() < FEW
     page.get_by_label("Filter").fill("group=g3 box-99")
@@ -36,9 +30,9 @@ def test_a_thousand_sandboxes(site: Site, page: Page) -> None:
 def test_ten_thousand_checkpoints(site: Site, page: Page) -> None:
     (info,) = listed(1)
     checkpoints = tree(info["id"], 10_000)
-    answered(page, f"**/v1/sandboxes/{info['id']}", {**info, "head": checkpoints[-1]["id"]})
-    answered(page, f"**/v1/sandboxes/{info['id']}/checkpoints", checkpoints)
-    answered(page, f"**/v1/sandboxes/{info['id']}/turns", [])
+    page.route(f"**/v1/sandboxes/{info['id']}", made_up({**info, "head": checkpoints[-1]["id"]}))
+    page.route(f"**/v1/sandboxes/{info['id']}/checkpoints", made_up(checkpoints))
+    page.route(f"**/v1/sandboxes/{info['id']}/turns", made_up([]))
     page.goto(f"{site.url}#/s/{info['id']}/tree")
     page.get_by_text("10000 checkpoints").wait_for()
     page.locator(".row.turn").first.click()

@@ -7,20 +7,27 @@ import { ConnectView } from "./views/Connect";
 import { HostView } from "./views/Host";
 import { ImagesView } from "./views/Images";
 import { LoginView } from "./views/Login";
+import { RunView } from "./views/Run";
 import { SandboxView } from "./views/Sandbox";
 import { SandboxesView } from "./views/Sandboxes";
 import { TokensView } from "./views/Tokens";
 
+function hasDaemon(): boolean {
+  return login.value?.scope !== "run";
+}
+
 const PLACES: [string, string, () => boolean][] = [
-  ["", "Sandboxes", () => true],
-  ["images", "Images", () => true],
-  ["host", "Host", () => true],
+  ["", "Sandboxes", hasDaemon],
+  ["images", "Images", hasDaemon],
+  ["host", "Host", hasDaemon],
   ["tokens", "Tokens", () => isAdmin.value],
-  ["connect", "Connect", () => true],
+  ["run", "Run", () => Boolean(login.value?.run)],
+  ["connect", "Connect", hasDaemon],
 ];
 
 function view(): ComponentChild {
-  const [name = "", item = "", tab = ""] = route.value;
+  const [first = "", item = "", tab = ""] = route.value;
+  const name = hasDaemon() ? first : "run";
   switch (name) {
     case "s":
       return <SandboxView key={item} id={item} tab={tab} />;
@@ -30,6 +37,8 @@ function view(): ComponentChild {
       return <HostView />;
     case "tokens":
       return <TokensView />;
+    case "run":
+      return <RunView key={`${item}/${tab}`} prompt={item} member={tab} />;
     case "connect":
       return <ConnectView />;
     default:
@@ -72,7 +81,7 @@ function Frame({ children }: { children: ComponentChild }) {
           ))}
         </nav>
         <span class="spacer" />
-        {!mayAct.value && <span class="chip" title="this token may read and nothing else">read-only</span>}
+        {!mayAct.value && hasDaemon() && <span class="chip" title="this token may read and nothing else">read-only</span>}
         {who?.token ? (
           <button class="plain" onClick={() => void leave()}>
             Log out

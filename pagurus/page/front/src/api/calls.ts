@@ -83,3 +83,20 @@ export const statistics = (options: Signalled = {}) => call<Api.Statistics>("GET
 export const usage = (options: Signalled = {}) => call<Api.SandboxUsage[]>("GET", "/v1/usage", options);
 export const hostUsage = (options: Signalled = {}) => call<Api.HostUsage>("GET", "/v1/usage/host", options);
 export const doctor = () => call<Api.DoctorFinding[]>("GET", "/v1/doctor");
+
+export interface RunMetrics {
+  steps: Record<string, unknown>[];
+  summary: Record<string, unknown> | null;
+}
+
+export interface RunRow {
+  prompt: string;
+  member: number;
+  status: string;
+  reward: number;
+}
+
+export const runMetrics = (options: Signalled = {}) => call<RunMetrics>("GET", "/v1/run/metrics", options);
+export const runRows = (options: Signalled = {}) => call<RunRow[]>("GET", "/v1/run/trajectories", options);
+export const runTrajectory = (prompt: string, member: string) =>
+  call<Api.Trajectory>("GET", `/v1/run/trajectories/${part(prompt)}/${part(member)}`);

@@ -1,0 +1,110 @@
+// A run: what its steps measured, its trajectories as a grid, and one of them turn by turn.
+
+import { useMemo } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import * as api from "../api/calls";
+import { link, login, useLive } from "../state";
+import { visible } from "../text";
+import { Chart } from "../ui/Chart";
+import { TrajectoryView } from "./Trajectory";
+
+const FIRST = ["reward", "reward_held_out", "entropy", "loss"];
+
+/** The names of figures that are numbers in some step, the best known first. */
+function names(steps: Record<string, unknown>[]): string[] {
+  const all = new Set<string>();
+  for (const step of steps) for (const [name, value] of Object.entries(step)) if (typeof value === "number") all.add(name);
+  all.delete("step");
+  const rank = (name: string): number => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+  return [...all].sort((one, other) => rank(one) - rank(other) || (one < other ? -1 : 1));
+}
+
+function Figures({ steps }: { steps: Record<string, unknown>[] }) {
+  const all = useMemo(() => names(steps), [steps]);
+  const shown = useSignal(FIRST);
+  const x = useMemo(() => steps.map((step, index) => (typeof step.step === "number" ? step.step : index)), [steps]);
+  const columns = useMemo(
+    () => new Map(all.map((name) => [name, steps.map((step) => (typeof step[name] === "number" ? (step[name] as number) : null))])),
+    [steps, all],
+  );
+  return (
+    <>
+      <div class="line">
+        {all.map((name) => (
+          <button
+            key={name}
+            aria-pressed={shown.value.includes(name)}
+            class={shown.value.includes(name) ? "chosen" : "plain"}
+            onClick={() => {
+              const on = shown.value.includes(name);
+              shown.value = on ? shown.value.filter((item) => item !== name) : [...shown.value, name];
+            }}
+          >
+            {visible(name)}
+          </button>
+        ))}
+      </div>
+      <div class="charts">
+        {all
+          .filter((name) => shown.value.includes(name))
+          .map((name) => (
+            <Chart key={name} title={visible(name)} x={x} y={columns.get(name)!} />
+          ))}
+      </div>
+    </>
+  );
+}
+
+function shade(reward: number, low: number, high: number): string {
+  const share = high > low ? (reward - low) / (high - low) : reward > 0 ? 1 : 0;
+  return `color-mix(in srgb, var(--good) ${Math.round(share * 100)}%, var(--bad))`;
+}
+
+function Grid({ rows }: { rows: api.RunRow[] }) {
+  const groups = new Map<string, api.RunRow[]>();
+  for (const row of rows) {
+    const group = groups.get(row.prompt);
+    if (group) group.push(row);
+    else groups.set(row.prompt, [row]);
+  }
+  const rewards = rows.map((row) => row.reward);
+  const low = rewards.reduce((one, other) => Math.min(one, other), Infinity);
+  const high = rewards.reduce((one, other) => Math.max(one, other), -Infinity);
+  return (
+    <div class="grid-of-runs">
+      {[...groups].map(([prompt, group]) => (
+        <div key={prompt} class="line">
+          <span class="mono prompt">{visible(prompt)}</span>
+          {group.map((row) => (
+            <a
+              key={row.member}
+              class={row.status === "completed" ? "cell" : "cell cut"}
+              style={{ background: shade(row.reward, low, high) }}
+              href={link("run", row.prompt, String(row.member))}
+              title={`${visible(row.prompt)}/${row.member}: ${row.status}, ${row.reward}`}
+              aria-label={`${visible(row.prompt)}/${row.member}: ${row.status}, reward ${row.reward}`}
+            />
+          ))}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+export function RunView({ prompt, member }: { prompt: string; member: string }) {
+  const metrics = useLive("run/metrics", (signal) => api.runMetrics({ signal }), 5);
+  const rows = useLive("run/rows", (signal) => api.runRows({ signal }), 5);
+  if (prompt && member) return <TrajectoryView prompt={prompt} member={member} />;
+  return (
+    <section>
+      <div class="bar-of-tools">
+        <h1>{visible(login.value?.run ?? "")}</h1>
+        <span class="dim">{metrics.value.value ? (metrics.value.value.summary ? "ended" : "runs") : "…"}</span>
+      </div>
+      {metrics.value.value && <Figures steps={metrics.value.value.steps} />}
+      <h2>Trajectories</h2>
+      {rows.error.value && <p class="dim">{visible(rows.error.value)}</p>}
+      {rows.value.value && <Grid rows={rows.value.value} />}
+    </section>
+  );
+}
