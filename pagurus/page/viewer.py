@@ -57,7 +57,7 @@ class Viewer:
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
         app.router.add_post("/v1/login", self._log_in)
-        app.router.add_get("/v1/login", self._tell)
+        app.router.add_get("/v1/login", self._report)
         app.router.add_delete("/v1/login", self._log_out)
         if (paths.page() / "index.html").is_file():
             add_page(app)
@@ -98,7 +98,7 @@ class Viewer:
         login.put_into(request, response)
         return response
 
-    async def _tell(self, request: web.Request) -> web.Response:
+    async def _report(self, request: web.Request) -> web.Response:
         self._need_login(request)
         return web.Response(body=msgspec.json.encode(await self._who()), content_type="application/json")
 
