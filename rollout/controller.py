@@ -1,7 +1,7 @@
 """`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that waits little.
 
 Owns: the state that decisions look at, the execution of what they answer, counts. Does not own: deciding
-(rollout.decide), one trajectory (rollout.attempts), what is on disk (rollout.store), the engine's life, gradients.
+(rollout.decide), a trajectory (rollout.control.attempts), what is on disk (rollout.store), engines, gradients.
 Guarantee: every prompt is accounted for exactly once (I7); a batch is whole groups in which no token older than the
 bound bears gradient; a failure is booked with its blame (I10); when nothing can continue, an error says why.
 
@@ -27,12 +27,16 @@ from typing import Any
 
 import msgspec
 
-from rollout import groups, held_out
-from rollout.ahead import Ahead
-from rollout.attempts import Attempts
-from rollout.batch_request import PendingBatch
+from rollout import held_out
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
+from rollout.control import groups
+from rollout.control.ahead import Ahead
+from rollout.control.attempts import Attempts
+from rollout.control.batch_request import PendingBatch
+from rollout.control.groups import GroupCounts, OpenGroup
+from rollout.control.refusals import Refusals
+from rollout.control.trees import BranchTrees
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
@@ -59,16 +63,13 @@ from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import Renderer
 from rollout.episode.turns import Generator, OnTurn
 from rollout.episode_clock import PhaseMeter
-from rollout.groups import GroupCounts, OpenGroup
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.pool.fleet import Fleet
-from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
 from rollout.store.journal import Key, TurnJournal
 from rollout.store.status import Status, TrajectoryStatus, write_status
-from rollout.trees import BranchTrees
 from sandbox.errors import Conflict, EngineFailed
 
 log = logging.getLogger("pagurus.rollout")

@@ -51,21 +51,22 @@ from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
-from trainer import isolate, machine, report, resume
+from trainer import isolate, machine, resume
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
 from trainer.learner import local
-from trainer.metrics import MetricsRecorder
 from trainer.models import verify
 from trainer.models.load import published, take
 from trainer.prepare import explain
 from trainer.progress import Display
+from trainer.reports import report
+from trainer.reports.metrics import MetricsRecorder
+from trainer.reports.split import split
+from trainer.reports.trackers import open_tracker
 from trainer.settings import flat
-from trainer.split import split
 from trainer.steps import DistributedSteps, LocalSteps, Steps, work_plan
 from trainer.stream import BatchStream
-from trainer.trackers import open_tracker
 from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
@@ -303,7 +304,7 @@ class TrainerRun:
 
     async def _finish(self) -> dict[str, Any]:
         """Consumes the files of the run. Produces the summary and the plots."""
-        from trainer import plots  # matplotlib takes a second to import
+        from trainer.reports import plots  # matplotlib takes a second to import
 
         self.totals.count(await self.rollout.finish())
         self.totals.wall_s = self._wall()

@@ -49,7 +49,7 @@ from rollout.store.samples import SampleStore
 from sandbox.paths import CHECKOUT
 from sandbox.testing import FakeHost
 from trainer.config import TrainConfig, open_run
-from trainer.metrics import read_lines
+from trainer.reports.metrics import read_lines
 from trainer.settings import OptimiserSettings
 
 TOKENS = CHECKOUT / "examples" / "fix_the_service" / "start"  # whose tokenizer is used

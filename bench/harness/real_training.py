@@ -23,7 +23,7 @@ from bench.harness.own_daemon import BenchHost, image
 from coordinator import local
 from sandbox.paths import CHECKOUT
 from trainer.config import TrainConfig, open_run
-from trainer.metrics import read_lines
+from trainer.reports.metrics import read_lines
 
 POLL_INTERVAL = 0.1  # seconds between two looks at what a run has written
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollout.decide.blame import EpisodePhase
 from rollout.episode_clock import PhaseMeter, TrajectoryClock
-from trainer.split import PARTS, split
+from trainer.reports.split import PARTS, split
 
 
 async def test_platform_time_stands_still() -> None:

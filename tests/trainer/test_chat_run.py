@@ -28,7 +28,7 @@ from tests.support.chat_models import SMOL, need_models
 from tests.support.daemon_host import Daemon
 from tests.support.endpoint_engines import NO_VLLM, VLLM, small_chat_model
 from trainer import config
-from trainer.metrics import read_lines
+from trainer.reports.metrics import read_lines
 
 ENVIRONMENT = Path(__file__).resolve().parents[1] / "support" / "odd_answers.py"
 PLAN = """

@@ -16,7 +16,7 @@ from rollout.pool.pool import EnginePool
 from sandbox.errors import Invalid
 from tests.support.small_run import small
 from trainer.config import open_run
-from trainer.metrics import read_lines
+from trainer.reports.metrics import read_lines
 from trainer.settings import ObjectiveSettings, OptimiserSettings
 
 pytest.importorskip("torch", reason="torch is not installed")

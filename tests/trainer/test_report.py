@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from rollout import TurnRecord
-from trainer.report import Totals, summary, table
+from trainer.reports.report import Totals, summary, table
 
 
 def shown(totals: Totals) -> str:

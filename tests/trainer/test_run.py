@@ -31,11 +31,11 @@ from tests.support.programs import END_TIMEOUT, Program
 from tests.support.small_run import EXAMPLE, rows, small
 from trainer.config import open_run
 from trainer.distributed.watch import read
-from trainer.metrics import read_lines
-from trainer.report import Totals
+from trainer.reports.metrics import read_lines
+from trainer.reports.report import Totals
+from trainer.reports.split import PARTS
 from trainer.resume import ResumeState, saves_in
 from trainer.run import main
-from trainer.split import PARTS
 
 FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),

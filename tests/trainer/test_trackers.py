@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from sandbox.errors import Invalid
-from trainer import plots
 from trainer.config import TRACKERS as NAMES
 from trainer.config import TrainConfig, make
-from trainer.metrics import MetricsRecorder, read_lines
-from trainer.trackers import TRACKERS, identity, open_tracker
+from trainer.reports import plots
+from trainer.reports.metrics import MetricsRecorder, read_lines
+from trainer.reports.trackers import TRACKERS, identity, open_tracker
 
 
 class Service:
-    """What wandb and mlflow would have, by run: their calls as trainer.trackers makes them."""
+    """What wandb and mlflow would have, by run: their calls as trainer.reports.trackers makes them."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[tuple[int, dict[str, float]]]] = {}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rollout import groups
 from rollout.config import RolloutConfig
+from rollout.control import groups
 from rollout.decide.blame import Cause, EpisodePhase
 from rollout.decide.view import At
 from rollout.episode.origin import Origin

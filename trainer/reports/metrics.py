@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rollout import Trajectory
-from trainer.trackers import Tracker
+from trainer.reports.trackers import Tracker
 
 log = logging.getLogger("pagurus.trainer.metrics")
 

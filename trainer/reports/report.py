@@ -50,7 +50,7 @@ class Totals(msgspec.Struct, kw_only=True):
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
     put_aside: int = 0  # samples that could not be trained on: see trainer.isolate
-    wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
+    wall_split_s: dict[str, float] = {}  # by part, see trainer.reports.split; evaluations besides
     observed: RolloutCounters | None = None  # what the rollout had counted when these were last brought up to date
 
     @property

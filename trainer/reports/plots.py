@@ -1,7 +1,7 @@
 """The pictures of a run, drawn from its files alone.
 
 Owns: the PNGs. Does not own: any figure in them (metrics.jsonl, turns.jsonl). Can be run again on a run directory:
-``python -m trainer.plots runs/latest``.
+``python -m trainer.reports.plots runs/latest``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from trainer.metrics import read_lines
-from trainer.report import VERDICTS
+from trainer.reports.metrics import read_lines
+from trainer.reports.report import VERDICTS
 
 COLOURS = {"none": "#c7c7c7", "files": "#4c9f70", "processes": "#3b6fb6", "both": "#8e5ea2"}
 TIMELINE_ROWS = 8

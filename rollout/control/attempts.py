@@ -17,16 +17,16 @@ from typing import Any
 
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
+from rollout.control.groups import GroupCounts, OpenGroup, Slot
+from rollout.control.refusals import Refusals
+from rollout.control.trees import BranchTrees, gone
 from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame
 from rollout.decide.effects import judged
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.groups import GroupCounts, OpenGroup, Slot
 from rollout.messages import Trajectory
-from rollout.refusals import Refusals
 from rollout.store.journal import Key, TurnJournal
 from rollout.store.samples import Fence, SampleStore
-from rollout.trees import BranchTrees, gone
 from sandbox.errors import NotFound, PagurusError
 
 log = logging.getLogger("pagurus.rollout")

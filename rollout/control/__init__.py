@@ -1,0 +1,1 @@
+"""The parts of the controller: attempts, groups and trees of trajectories, waiting batches, refusing parts."""
