@@ -9,6 +9,7 @@ FRONT=$ROOT/pagurus/page/front
 BUILT=$ROOT/pagurus/page/built
 PLAYWRIGHT=1.65.2
 MIN_NODE=20.19.0
+MAX_FETCH=600 # seconds for npm; a registry that does not answer holds up no set-up for longer
 
 fingerprint() {
     (cd "$FRONT" && find . -path ./node_modules -prune -o -type f ! -name schema.ts -print0 | sort -z | xargs -0 cat) |
@@ -25,7 +26,7 @@ build() {
         return
     fi
     say "build the page for people (packages from npm, 70 MB, into $FRONT/node_modules)"
-    ABOUT=60 quiet page-npm npm ci --prefix "$FRONT" --no-audit --no-fund || {
+    ABOUT=60 quiet page-npm timeout "$MAX_FETCH" npm ci --prefix "$FRONT" --no-audit --no-fund --fetch-retries=1 || {
         say "npm could not install its packages, so the page is left out: see $LOGS/page-npm.log"
         return
     }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.cookies
+import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,6 +20,7 @@ from sandbox import Client
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.page import KEY_HEADER, POLICY, PROTOCOL
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing, until
+from tests.support.programs import Program
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -36,7 +41,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, address: str) -> Iterator[D
 
 
 @pytest.fixture
-async def outside(address: str) -> AsyncIterator[aiohttp.ClientSession]:
+async def outside(daemon: Daemon, address: str) -> AsyncIterator[aiohttp.ClientSession]:
     """A browser's side of TCP, which keeps no cookie by itself."""
     async with aiohttp.ClientSession(address, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield session
@@ -158,6 +163,23 @@ async def viewer(host: Client) -> AsyncIterator[tuple[Viewer, aiohttp.ClientSess
     async with aiohttp.ClientSession(server.make_url("/"), cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield made, session
     await server.close()
+
+
+async def test_the_program_prints_an_address(daemon: Daemon, host: Client) -> None:
+    existing = {name: value for name, value in os.environ.items() if not name.startswith("PAGURUS_")}
+    command = [sys.executable, "-m", "pagurus", "view"]
+    environment = {**existing, "PAGURUS_RUN": str(daemon.run)}
+    with Program(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        address = (await asyncio.to_thread(program.stdout.readline)).strip()
+        url, _, code = address.partition("/#code=")
+        async with aiohttp.ClientSession(url, cookie_jar=aiohttp.DummyCookieJar()) as browser:
+            cookie, key = await log_in(browser, code)
+            async with browser.get("/v1/login", headers=cookie | {KEY_HEADER: key}) as answer:
+                assert (await answer.json())["scope"] == "admin"
+            async with browser.get("/", headers=HTML) as answer:
+                assert answer.headers["Content-Security-Policy"] == POLICY
+    assert program.returncode == 0
 
 
 async def test_a_code_is_good_once(host: Client, viewer: tuple[Viewer, aiohttp.ClientSession]) -> None:
