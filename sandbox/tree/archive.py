@@ -327,9 +327,14 @@ class _Unpacker:
             return
 
     def _whiteout(self, path: PurePosixPath) -> None:
-        """``.wh.NAME`` removes what lower layers have at NAME, ``.wh..wh..opq`` all that they have in the directory."""
+        """``.wh.NAME`` removes what lower layers have at NAME, ``.wh..wh..opq`` all that they have in the directory.
+
+        The directory is one of this layer, as with Docker: it is made where there is none, and has a new time.
+        """
         try:
+            make_parents(self._directory, path.parent, resolve=self._rules.resolve)
             with self._opened(path.parent, _DIRECTORY) as parent:
+                os.utime(parent)
                 if path.name == OPAQUE:
                     for name in os.listdir(parent):
                         if str(path.parent / name) not in self._own:

@@ -47,6 +47,7 @@ REMOTE_DIFFERENCES = {
 }
 
 _OWN = "whiteouts hide what lower layers have, wherever they stand in their own (OCI); the overlay2 driver refuses"
+_FOLLOWED = "the link is followed, as containerd does; overlay2 replaces it"
 _TWICE = "the last entry of a name counts; docker load refuses the archive"
 LAYER_DIFFERENCES: dict[str, str] = {
     "whiteout behind its own file": _OWN,
@@ -54,7 +55,8 @@ LAYER_DIFFERENCES: dict[str, str] = {
     "whiteout in the same layer alone": _OWN,
     "whiteout before a directory": "the directory is a new one (OCI); with overlay2 what the whiteout hid is there again",
     "opaque of the root": "it hides all lower layers (OCI); overlay2 has no opaque root",
-    "files through a link to a directory": "the link is followed, as containerd does; overlay2 replaces it",
+    "files through a link to a directory": _FOLLOWED,
+    "whiteout through a link": _FOLLOWED,
     "hard link across layers": "the target may lie in a lower layer, as with containerd; overlay2 refuses",
     "the same file twice": _TWICE,
     "the same directory twice": _TWICE,

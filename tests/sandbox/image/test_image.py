@@ -216,6 +216,7 @@ LOWER = _layer(
 )
 UPPER = _layer(
     ("usr/.wh.old", FILE, b""),
+    ("none/.wh.none", FILE, b""),
     ("usr/new", FILE, b"new"),
     ("d/kept", FILE, b"k"),
     ("d/.wh..wh..opq", FILE, b""),
@@ -271,6 +272,7 @@ def _check(store: ImageStore) -> None:
     assert sorted(path.name for path in (tree / "usr").iterdir()) == ["new"]
     assert [path.name for path in (tree / "d").iterdir()] == ["kept"]
     assert (tree / "x/in").read_bytes() == b"in"
+    assert list((tree / "none").iterdir()) == []  # made by a whiteout, as docker load does
     assert os.readlink(tree / "l") == "/usr/new"
     new = (tree / "usr/new").stat()
     assert (new.st_uid, new.st_gid, new.st_mode & 0o7777) == (7, 8, 0o4755)
