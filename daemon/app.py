@@ -210,6 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    from daemon import doctor
+
+    try:
+        doctor.check_root()
+    except PagurusError as error:
+        print(f"pagurus daemon: {error}", file=sys.stderr)
+        return 1
     logs.to_stderr(options.log_level)
     log.info("begins")
     structs.learn()

@@ -110,7 +110,8 @@ def missing_capabilities(status: str) -> list[str]:
     return [name for number, name in CAPABILITIES.items() if not effective >> number & 1]
 
 
-def _root() -> str:
+def check_root() -> str:
+    """Whether this process may do what the daemon does. Raises Unsupported, with the way to start it."""
     missing = missing_capabilities(Path("/proc/self/status").read_text())
     if os.geteuid() != 0:
         raise Unsupported("not root", hint="run it as root or with sudo")
@@ -383,7 +384,7 @@ def _vllm() -> str:
 UNPRIVILEGED = {"kernel", "space", "cgroups", "images", "registries", "gpu", "vllm"}
 
 PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
-    ("root", True, _root),
+    ("root", True, check_root),
     ("kernel", True, _kernel),
     ("space", True, _space),
     ("pool", False, _pool),

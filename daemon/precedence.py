@@ -6,6 +6,7 @@ it is called before the daemon's own code is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
@@ -29,5 +30,6 @@ def hurry() -> bool:
 
 
 def ordinary() -> None:
-    """This thread competes like any other."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
+    """This thread competes like any other; one that gives way already and may not ask for more goes on doing so."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)

@@ -91,3 +91,18 @@ def test_without_privileges_one_line_says_what_helps(capabilities: str) -> None:
     assert set(result) == {"root", *doctor.UNPRIVILEGED}
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()[-1]
     assert said.startswith("not ready, root without CAP_SYS_ADMIN and") and "docker run --privileged" in said
+
+
+def test_a_daemon_without_privileges_says_in_one_line_what_helps() -> None:
+    """Of `docker run` without --privileged: it once ended with a traceback of its thread pool."""
+    confined = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-m", "daemon"]
+    done = subprocess.run(confined, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "root without CAP_SYS_ADMIN" in done.stderr and "docker run --privileged" in done.stderr
+
+
+def test_workers_of_a_daemon_that_gives_way_start_without_cap_sys_nice() -> None:
+    program = "from daemon.precedence import ordinary; ordinary(); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+    confined = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-all", sys.executable, "-c", program]
+    done = subprocess.run(["nice", "-n", "19", *confined], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and int(done.stdout) > 0, done.stderr
