@@ -30,8 +30,9 @@ from daemon.checkpoints.capture import Places
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.lists import PageHashes
+from sandbox.content.page_hashes import HASH, PAGE
 from sandbox.content.page_lists import changed, digest
-from sandbox.content.pages import HASH, PAGE, SLOTS, PageStore
+from sandbox.content.pages import SLOTS, PageStore
 from sandbox.content.transfer import Entry, Have, ImageFile, TransferHeader
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, PagurusError

@@ -37,8 +37,9 @@ from daemon.store import numbered
 from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile, PageLists
+from sandbox.content.page_hashes import HASH, PAGE, HashedPages
 from sandbox.content.page_lists import PageListDelta
-from sandbox.content.pages import HASH, PAGE, ZERO, HashedPages, PageStore
+from sandbox.content.pages import ZERO, PageStore
 from sandbox.content.renewed import Former
 from sandbox.content.transfer import Entry, FrameKind, Have, ImageFile, PageList, TransferHeader
 from sandbox.criu.gate import gate

@@ -29,7 +29,8 @@ from sandbox import durable
 from sandbox.content import layers
 from sandbox.content.layers import Layers
 from sandbox.content.lists import Lists, PageHashes
-from sandbox.content.pages import HASH, PAGE, HashedPages, PageStore, hash_pages
+from sandbox.content.page_hashes import HASH, PAGE, HashedPages, hash_pages
+from sandbox.content.pages import PageStore
 from sandbox.database import is_full
 from sandbox.errors import CheckpointFailed, NoSpace
 

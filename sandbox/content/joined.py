@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from sandbox.content import transfer
-from sandbox.content.pages import HASH, PAGE
+from sandbox.content.page_hashes import HASH, PAGE
 from sandbox.content.transfer import FrameKind
 from sandbox.errors import Protocol
 

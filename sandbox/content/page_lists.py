@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from blake3 import blake3
 
-from sandbox.content.pages import HASH
+from sandbox.content.page_hashes import HASH
 from sandbox.content.transfer import PageList
 from sandbox.errors import Conflict, Protocol
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
-from sandbox.content.pages import HASH, PAGE
+from sandbox.content.page_hashes import HASH, PAGE
 from sandbox.errors import Conflict
 
 ZERO_HASH = bytes(HASH)

@@ -35,7 +35,8 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from sandbox.content.pages import HASH, PAGE, SLOTS
+from sandbox.content.page_hashes import HASH, PAGE
+from sandbox.content.pages import SLOTS
 from sandbox.errors import Protocol
 from sandbox.messages import Verdict
 

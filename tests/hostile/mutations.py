@@ -19,7 +19,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.content import transfer
-from sandbox.content.pages import PAGE
+from sandbox.content.page_hashes import PAGE
 from sandbox.content.transfer import ContentPart, Entry, FrameKind, ImageFile, PageList, TransferHeader
 from sandbox.messages import Verdict
 from sandbox.tree import sparse

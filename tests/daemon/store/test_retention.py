@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from daemon.checkpoints.persist import LOST
 from daemon.store.retention import new_parents, removable
 from sandbox import Client, Conflict, NotFound
-from sandbox.content.pages import PAGE, PageStore
+from sandbox.content.page_hashes import PAGE
+from sandbox.content.pages import PageStore
 from sandbox.messages import CheckpointState, Retention, Verdict
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, asleep, until
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox import Client, Conflict, NotFound, PagurusError
-from sandbox.content.pages import PAGE
+from sandbox.content.page_hashes import PAGE
 from sandbox.content.transfer import (
     Entry,
     Have,

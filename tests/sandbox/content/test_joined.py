@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from sandbox.content import transfer
 from sandbox.content.joined import StreamChecker, joined
-from sandbox.content.pages import PAGE
+from sandbox.content.page_hashes import PAGE
 from sandbox.content.transfer import Entry, FrameKind, ImageFile, TransferHeader
 from sandbox.errors import Protocol
 from sandbox.messages import Verdict

@@ -8,7 +8,7 @@ import numpy as np
 
 from sandbox.content import dumpfile
 from sandbox.content.lists import Lists
-from sandbox.content.pages import PAGE
+from sandbox.content.page_hashes import PAGE
 
 
 def hashes(pages: int, value: int = 1) -> dict[str, np.ndarray]:

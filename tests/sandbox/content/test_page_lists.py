@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.content.page_hashes import HASH
 from sandbox.content.page_lists import PageListDelta, changed, digest
-from sandbox.content.pages import HASH
 from sandbox.content.transfer import FrameKind, PageList, Reader, TransferWriter
 from sandbox.errors import Conflict, Protocol
 from tests.daemon.store.test_transfer import HEAD

@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from sandbox.content import dumpfile
-from sandbox.content.pages import HASH, PAGE, hash_pages
+from sandbox.content.page_hashes import HASH, PAGE, hash_pages
 from sandbox.content.renewed import Former, Lacking
 
 A, B, C, D = (bytes([number]) * PAGE for number in range(1, 5))

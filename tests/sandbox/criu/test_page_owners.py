@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sandbox.content.pages import PAGE, PageStore
+from sandbox.content.page_hashes import PAGE
+from sandbox.content.pages import PageStore
 
 
 def test_owners_do_not_share_pages(tmp_path: Path) -> None:

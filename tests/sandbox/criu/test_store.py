@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox.content import dumpfile
-from sandbox.content.pages import PAGE, SLOTS, ZERO, PageStore
+from sandbox.content.page_hashes import PAGE
+from sandbox.content.pages import SLOTS, ZERO, PageStore
 from sandbox.errors import CheckpointFailed, Conflict, NoSpace
 
 
