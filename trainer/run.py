@@ -385,7 +385,7 @@ class TrainerRun:
         """What a version consists of: the weights, or the adapters alone; and the files next to them."""
         tensors, lora = published(self.model), self.steps.plan.lora
         if lora is not None:
-            files = {CONFIG: lora.file(self.base)}
+            files = {CONFIG: lora.file(self.base, self.model)}
         else:
             files = {
                 path.name: path.read_bytes()

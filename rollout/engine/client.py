@@ -8,6 +8,7 @@ engine is left paused or refusing, never serving half of an update.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import hashlib
 import math
@@ -94,7 +95,8 @@ class EngineClient:
         self.url = url.rstrip("/")
         self._trust = True if tls is None else calling(tls)
         self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
-        self._loaded: list[int] = []  # adapters before it that the server still has
+        self._flights: collections.Counter[int] = collections.Counter()  # requests of each adapter that are not over
+        self._loaded: set[int] = set()  # adapters that the server has
         self.adapter: int | None = None  # the version of the adapter that requests ask for (vLLM), if it is one
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -116,9 +118,9 @@ class EngineClient:
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> Generation:
-        adapter = self.adapter
-        request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
-        result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+        with self._flight() as adapter:
+            request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
+            result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
         if adapter is not None:  # it answers with the requested one, whatever the server is labelled by now
             result.spans = [WeightSpan(adapter, 0, len(result.token_ids))] if result.token_ids else []
         return result
@@ -127,11 +129,10 @@ class EngineClient:
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has the finish reason and spans. Closing it ends the request."""
-        adapter = self.adapter
-        body = msgspec.json.encode(
-            _request(prompt_ids, sampling, request_id, stream=True, priority=priority, adapter=adapter)
-        )
-        with _named(self.url + wire.GENERATE):
+        with self._flight() as adapter, _named(self.url + wire.GENERATE):
+            body = msgspec.json.encode(
+                _request(prompt_ids, sampling, request_id, stream=True, priority=priority, adapter=adapter)
+            )
             async with self._open().post(self.url + wire.GENERATE, data=body) as response:
                 if response.status >= 400:
                     raise _refusal(self.url + wire.GENERATE, response.status, await response.read())
@@ -225,25 +226,37 @@ class EngineClient:
         """Serve a version that was pulled, from the next token on. Requests in flight continue."""
         return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.ApplyResult)
 
-    async def load_adapter(self, directory: Path, version: int) -> None:
+    @contextlib.contextmanager
+    def _flight(self) -> Iterator[int | None]:
+        """A request of the adapter of now, which stays loaded until it is over."""
+        adapter = self.adapter
+        if adapter is not None:
+            self._flights[adapter] += 1
+        try:
+            yield adapter
+        finally:
+            if adapter is not None:
+                self._flights[adapter] -= 1
+
+    async def load_adapter(self, directory: Path, version: int) -> list[int]:
         """Have vLLM load a version of an adapter; requests from now on use it, those in flight continue with theirs.
 
-        The version before stays for these; older ones are unloaded.
+        vLLM reads `directory` again where it has evicted the adapter: it must stay until the version is unloaded, which
+        is with the first call after its last request. Returns the versions that are loaded.
         """
-        before = self.adapter
         try:
             await self._post(wire.LOAD_ADAPTER, wire.AdapterRequest(adapter_name(version), str(directory)))
         except Invalid as error:
             if "already been loaded" not in str(error):  # by a process before this one
                 raise
+        self._loaded.add(version)
         await self.set_version(version)
         self.adapter = version
-        if before is not None and before != version:
-            self._loaded.append(before)
-        for old in self._loaded[:-1]:
+        for old in [item for item in self._loaded if item != version and not self._flights[item]]:
             with contextlib.suppress(EngineFailed):  # the server does not know it any more
                 await self._post(wire.UNLOAD_ADAPTER, wire.AdapterRequest(adapter_name(old)))
-        del self._loaded[:-1]
+            self._loaded.discard(old)
+        return sorted(self._loaded)
 
     async def healthy(self) -> bool:
         try:

@@ -180,6 +180,7 @@ def vllm(
             argv += ["--worker-extension-cls", "pagurus_vllm.WorkerExtension"]
         if lora:  # two at once: requests in flight continue with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
+            argv += ["--max-cpu-loras", "5"]  # as many versions as a run may be stale, and the newest
         argv += arguments(options or {})
         return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 

@@ -15,6 +15,7 @@ Patched    the same, but its workers write the changes into their weights (vLLM 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from blake3 import blake3
 from rollout.engine.client import EngineClient, PublishResult
 from rollout.engine.launch import Launch
 from rollout.engine.patches import write_patches
+from rollout.weights import adapter
 from rollout.weights.adapter import base_of
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.process import PullerProcess
@@ -158,7 +160,7 @@ class AdapterWeights:
     async def begin(self, client: EngineClient, version: int) -> None:
         await _labelled(client, self.model, version)
         if self.model != self.home:
-            await client.load_adapter(self.home, version)
+            await self._load(client, version)
 
     async def fetch(self, client: EngineClient, version: int) -> None:
         await self._pull(version)
@@ -170,8 +172,15 @@ class AdapterWeights:
         """Have the server serve what the mirror has. Seconds in which it stood still."""
         if self.model == self.home:
             return await client.reload(self.home, version)
-        await client.load_adapter(self.home, version)
+        await self._load(client, version)
         return 0.0
+
+    async def _load(self, client: EngineClient, version: int) -> None:
+        """Each version from a folder of its own: the mirror goes on to the next one, and vLLM may read again."""
+        directory = self.home.with_name(f"{self.home.name}.adapters") / str(version)
+        await asyncio.to_thread(_copy_adapter, self.home, directory)
+        loaded = await client.load_adapter(directory, version)
+        await asyncio.to_thread(_forget_adapters, directory.parent, {str(item) for item in loaded})
 
     async def take(self, client: EngineClient, version: int) -> PublishResult:
         began = time.monotonic()
@@ -255,3 +264,15 @@ def reader_of(mirror: Path) -> str:
     """The same name for the same mirror, and no other's: `pagurus weights ls` shows it."""
     host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
     return f"{mirror.stem}-{host}-{blake3(str(mirror).encode()).hexdigest(length=4)}"
+
+
+def _copy_adapter(mirror: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (adapter.WEIGHTS, adapter.CONFIG):
+        shutil.copyfile(mirror / name, directory / name)
+
+
+def _forget_adapters(directory: Path, loaded: set[str]) -> None:
+    for path in directory.iterdir():
+        if path.name not in loaded:
+            shutil.rmtree(path)

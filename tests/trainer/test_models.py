@@ -17,11 +17,12 @@ from rollout.weights.export import export as export_version
 from rollout.weights.export import put_together
 from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
+from tests.support.families import FAMILIES, build
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.learner import Learner
 from trainer.models import policy
-from trainer.models.load import Lora, export, load, merged, published
+from trainer.models.load import Lora, adaptable, export, load, merged, published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
 from trainer.settings import OptimiserSettings
@@ -147,7 +148,7 @@ def test_of_a_model_with_adapters_these_alone_are_published(kind: str, tmp_path:
             if ".lora_" in name:
                 parameter.copy_(torch.randn_like(parameter).bfloat16() * 0.1)
     publisher = Publisher(VersionStore(tmp_path / "weights"))
-    publisher.publish(0, published(model), {adapter.CONFIG: lora.file(base)})
+    publisher.publish(0, published(model), {adapter.CONFIG: lora.file(base, model)})
     put_together(publisher.store, tmp_path / "adapter")
     publisher.close()
     theirs = peft.PeftModel.from_pretrained(
@@ -158,6 +159,51 @@ def test_of_a_model_with_adapters_these_alone_are_published(kind: str, tmp_path:
         assert torch.allclose(plain(theirs, batch()), Scorer(model)(pack(batch())).new, atol=1e-3)
         assert not torch.allclose(Scorer(load(base))(pack(batch())).new, Scorer(model)(pack(batch())).new, atol=1e-2)
     assert (tmp_path / "adapter" / adapter.WEIGHTS).stat().st_size < (base / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("family", "adapted"),
+    [
+        ("llama", ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
+        ("phi3", ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]),
+        ("gpt_neox", ["dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"]),
+        ("mixtral", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+        ("qwen3_moe", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+        ("deepseek_v3", None),
+        ("qwen2_moe", None),
+    ],
+)
+def test_adapters_go_beside_every_linear_layer_but_experts(
+    family: str, adapted: list[str] | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="peft is an optional extra")
+    lora = Lora(rank=2, alpha=4)
+    model = load(build(family, tmp_path / "base"), lora=lora)
+    config = json.loads(lora.file(tmp_path / "base", model))
+    names = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    assert names and not any(".experts." in name or name.endswith((".gate", ".router", "lm_head")) for name in names)
+    assert adapted in (None, config["target_modules"])
+    again = adaptable(load(tmp_path / "base"))
+    assert [name for name in again if name.endswith(tuple(config["target_modules"]))] == again == names
+    Scorer(model)(pack(batch())).new.sum().backward()
+    trained = [parameter for name, parameter in model.named_parameters() if ".lora_B." in name]
+    assert len(trained) == len(names) and all(item.grad is not None and item.grad.any() for item in trained)
+
+
+@pytest.mark.parametrize(("family", "says"), [("gpt2", "no linear layer"), ("mamba", "peft cannot adapt")])
+def test_a_model_without_adapters_is_refused(family: str, says: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="peft is an optional extra")
+    with pytest.raises(Invalid, match=says):
+        load(build(family, tmp_path / "base"), lora=Lora(rank=2, alpha=4), packs=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gpt2", "mamba", "falcon_mamba", "afmoe"}))
+def test_every_family_is_adapted(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="peft is an optional extra")
+    expected = adaptable(load(build(family, tmp_path / "base"), packs=False))
+    model = load(tmp_path / "base", lora=Lora(rank=2, alpha=4), packs=False)
+    assert [name for name, module in model.named_modules() if hasattr(module, "lora_A")] == expected
 
 
 @pytest.mark.parametrize("kind", ["ours", "qwen2"])

@@ -10,8 +10,9 @@ the rest, with our attention in the place of its own.
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ TOKENIZER: tuple[str, ...] = (
 )
 TOKENIZER += ("vocab.json", "tokenizer.model")
 NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+ATTENTION = re.compile(r"\.\w*attn\w*\.|\.\w*attention\w*\.")
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -44,14 +46,13 @@ class Lora:
 
     rank: int = 16
     alpha: int = 32
-    modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-    def file(self, base: Path) -> bytes:
-        """What lies next to a published adapter: its config, which names its base model."""
+    def file(self, base: Path, model: nn.Module) -> bytes:
+        """What lies next to a published adapter of `model`: its config, which names its base model."""
         config = adapter.AdapterConfig(
             r=self.rank,
             lora_alpha=self.alpha,
-            target_modules=list(self.modules),
+            target_modules=_short([name for name, module in model.named_modules() if hasattr(module, "lora_A")], model),
             base_model_name_or_path=str(base.resolve()),
         )
         return json.dumps(msgspec.to_builtins(config), indent=1).encode()
@@ -163,8 +164,40 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
         raise Invalid("LoRA needs peft", hint="pip install 'pagurus-rl[lora]'") from None
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    chosen = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.modules), lora_dropout=0.0)
-    inject_adapter_in_model(chosen, model)
+    chosen = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=adaptable(model), lora_dropout=0.0)
+    try:
+        inject_adapter_in_model(chosen, model)
+    except ValueError as error:
+        raise Invalid(f"peft cannot adapt {type(model).__name__}: {error}", hint="train it without lora") from None
+
+
+def adaptable(model: nn.Module) -> list[str]:
+    """The linear layers that adapters go beside: all but the head; of a mixture of experts those of attention alone.
+
+    Engines compute experts as one tensor, and `peft` takes names such as ``gate_proj`` for theirs wherever they stand.
+    Raises Invalid where there are none.
+    """
+    embeddings: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
+    head = embeddings() or getattr(model, "lm_head", None)
+    mixed = any(name.endswith(".experts") for name, _ in model.named_modules())
+    result = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and not (mixed and not ATTENTION.search(name))
+    ]
+    if not result:
+        raise Invalid(
+            f"{type(model).__name__} has no linear layer that adapters can go beside", hint="train it without lora"
+        )
+    return result
+
+
+def _short(names: Sequence[str], model: nn.Module) -> list[str]:
+    """Last parts of the names where all layers that end so are meant, as others write them; else the whole names."""
+    ends = {name.rpartition(".")[2] for name in names}
+    others = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)} - set(names)
+    clashes = {name.rpartition(".")[2] for name in others if ".base_layer" not in name and ".lora_" not in name} & ends
+    return sorted(ends - clashes) + sorted(name for name in names if name.rpartition(".")[2] in clashes)
 
 
 def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -160,6 +160,10 @@ async def test_a_mirror_goes_from_weights_to_an_adapter_and_back(learnt: Learnt,
     await puller.close()
 
 
+def adapters_on_disk(directory: Path) -> list[str]:
+    return [path.name for path in directory.rglob("*.adapters/*")]
+
+
 @pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make setup-vllm")
 async def test_vllm_loads_adapters_beside_its_model(learnt: Learnt, tmp_path: Path) -> None:
     learnt.publish(0)
@@ -182,6 +186,19 @@ async def test_vllm_loads_adapters_beside_its_model(learnt: Learnt, tmp_path: Pa
         learnt.publish(3)
         await served.publish(learnt.store.directory, 3)
         assert await client.version() == 3
+        long = [asyncio.create_task(served.generate([5, 8], Sampling(max_tokens=200, ignore_eos=True)))]
+        for version in (4, 5, 6):
+            learnt.publish(version)
+            await served.publish(learnt.store.directory, version)
+            long.append(asyncio.create_task(served.generate([5, 8], Sampling(max_tokens=200, ignore_eos=True))))
+        answers = await asyncio.gather(*long)
+        assert [answer.spans[0].version for answer in answers] == [3, 4, 5, 6]
+        for answer in answers:  # each to its end with the adapter that it began with, four of them at once
+            expected = learnt.logprobs(answer.spans[0].version, [5, 8, *answer.token_ids])[1:]
+            assert torch.allclose(torch.tensor(answer.logprobs), expected, atol=5e-3)
+        learnt.publish(7)
+        await served.publish(learnt.store.directory, 7)
+        assert adapters_on_disk(tmp_path) == ["7"]
 
 
 def test_ranks_that_vllm_has_no_room_for_are_refused(tmp_path: Path) -> None:
