@@ -33,7 +33,7 @@ from rollout.config import RolloutConfig
 from rollout.control import groups
 from rollout.control.ahead import Ahead
 from rollout.control.attempts import Attempts
-from rollout.control.batch_request import PendingBatch
+from rollout.control.batch_request import NoMorePrompts, PendingBatch
 from rollout.control.groups import GroupCounts, OpenGroup
 from rollout.control.refusals import Refusals
 from rollout.control.trees import BranchTrees
@@ -60,8 +60,8 @@ from rollout.decide.view import (
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.parts import Generator, OnTurn
 from rollout.episode.renderer import Renderer
-from rollout.episode.turns import Generator, OnTurn
 from rollout.episode_clock import PhaseMeter
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.pool.fleet import Fleet
@@ -76,10 +76,6 @@ log = logging.getLogger("pagurus.rollout")
 
 NEVER = 3600.0  # seconds between two looks when nothing says when
 STATUS_INTERVAL = 1.0  # seconds
-
-
-class NoMorePrompts(Exception):
-    """Every prompt was trained or given up."""
 
 
 class RolloutController:

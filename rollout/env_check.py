@@ -31,8 +31,8 @@ from rollout.engine.script import Script
 from rollout.environments.base import AgentSandbox, Environment
 from rollout.episode import nowhere
 from rollout.episode.manager import EpisodeManager, Reset
+from rollout.episode.parts import EpisodeEnd, Generator
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
-from rollout.episode.turns import EpisodeEnd, Generator
 from rollout.evaluate import play
 from rollout.labels import LabellingClient
 from rollout.messages import Trajectory

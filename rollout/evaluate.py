@@ -24,8 +24,8 @@ from rollout.engine.script import Script
 from rollout.environments.base import Environment
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
+from rollout.episode.parts import Generator
 from rollout.episode.spec import EpisodeSpec
-from rollout.episode.turns import Generator
 from rollout.labels import LabellingClient
 from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService

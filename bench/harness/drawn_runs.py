@@ -24,7 +24,8 @@ from bench.harness.paced_engine import paced
 from coordinator.simulate.engines import StepCosts
 from coordinator.simulate.rollouts import Plan, RolloutSimulation, SimulatedTurn
 from rollout.config import RolloutConfig
-from rollout.controller import NoMorePrompts, RolloutController
+from rollout.control.batch_request import NoMorePrompts
+from rollout.controller import RolloutController
 from rollout.engine.client import Generation, Sampling, WeightSpan
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor

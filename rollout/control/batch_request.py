@@ -11,6 +11,10 @@ import time
 from rollout.messages import Batch
 
 
+class NoMorePrompts(Exception):
+    """Every prompt was trained or given up."""
+
+
 class PendingBatch:
     """``await requested.request()`` by the trainer; ``requested.give(batch)`` or ``requested.refuse(error)`` when there
     is an answer."""

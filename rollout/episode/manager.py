@@ -27,11 +27,12 @@ from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import nowhere
 from rollout.episode.origin import Origin
+from rollout.episode.parts import EpisodeEnd, EpisodeParts, Generator, OnTurn
 from rollout.episode.prepared import PreparedState, PreparedStates
 from rollout.episode.records import fail, label
 from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
-from rollout.episode.turns import Episode, EpisodeEnd, EpisodeParts, Generator, OnTurn
+from rollout.episode.turns import Episode
 from rollout.messages import Trajectory
 from rollout.rewards.messages import Score, ScorerFailed
 from rollout.rewards.service import RewardService, apply

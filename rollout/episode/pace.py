@@ -15,7 +15,7 @@ import asyncio
 import time
 
 from rollout.engine.client import Generation, Sampling
-from rollout.episode.turns import Generator
+from rollout.episode.parts import Generator
 
 
 class PacedEngine:

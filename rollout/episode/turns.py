@@ -20,29 +20,29 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from rollout.chaos import Inject
 from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of
-from rollout.decide.effects import EffectRules, watched
+from rollout.decide.effects import watched
 from rollout.decide.observed import middle_cut
 from rollout.engine.client import Generation, Sampling
-from rollout.environments.base import Environment, Observation, Tokenizer
+from rollout.environments.base import Environment, Observation
 from rollout.episode import origin, records, takeover
 from rollout.episode.guard import ExecutedCommand, GuardedSandbox, KilledItself, ReplayDivergence
 from rollout.episode.origin import Origin
+from rollout.episode.parts import EpisodeEnd, EpisodeParts
 from rollout.episode.prepared import PreparedState
-from rollout.episode.renderer import Renderer
-from rollout.episode.spec import EpisodeLimits, EpisodeSpec, sampling_seed
+from rollout.episode.spec import EpisodeSpec, sampling_seed
 from rollout.episode.talk import talk_of
-from rollout.episode_clock import PhaseMeter, TrajectoryClock
+from rollout.episode_clock import TrajectoryClock
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
-from rollout.store.journal import Key, TurnEntry
+from rollout.store.journal import TurnEntry
 from rollout.store.retained import Visit
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
@@ -51,50 +51,6 @@ log = logging.getLogger("pagurus.rollout")
 
 MAX_CLOSE = 10.0  # seconds that an environment may take to close
 MAX_CHANGED = 100  # paths that a trajectory keeps
-
-
-class Generator(Protocol):
-    """What generates: an `EngineClient`, an `EngineSupervisor`, a pool of them."""
-
-    def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Awaitable[Generation]: ...
-
-
-class Notes(Protocol):
-    """Where turns are written down before they are executed: a `Journal`, off the event loop."""
-
-    async def append(self, key: Key, entry: TurnEntry) -> None: ...
-
-    async def restored(self, key: Key, turn: int, epoch: str) -> None: ...
-
-
-OnTurn = Callable[[Trajectory, TurnRecord], None]
-
-
-class EpisodeEnd(Exception):
-    """The episode ends here, for a reason that is known."""
-
-    def __init__(self, failure: TrajectoryFailure):
-        super().__init__(str(failure))
-        self.failure = failure
-
-
-@dataclass(kw_only=True)
-class EpisodeParts:
-    """What episodes are played with."""
-
-    engine: Generator
-    tokenizer: Tokenizer
-    renderer: Renderer | None = None  # of a chat model: observations and answers are then messages
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
-    notes: Notes | None = None
-    meter: PhaseMeter | None = None
-    on_turn: OnTurn | None = None
-    visitable: bool = False  # the last state is captured too
-    effects: EffectRules | None = None  # which changed files are requested at the end
-
-    def metered(self, phase: EpisodePhase) -> contextlib.AbstractContextManager[None]:
-        """Time within is of this phase."""
-        return self.meter.phase(phase) if self.meter is not None else contextlib.nullcontext()
 
 
 class Episode:

@@ -20,7 +20,7 @@ from rollout.engine.client import PublishResult
 from rollout.engine.launch import Launch, embedded, on_gpus, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.engine.weights import AdapterWeights
-from rollout.episode.turns import Generator
+from rollout.episode.parts import Generator
 from rollout.plan import RolloutPlan
 from rollout.pool.alone import SingleServerEngine
 from rollout.pool.member import Note, Remote

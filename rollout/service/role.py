@@ -29,7 +29,8 @@ import msgspec
 from rollout import tokenizer
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
-from rollout.controller import NoMorePrompts, RolloutController
+from rollout.control.batch_request import NoMorePrompts
+from rollout.controller import RolloutController
 from rollout.engine.client import PublishResult
 from rollout.environments.images import build_missing
 from rollout.environments.mixture import RECENT, Draw, load_curriculum

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from rollout import Batch, EpisodeLimits, Faults, Observation, RolloutConfig, RolloutController
-from rollout.controller import NoMorePrompts
+from rollout.control.batch_request import NoMorePrompts
 from rollout.decide import breaker
 from rollout.decide.view import Stop, WaitReason
 from rollout.engine.client import Generation, Sampling, WeightSpan

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout import Observation, RolloutController
-from rollout.controller import NoMorePrompts
+from rollout.control.batch_request import NoMorePrompts
 from rollout.decide import tail
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
