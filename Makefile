@@ -91,7 +91,9 @@ test-long: setup-train setup-models
 	@$(PYTEST) -m long $(TESTS)
 
 test-clients: setup-train setup-clients
-	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b
+	@rm -rf .prefix/clients/results
+	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b; status=$$?; \
+		$(BIN)/python -m tests.conformance.clients.table --write; exit $$status
 
 test-parity: setup-train
 	@bash scripts/parity.sh

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,11 +34,11 @@ class NetworkBody(msgspec.Struct, kw_only=True):
     denyOut: list[str] | None = None
     allowPublicTraffic: bool | None = None
     allow_internet_access: bool | None = None
-    dnsServers: object = None
-    egressProxy: object = None
-    maskRequestHost: object = None
-    httpsPorts: object = None
-    rules: object = None
+    dnsServers: Any = None
+    egressProxy: Any = None
+    maskRequestHost: Any = None
+    httpsPorts: Any = None
+    rules: Any = None
 
 
 class AutoResume(msgspec.Struct, kw_only=True):
@@ -54,9 +54,9 @@ class CreateBody(msgspec.Struct, kw_only=True):
     autoPause: bool | None = None
     autoResume: AutoResume | None = None
     network: NetworkBody | None = None
-    mcp: object = None
-    iam: object = None
-    volumeMounts: list[object] | None = None
+    mcp: Any = None
+    iam: Any = None
+    volumeMounts: list[Any] | None = None
 
     @property
     def pauses(self) -> bool:

@@ -14,11 +14,12 @@ from daemon.api.wire import HOST, TOKENS
 from daemon.e2b import content, control, filesystem, process, template_routes
 from daemon.e2b.commands import AllCommands
 from daemon.e2b.control import DOMAIN, KEYS
+from daemon.e2b.description import PATH, description
 from daemon.e2b.dispatch import Limiter
 from daemon.e2b.keys import Keys
 from daemon.e2b.process import COMMANDS
 from daemon.e2b.proxy import proxy
-from daemon.e2b.route import ALIASES
+from daemon.e2b.route import ALIASES, json_answer
 from daemon.e2b.templates import TEMPLATES, Templates
 from daemon.e2b.watchers import WATCHERS, Watchers
 from daemon.e2b.wire import ControlDialect
@@ -39,4 +40,10 @@ def serve(app: web.Application, secret: bytes, names: Mapping[str, str], domain:
     for route in (*template_routes.AT.routes, *control.ROUTES):
         app.router.add_route(route.method, route.path, gate.handler(route, dialect))
     envd = [*process.SERVICE.routes, *filesystem.SERVICE.routes, *content.ROUTES]
+    made = json_answer(description([*template_routes.AT.routes, *control.ROUTES], envd)).body
+
+    async def described(_: web.Request) -> web.Response:
+        return web.Response(body=made, content_type="application/json")
+
+    app.router.add_get(PATH, described)
     app.middlewares.insert(1, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)

@@ -13,7 +13,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -43,7 +43,7 @@ class BuildBody(msgspec.Struct, kw_only=True):
 
     fromImage: str | None = None
     fromTemplate: str | None = None
-    fromImageRegistry: object = None
+    fromImageRegistry: Any = None
     force: bool = False
     steps: Annotated[list[Step], msgspec.Meta(max_length=500)] = []
     startCmd: str | None = None

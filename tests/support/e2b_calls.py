@@ -24,6 +24,10 @@ class Absent(Exception):
     """This version of the client has no such call."""
 
 
+class Refused(Exception):
+    """The server says by name that it does not do this."""
+
+
 def method(sandbox, *names):
     for name in names:
         if hasattr(sandbox, name):
@@ -254,6 +258,26 @@ def fork(sandbox):
 
 
 @call
+def no_volumes(sandbox):
+    refusal("volume", volume_mounts={"/data": "mine"})
+
+
+@call
+def no_mcp(sandbox):
+    refusal("mcp", mcp={"exa": {"apiKey": "none"}})
+
+
+def refusal(word, **options):
+    """The creation is refused, and what is refused is named."""
+    try:
+        error = refused(e2b.SandboxException, lambda: Sandbox.create(timeout=60, **options))
+    except TypeError:
+        raise Absent(word) from None
+    assert word in str(error).lower(), error
+    raise Refused(word)
+
+
+@call
 def kill(sandbox):
     assert sandbox.kill() is True
     assert sandbox.kill() is False
@@ -270,6 +294,8 @@ def main():
             item(sandbox)
         except Absent as error:
             outcome = f"absent: {error}"
+        except Refused as error:
+            outcome = f"refused: {error}"
         except Exception:  # noqa: BLE001 - whatever it is, it is told
             outcome = traceback.format_exc()
         print(json.dumps({"call": item.__name__, "outcome": outcome}), flush=True)

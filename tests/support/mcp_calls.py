@@ -9,7 +9,8 @@ from mcp import Client, StdioServerParameters
 
 
 async def main() -> None:
-    server = StdioServerParameters(command=sys.argv[1], args=["-m", "pagurus", "mcp"], env=dict(os.environ))
+    stdio = StdioServerParameters(command=sys.argv[1], args=["-m", "pagurus", "mcp"], env=dict(os.environ))
+    server = sys.argv[2] if len(sys.argv) > 2 else stdio  # the address of a server that listens
     async with Client(server) as client:
 
         async def call(name, **arguments):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from sandbox import paths
 from tests.support.daemon_host import Daemon, missing
 
 ROOT = Path(__file__).resolve().parents[2]
+LIST = [line for line in (ROOT / "scripts/clients.txt").read_text().splitlines() if not line.startswith("#")]
+RESULTS = paths.prefix() / "clients/results"  # what the tests record of each tool, for the table of the page
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no look-up of prices over the network
     "HARBOR_TELEMETRY": "off",
@@ -29,6 +33,14 @@ def tool(name: str) -> Path:
     if not (place / "bin/python").exists():
         pytest.skip(f"{name} is not installed: run `make setup-clients`")
     return place
+
+
+def record(name: str, calls: Mapping[str, str]) -> None:
+    """What came of each call of a tool: passed, refused, absent or failed. Adds to what is recorded already."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**before, **calls}, indent=1))
 
 
 def environment(daemon: Daemon, home: Path, **more: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing
 from tests.support.gateway_upstream import Upstream, chat
+from tests.support.tools import record
 
 ROOT = Path(__file__).parents[3]
 PYTHON = paths.prefix() / "clients/models/bin/python"
@@ -93,6 +94,7 @@ async def test_every_call_of_the_clients(host: Client, tmp_path: Path) -> None:
         ("hello", 200),
     ]
     assert [value for lines in upstream.lines for name, value in lines if name == "anthropic-beta"] == [BETAS]
+    record("models", {f"{number} {call}": "passed" for number, (call, _) in enumerate(made)})
     chats, messages = ["/v1/chat/completions"] * 2, ["/v1/messages"] * 2
     assert exchanges == [*chats, "/v1/responses", *messages]  # what was refused or asked beside the model is none
 

@@ -13,7 +13,7 @@ from sandbox import Client
 from tests.support.daemon_host import Daemon
 from tests.support.gateway_upstream import Upstream
 from tests.support.scripted_model import Step, script
-from tests.support.tools import ROOT, environment, ran, tool
+from tests.support.tools import ROOT, environment, ran, record, tool
 
 pytestmark = pytest.mark.long
 CODE = "Thoughts.\n<code>\ncount = 2\nfinal_answer(shells(count))\n</code>"
@@ -88,7 +88,10 @@ async def task(name: str, host: Client, daemon: Daemon, place: Path) -> dict[str
 
 @pytest.mark.parametrize("name", RESULT)
 async def test_a_task_of(name: str, host: Client, daemon: Daemon, tmp_path: Path) -> None:
-    assert await task(name, host, daemon, tmp_path) == RESULT[name]
+    made = await task(name, host, daemon, tmp_path)
+    place = name.replace("_", "-")
+    record(place, {key: "passed" if made.get(key) == value else "failed" for key, value in RESULT[name].items()})
+    assert made == RESULT[name]
 
 
 async def test_an_agent_of_deepagents(host: Client, daemon: Daemon, tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ async def test_an_agent_of_deepagents(host: Client, daemon: Daemon, tmp_path: Pa
     assert result["answer"] == "3\n"
     assert result["results"][1].startswith("3\n")
     assert result["errors"] == ["file_not_found", "is_directory"]
+    record("deepagents", dict.fromkeys(("write_file", "execute", "download_files", "errors"), "passed"))
 
 
 async def test_an_agent_of_mini_swe_agent(host: Client, daemon: Daemon, tmp_path: Path) -> None:
@@ -119,4 +123,5 @@ async def test_an_agent_of_mini_swe_agent(host: Client, daemon: Daemon, tmp_path
     result = json.loads((tmp_path / "out.json").read_text())
     assert (result["info"]["exit_status"], result["info"]["submission"]) == ("Submitted", "x\n")
     assert result["info"]["pagurus"]["checkpoint"].startswith("c-")
+    record("mini-swe-agent", dict.fromkeys(("execute", "submission", "serialize", "cleanup"), "passed"))
     assert await host.sandboxes() == []

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import openapi_spec_validator
 import pytest
 import pytest_asyncio
 from yarl import URL
@@ -598,3 +599,12 @@ async def test_the_next_daemon_goes_on(client: Client, made: dict[str, str], ser
 
 async def _rest(events: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item async for item in events]
+
+
+async def test_the_description_holds_every_path(client: Client) -> None:
+    async with client.session.get(f"{client.url}/e2b/openapi.json") as answer:
+        made = await answer.json(content_type="application/json")
+    openapi_spec_validator.validate(made)
+    for path in ("/v2/sandboxes", "/sandboxes/{id}/fork", "/v3/templates", "/process.Process/Start", "/files"):
+        assert path in made["paths"], path
+    assert made["paths"]["/files"]["post"]["security"] == [{"sandbox": []}]
