@@ -8,12 +8,13 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from daemon.auth.visibility import visible
 from daemon.catalogue import CheckpointRow, SandboxRow
+from daemon.e2b.steps import Value
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import AtEnd, Metrics, Network, SandboxState
@@ -34,11 +35,11 @@ class NetworkBody(msgspec.Struct, kw_only=True):
     denyOut: list[str] | None = None
     allowPublicTraffic: bool | None = None
     allow_internet_access: bool | None = None
-    dnsServers: Any = None
-    egressProxy: Any = None
-    maskRequestHost: Any = None
-    httpsPorts: Any = None
-    rules: Any = None
+    dnsServers: Value = None
+    egressProxy: Value = None
+    maskRequestHost: Value = None
+    httpsPorts: Value = None
+    rules: Value = None
 
 
 class AutoResume(msgspec.Struct, kw_only=True):
@@ -54,9 +55,9 @@ class CreateBody(msgspec.Struct, kw_only=True):
     autoPause: bool | None = None
     autoResume: AutoResume | None = None
     network: NetworkBody | None = None
-    mcp: Any = None
-    iam: Any = None
-    volumeMounts: list[Any] | None = None
+    mcp: Value = None
+    iam: Value = None
+    volumeMounts: list[Value] | None = None
 
     @property
     def pauses(self) -> bool:

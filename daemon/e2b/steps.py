@@ -28,6 +28,7 @@ MAKE_USER = (
     "mkdir -p /home/user && chown user: /home/user; "
     "if [ -d /etc/sudoers.d ]; then echo 'user ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/user; fi"
 )
+Value = Any  # of a field that is refused by its name, whatever it holds
 FilesHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -43,7 +44,7 @@ class BuildBody(msgspec.Struct, kw_only=True):
 
     fromImage: str | None = None
     fromTemplate: str | None = None
-    fromImageRegistry: Any = None
+    fromImageRegistry: Value = None
     force: bool = False
     steps: Annotated[list[Step], msgspec.Meta(max_length=500)] = []
     startCmd: str | None = None
