@@ -4,7 +4,7 @@
 
     pagurus bench page [--json] [--sandboxes 200] [--pages 10] [--seconds 20] [--listed 1000] [--checkpoints 10000]
 
-The daemon's part: a daemon of its own with sandboxes that each wake up five times a second. Its processor time is read
+The daemon's part: a daemon of its own with sandboxes that each start a program every second. Its processor time is read
 over some seconds without pages, and over as many with pages open, which ask what the list of sandboxes asks, every two
 seconds each.
 
@@ -42,7 +42,7 @@ from trainer.machine import processor
 PORTS = 10_000  # one of those from here on, which the kernel gives to no caller
 INTERVAL = 2.0  # seconds between two questions of a page
 AT_ONCE = 8  # sandboxes being made
-BUSY = "while :; do sleep 0.2; done"
+BUSY = "while :; do sleep 1; done"
 VERDICTS = ("none", "files", "processes", "both")
 _LONGEST = """() => { window.longest = 0; new PerformanceObserver(list => {
   for (const item of list.getEntries()) window.longest = Math.max(window.longest, item.duration);

@@ -72,7 +72,10 @@ main() {
         return
     fi
     case ${1:-hosts} in
-    hosts) hosts && page ;;
+    hosts)
+        hosts # not `hosts && page`: errexit would not hold in it
+        page
+        ;;
     train) "$HERE/python.sh" train ;;
     *) die "no part $1" "run make setup or make setup-train" ;;
     esac

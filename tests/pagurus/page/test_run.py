@@ -16,7 +16,7 @@ from pagurus.page.runs import RunRoutes
 from pagurus.page.viewer import Viewer
 from rollout.messages import Trajectory, TurnRecord
 from rollout.store.samples import SampleStore
-from tests.pagurus.page.conftest import CHROMIUM, absent
+from tests.pagurus.page.conftest import ARGUMENTS, CHROMIUM, absent
 
 pytestmark = pytest.mark.skipif(bool(absent()), reason=absent())
 HTML = "<img src=x onerror=window.broken=1>"
@@ -67,7 +67,7 @@ def test_a_run_is_read_without_a_daemon(address: str) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = browser.new_page()
         broken: list[str] = []
         page.on("pageerror", lambda error: broken.append(str(error)))
