@@ -30,6 +30,6 @@ def hurry() -> bool:
 
 
 def ordinary() -> None:
-    """This thread competes like any other; one that gives way already and may not ask for more goes on doing so."""
+    """This thread competes like any other; one that gives way already and may not ask for more keeps doing so."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)

@@ -30,7 +30,7 @@ SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", Sockets)
 
 def socket(request: web.Request, *, heartbeat: float, protocols: Sequence[str] = ()) -> web.WebSocketResponse:
     """A connection, not yet upgraded. `heartbeat`: seconds between signs of life."""
-    offered = (*protocols, PROTOCOL)  # the last one: what a page speaks that shows its key beside it
+    offered = (*protocols, PROTOCOL)  # the last one: what a page speaks that shows its key with it
     made = web.WebSocketResponse(
         heartbeat=heartbeat,
         timeout=FAREWELL,

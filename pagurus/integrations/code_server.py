@@ -134,7 +134,7 @@ def context_main():
                     give(shown(value, True))
             for chart in charts():
                 give(chart)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is given out, and the context goes on
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is given out, and the context stays
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             reported = {"type": "error", "name": type(error).__name__, "value": str(error), "traceback": text}
             if reported["name"] == "FinalAnswerException":  # of smolagents: its value is the answer

@@ -4,7 +4,8 @@ Owns: SandboxFusion's request and answer; which programs a language means. Does 
 has a sandbox of its own, which is removed before it is answered; at most `AT_ONCE` run at a time, and what comes beyond
 `MAX_WAITING` is said to come again (429), so that nothing is dropped.
 
-A failure of the platform is ``status: SandboxError``, a failure of the code ``Failed``: a reward can tell them apart.
+A failure of the platform is ``status: SandboxError``, a failure of the code ``Failed``: a reward can separate them
+apart.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ LANGUAGES = {
 
 
 class CodeRunner:
-    """Runs code in forks of one warm sandbox. `image`: has the programs of the languages that are asked for."""
+    """Runs code in forks of one warm sandbox. `image`: has the programs of the languages that are requested."""
 
     def __init__(self, host: Client, image: str, internet: bool) -> None:
         self._host, self._image, self._internet = host, image, internet

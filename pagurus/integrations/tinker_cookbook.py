@@ -1,7 +1,7 @@
 """tinker-cookbook's sandbox: its Harbor recipe takes :func:`sandbox_factory`.
 
 Owns: tinker-cookbook's `SandboxInterface` on a sandbox. Does not own: environments, rewards. The factory builds the
-task's Dockerfile once, by content. A sandbox ends with this process when nobody cleans up.
+task's Dockerfile once, by content. A sandbox ends with this process when it is not cleaned up.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class PagurusSandbox:
 
 
 def _failed(error: Exception) -> SandboxResult:
-    """What the caller may go on with is a result, as in the other sandboxes of the cookbook; a dead sandbox is none."""
+    """What the caller may continue with is a result, as in the other sandboxes of the cookbook; a dead sandbox is
+    none."""
     if isinstance(error, SandboxDead):
         raise SandboxTerminatedError(common.reason(error)) from error
     said = common.reason(error) if isinstance(error, PagurusError) else f"{type(error).__name__}: {error}"
@@ -127,7 +128,7 @@ async def _built(name: str, env_dir: Path) -> str:
             pass
         try:
             await host.images.build(name, env_dir, network=Network.open())
-        except Conflict:  # another process has built the same meanwhile
+        except Conflict:  # another process has built the same since
             await host.images.get(name)
     return name
 

@@ -176,7 +176,7 @@ class AdapterWeights:
         return 0.0
 
     async def _load(self, client: EngineClient, version: int) -> None:
-        """Each version from a folder of its own: the mirror goes on to the next one, and vLLM may read again."""
+        """Each version from a directory of its own: the mirror moves to the next one, and vLLM may read again."""
         directory = self.home.with_name(f"{self.home.name}.adapters") / str(version)
         await asyncio.to_thread(_copy_adapter, self.home, directory)
         loaded = await client.load_adapter(directory, version)

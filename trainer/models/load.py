@@ -172,7 +172,7 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
 
 
 def adaptable(model: nn.Module) -> list[str]:
-    """The linear layers that adapters go beside: all but the head; of a mixture of experts those of attention alone.
+    """The linear layers that get adapters: all but the head; of a mixture of experts those of attention alone.
 
     Engines compute experts as one tensor, and `peft` takes names such as ``gate_proj`` for theirs wherever they stand.
     Raises Invalid where there are none.
