@@ -20,7 +20,7 @@ from sandbox.container import usage
 from sandbox.messages.processes import HostUsage, SandboxUsage
 
 AREA = Area()
-INTERVAL = 1.5  # seconds for which a reading is good
+INTERVAL = 3.0  # seconds for which a reading is good
 EXAMINED = 30.0  # seconds for which the doctor's findings are
 
 

@@ -10,6 +10,7 @@ import { NewSandbox } from "./NewSandbox";
 
 const HEIGHT = 44;
 const INTERVAL = 2; // seconds
+const USAGE_INTERVAL = 4; // seconds; the daemon reads the control groups for it
 
 interface Seen {
   at: number; // ms
@@ -85,7 +86,7 @@ export function SandboxesView() {
       seen.value = shares(seen.value, usage, performance.now());
       return usage;
     },
-    INTERVAL,
+    USAGE_INTERVAL,
   );
   const filter = useSignal("");
   const making = useSignal(false);
