@@ -93,9 +93,12 @@ static __always_inline bool task_compat(struct task_struct *p)
 }
 
 /*
- * The I_DIRTY bits were macros with these values; 6.18 made them an enum, and moved them; 6.19 gave the enum another
- * name. Where a later kernel has renamed it again every mark counts, and some turns are captured for nothing.
+ * The I_DIRTY bits are macros up to 6.17, of which type information tells nothing: SYNC, DATASYNC, PAGES and TIME are
+ * bits 0, 1, 2 and 11 on 6.1; on 6.12 the first three are 3, 4 and 5. Marks hold no others, so that one mask finds
+ * content in both. 6.18 made them an enum; 6.19 gave the enum another name. Where a later kernel has renamed it
+ * again every mark counts, and some turns are captured for nothing.
  */
+#define CONTENT_MARKS_WITHOUT_ENUM (1 << 1 | 1 << 2 | 1 << 4 | 1 << 5)
 enum inode_state_flags_t___first { I_DIRTY_DATASYNC___first = 1, I_DIRTY_PAGES___first = 2 };
 enum inode_state_flags_enum___second { I_DIRTY_DATASYNC___second = 1, I_DIRTY_PAGES___second = 2 };
 struct inode_state_flags___second {
@@ -109,7 +112,7 @@ static __always_inline int dirty_content(void)
 	if (bpf_core_enum_value_exists(enum inode_state_flags_enum___second, I_DIRTY_PAGES___second))
 		return bpf_core_enum_value(enum inode_state_flags_enum___second, I_DIRTY_DATASYNC___second) |
 		       bpf_core_enum_value(enum inode_state_flags_enum___second, I_DIRTY_PAGES___second);
-	return bpf_core_type_exists(struct inode_state_flags___second) ? ~0 : 2 | 4;
+	return bpf_core_type_exists(struct inode_state_flags___second) ? ~0 : CONTENT_MARKS_WITHOUT_ENUM;
 }
 
 /* 7.2 has the union around dentry.d_alias without a name. */
