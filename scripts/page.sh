@@ -36,10 +36,15 @@ build() {
     say "the page is built"
 }
 
+install_chromium() {
+    apt-get install -y --no-install-recommends chromium ||
+        { apt-get update && apt-get install -y --no-install-recommends chromium; }
+}
+
 browser() {
     if ! command -v chromium >/dev/null; then
         say "install chromium, for the tests of the page (300 MB)"
-        if ! quiet page-chromium apt-get install -y --no-install-recommends chromium; then
+        if ! ABOUT=60 quiet page-chromium install_chromium; then
             say "chromium could not be installed: tests in a browser are skipped"
             return
         fi
