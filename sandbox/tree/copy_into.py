@@ -177,7 +177,7 @@ class _Copier:
             self._make(parent, posixpath.basename(real), status, holder, name)
             self._finish(parent, posixpath.basename(real), status, holder, name)
 
-    def directories(self, path: str) -> str:
+    def directories(self, path: str, mode: int | None = None) -> str:
         """Make a directory and what is missing above it; where it is, without links."""
         into = canonical(self._root, path, missing=True)
         missing: list[str] = []
@@ -191,7 +191,7 @@ class _Copier:
                 os.mkdir(name, 0o700, dir_fd=parent)
                 self._chown(parent, name, *self._directory_owner)
                 with pinned(parent, name, stat.S_IFDIR) as made:
-                    os.chmod(made, self._directory_mode)
+                    os.chmod(made, self._directory_mode if mode is None else mode)
             self.copied.entries += 1
         result = self._status(into) if into else os.fstat(self._root)
         if result is None or not stat.S_ISDIR(result.st_mode):
@@ -353,7 +353,7 @@ class _Copier:
         ):
             if stream is None:
                 return False
-            into, left = self.directories(target), self._limit - self.copied.bytes
+            into, left = self.directories(target, 0o755), self._limit - self.copied.bytes  # --chmod is for copies
             rules = archive.Rules(owners=True, uid_base=self._base, owner=self._owner)
             with self._opened(self._root, into) as directory:
                 self.copied.bytes += archive.unpack(stream, directory, limit=left, rules=rules)

@@ -40,6 +40,7 @@ RECORDED = (
     "FROM-scratch-COPY-.-/c/-9e22a6",
     "COPY-link-/srv/-ddc460",
     "FROM-scratch-COPY-.-/c/-a4efa7",
+    "ADD---chmod=700-p.tgz-/u/-0a2ed2",
 )
 
 #: Of what is fetched.
