@@ -157,7 +157,7 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
     *("extend", "tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
-    *("sweep", "verify-model", "sft", "dpo", "mcp", "run-code"),
+    *("sweep", "verify-model", "sft", "dpo", "mcp", "run-code", "view"),
     *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
 }
 GROUPS = {
