@@ -216,11 +216,7 @@ class Host:
 
     async def _fork_one(self, origin: CheckpointRow, request: ForkRequest) -> ForkEntry:
         try:
-            row = self.forked(origin)
-            if request.labels is not None:
-                row.labels = dict(request.labels)
-            elif origin.sandbox not in self.live_sandboxes:  # a checkpoint outlives the run that made it
-                row.labels = {name: value for name, value in row.labels.items() if name != RUN_LABEL}
+            row = self.branch(origin, request)
             with self.made(row):
                 async with contextlib.AsyncExitStack() as place:
                     await place.enter_async_context(self._forking.slot(row.owner))
@@ -231,6 +227,15 @@ class Host:
             reported = error if isinstance(error, PagurusError) else PagurusError(str(error) or type(error).__name__)
             return ForkEntry(error=reported.body())
         return ForkEntry(sandbox=row.info())
+
+    def branch(self, origin: CheckpointRow, request: ForkRequest) -> SandboxRow:
+        """The row of a fork. Its labels are those of the request, else its origin's."""
+        row = self.forked(origin)
+        if request.labels is not None:
+            row.labels = dict(request.labels)
+        elif origin.sandbox not in self.live_sandboxes:  # a checkpoint outlives the run that made it
+            row.labels = {name: value for name, value in row.labels.items() if name != RUN_LABEL}
+        return row
 
     def forked(self, origin: CheckpointRow) -> SandboxRow:
         """The row of a sandbox that continues from `origin`."""

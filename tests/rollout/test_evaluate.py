@@ -163,7 +163,7 @@ def test_a_version_of_a_run_is_scored_as_it_was_trained(daemon: Daemon, tmp_path
     ("words", "said"),
     [
         (["nosuch.py", "--model", "http://127.0.0.1:9"], "nosuch.py"),
-        ([str(ENVIRONMENT), "--model", "here"], "'here' is neither an address nor a folder"),
+        ([str(ENVIRONMENT), "--model", "here"], "'here' is neither an address nor a directory"),
     ],
 )
 def test_what_cannot_be_played_is_said(daemon: Daemon, words: list[str], said: str) -> None:

@@ -32,7 +32,7 @@ class Forking(Host):
     async def restorable(self, checkpoint: str) -> SimpleNamespace:  # type: ignore[override]
         return SimpleNamespace(id=checkpoint)
 
-    def forked(self, origin: object) -> SimpleNamespace:  # type: ignore[override]
+    def branch(self, *_: object) -> SimpleNamespace:  # type: ignore[override]
         number = next(self._numbers)
         if number == 3:
             raise NoSpace("no range of ids is free")
@@ -68,7 +68,7 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
         "image": "",
         "info": lambda: "made",
     }
-    monkeypatch.setattr(Forking, "forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
+    monkeypatch.setattr(Forking, "branch", lambda _, origin, request: SimpleNamespace(id=origin.id, **made))
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def renew(row: SimpleNamespace, *_: object) -> None:
