@@ -27,7 +27,7 @@ from pathlib import Path
 
 from aiohttp import hdrs, web
 
-from sandbox import durable, paths
+from sandbox import durable, hints, paths
 
 KEY_HEADER = "X-Pagurus-Page"
 PROTOCOL = "pagurus"  # of a WebSocket; the key follows it
@@ -60,8 +60,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _ABSENT = (
-    "<!doctype html><title>Pagurus</title><p>This checkout has no built page: install node and npm, then run "
-    "<code>make setup</code>. The API answers below <code>/v1</code>."
+    "<!doctype html><title>Pagurus</title><p>There is no built page: install node and npm, then {}. "
+    "The API answers below <code>/v1</code>."
 )
 
 
@@ -80,7 +80,7 @@ async def index(request: web.Request) -> web.StreamResponse:
     file = paths.page() / "index.html"
     headers = {**HEADERS, hdrs.CACHE_CONTROL: "no-cache", hdrs.VARY: hdrs.ACCEPT}
     if not file.is_file():
-        return web.Response(text=_ABSENT, content_type="text/html", headers=headers)
+        return web.Response(text=_ABSENT.format(hints.parts()), content_type="text/html", headers=headers)
     return web.FileResponse(file, headers=headers)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.paths import CHECKOUT
-from tests.support.programs import END_TIMEOUT, Program, in_background
+from tests.support.programs import END_TIMEOUT, Program, in_background, in_foreground
 
 SHOWN = "from sandbox.termination import termination_signals; print(*(each.name for each in termination_signals()))"
 WORK = """
@@ -36,20 +36,22 @@ except KeyboardInterrupt:
 def test_what_was_ignored_at_the_start_ends_nothing() -> None:
     program = [sys.executable, "-c", SHOWN]
     options = {"cwd": CHECKOUT, "stdout": subprocess.PIPE, "text": True}
-    with Program(program, **options) as usual, Program(in_background(program), **options) as background:
+    with Program(in_foreground(program), **options) as usual, Program(in_background(program), **options) as background:
         assert usual.communicate(timeout=END_TIMEOUT)[0] == "SIGTERM SIGINT SIGHUP\n"
         assert background.communicate(timeout=END_TIMEOUT)[0] == "SIGTERM\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_work_is_cleaned_up(number: signal.Signals) -> None:
-    with Program([sys.executable, "-c", WORK], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as program:
+    with Program(
+        in_foreground([sys.executable, "-c", WORK]), cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    ) as program:
         assert program.stdout is not None and program.stdout.readline() == "begun\n"
         program.send_signal(number)
         assert program.communicate(timeout=END_TIMEOUT)[0] == "cleaned\ninterrupted\n"
 
 
-@pytest.mark.parametrize("started", [list, in_background])
+@pytest.mark.parametrize("started", [in_foreground, in_background])
 @pytest.mark.parametrize("module", ["work", "coordinator"])
 def test_sigterm_ends_it_however_it_was_started(
     tmp_path: Path, module: str, started: Callable[[Sequence[str]], list[str]]

@@ -156,5 +156,5 @@ async def engine(kind: str, home: Path) -> AsyncIterator[Any]:
         return
     directory = small_chat_model(home / "v000000", 0)
     make = {"embedded": embedded, "vllm": partial(vllm, python=VLLM)}[kind]
-    async with started(make(slots=4, length=LENGTH), directory, 0, count=1, run=home) as pool:
+    async with started([make(slots=4, length=LENGTH)], directory, 0, run=home) as pool:
         yield pool

@@ -39,6 +39,11 @@ class Program(subprocess.Popen[Any]):
         self.wait(END_TIMEOUT)
 
 
+def in_foreground(argv: Sequence[str]) -> list[str]:
+    """The command line as a terminal starts it, also where the tests themselves were started in the background."""
+    return ["env", "--default-signal=INT,HUP", *argv]
+
+
 def in_background(argv: Sequence[str]) -> list[str]:
     """The command line as a script's `nohup PROGRAM &` starts it: SIGINT and SIGHUP are ignored from the beginning."""
     return ["sh", "-c", 'trap \'\' INT HUP; exec "$0" "$@"', *argv]

@@ -146,7 +146,7 @@ async def serves_what_transformers_computes(directory: Path, renderer: ChatRende
     from transformers import AutoModelForCausalLM
 
     prompt = renderer.open([{"role": "user", "content": "Print the working directory."}])
-    async with started(vllm(slots=4, length=512, python=VLLM), directory, 0, count=1, run=home / "serving") as pool:
+    async with started([vllm(slots=4, length=512, python=VLLM)], directory, 0, run=home / "serving") as pool:
         said = await pool.generate(prompt, Sampling(max_tokens=12, ignore_eos=True))
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     before = AutoModelForCausalLM.from_pretrained(SMOL, dtype=torch.float32, local_files_only=True)

@@ -36,6 +36,7 @@ OWN_TREES = {
     "sandbox.criu.tracking.tracker",
     "sandbox.testing.files",
     "sandbox.testing.wire",
+    "pagurus.integrations.tinker_cookbook",  # the user's own task
     "pagurus.sandboxes.cp",
 }
 #: Trees that are being made, which nobody else reaches yet.
@@ -156,6 +157,7 @@ FRESH = {
     "daemon.api.files": "a file without a name",
     "daemon.e2b.content": "a file without a name",
     "daemon.api.images": "the archive as it came",
+    "daemon.e2b.templates": "archives as they came, under their hashes, and links to them",
     "daemon.doctor": "its own attempts",
     "examples.fit": "weights",
     "pagurus.training.serve": "the state of an engine",
