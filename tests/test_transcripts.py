@@ -31,6 +31,7 @@ LINE = re.compile(r"^(?:\$ )?(?P<line>(?:[A-Z_]+=\S+ )*pagurus (?:(?!  ).)*?)(?:
 ELSEWHERE = {
     "pagurus doctor": ("probes the whole host: tests/test_doctor.py", "this host"),
     "pagurus shell": ("a terminal: tests/pagurus/sandboxes/test_shell.py", "a terminal"),
+    "pagurus view": ("it serves until Ctrl-C: tests/pagurus/page", "view"),
     "pagurus daemon --listen": ("a daemon beside the test's", "--listen"),
     "PAGURUS_HOST=https://host": ("another host", "https://host"),
     "pagurus image debootstrap": ("Debian's mirror", "root, no daemon"),
