@@ -71,7 +71,8 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
             before = _poll(bait)
             code = HOLD.replace("{body}", body.replace("{way}", link))
             start = 'rm -f /ready; setsid python3 -c "$0" "$1" </dev/null >/tried 2>&1 & '
-            wait = "i=0; until test -e /ready; do i=$((i+1)); test $i -gt 500 && exit 1; sleep 0.02; done; cat /tried"
+            count = "i=$((i+1)); test $i -gt 500 && { cat /tried; exit 1; }"
+            wait = f"i=0; until test -e /ready; do {count}; sleep 0.02; done; cat /tried"
             done = await scene.attacker.exec(["sh", "-c", start + wait, code, str(bait)], timeout=30)
             if done.stdout != b"tried\n":
                 return f"was not tried: {done.exit_code} {done.stdout[-200:]!r} {done.stderr[-200:]!r}"

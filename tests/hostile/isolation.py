@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     state = aftermath.directory("pagurus-isolation-")
     state.chmod(stat.S_IRWXU)
-    pool = BtrfsPool(state, size=1 << 30).ensure()
+    pool = BtrfsPool(state, size=8 << 30).ensure()
     output = sys.stdout
     try:
         if options.json:

@@ -79,7 +79,7 @@ async def _times(scene: Scene) -> str:
 
 @act("hold a lock on a file of the image against a neighbour")
 async def _locks(scene: Scene) -> str:
-    lock = "import fcntl; f = open('/etc/passwd'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    lock = "import fcntl; f = open('/etc/group'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     code = f"{lock}; print('tried', flush=True)"
     start = f'setsid python3 -c "{code}; import time; time.sleep(60)" >/said 2>&1 & until test -s /said; do :; done'
     done = await scene.attacker.exec(["sh", "-c", f"{start}; cat /said"], timeout=20)
