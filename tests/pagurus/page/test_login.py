@@ -16,7 +16,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from pagurus.page.viewer import Viewer
-from sandbox import Client
+from sandbox import Client, paths
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.page import KEY_HEADER, POLICY, PROTOCOL
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing, until
@@ -177,8 +177,9 @@ async def test_the_program_prints_an_address(daemon: Daemon, host: Client) -> No
             cookie, key = await log_in(browser, code)
             async with browser.get("/v1/login", headers=cookie | {KEY_HEADER: key}) as answer:
                 assert (await answer.json())["scope"] == "admin"
-            async with browser.get("/", headers=HTML) as answer:
-                assert answer.headers["Content-Security-Policy"] == POLICY
+            if (paths.page() / "index.html").is_file():  # else what it is connected to answers
+                async with browser.get("/", headers=HTML) as answer:
+                    assert answer.headers["Content-Security-Policy"] == POLICY
     assert program.returncode == 0
 
 
