@@ -87,8 +87,10 @@ def extract_layout(source: Path, dir_path: Path) -> None:
 def _from_index(blobs: _Blobs) -> tuple[dict[str, Any], list[_File]]:
     document = _document(_File(blobs.layout, "index.json"))
     named: dict[str, str] = {}
-    for entry in document.get("manifests") or []:
-        notes = (entry.get("annotations") if isinstance(entry, dict) else None) or {}
+    for entry in _list(document.get("manifests") or []):
+        notes = entry.get("annotations") if isinstance(entry, dict) else None
+        if not isinstance(notes, dict):
+            continue
         named |= {str(notes[key]): str(entry.get("digest")) for key in NAMES if key in notes}
     if len({*named.values()}) > 1:
         raise Invalid(f"the layout holds {len({*named.values()})} images", hint="save one")

@@ -327,6 +327,15 @@ def test_bad_layouts_are_refused_or_contained(
     assert not (tmp_path / "out").exists() and not Path("/out").exists()
 
 
+@pytest.mark.parametrize("index", [{"manifests": 7}, {"manifests": [7]}, {"manifests": [{"annotations": 7}]}])
+def test_an_index_of_another_form_is_refused(store: ImageStore, tmp_path: Path, index: dict[str, Any]) -> None:
+    layout = _oci(tmp_path / "oci", [LOWER])
+    (layout / "index.json").write_text(json.dumps(index))
+    with pytest.raises((Invalid, Unsupported)):
+        store.import_archive("app", layout)
+    assert store.list() == []
+
+
 def test_of_an_index_the_image_for_this_machine_is_taken(tmp_path: Path, store: ImageStore) -> None:
     """What names its platform first, then what its configuration says; one that names nothing may be another's."""
     layout = tmp_path / "oci"
