@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.auth.shares import CallShare
+from sandbox import websockets
 from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
 from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, complete, decoded_error
 
@@ -218,26 +219,11 @@ async def bridge(
     """Messages both ways, until one side ends or the host is lost."""
     here = web.WebSocketResponse(max_msg_size=MAX_FRAME, compress=False)
     await here.prepare(request)
-    ways = [asyncio.ensure_future(_carry(here, there)), asyncio.ensure_future(_carry(there, here))]
     try:
         with contextlib.suppress(ConnectionBroken):
             async with upstream.breakable("GET", request.path):
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await websockets.bridge(here, there)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
         await there.close()
         await here.close(code=there.close_code or aiohttp.WSCloseCode.OK)
     return here
-
-
-_Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
-
-async def _carry(source: _Socket, sink: _Socket) -> None:
-    async for message in source:
-        if message.type is aiohttp.WSMsgType.BINARY:
-            await sink.send_bytes(message.data)
-        elif message.type is aiohttp.WSMsgType.TEXT:
-            await sink.send_str(message.data)

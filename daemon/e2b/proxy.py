@@ -13,7 +13,7 @@ import contextlib
 import re
 
 import aiohttp
-from aiohttp import WSMsgType, hdrs, web
+from aiohttp import hdrs, web
 from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 from yarl import URL
@@ -32,6 +32,7 @@ from daemon.host.host import Host
 from daemon.turns import ports
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, PagurusError, Unauthorized
+from sandbox.websockets import bridge
 
 TOKEN_HEADER = "E2b-Traffic-Access-Token"
 HEARTBEAT = 30.0  # seconds between signs of life of a WebSocket
@@ -188,24 +189,9 @@ async def _socket(request: web.Request, session: aiohttp.ClientSession, url: str
     async with inside:
         outside = sockets.socket(request, heartbeat=HEARTBEAT, protocols=[inside.protocol] if inside.protocol else [])
         await outside.prepare(request)
-        ways = [asyncio.ensure_future(_carry(outside, inside)), asyncio.ensure_future(_carry(inside, outside))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await bridge(outside, inside)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             with contextlib.suppress(ConnectionError):
                 await outside.close(code=inside.close_code or 1000)
     return outside
-
-
-Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
-
-async def _carry(source: Socket, target: Socket) -> None:
-    async for message in source:
-        if message.type is WSMsgType.TEXT:
-            await target.send_str(message.data)
-        elif message.type is WSMsgType.BINARY:
-            await target.send_bytes(message.data)

@@ -30,6 +30,7 @@ from sandbox.messages.tokens import LoginInfo, LoginRequest
 from sandbox.page import KEY_HEADER, PROTOCOL, Logins, add_page
 from sandbox.sdk.client import Client
 from sandbox.termination import termination_signals
+from sandbox.websockets import bridge
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -144,26 +145,11 @@ class Viewer:
         here = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, protocols=(PROTOCOL,))
         async with session.ws_connect(target, heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, compress=0) as there:
             await here.prepare(request)
-            ways = [asyncio.ensure_future(_messages(here, there)), asyncio.ensure_future(_messages(there, here))]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await bridge(here, there)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
                 await here.close()
         return here
-
-
-WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
-
-async def _messages(source: WebSocket, target: WebSocket) -> None:
-    async for message in source:
-        if message.type is aiohttp.WSMsgType.BINARY:
-            await target.send_bytes(message.data)
-        elif message.type is aiohttp.WSMsgType.TEXT:
-            await target.send_str(message.data)
 
 
 async def serve(daemon: Client, port: int, *, run: RunRoutes | None, browser: bool) -> None:
