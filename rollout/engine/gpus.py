@@ -55,6 +55,9 @@ def allowed(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
         return list(gpus)
     result: list[Gpu] = []
     for part in (item.strip() for item in chosen.split(",")):
+        if part.startswith("MIG-"):  # a part of a GPU, which CUDA knows by this name and the list does not
+            result.append(Gpu(len(result), part, "MIG", 0, 0))
+            continue
         matching = [gpu for gpu in gpus if part and (str(gpu.index) == part or gpu.uuid.startswith(part))]
         if len(matching) != 1:
             break

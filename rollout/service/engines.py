@@ -50,30 +50,34 @@ def serving(plan: RolloutPlan, run: Path, *, placed: bool = False) -> Serve:
     @asynccontextmanager
     async def serve(ref: PublishedVersion) -> AsyncIterator[Engines]:
         with closing(ServerLog(run / "rollout")) as observed:
-            of = _placed(plan, ref, run, observed.note) if placed else _engines(plan, ref, run, observed.note)
+            chosen = [] if placed else await asyncio.to_thread(launches, plan)
+            of = _engines(plan, chosen, ref, run, observed.note) if chosen else _placed(plan, ref, run, observed.note)
             async with of as engines:
                 yield engines
 
     return serve
 
 
-def _engines(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AbstractAsyncContextManager[Engines]:
+def _engines(
+    plan: RolloutPlan, chosen: list[Launch], ref: PublishedVersion, run: Path, note: Note
+) -> AbstractAsyncContextManager[Engines]:
     if plan.pool.urls:
         return _remote(plan, ref, run, note)
     if plan.pool.engines > 1:
-        return started(launches(plan), ref.directory, ref.version, run=run, note=note)
-    return _one(plan, ref, run, note)
+        return started(chosen, ref.directory, ref.version, run=run, note=note)
+    return _one(chosen[0], ref, run, note)
 
 
 @asynccontextmanager
-async def _one(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[SingleServerEngine]:
+async def _one(launch: Launch, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[SingleServerEngine]:
     log, roles = run / "engine.log", run / "roles"
-    async with EngineSupervisor(launches(plan)[0], ref.directory, ref.version, log=log, roles=roles) as server:
+    async with EngineSupervisor(launch, ref.directory, ref.version, log=log, roles=roles) as server:
         yield SingleServerEngine("engine", server, note)
 
 
 def launches(plan: RolloutPlan) -> list[Launch]:
-    """How each of the plan's servers is started on this machine, on GPUs of its own where the plan names them."""
+    """How each of the plan's servers is started on this machine, on GPUs of its own where the plan names them. Blocks
+    while nvidia-smi lists them."""
     if not plan.devices.engines:
         return [launch(plan)] * plan.pool.engines
     here = gpus.visible()

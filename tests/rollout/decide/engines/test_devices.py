@@ -102,7 +102,17 @@ def test_what_nvidia_smi_prints() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "indexes"),
-    [(None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), ("GPU-bb", [1]), ("0,9,1", [0]), ("-1", []), ("G", [])],
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        ("GPU-bb", [1]),
+        ("0,9,1", [0]),
+        ("-1", []),
+        ("G", []),
+        ("MIG-7,1", [0, 1]),
+    ],
 )
 def test_only_what_cuda_may_see(chosen: str | None, indexes: list[int]) -> None:
     assert [gpu.index for gpu in gpus.allowed(gpus.listed(SMI), chosen)] == indexes
