@@ -67,6 +67,8 @@ def launch(run_dir: Path, cgroup: Path, joined: Sequence[Path]) -> int:
             program.chmod(mode & 0o700)
     except FileNotFoundError as error:
         raise Unsupported(f"{program} is missing", hint=hints.parts()) from error
+    except OSError as error:  # such as a read-only file system
+        raise Unsupported(f"{program} may be executed by others: {error}", hint="chmod 700 it where it lies") from error
     directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
