@@ -65,13 +65,17 @@ class StartState:
 
     @classmethod
     def of(cls, labels: Mapping[str, str]) -> StartState | None:
-        """
+        """Raises Invalid for a label of another form: an image may be anybody's.
+
         >>> StartState.of({START: StartState(command="sleep 1").label})
         StartState(command='sleep 1', ready='')
         """
         if START not in labels:
             return None
-        command, ready = json.loads(base64.urlsafe_b64decode(labels[START]))
+        try:
+            command, ready = msgspec.json.decode(base64.urlsafe_b64decode(labels[START]), type=tuple[str, str])
+        except ValueError as error:
+            raise Invalid(f"the image's label {START} is none of a template: {error}", hint="build it again") from None
         return cls(command=command, ready=ready)
 
 

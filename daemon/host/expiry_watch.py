@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daemon.host.host import Host
     from daemon.turns.turns import LiveSandbox
 
-log = logging.getLogger("pagurus.warden")
+log = logging.getLogger("pagurus.expiry")
 
 SHORTEST, LONGEST = 1e-3, 1e9  # seconds of a lifetime, as in sandbox.messages
 POLL_INTERVAL = 0.5  # seconds between looks, at least

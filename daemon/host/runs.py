@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from daemon.host.host import Host
     from daemon.turns.turns import LiveSandbox
 
-log = logging.getLogger("pagurus.warden")
+log = logging.getLogger("pagurus.runs")
 
 POLL_INTERVAL = 0.5  # seconds between looks
 MEMORY = 600.0  # seconds for which an ended run is known, at least: what was being made for it has come by then
