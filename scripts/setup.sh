@@ -56,7 +56,7 @@ hosts() {
     "$HERE/image.sh" import
 }
 
-page() { # an extra that fails no set-up
+page() { # an extra: where node or npm lack, it is left out
     [ ! -x "$HERE/page.sh" ] || "$HERE/page.sh" 9>&-
 }
 

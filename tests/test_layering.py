@@ -192,6 +192,7 @@ def test_the_walls_are_seen() -> None:
     [
         ("from sandbox import *", "torch ebpf daemon rollout trainer numpy google pycriu docker pyroute2"),
         ("import rollout, rollout.engine.supervisor", "torch daemon ebpf"),
+        ("import pagurus.page.schema", "torch transformers tokenizers"),  # `make setup` has none of them
         ("import coordinator.app", "torch transformers tokenizers ray rollout trainer"),  # runs where hosts are, too
     ],
 )
