@@ -21,27 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from daemon.network import rtnetlink
 from daemon.network.namespace import within
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, Unsupported
-
-if TYPE_CHECKING:
-    from pyroute2.netlink.exceptions import NetlinkError
 
 ROUTER = POOL[1]  # the host's end of every link, seen from inside
 FIRST, LAST = 16, POOL.num_addresses - 2  # numbers of addresses in the pool that sandboxes get
 INSIDE = "eth0"
 HOST_MAC, SANDBOX_MAC = "02:70:67:00:00:01", "02:70:67:00:00:02"  # only the two ends ever see them
-IFF_UP, IFF_NOARP = 0x1, 0x80
 CONF = Path("/proc/sys/net")
 
 
@@ -64,40 +59,37 @@ def connect(
     prefix: str, owner: str, namespace: Path, address: IPv4Address, *, route: Sequence[IPv4Network] = ()
 ) -> SandboxLink | None:
     """Give a sandbox its link. None: the address is another's already. `route`: networks it must reach."""
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    routes = default_routes()
-    outside = devices(routes, route)
-    link = name(prefix, address)
-    with IPRoute() as host:
-        try:
-            peer = {"ifname": INSIDE, "address": SANDBOX_MAC, "net_ns_fd": str(namespace), "mtu": _mtu(outside)}
-            host.link("add", ifname=link, kind="veth", address=HOST_MAC, mtu=_mtu(outside), peer=peer)
-        except NetlinkError as error:
-            if error.code == errno.EEXIST and Path(f"/sys/class/net/{link}").exists():
-                return None
-            raise _unable("make a link", error) from error
-        try:
-            index = socket.if_nametoindex(link)
-            _configure_host_end(link)
-            host.link("set", index=index, ifalias=owner, flags=IFF_UP | IFF_NOARP, change=IFF_UP | IFF_NOARP)
-            host.addr("add", index=index, address=str(ROUTER), prefixlen=32)
-            host.route("add", dst=f"{address}/32", oif=index)
-            host.neigh("replace", dst=str(address), lladdr=SANDBOX_MAC, ifindex=index, state="permanent")
-            within(namespace, lambda: _configure_inside(address))
-            for device in outside:
-                _switch(f"ipv4/conf/{device}/forwarding", "1")
-        except NetlinkError as error:
-            with contextlib.suppress(NetlinkError):
-                host.link("del", ifname=link)
-            if error.code == errno.EEXIST:
-                return None
-            raise _unable("set up a link", error) from error
-        except OSError:  # its namespace is gone by now: a half made link leads nowhere, and must not stay
-            with contextlib.suppress(NetlinkError):
-                host.link("del", ifname=link)
+    outside = devices(default_routes(), route)
+    link, mtu = name(prefix, address), _mtu(outside)
+    try:
+        with open(namespace, "rb") as file:
+            rtnetlink.exchange([rtnetlink.veth(link, HOST_MAC, INSIDE, SANDBOX_MAC, file.fileno(), mtu)])
+    except rtnetlink.Refused as error:
+        if error.errno == errno.EEXIST and Path(f"/sys/class/net/{link}").exists():
+            return None
+        raise _unable("make a link", error) from error
+    try:
+        index = socket.if_nametoindex(link)
+        _configure_host_end(link)
+        rtnetlink.exchange(
+            [
+                rtnetlink.up(index, owner),
+                rtnetlink.address(index, ROUTER),
+                rtnetlink.route(index, address),
+                rtnetlink.neighbour(index, address, SANDBOX_MAC),
+            ]
+        )
+        within(namespace, lambda: _configure_inside(address))
+        for device in outside:
+            _switch(f"ipv4/conf/{device}/forwarding", "1")
+    except OSError as error:  # also when its namespace is gone by now: a half made link must not stay
+        with contextlib.suppress(rtnetlink.Refused):
+            rtnetlink.exchange([rtnetlink.gone(link)])
+        if not isinstance(error, rtnetlink.Refused):
             raise
+        if error.errno == errno.EEXIST:
+            return None
+        raise _unable("set up a link", error) from error
     return SandboxLink(link, index, address, owner)
 
 
@@ -122,16 +114,17 @@ def _configure_host_end(link: str) -> None:
 
 def _configure_inside(address: IPv4Address) -> None:
     """In the sandbox's namespace."""
-    from pyroute2 import IPRoute
-
     _switch(f"ipv6/conf/{INSIDE}/disable_ipv6", "1")
     _switch(f"ipv4/conf/{INSIDE}/accept_redirects", "0")
-    with IPRoute() as inside:
-        index = socket.if_nametoindex(INSIDE)
-        inside.link("set", index=index, flags=IFF_UP | IFF_NOARP, change=IFF_UP | IFF_NOARP)
-        inside.addr("add", index=index, address=str(address), prefixlen=32)
-        inside.neigh("replace", dst=str(ROUTER), lladdr=HOST_MAC, ifindex=index, state="permanent")
-        inside.route("add", dst="default", gateway=str(ROUTER), oif=index, flags=["onlink"])
+    index = socket.if_nametoindex(INSIDE)
+    rtnetlink.exchange(
+        [
+            rtnetlink.up(index),
+            rtnetlink.address(index, address),
+            rtnetlink.neighbour(index, ROUTER, HOST_MAC),
+            rtnetlink.default_route(index, ROUTER),
+        ]
+    )
 
 
 def address_inside(namespace: Path) -> IPv4Address | None:
@@ -151,15 +144,11 @@ def _address() -> IPv4Address | None:
 
 def disconnect(link: str) -> None:
     """Take a link away, with its other end. Idempotent. Waits for what the kernel still does with it (20 ms)."""
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    with IPRoute() as host:
-        try:
-            host.link("del", ifname=link)
-        except NetlinkError as error:
-            if error.code != errno.ENODEV:
-                raise _unable("remove a link", error) from error
+    try:
+        rtnetlink.exchange([rtnetlink.gone(link)])
+    except rtnetlink.Refused as error:
+        if error.errno != errno.ENODEV:
+            raise _unable("remove a link", error) from error
 
 
 def result(prefix: str) -> list[SandboxLink]:
@@ -243,7 +232,7 @@ def _switch(setting: str, value: str) -> None:
             raise
 
 
-def _unable(what: str, error: NetlinkError) -> Exception:
-    if error.code == errno.EEXIST:
+def _unable(what: str, error: OSError) -> Exception:
+    if error.errno == errno.EEXIST:
         return Conflict(f"the sandbox has a device {INSIDE} that is not ours", hint="restore the sandbox")
-    return Unsupported(f"cannot {what}: {os.strerror(error.code)}", hint="see `pagurus doctor`")
+    return Unsupported(f"cannot {what}: {error.strerror}", hint="see `pagurus doctor`")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from daemon.network import links, present
+from daemon.network import links, present, rtnetlink
 from daemon.network.elements import ElementChange, addressed, generation, permitted
 from daemon.network.namespace import CLONE_NEWNET, within
 from daemon.network.policy import compile_policy
@@ -114,7 +114,7 @@ def _refused(host: IPv4Address) -> None:
 
 def _loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, 0x8914, struct.pack("16sh22x", b"lo", links.IFF_UP))  # SIOCSIFFLAGS
+        fcntl.ioctl(control, 0x8914, struct.pack("16sh22x", b"lo", rtnetlink.IFF_UP))  # SIOCSIFFLAGS
 
 
 @contextlib.contextmanager

@@ -492,3 +492,22 @@ async def test_a_host_without_working_nft_has_a_daemon_and_no_networks(
     with pytest.raises(Unsupported, match="not permitted"):
         await again.open([row])  # its policy could not be kept
     await again.close()
+
+
+def test_messages_are_read_by_others_as_they_were_meant() -> None:
+    from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
+
+    policy = compile_policy(Network.allow(names=["a.example"], cidrs=["10.0.0.0/8:tcp/80"]))
+    target = [*addressed(SOURCE, "pgx-1"), *generation(SOURCE, 77), *permitted(SOURCE, policy)]
+    target += named(SOURCE, IPv4Address("192.0.2.1"), [(6, 443)], 60)
+    read = []
+    for message in NftTable("t", "p", 1)._messages([ElementChange(item) for item in target]):
+        decoded = nft_set_elem_list_msg(message)
+        decoded.decode()
+        name = decoded.get_attr("NFTA_SET_ELEM_LIST_SET")
+        for item in decoded.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS"):
+            key = bytes(item.get_nested("NFTA_SET_ELEM_KEY", "NFTA_DATA_VALUE"))
+            end = bytes(item.get_nested("NFTA_SET_ELEM_KEY_END", "NFTA_DATA_VALUE") or b"")
+            chain = item.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VERDICT", "NFTA_VERDICT_CHAIN") or ""
+            read.append((name, key, end, chain, item.get_attr("NFTA_SET_ELEM_TIMEOUT") or 0))
+    assert read == [(item.set, item.key, item.end or b"", item.chain or "", 1000 * item.seconds) for item in target]
