@@ -123,7 +123,7 @@ class _Maker:
     def _append(self, path: str, line: str) -> None:
         before = self._read(path) if self._has(path) else b""
         end = b"" if not before or before.endswith(b"\n") else b"\n"
-        self._write(path, before + end + line.encode())
+        files.replace(self._inside, self._base, path, before + end + line.encode())
 
     def _write(self, path: str, content: bytes, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
         files.write(self._inside, self._base, path, io.BytesIO(content), mode=mode, owner=owner)

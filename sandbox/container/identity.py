@@ -82,7 +82,11 @@ def name_host(container: Container, *, fresh: bool) -> None:
     with contextlib.suppress(NotFound):
         text = files.read(inside, HOSTS, limit=MAX_HOSTS)
     changed = hosts_for(text, container.spec.hostname[:64], fresh=fresh)
-    if changed != text and len(text) < MAX_HOSTS:
+    if changed == text or len(text) >= MAX_HOSTS:
+        return
+    if fresh:
+        files.replace(inside, base, HOSTS, changed)
+    else:  # programs may have it open, or watch it
         files.write(inside, base, HOSTS, io.BytesIO(changed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 
@@ -9,6 +10,7 @@ import pytest
 
 from sandbox.errors import Conflict
 from sandbox.messages import Limits
+from sandbox.tree import files
 from tests.support.container_support import Maker, shell
 from tests.support.daemon_host import ASLEEP
 
@@ -156,3 +158,17 @@ async def test_usage_stands_still_while_nothing_runs(maker: Maker) -> None:
         await shell(other, "sleep 0.1")
     await shell(other, "head -c 10000000 /dev/zero | sha256sum")
     assert sb.cgroup.cpu_usage_usec() == before
+
+
+async def test_a_file_is_replaced_by_one_that_differs_in_its_content_alone(maker: Maker) -> None:
+    container = await maker.create()
+    base, inside = container.spec.uid_base, container.inside
+    made = "cd /srv && echo old >f && chown 7:8 f && chmod 4751 f && ln -s f l && echo other >n && ln n m"
+    assert (await container.exec(["sh", "-c", made])).exit_code == 0
+    for path in ("/srv/f", "/srv/l", "/srv/n", "/srv/new"):
+        await asyncio.to_thread(files.replace, inside, base, path, b"changed\n")
+    shown = "cd /srv && stat -c '%n %u:%g %a' * && cat f l m n new"
+    result = await container.exec(["sh", "-c", shown])
+    # The link was followed: it changed /srv/f. /srv/m keeps what the other name had.
+    listed = ["f 7:8 4751", "l 0:0 777", "m 0:0 644", "n 0:0 644", "new 0:0 644"]
+    assert result.stdout.decode().splitlines() == [*listed, "changed", "changed", "other", "changed", "changed"]
