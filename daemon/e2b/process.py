@@ -162,11 +162,11 @@ async def _launched(live: LiveSandbox, body: StartRequest, name: str | None) -> 
         who = (name or live.row.user or "root").partition(":")[0]
         env = {"USER": who, "LOGNAME": who, **live.row.env, **config.envs}
         try:
-            row = await _program(live, [config.cmd, *config.args], body, env, cwd, name)
+            row = await _program(live, [config.cmd, *config.args], body, env, cwd, user)
         except CommandNotFound:
             if config.cmd != _BASH:
                 raise
-            row = await _program(live, ["/bin/sh", *config.args], body, env, cwd, name)
+            row = await _program(live, ["/bin/sh", *config.args], body, env, cwd, user)
         except Invalid as error:
             if error.message.startswith("working directory "):
                 raise Invalid(f"cwd '{cwd}' does not exist") from error
@@ -178,18 +178,21 @@ async def _launched(live: LiveSandbox, body: StartRequest, name: str | None) -> 
 
 
 async def _program(
-    live: LiveSandbox, argv: list[str], body: StartRequest, env: dict[str, str], cwd: str, user: str | None
+    live: LiveSandbox, argv: list[str], body: StartRequest, env: dict[str, str], cwd: str, user: User
 ) -> ProgramRow:
     if body.pty is None:
-        target = ProcessRequest(command=argv, env=env, cwd=cwd, user=user)
-        return await live.programs.launch(ProgramKind.PROCESS, argv, target, tag=body.tag or "", log_limit=LOG, first=0)
+        target = ProcessRequest(command=argv, env=env, cwd=cwd)
+        return await live.programs.launch(
+            ProgramKind.PROCESS, argv, target, tag=body.tag or "", user=user, log_limit=LOG, first=0
+        )
     size, locale = body.pty.size, {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    terminal = TerminalRequest(command=argv, env={**locale, **env}, cwd=cwd, user=user)
+    terminal = TerminalRequest(command=argv, env={**locale, **env}, cwd=cwd)
     return await live.programs.launch(
         ProgramKind.TERMINAL,
         argv,
         terminal,
         tag=body.tag or "",
+        user=user,
         rows=size.rows,
         columns=size.cols,
         log_limit=LOG,

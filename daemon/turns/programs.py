@@ -27,6 +27,7 @@ from sandbox.container import supervisor
 from sandbox.container.process import exit_code, kill_started
 from sandbox.container.spawn import PATH
 from sandbox.container.supervisor import Data, Mode, Program, StartedSupervisor, Supervisor, SupervisorGone, Until
+from sandbox.container.users import User
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
@@ -178,16 +179,17 @@ class Programs:
         *,
         excluded: bool = False,
         tag: str | None = None,
+        user: User | None = None,
         **more: Any,
     ) -> ProgramRow:
         """Start a program with its supervisor, and have a row for it. Behind the gate.
 
-        `tag`: not None where its arguments are listed, too.
+        `tag`: not None where its arguments are listed, too. `user`: that of the request, where it is known by now.
         """
         live = self._live
         live.need_alive()
         await self._make_room()
-        user = await live.user(request.user)
+        user = user or await live.user(request.user)
         terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
         program = Program(
             mode=Mode(kind.value),
