@@ -14,16 +14,20 @@ import msgspec
 
 from daemon.api import routes
 from daemon.api.openapi import describe
+from pagurus.page.messages import RunMember, RunPieces, RunRow, RunStates, RunTimes
 from rollout.messages import Trajectory
+from rollout.store.status import Status
 
 HEAD = "// Written by pagurus/page/schema.py from the API's own description.\n\n"
+# What `pagurus view RUN` answers, which no daemon does.
+_OF_RUNS = (Trajectory, RunRow, RunMember, RunStates, RunPieces, RunTimes, Status)
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def typescript() -> str:
     """All structs of the API as interfaces."""
     schemas: dict[str, Any] = describe(routes())["components"]["schemas"]
-    schemas |= msgspec.json.schema_components([Trajectory], ref_template="#/{name}")[1]  # of `pagurus view RUN`
+    schemas |= msgspec.json.schema_components(_OF_RUNS, ref_template="#/{name}")[1]
     return HEAD + "\n".join(_declared(name, schema) for name, schema in sorted(schemas.items()))
 
 
@@ -51,6 +55,8 @@ def _type(schema: dict[str, Any]) -> str:
         return " | ".join(f'"{item}"' for item in schema["enum"])
     kind = schema.get("type")
     if kind == "array":
+        if "prefixItems" in schema:  # a struct that is written as an array
+            return f"[{', '.join(map(_type, schema['prefixItems']))}]"
         inner = _type(schema["items"]) if schema.get("items") else "unknown"
         return f"({inner})[]" if "|" in inner else f"{inner}[]"
     if kind == "object":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from rollout.gantt import engines, roles, trainer, trajectories
 from rollout.gantt.drawing import LaneGroup, page, spent
 from rollout.store import decisions, servers, stages
@@ -15,8 +17,22 @@ from rollout.store.samples import SampleStore
 COLOURS = {**trajectories.COLOURS, **trainer.COLOURS, **engines.COLOURS}
 
 
+class RunTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What went on between two moments, in seconds since the epoch."""
+
+    since: float
+    until: float
+    parts: list[LaneGroup]
+
+
 def chart(directory: Path, run: str, seconds: float) -> str:
     """HTML of the newest `seconds` of a rollout's directory."""
+    time = read(directory, seconds)
+    return page(run, time.parts, time.since, time.until, COLOURS)
+
+
+def read(directory: Path, seconds: float) -> RunTime:
+    """The newest `seconds` of a rollout's directory."""
     logged = [item for path in sorted(directory.glob(decisions.PATTERN)) for item in decisions.read(path)]
     doing = list(servers.read(directory))
     store = SampleStore(directory)
@@ -40,4 +56,4 @@ def chart(directory: Path, run: str, seconds: float) -> str:
             title="Trajectories", lanes=rows, spent=spent(turns, since, until), said="Each lane holds one at a time."
         ),
     ]
-    return page(run, parts, since, until, COLOURS)
+    return RunTime(since=since, until=until, parts=parts)

@@ -35,6 +35,11 @@ def absent() -> str:
     return "" if CHROMIUM else "no chromium here; run `make setup-browser`"
 
 
+def complained(message: Any) -> bool:
+    """Whether what the browser says is of a fault. That something is gone is none."""
+    return message.type == "error" and "responded with a status of 4" not in message.text
+
+
 @dataclass
 class Site:
     """A daemon that serves the page, and a client of it."""
@@ -66,7 +71,7 @@ class Site:
         return page
 
     def _said(self, message: Any) -> None:
-        if message.type == "error" and "responded with a status of 4" not in message.text:  # such as: it is removed
+        if complained(message):
             self.broken.append(message.text)
 
     def _outside(self, request: Any) -> None:

@@ -1,33 +1,29 @@
 // The frame around every view: where one can go, who is logged in, what failed last.
 
 import type { ComponentChild } from "preact";
-import { dismiss, isAdmin, leave, link, login, mayAct, notices, ready, route } from "./state";
+import { dismiss, hasDaemon, isAdmin, leave, link, login, mayAct, notices, ready, route } from "./state";
 import { visible } from "./text";
 import { ConnectView } from "./views/Connect";
 import { HostView } from "./views/Host";
 import { ImagesView } from "./views/Images";
 import { LoginView } from "./views/Login";
-import { RunView } from "./views/Run";
+import { RunView } from "./views/run/Run";
 import { SandboxView } from "./views/Sandbox";
 import { SandboxesView } from "./views/Sandboxes";
 import { TokensView } from "./views/Tokens";
 
-function hasDaemon(): boolean {
-  return login.value?.scope !== "run";
-}
-
 const PLACES: [string, string, () => boolean][] = [
-  ["", "Sandboxes", hasDaemon],
-  ["images", "Images", hasDaemon],
-  ["host", "Host", hasDaemon],
+  ["", "Sandboxes", () => hasDaemon.value],
+  ["images", "Images", () => hasDaemon.value],
+  ["host", "Host", () => hasDaemon.value],
   ["tokens", "Tokens", () => isAdmin.value],
   ["run", "Run", () => Boolean(login.value?.run)],
-  ["connect", "Connect", hasDaemon],
+  ["connect", "Connect", () => hasDaemon.value],
 ];
 
 function view(): ComponentChild {
   const [first = "", item = "", tab = ""] = route.value;
-  const name = hasDaemon() ? first : "run";
+  const name = hasDaemon.value ? first : "run";
   switch (name) {
     case "s":
       return <SandboxView key={item} id={item} tab={tab} />;
@@ -38,7 +34,7 @@ function view(): ComponentChild {
     case "tokens":
       return <TokensView />;
     case "run":
-      return <RunView key={`${item}/${tab}`} prompt={item} member={tab} />;
+      return <RunView names={route.value.slice(1)} />;
     case "connect":
       return <ConnectView />;
     default:
@@ -81,7 +77,7 @@ function Frame({ children }: { children: ComponentChild }) {
           ))}
         </nav>
         <span class="spacer" />
-        {!mayAct.value && hasDaemon() && <span class="chip" title="this token may read and nothing else">read-only</span>}
+        {!mayAct.value && hasDaemon.value && <span class="chip" title="this token may read and nothing else">read-only</span>}
         {who?.token ? (
           <button class="plain" onClick={() => void leave()}>
             Log out

@@ -60,8 +60,8 @@ export const takeCheckpoint = (id: string, label: string) =>
   call<Api.CheckpointInfo>("POST", `${sandbox(id)}/checkpoints`, { body: label ? { label } : {} });
 export const restore = (id: string, target: string | null, verify = false) =>
   call<Api.RestoreResult>("POST", `${sandbox(id)}/restore`, { body: { checkpoint: target, verify } });
-export const fork = (id: string, count: number) =>
-  call<Api.ForkEntry[]>("POST", `${checkpoint(id)}/fork`, { body: { count } });
+export const fork = (id: string, count: number, more: Omit<Api.ForkRequest, "count"> = {}) =>
+  call<Api.ForkEntry[]>("POST", `${checkpoint(id)}/fork`, { body: { count, ...more } });
 export const label = (id: string, text: string | null) =>
   call<Api.CheckpointInfo>("PUT", `${checkpoint(id)}/label`, { body: { label: text } });
 export const removeCheckpoint = (id: string) => call("DELETE", checkpoint(id));
@@ -89,14 +89,14 @@ export interface RunMetrics {
   summary: Record<string, unknown> | null;
 }
 
-export interface RunRow {
-  prompt: string;
-  member: number;
-  status: string;
-  reward: number;
-}
-
 export const runMetrics = (options: Signalled = {}) => call<RunMetrics>("GET", "/v1/run/metrics", options);
-export const runRows = (options: Signalled = {}) => call<RunRow[]>("GET", "/v1/run/trajectories", options);
+export const runRows = (options: Signalled = {}) => call<Api.RunRow[]>("GET", "/v1/run/trajectories", options);
 export const runTrajectory = (prompt: string, member: string) =>
   call<Api.Trajectory>("GET", `/v1/run/trajectories/${part(prompt)}/${part(member)}`);
+export const runGroup = (prompt: string) => call<Api.RunMember[]>("GET", `/v1/run/trajectories/${part(prompt)}`);
+export const runStates = (prompt: string, member: string) =>
+  call<Api.RunStates>("GET", `/v1/run/trajectories/${part(prompt)}/${part(member)}/states`);
+export const runPieces = (prompt: string, member: string) =>
+  call<Api.RunPieces>("GET", `/v1/run/trajectories/${part(prompt)}/${part(member)}/pieces`);
+export const runStatus = (options: Signalled = {}) => call<Api.Status>("GET", "/v1/run/status", options);
+export const runTimes = (options: Signalled = {}) => call<Api.RunTimes>("GET", "/v1/run/times", options);

@@ -1,12 +1,16 @@
-// A run: what its steps measured, its trajectories as a grid, and one of them turn by turn.
+// A run: what its steps measured, its trajectories as a grid, where its time went, and who waits.
 
 import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import * as api from "../api/calls";
-import { link, login, useLive } from "../state";
-import { visible } from "../text";
-import { Chart } from "../ui/Chart";
+import * as api from "../../api/calls";
+import type { RunRow } from "../../api/schema";
+import { link, login, useLive } from "../../state";
+import { visible } from "../../text";
+import { Chart } from "./Chart";
+import { CompareView } from "./Compare";
+import { TimeView } from "./Time";
 import { TrajectoryView } from "./Trajectory";
+import { WaitsView } from "./Waits";
 
 const FIRST = ["reward", "reward_held_out", "entropy", "loss"];
 
@@ -60,8 +64,8 @@ function shade(reward: number, low: number, high: number): string {
   return `color-mix(in srgb, var(--good) ${Math.round(share * 100)}%, var(--bad))`;
 }
 
-function Grid({ rows }: { rows: api.RunRow[] }) {
-  const groups = new Map<string, api.RunRow[]>();
+function Grid({ rows }: { rows: RunRow[] }) {
+  const groups = new Map<string, RunRow[]>();
   for (const row of rows) {
     const group = groups.get(row.prompt);
     if (group) group.push(row);
@@ -91,20 +95,52 @@ function Grid({ rows }: { rows: api.RunRow[] }) {
   );
 }
 
-export function RunView({ prompt, member }: { prompt: string; member: string }) {
-  const metrics = useLive("run/metrics", (signal) => api.runMetrics({ signal }), 5);
+function Trajectories() {
   const rows = useLive("run/rows", (signal) => api.runRows({ signal }), 5);
-  if (prompt && member) return <TrajectoryView prompt={prompt} member={member} />;
+  return (
+    <>
+      <h2>Trajectories</h2>
+      {rows.error.value && <p class="dim">{visible(rows.error.value)}</p>}
+      {rows.value.value && <Grid rows={rows.value.value} />}
+    </>
+  );
+}
+
+const TABS: [string, string][] = [
+  ["", "Figures and trajectories"],
+  ["time", "Where the time went"],
+  ["waits", "Waits"],
+];
+
+/** `names`: of the address: nothing, a tab, a trajectory, or two of them. */
+export function RunView({ names }: { names: string[] }) {
+  const metrics = useLive("run/metrics", (signal) => api.runMetrics({ signal }), 5);
+  const [tab = "", member = "", prompt = "", other = ""] = names;
+  if (other) return <CompareView names={[tab, member, prompt, other]} />;
+  if (member) return <TrajectoryView key={`${tab}/${member}`} prompt={tab} member={member} />;
   return (
     <section>
       <div class="bar-of-tools">
         <h1>{visible(login.value?.run ?? "")}</h1>
         <span class="dim">{metrics.value.value ? (metrics.value.value.summary ? "ended" : "runs") : "…"}</span>
       </div>
-      {metrics.value.value && <Figures steps={metrics.value.value.steps} />}
-      <h2>Trajectories</h2>
-      {rows.error.value && <p class="dim">{visible(rows.error.value)}</p>}
-      {rows.value.value && <Grid rows={rows.value.value} />}
+      <nav class="tabs" aria-label="Parts of the run">
+        {TABS.map(([name, title]) => (
+          <a key={name} href={link("run", ...(name ? [name] : []))} aria-current={name === tab ? "page" : undefined}>
+            {title}
+          </a>
+        ))}
+      </nav>
+      {tab === "time" ? (
+        <TimeView />
+      ) : tab === "waits" ? (
+        <WaitsView />
+      ) : (
+        <>
+          {metrics.value.value && <Figures steps={metrics.value.value.steps} />}
+          <Trajectories />
+        </>
+      )}
     </section>
   );
 }
