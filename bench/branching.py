@@ -111,7 +111,7 @@ async def group(
 ) -> dict[str, Any]:
     """Seconds until the members' first tokens, one after another or together, and what each saw."""
     engine = Requested()
-    limits = EpisodeLimits(create_s=LONGEST, reset_s=LONGEST, step_s=LONGEST)
+    limits = EpisodeLimits(create=LONGEST, reset=LONGEST, step=LONGEST)
     episodes = EpisodeManager(
         environment=Service, host=host, engine=engine, tokenizer=Characters(), limits=limits, prepared=states
     )

@@ -5,8 +5,6 @@ Owns: the page. A setting's description is the comment behind its field.
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import msgspec
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings of a run
 
-Made by `python scripts/settings.py --write` from `trainer/config.py` and `trainer/settings.py`, which hold types, bounds and defaults. Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line:
+Made by `python scripts/settings.py --write` from `trainer/config.py`, `trainer/settings.py` and what they are built on, which hold types, bounds and defaults. Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line; those in no table are options too (`--held-out 64`, `--stream`):
 
 ```sh
 pagurus train plan.toml objective.preset=dapo objective.clip.high=0.28 optimiser.rate=1e-6 sampling.temperature=0.8
@@ -28,7 +26,6 @@ Where no default stands, the objective's preset decides, or the setting is off. 
 | setting | type | default | what |
 |---|---|---|---|
 """  # noqa: E501
-_FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
 
 
 def page() -> str:
@@ -38,9 +35,9 @@ def page() -> str:
 
 
 def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, str, str, str]]:
-    from trainer.settings import tables
+    from trainer.settings import descriptions, tables
 
-    reported = comments(kind)
+    reported = descriptions(kind)
     inner = tables(kind)
     for field in msgspec.structs.fields(kind):
         value = getattr(default, field.name) if default is not None else _default(field)
@@ -49,12 +46,6 @@ def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, 
         else:
             said = reported.get(field.name, "").replace("|", "\\\\|")
             yield f"`{path}{field.name}`", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
-
-
-def comments(kind: Any) -> dict[str, str]:
-    """What stands behind each field of a struct."""
-    lines = inspect.getsource(kind).splitlines()
-    return {result[1]: result[2] or "" for line in lines if (result := _FIELD.match(line))}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

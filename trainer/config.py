@@ -16,26 +16,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout.config import RolloutConfig
-from rollout.decide.effects import EffectRules
+from rollout.config import PlaySettings, RolloutConfig
 from rollout.decide.keeping import KeepPlan
-from rollout.decide.view import Branching, OverStale
+from rollout.decide.ranges import Count, Natural, NotNegative
 from rollout.engine.client import Sampling
 from rollout.environments import directory as task
 from rollout.environments import splits
 from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
 from rollout.environments.splits import SHARE, Share
-from rollout.episode.spec import EpisodeLimits
+from rollout.episode.spec import EpisodeLimits, PhaseTimeouts
 from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
 from trainer.settings import (
-    Count,
     EvaluationSettings,
-    Natural,
-    NotNegative,
     ObjectiveSettings,
     OptimiserSettings,
     TimeoutSettings,
@@ -48,19 +44,17 @@ from trainer.settings import (
 TABLES = {"sampling": Sampling(max_tokens=16)}  # that begin otherwise than their struct
 
 
-class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pagurus train` takes. Keys of the TOML file are these names."""
+class TrainConfig(PlaySettings, frozen=True, kw_only=True):
+    """What `pagurus train` takes, beside what it has in common with its rollout. Keys of the TOML file are these
+    names, and so are the options of the command line."""
 
     task: Path  # directory or file of an environment; of a mixture the first
     mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face directory
-    seed: int = 0
     engine: str = "embedded"  # what serves the policy: embedded or vllm
     pool: PoolPlan = PoolPlan()  # table [pool]: how many of them, or their urls
-    steps: Count = 9
-    groups: Count = 8
-    size: Count = 8  # trajectories per group
+    steps: Count = 9  # of the optimiser; of a resumed run a new number of them
     concurrency: Count | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
     held_out: Count = 112  # episodes of each evaluation
     held_share: Share = SHARE  # of rows and tasks that is held out for them; 0: they play what is trained on
@@ -69,22 +63,16 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     objective: ObjectiveSettings = ObjectiveSettings()  # what is learned; or the name of a preset
     optimiser: OptimiserSettings = OptimiserSettings()
     staleness: Natural | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
-    over_stale: OverStale = "wait"  # what becomes of trajectories that the trainer overtakes: wait, mask, drop
-    extra: Natural = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
     handover: bool = False  # engines rest while the last answers come: docs/scheduling/rollpacker.md
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
-    tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
-    tail_resumes: bool = False  # they then resume instead of restarting
     sampling: Sampling = TABLES["sampling"]  # of answers
     template: dict[str, Any] = {}  # for the chat template: {enable_thinking = false}
     timeouts: TimeoutSettings = TimeoutSettings()
     max_length: Count = 1024  # tokens of a trajectory
     max_observation: int | None = None  # tokens of one observation, cut in the middle beyond; None: half of max_length
-    branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
-    effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
-    visit: KeepPlan = KeepPlan(trajectories=16)  # table [visit]: states to visit later
+    visit: KeepPlan = KeepPlan(trajectories=16)  # table [visit]: states to visit later, see rollout.decide.keeping
     versions: Natural = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
-    ranks: Count = 1  # processes that share the steps; with GPUs one for each
+    ranks: Count = 1  # processes that share the steps, with GPUs one for each; of a resumed run a new number of them
     gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; empty: those that are free
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     bf16: bool = False  # compute in half precision with fp32 weights
@@ -95,7 +83,6 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
     faults: Natural = 0  # sandboxes killed on purpose in the second half, about
     scorers: Count = 2  # reward functions that run at once
-    failed_reward: float | None = None  # of what a reward function raises on; None: its prompt fails, and is counted
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
@@ -354,55 +341,39 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
     fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)
     if config.engine == "embedded":
         need_embedded(begin)
-    return RolloutPlan(
-        task=str(config.task),
-        config=RolloutConfig(
-            groups=config.groups,
-            size=config.size,
-            concurrency=fitting.concurrency,
-            staleness=STALEST if config.staleness == "auto" else config.staleness,
-            adaptive=config.staleness == "auto",
-            extra=config.extra,
-            tail=config.tail,
-            tail_resumes=config.tail_resumes,
-            sampling=msgspec.structs.replace(
-                config.sampling, stop_token_ids=sorted({*end_tokens(begin), *config.sampling.stop_token_ids})
-            ),
-            over_stale=config.over_stale,
-            limits=EpisodeLimits(
-                create_s=config.timeouts.create,
-                reset_s=config.timeouts.reset,
-                generate_s=config.timeouts.generate,
-                step_s=config.timeouts.step,
-                score_s=config.timeouts.score,
-                max_length=config.max_length,
-                max_observation=config.max_observation,
-            ),
-            timeout=config.timeouts.refused,
-            failed_reward=config.failed_reward,
-            seed=config.seed,
-            branching=config.branching,
-            visit=config.visit,
-            effects=config.effects,
-        ),
-        mixture=list(config.mixture),
-        template=config.template,
-        host_timeout=config.timeouts.host,
-        curriculum=None if config.curriculum is None else str(config.curriculum),
-        engine=config.engine,
-        pool=config.pool,
-        devices=machine.devices(config),
-        lora=config.lora,
-        image=config.image,
-        pace=fitting.pace,
-        nice=fitting.nice,
-        sizing=fitting.reason,
-        steps=config.steps,
-        handover=config.handover,
-        share=config.share,
-        scorers=config.scorers,
-        faults=config.faults,
+    stops = sorted({*end_tokens(begin), *config.sampling.stop_token_ids})
+    timeouts = common(config.timeouts, PhaseTimeouts)
+    played = RolloutConfig(
+        **common(config, PlaySettings)
+        | {
+            "concurrency": fitting.concurrency,
+            "staleness": STALEST if config.staleness == "auto" else config.staleness,
+            "adaptive": config.staleness == "auto",
+            "sampling": msgspec.structs.replace(config.sampling, stop_token_ids=stops),
+            "limits": EpisodeLimits(**timeouts, max_length=config.max_length, max_observation=config.max_observation),
+            "timeout": config.timeouts.refused,
+        }
     )
+    return RolloutPlan(
+        **common(config, RolloutPlan)
+        | {
+            "task": str(config.task),
+            "config": played,
+            "mixture": list(config.mixture),
+            "curriculum": None if config.curriculum is None else str(config.curriculum),
+            "host_timeout": config.timeouts.host,
+            "devices": machine.devices(config),
+            "pace": fitting.pace,
+            "nice": fitting.nice,
+            "sizing": fitting.reason,
+        }
+    )
+
+
+def common(settings: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The settings that `kind` has as well, by name."""
+    names = set(settings.__struct_fields__) & set(kind.__struct_fields__)
+    return {name: getattr(settings, name) for name in kind.__struct_fields__ if name in names}
 
 
 def need_embedded(directory: Path) -> None:

@@ -15,22 +15,21 @@ path, and each of them refuses the same values: bounds stand in the types here a
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout.decide.ranges import Count, Decay, Fraction, Natural, NotNegative, Positive
 from rollout.engine.client import Sampling
+from rollout.episode.spec import PhaseTimeouts
 from sandbox.errors import Invalid
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0.0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
-Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+Baseline = Literal["none", "group", "leave_one_out", "batch", "critic", "teacher"]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,9 +55,7 @@ class KLSettings(Table, frozen=True, kw_only=True):
 
 
 class AdvantageSettings(Table, frozen=True, kw_only=True):
-    baseline: Literal["none", "group", "leave_one_out", "batch", "critic", "teacher"] | None = (
-        None  # what is subtracted
-    )
+    baseline: Baseline | None = None  # what is subtracted
     scale: Literal["none", "group", "within_groups", "batch"] | None = None  # what the rest is divided by
     discount: Fraction | None = None  # gamma, with a critic
     trace: Fraction | None = None  # lambda of generalised advantage estimation
@@ -134,14 +131,9 @@ class OptimiserSettings(Table, frozen=True, kw_only=True):
         return self.rate * max(self.final_share, 1 - done)
 
 
-class TimeoutSettings(Table, frozen=True, kw_only=True):
+class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):
     """The table ``[timeouts]``, in seconds: after these what waits gives up, or names who does not answer."""
 
-    create: Positive = 300.0  # of a sandbox
-    reset: Positive = 120.0  # of an environment
-    generate: Positive = 1800.0  # of one answer, queueing and restarts of the engine included
-    step: Positive = 300.0  # of all turns of a trajectory together, as far as its own commands take them
-    score: Positive = 60.0  # of a reward function
     refused: Positive = 900.0  # for which host or engine may refuse everything
     host: Positive = 300.0  # for which a run that has begun waits for its host
     rollout: Positive = 300.0  # for which the trainer waits for a rollout that is away
@@ -175,7 +167,7 @@ def override(content: dict[str, Any], text: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):
         raise Invalid(f"{text!r} is no setting", hint="write key=value, such as optimiser.rate=1e-6")
-    overlay(content, keys, _value(value.strip()))
+    overlay(content, keys, parsed(value.strip()))
 
 
 def overlay(content: dict[str, Any], keys: Sequence[str], value: object) -> None:
@@ -188,7 +180,7 @@ def overlay(content: dict[str, Any], keys: Sequence[str], value: object) -> None
     table[keys[-1]] = value
 
 
-def _value(text: str) -> Any:
+def parsed(text: str) -> Any:
     """As TOML has it; else a word."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -246,6 +238,19 @@ def _table(kind: msgspec.inspect.Type) -> Any:
     if isinstance(kind, msgspec.inspect.UnionType):
         return next((result for item in kind.types if (result := _table(item)) is not None), None)
     return None
+
+
+_FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
+
+
+def descriptions(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Of each field, the comment behind it: in the order of the fields, those of a base first."""
+    result: dict[str, str] = {}
+    for part in reversed(kind.__mro__):
+        if issubclass(part, msgspec.Struct) and part is not msgspec.Struct:
+            lines = inspect.getsource(part).splitlines()
+            result |= {hit[1]: hit[2] or "" for line in lines if (hit := _FIELD.match(line))}
+    return {name: result.get(name, "") for name in kind.__struct_fields__}
 
 
 def flat(tree: msgspec.Struct, path: str = "") -> Iterator[tuple[str, Any]]:

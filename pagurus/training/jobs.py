@@ -16,6 +16,7 @@ import typer
 
 from pagurus import output
 from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, item, needs_training
+from pagurus.training.options import given, settings_command
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -28,9 +29,14 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id or how that 
 FOLLOW_INTERVAL = 0.5  # seconds
 
 
-@verbs.command()
+@verbs.command(cls=settings_command("trainer.config", "TrainConfig", excluded=("task", "resume")))
 def submit(
+    context: typer.Context,
     what: Annotated[Path, typer.Argument(help="A .toml file or a directory like examples/fix_the_service.")] = Path(),
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value of any setting, as optimiser.rate=1e-6."),
+    ] = None,
     needs: Annotated[str, typer.Option(help="Resources of one machine, by Ray's names: CPU=2,GPU=1.")] = "CPU=2",
     trainer_needs: Annotated[str, typer.Option(help="Of the trainer, to have it on a machine of its own.")] = "",
     engine_needs: Annotated[
@@ -55,8 +61,7 @@ def submit(
     from sandbox.messages.cluster import JobInfo, JobRequest
 
     amounts, trainer, engine = (parse_needs(item) if item else {} for item in (needs, trainer_needs, engine_needs))
-    content = configuration.read(what) if what.suffix == ".toml" else {"task": what}
-    run = prepare(configuration.make(content | ({"resume": resume} if resume else {})), fresh=fresh)
+    run = prepare(configuration.gather(what, given(context), settings or [], resume=resume), fresh=fresh)
     if run is None:
         raise typer.Exit(1)
     # How its processes reach the sandboxes: as this command does.

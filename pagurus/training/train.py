@@ -15,35 +15,20 @@ import typer
 
 from pagurus import output
 from pagurus.common import Json, needs_training
+from pagurus.training.options import given, settings_command
 from sandbox.errors import NotFound
 
 verbs = typer.Typer()
 
 
-@verbs.command()
+@verbs.command(cls=settings_command("trainer.config", "TrainConfig", excluded=("task", "resume")))
 def train(
+    context: typer.Context,
     what: Annotated[Path, typer.Argument(help="A .toml file or a directory like examples/fix_the_service.")] = Path(),
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="key=value of any setting, as optimiser.rate=1e-6."),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face directory.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps; with --resume, a new number of them.")] = None,
-    groups: Annotated[int | None, typer.Option(help="Prompts of a step.")] = None,
-    size: Annotated[int | None, typer.Option(help="Trajectories of a prompt.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once; else by the cores that are free.")] = None,
-    held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
-    objective: Annotated[str | None, typer.Option(help="grpo, dapo, gspo, ...: docs/training.md.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Processes that share the steps; with --resume, a new number of them.")
-    ] = None,
-    lora: Annotated[int | None, typer.Option(help="Rank of adapters that are trained instead of the weights.")] = None,
-    faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
-    pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0: no pace.")] = None,
-    image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
@@ -53,7 +38,7 @@ def train(
 ) -> None:
     """Train a policy in the sandboxes of this host. Options overrule the file, key=value overrules both.
 
-    If a run of the same plan has not ended, it continues.
+    If a run of the same plan has not ended, it continues. Settings of tables are in docs/settings.md.
     """
     with needs_training():
         from coordinator import local
@@ -62,14 +47,14 @@ def train(
 
         if importlib.util.find_spec("torch") is None:  # the supervisor does without, the roles do not
             raise ModuleNotFoundError("no torch", name="torch")
-    options = locals()
-    named = {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
+    named = given(context)
     made = configuration.gather(what, named, settings or [], resume=resume)
     if dry_run:
         from trainer.preview import preview  # with torch, which a supervisor has no use for
 
         raise typer.Exit(preview(made))
-    run = prepare(made, steps=steps, ranks=ranks, fresh=fresh)
+    renewed = {name: getattr(made, name) for name in ("steps", "ranks") if name in named}
+    run = prepare(made, fresh=fresh, **renewed)
     if run is None:
         raise typer.Exit(1)
     if detach:

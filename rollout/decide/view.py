@@ -6,9 +6,11 @@ Owns: these values; fields are append-only with defaults. Does not own: deciding
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
+
+from rollout.decide.ranges import Count, Natural
 
 OverStale = Literal["wait", "mask", "drop"]
 
@@ -16,26 +18,32 @@ OverStale = Literal["wait", "mask", "drop"]
 class Branching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table ``[branching]`` of a run: see rollout.decide.branching. Example: ``Branching(by="entropy")``"""
 
-    roots: Annotated[int, msgspec.Meta(ge=1)] = 2  # trajectories of a group that begin at the beginning
+    roots: Count = 2  # trajectories of a group that begin at the beginning
     by: Literal["turns", "entropy", "spread"] = "turns"
-    every: Annotated[int, msgspec.Meta(ge=1)] = 2  # turns, where `by` is "turns"
+    every: Count = 2  # turns, where `by` is "turns"
 
 
-class SchedulingRules(msgspec.Struct, frozen=True, kw_only=True):
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a run that say what a batch is made of. Those of the run, of the rollout and of its decisions begin
+    with these."""
+
+    groups: Count = 8  # prompts of a batch
+    size: Count = 8  # trajectories of a group
+    extra: Natural = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
+    tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
+    tail_resumes: bool = False  # what tail batching puts off resumes instead of restarting
+    over_stale: OverStale = "wait"  # what becomes of trajectories that the trainer overtakes: wait, mask, drop
+    attempts: Count = 3  # failures of a prompt's environment until it is given up
+    starts: Count = 8  # of one trajectory, as far as the host's failures are not what ended it
+    branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
+
+
+class SchedulingRules(BatchSettings, frozen=True, kw_only=True):
     """What does not change while a process runs."""
 
-    groups: int = 8  # of a batch
-    size: int = 8  # trajectories of a group
-    extra: int = 0  # started beyond `size`, of which the last to finish are ended: favours short ones
-    tail: float = 0.0  # groups and members of a short round, in multiples of what is needed; 0: no tail batching
-    tail_resumes: bool = False  # what was put off resumes instead of restarting
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version of a token that bears gradient, at most
-    over_stale: OverStale = "wait"
-    attempts: int = 3  # failures of a prompt's environment until it is given up
-    starts: int = 8  # of one trajectory, as far as the host's failures are not what ended it
     timeout: float = 900.0  # seconds for which a part of the platform may refuse everything until the run stops
-    branching: Branching | None = None  # None: every trajectory begins at the beginning
 
 
 class At(msgspec.Struct, frozen=True, array_like=True):

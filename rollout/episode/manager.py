@@ -202,12 +202,12 @@ class EpisodeManager(EpisodeParts):
             return nowhere.Nowhere()
         with self.metered(EpisodePhase.CREATE):
             try:
-                async with asyncio.timeout(self.limits.create_s):
+                async with asyncio.timeout(self.limits.create):
                     sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
                 self.on_created()
                 return sandbox
             except TimeoutError:
-                text = f"no sandbox within {self.limits.create_s:g} s"
+                text = f"no sandbox within {self.limits.create:g} s"
                 raise EpisodeEnd(TrajectoryFailure(phase=EpisodePhase.CREATE, cause=Cause.LATE, message=text)) from None
             except PagurusError as error:
                 cause = cause_of(error.code, EpisodePhase.CREATE, own=error.sandbox is not None)

@@ -9,18 +9,24 @@ import hashlib
 
 import msgspec
 
+from rollout.decide.ranges import Count, Positive
 from rollout.store.journal import Key
 
 
-class EpisodeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per phase, each on a clock of its own, and tokens. Only `step_s` is the trajectory's."""
+class PhaseTimeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds per phase, each on a clock of its own. Only `step` is the trajectory's."""
 
-    create_s: float = 300.0
-    reset_s: float = 120.0
-    generate_s: float = 1800.0  # of one answer, queueing and restarts of the engine included
-    step_s: float = 300.0  # of all turns together, as far as its own commands and `step` take them
-    score_s: float = 60.0
-    max_length: int = 1024  # tokens of a trajectory
+    create: Positive = 300.0  # of a sandbox
+    reset: Positive = 120.0  # of an environment
+    generate: Positive = 1800.0  # of one answer, queueing and restarts of the engine included
+    step: Positive = 300.0  # of all turns of a trajectory together, as far as its own commands take them
+    score: Positive = 60.0  # of a reward function
+
+
+class EpisodeLimits(PhaseTimeouts, frozen=True, kw_only=True):
+    """Seconds per phase, and tokens."""
+
+    max_length: Count = 1024  # tokens of a trajectory
     max_observation: int | None = None  # tokens of one observation; longer ones are cut. None: half of `max_length`
 
     @property

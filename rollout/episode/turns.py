@@ -71,7 +71,7 @@ class Episode:
         self.sampling, self.inject, self.limits = sampling, inject, parts.limits
         self.guarded = GuardedSandbox(sandbox, meter=parts.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
-        self.clock = TrajectoryClock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
+        self.clock = TrajectoryClock(env.seconds or self.limits.step, used=last.own_s if last is not None else 0.0)
         self.talk = talk_of(env, parts.tokenizer, parts.renderer)
         self.phase = EpisodePhase.RESET
         self.resumable = False  # its journal says where to continue
@@ -101,7 +101,7 @@ class Episode:
             log.warning("the environment of %s did not close", self.spec.prompt, exc_info=True)
 
     async def _reset(self) -> Observation:
-        async with self._limited(EpisodePhase.RESET, TrajectoryClock(self.limits.reset_s)):
+        async with self._limited(EpisodePhase.RESET, TrajectoryClock(self.limits.reset)):
             return await self.env.reset(self.guarded, self.spec.seed)
 
     async def run(self, since: Sequence[TurnEntry], start: PreparedState | Origin | None = None) -> None:
@@ -213,10 +213,10 @@ class Episode:
         )
         try:
             with self.parts.metered(EpisodePhase.GENERATE):
-                async with asyncio.timeout(self.limits.generate_s):
+                async with asyncio.timeout(self.limits.generate):
                     generation = await self.parts.engine.generate(list(prompt), sampling)
         except TimeoutError:
-            raise _ended(EpisodePhase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate_s:g} s") from None
+            raise _ended(EpisodePhase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate:g} s") from None
         ids = generation.token_ids
         record.gen_end, record.tokens, record.finish = time.time(), len(ids), generation.finish_reason
         record.version = max((span.version for span in generation.spans), default=-1)
@@ -399,7 +399,7 @@ class Episode:
     async def _leave_final(self, scoring: Scoring) -> None:
         """The state that is scored: captured; then nothing runs in the sandbox any more."""
         ended, guarded = time.monotonic(), self.guarded
-        async with self._limited(EpisodePhase.SCORE, TrajectoryClock(self.limits.score_s)):
+        async with self._limited(EpisodePhase.SCORE, TrajectoryClock(self.limits.score)):
             state = self.env.snapshot()
             checkpoint = await guarded.final() if scoring.forks else ""
             self.trajectory.final = FinalState(

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 OURS = {"sandbox", "daemon", "ebpf", "rollout", "trainer", "coordinator", "bench"}
 HEAVY = {"aiohttp", "pydantic", "rich.console", "rich.table", "rich.progress", "tarfile", "torch", "numpy"}
 PARSING_NEEDS_NO = {"asyncio", "msgspec", "rich", "ssl", "docker"}
+SETTINGS = {"train", "submit"}  # their options are made from the structs of a run's settings, which they import
 PROGRAM = """
 import sys
 from pagurus.__main__ import main
@@ -60,7 +61,8 @@ def test_the_help_of_a_verb_loads_that_verb_alone(verb: str) -> None:
     assert (
         f"pagurus.{VERBS[verb].module}" in result
         and not result & (others - borrowed)
-        and not result & (HEAVY | PARSING_NEEDS_NO - {"msgspec"})
+        and (verb in SETTINGS or not result & (HEAVY | PARSING_NEEDS_NO - {"msgspec"}))
+        and "torch" not in result
     )
 
 

@@ -232,7 +232,7 @@ async def test_a_branch_has_the_seconds_of_its_environment(make: Make) -> None:
     class Patient(Letters4):
         seconds = 60.0
 
-    branching, limits = Branching(roots=2, every=1), EpisodeLimits(step_s=0.0)
+    branching, limits = Branching(roots=2, every=1), EpisodeLimits(step=0.0)
     config = RolloutConfig(groups=2, size=6, sampling=SAMPLING, branching=branching, limits=limits)
     need_trees(await play(make(environment=Patient, config=config)))
 

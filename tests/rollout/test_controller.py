@@ -320,7 +320,7 @@ async def test_a_reset_that_hangs_is_the_environments_and_the_group_stays_whole(
                 await asyncio.Event().wait()
             return await super().reset(sandbox, seed)
 
-    config = configured(groups=1, limits=EpisodeLimits(reset_s=2.0))
+    config = configured(groups=1, limits=EpisodeLimits(reset=2.0))
     rollout = make(environment=Hanging, config=config, seeds=range(1))
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
@@ -361,9 +361,7 @@ async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
             return await super().step(sandbox, action)
 
     host = FakeHost()
-    rollout = make(
-        environment=Hanging, config=configured(groups=1, size=2, limits=EpisodeLimits(step_s=0.5)), host=host
-    )
+    rollout = make(environment=Hanging, config=configured(groups=1, size=2, limits=EpisodeLimits(step=0.5)), host=host)
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
     assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "step/late: its 0.5 s are used up")] * 2
@@ -377,7 +375,7 @@ async def test_a_slow_create_costs_a_trajectory_nothing(make: Make) -> None:
             await asyncio.sleep(1.6)
             return await super().create(image, **options)
 
-    rollout = make(host=Slowly(), config=configured(groups=1, limits=EpisodeLimits(step_s=1.5)))
+    rollout = make(host=Slowly(), config=configured(groups=1, limits=EpisodeLimits(step=1.5)))
     await rollout.start()
     batch = await rollout.next_batch()
     assert {(t.status, t.reward) for t in batch.trajectories} == {("completed", 1.0)}

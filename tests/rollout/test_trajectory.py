@@ -217,13 +217,13 @@ async def test_only_the_trajectorys_own_time_counts() -> None:
     """What a command took is the trajectory's; what the engine took is nobody's."""
     sandbox = FakeSandbox()
     sandbox.duration = 3.0
-    trajectory = await play(sandbox, limits=EpisodeLimits(step_s=8.0))
+    trajectory = await play(sandbox, limits=EpisodeLimits(step=8.0))
     assert trajectory.failure is not None and trajectory.failure.cause is Cause.LATE
     assert trajectory.scored and len(trajectory.turns) == 3 and trajectory.own_s == pytest.approx(9.0, abs=1.0)
 
     slow = ScriptedEngine(SCRIPT)
     slow.delay = 0.4
-    assert (await play(engine=slow, limits=EpisodeLimits(step_s=1.2))).status == "completed"
+    assert (await play(engine=slow, limits=EpisodeLimits(step=1.2))).status == "completed"
 
 
 def test_every_answer_has_a_seed_of_its_own() -> None:

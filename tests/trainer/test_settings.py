@@ -16,8 +16,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 from pagurus.cli import application
+from rollout.config import PlaySettings, RolloutConfig
 from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3
+from rollout.episode.spec import PhaseTimeouts
+from rollout.plan import RolloutPlan
 from sandbox.errors import Invalid
 from trainer import optimisers
 from trainer.batches.sample import Sample
@@ -27,7 +30,14 @@ from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
 from trainer.objectives import KL, Advantage, Clip, Metrics, Rewards, SampledTokens, bounded, build, credit, named
 from trainer.objectives.advantage import Overlong, gae
-from trainer.settings import EvaluationSettings, ObjectiveSettings, OptimiserSettings, flat
+from trainer.settings import (
+    EvaluationSettings,
+    ObjectiveSettings,
+    OptimiserSettings,
+    TimeoutSettings,
+    descriptions,
+    flat,
+)
 from trainer.steps import work_plan
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
@@ -80,6 +90,35 @@ def test_the_dry_run_prints_every_leaf_and_the_resolved_objective() -> None:
     rows = {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line}
     assert rows >= {name for name, _ in flat(reported())}
     assert "high=0.31" in shown.output.replace(" ", "") and "within_groups" in shown.output
+
+
+def test_settings_in_no_table_are_options_by_their_description(tmp_path: Path) -> None:
+    runner = CliRunner()
+    shown = " ".join(runner.invoke(application, ["train", "--help"]).output.split())
+    text = descriptions(TrainConfig)
+    for name in ("groups", "over_stale", "model", "staleness", "stream", "objective", "attempts", "pace"):
+        assert f"--{name.replace('_', '-')}" in shown and text[name][1:30] in shown
+    assert "--optimiser" not in shown and "--mixture" not in shown and "--task" not in shown
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'task = "{EXAMPLE}"\nsteps = 4\nstream = true\nimage = "debian"\n')
+    options = ["--steps", "5", "--no-stream", "--image", "3", "--objective", "dapo", "--staleness", "auto"]
+    run = runner.invoke(application, ["train", str(plan), *options, "--dry-run", "steps=6"])
+    rows = {part[1].strip(): part[2].strip() for line in run.output.splitlines() if len(part := line.split("│")) > 2}
+    assert run.exit_code == 0 and rows["steps"] == "6" and rows["stream"] == "False", run.output
+    assert (rows["image"], rows["objective.preset"], rows["staleness"]) == ("3", "dapo", "auto")
+    wrong = runner.invoke(application, ["train", str(plan), "--groups", "0"])
+    assert isinstance(wrong.exception, Invalid) and "groups" in wrong.exception.message
+
+
+def test_no_setting_is_declared_twice() -> None:
+    """But for two whose default is another one in a run, and for a rollout's plan, which has what was derived."""
+    inherited = {*PlaySettings.__struct_fields__, *PhaseTimeouts.__struct_fields__}
+    own = {name for kind in (TrainConfig, RolloutConfig, TimeoutSettings) for name in vars(kind)["__annotations__"]}
+    assert own & inherited == {"sampling", "visit"}
+    bounds = {field.name: field.type for field in msgspec.structs.fields(TrainConfig)}
+    plan = {field.name: field.type for field in msgspec.structs.fields(RolloutPlan)}
+    derived = {"task", "mixture", "curriculum", "engine", "lora", "pace", "steps", "faults"}
+    assert {name for name in bounds.keys() & plan.keys() if bounds[name] != plan[name]} <= derived
 
 
 @pytest.mark.parametrize("name", ["cispo", "rloo", "dr_grpo"])
@@ -259,7 +298,7 @@ def test_eight_bit_state_says_what_it_needs() -> None:
 def test_every_timeout_has_a_key() -> None:
     made = reported("timeouts.step=7", "timeouts.refused=8", "timeouts.host=9", "timeouts.collective=10")
     rollout = rollout_plan(made, EXAMPLE / "start")
-    assert (rollout.config.limits.step_s, rollout.config.timeout, rollout.host_timeout) == (7.0, 8.0, 9.0)
+    assert (rollout.config.limits.step, rollout.config.timeout, rollout.host_timeout) == (7.0, 8.0, 9.0)
     assert work_plan(made, Path()).timeout == 10.0
 
 

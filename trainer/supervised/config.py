@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout.decide.ranges import Count, Natural, Positive
 from sandbox.errors import Invalid, NotFound
-from trainer.settings import Count, Natural, OptimiserSettings, Positive, Table, need_existing, override
+from trainer.settings import OptimiserSettings, Table, need_existing, override
 
 RATE = {"sft": 2e-5, "dpo": 1e-6}
 
