@@ -64,11 +64,11 @@ def near(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("ranks", "objective"), [(2, "ppo"), (4, "grpo")])
-def test_several_ranks_equal_one(ranks: int, objective: str, tmp_path: Path) -> None:
-    settings = ObjectiveSettings(preset=objective)  # type: ignore[arg-type]
-    expected = alone(tmp_path, objective=settings)
-    with Fleet(plan(tmp_path, "many", objective=settings), ranks=ranks) as fleet:
+@pytest.mark.parametrize(("ranks", "objective", "bf16"), [(2, "ppo", False), (4, "grpo", False), (2, "grpo", True)])
+def test_several_ranks_equal_one(ranks: int, objective: str, bf16: bool, tmp_path: Path) -> None:
+    settings = ObjectiveSettings(preset=objective)
+    expected = alone(tmp_path, objective=settings, bf16=bf16)
+    with Fleet(plan(tmp_path, "many", objective=settings, bf16=bf16), ranks=ranks) as fleet:
         record(fleet)
         results = [fleet.wait(step + 1) for step in range(STEPS)]
         collected = fleet.weights(STEPS)

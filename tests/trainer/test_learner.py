@@ -121,6 +121,15 @@ def test_plan_example() -> None:
     assert plan([], budget=10) == []
 
 
+def test_with_a_multiple_any_number_of_ranks_that_divides_it_has_the_same_micro_batches() -> None:
+    lengths = [(7 * n) % 90 + 3 for n in range(21)]
+    bins = [
+        sorted(tuple(one) for round_ in plan(lengths, budget=120, ranks=ranks, multiple=8) for one in round_ if one)
+        for ranks in (1, 2, 4, 8)
+    ]
+    assert all(one == bins[0] for one in bins) and len(bins[0]) % 8 == 0
+
+
 # ------------------------------------------------------------------ tensors
 
 

@@ -8,22 +8,25 @@ those of one round cost about the same, so that no rank waits long for another.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 Round = list[list[int]]  # for each rank the indices of its micro-batch, possibly none
 
 
-def plan(lengths: Sequence[int], *, budget: int, ranks: int = 1, width: int = 1024) -> list[Round]:
+def plan(lengths: Sequence[int], *, budget: int, ranks: int = 1, width: int = 1024, multiple: int = 1) -> list[Round]:
     """Rounds of one micro-batch per rank, the most expensive round first.
 
     Longest first, each to the micro-batch that costs least so far and has room. `width` of the model weighs what
-    attention costs in addition to the rest. Example: ``plan([3, 9, 4], budget=10) == [[[1]], [[2, 0]]]``.
+    attention costs in addition to the rest. Their number is a multiple of `multiple`: any number of ranks that divides
+    it has the same micro-batches. Example: ``plan([3, 9, 4], budget=10) == [[[1]], [[2, 0]]]``.
     """
     if not lengths:
         return []
-    count = -(-max(1, -(-sum(lengths) // budget)) // ranks) * ranks
+    unit = math.lcm(ranks, multiple)
+    count = -(-max(1, -(-sum(lengths) // budget)) // unit) * unit
     while (bins := _fill(lengths, budget, count, width)) is None:
-        count += ranks
+        count += unit
     bins.sort(key=lambda indices: (-sum(cost(lengths[i], width) for i in indices), indices))
     return [bins[at : at + ranks] for at in range(0, len(bins), ranks) if any(bins[at : at + ranks])]
 
