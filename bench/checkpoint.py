@@ -187,12 +187,12 @@ class Ours:
         capture = await self.checkpointer.capture(
             container,
             self.checkpointer.captures / f"c{next(self.numbers)}",
-            on_frozen=lambda: taken.append(self.snapshot(container.tree, readonly=True)),
+            on_stopped=lambda: taken.append(self.snapshot(container.tree, readonly=True)),
         )
         times.add("total_ms", capture.total_ms)
         times.add("frozen_ms", capture.frozen_ms)
         await asyncio.sleep(0.03)  # as long as a model thinks at the very least: the next CRIU process warms up
-        return capture.dir, taken[0]
+        return capture.dir, taken[-1]
 
     async def restore(self, container: Container, images: Path, tree: Path, times: Times) -> None:
         await self.checkpointer.forget(container, restoring=True)

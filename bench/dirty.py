@@ -76,13 +76,12 @@ class Holder:
         await asyncio.to_thread(os.sync)
         await self.ours.checkpointer.warm(self.container)
 
-        def on_frozen() -> None:
-            taken.append(self.ours.snapshot(self.container.tree, readonly=True))
-            used.append(_used_by_criu(self.container))
-
         before = time.process_time()
         capture = await self.ours.checkpointer.capture(
-            self.container, self.ours.checkpointer.captures / f"c{next(self.ours.numbers)}", on_frozen=on_frozen
+            self.container,
+            self.ours.checkpointer.captures / f"c{next(self.ours.numbers)}",
+            on_stopped=lambda: taken.append(self.ours.snapshot(self.container.tree, readonly=True)),
+            on_frozen=lambda: used.append(_used_by_criu(self.container)),
         )
         processor = (time.process_time() - before) * 1e3 + used[0] / 1e6
         began = time.perf_counter()

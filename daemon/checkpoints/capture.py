@@ -218,12 +218,16 @@ class Capturer:
     async def _dump(self, container: Container, tree: str, row: CheckpointRow, hold: bool) -> None:
         row.ipc = row.ipc or self.inspector.read(container.cgroup.id).ipc_changes > 0
 
-        def on_frozen() -> None:
+        def on_stopped() -> None:
             moved = judge(self.inspector.read(container.cgroup.id)).verdict
             row.verdict = Verdict.of(files=row.verdict.files or moved.files, processes=True)
-            self.inspector.mark(container.cgroup.id, files=False, processes=True)
             if row.verdict.files:
+                if row.files == row.id:  # of a dump that is tried again, or before CRIU linked a file
+                    btrfs.delete_subvolume(self.places.snapshot(row.id))
                 self._snapshot(container, tree, row)
+
+        def on_frozen() -> None:  # what CRIU did in the tasks until now is no effect of theirs
+            self.inspector.mark(container.cgroup.id, files=False, processes=True)
 
         target = max(row.dump_bytes, container.cgroup.anonymous())  # as much as the last one took, or it has grown to
         try:
@@ -233,7 +237,9 @@ class Capturer:
             need_space(self.places.dumps, target)
         try:
             into = self.places.dump(row.id)
-            captured = await self.checkpointer.capture(container, into, on_frozen=on_frozen, hold=hold)
+            captured = await self.checkpointer.capture(
+                container, into, on_stopped=on_stopped, on_frozen=on_frozen, hold=hold
+            )
         except CapturesFull as error:
             await self._make_room()  # for the next one
             target = await asyncio.to_thread(_resident, container.tasks())

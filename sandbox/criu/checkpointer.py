@@ -1,13 +1,13 @@
 """Checkpoint and restore of the processes of a sandbox: the main path, in order.
 
 Owns: warm CRIU processes, the directories of captures, the store of dumps. Does not own: file snapshots (the caller
-takes one in `on_frozen`), the catalogue, when to checkpoint.
+takes one in `on_stopped`), the catalogue, when to checkpoint.
 Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox runs on; a stored dump is durable when
 `store` returns; `restore` gives a running tree (with `verify`, one that equals the checkpoint) or leaves no process.
 
 ::
 
-    capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
+    capture = syncfs ▸ freeze ▸ dump to tmpfs, on_stopped ▸ on_frozen ▸ thaw  (dump.py over criu.py)
             ▸ without the processes that are apart                        (prune.py)
     store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
     restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach, held (restore.py)
@@ -133,16 +133,23 @@ class Checkpointer:
     # ---------------------------------------------------------------- capture
 
     async def capture(
-        self, container: Container, dest: Path, *, on_frozen: Callable[[], None] | None = None, hold: bool = False
+        self,
+        container: Container,
+        dest: Path,
+        *,
+        on_stopped: Callable[[], None] | None = None,
+        on_frozen: Callable[[], None] | None = None,
+        hold: bool = False,
     ) -> dump.Dump:
-        """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module.
+        """Capture into `dest` (must not exist). `on_stopped` and `on_frozen` run on worker threads, see the module.
 
+        `on_stopped` runs again, from the start, when the dump has to be tried again.
         With `hold` the sandbox stays frozen, also when this raises: the caller thaws it.
         """
         began = time.monotonic()
         await asyncio.to_thread(_begin, container.tree, dest)
         try:
-            done = await self._dump(container, dest, on_frozen, hold)
+            done = await self._dump(container, dest, on_stopped, on_frozen, hold)
             if done.excluded:
                 done.raw_bytes = await asyncio.to_thread(_without, dest, done.excluded)
             await asyncio.to_thread(_check, container, dest)
@@ -157,7 +164,12 @@ class Checkpointer:
         return done
 
     async def _dump(
-        self, container: Container, dest: Path, on_frozen: Callable[[], None] | None, hold: bool
+        self,
+        container: Container,
+        dest: Path,
+        on_stopped: Callable[[], None] | None,
+        on_frozen: Callable[[], None] | None,
+        hold: bool,
     ) -> dump.Dump:
         tried: set[type[PagurusError]] = set()
         while True:
@@ -167,7 +179,15 @@ class Checkpointer:
             try:
                 if tracker is not None:
                     await asyncio.to_thread(tracker.prepare, container, process.images)
-                done = await dump.dump(container, dest, process, on_frozen=on_frozen, watched=existing, tracker=tracker)
+                done = await dump.dump(
+                    container,
+                    dest,
+                    process,
+                    on_stopped=on_stopped,
+                    on_frozen=on_frozen,
+                    watched=existing,
+                    tracker=tracker,
+                )
                 if tracker is not None:
                     await asyncio.to_thread(tracker.finish, dest)
                     await asyncio.to_thread(self._bound, tracker)
@@ -459,7 +479,7 @@ class Checkpointer:
             watched = await asyncio.to_thread(inotify.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             times = await asyncio.to_thread(amend.times, container, touched)
-            await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
+            await dump.dump(container, again, process, steps=steps, watched=watched)
             if (init := container.init_pid) is not None:
                 await asyncio.to_thread(amend.set_times, init, times)
             result = await asyncio.to_thread(_compare, images, again, reference, container.tree)

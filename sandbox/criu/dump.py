@@ -2,17 +2,20 @@
 
 Owns: the options of a dump, what happens while the tasks are frozen, the check that no process was left out,
 the translation of CRIU's refusals. Does not own: where CRIU runs (the container), storing the images.
-Guarantee: :func:`dump` returns a complete image directory, and `on_frozen` ran exactly once while every task of
-the sandbox was frozen and the dump was already good; or it raises CheckpointFailed and the sandbox runs on.
+Guarantee: :func:`dump` returns a complete image directory, `on_stopped` ran while every task of the sandbox was
+frozen, and `on_frozen` ran exactly once after it, when the dump was already good; or it raises CheckpointFailed and the
+sandbox runs on. Neither runs once :func:`dump` has returned or raised.
 
 ::
 
-    syncfs ▸ freeze ▸ CRIU reads every task ▸ post-dump: on_frozen() ▸ thaw ▸ compare with the cgroup's tasks
+    syncfs ▸ freeze ┬▸ CRIU reads every task ┬▸ post-dump: on_frozen() ▸ thaw ▸ compare with the cgroup's tasks
+                    └▸ on_stopped()          ┘
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -55,6 +58,7 @@ ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, an
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
 LOG = "dump.log"
+_BESIDE = concurrent.futures.ThreadPoolExecutor(16, thread_name_prefix="on-stopped")  # as many as dump at once, and more
 
 
 class CapturesFull(CheckpointFailed):
@@ -186,18 +190,20 @@ async def dump(
     directory: Path,
     process: Ready,
     *,
-    on_frozen: Callable[[], None] | None,
+    on_frozen: Callable[[], None] | None = None,
+    on_stopped: Callable[[], None] | None = None,
     steps: rpc.Notify | None = None,
     watched: Sequence[str] = (),
     tracker: Tracker | None = None,
 ) -> Dump:
     """Dump into `directory` (exists, empty, on the file system of `process.images`). See the module.
 
+    `on_stopped` runs on a thread of its own beside CRIU, and once more if CRIU has linked files that a snapshot needs.
     `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify. `tracker`:
     has prepared this dump, and finishes it.
     """
     began = time.monotonic()
-    frozen = FrozenWindow(container, process, on_frozen, (steps or {}).get("post-dump"), tracker)
+    frozen = FrozenWindow(container, process, on_stopped, on_frozen, (steps or {}).get("post-dump"), tracker)
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
@@ -219,6 +225,7 @@ async def dump(
     finally:
         supervisor.cancel()
         process.close()
+        await asyncio.shield(asyncio.to_thread(frozen.settle))
 
 
 @going_first()
@@ -272,12 +279,13 @@ def _target(container: Container) -> int:
 
 
 class FrozenWindow:
-    """What is done between the end of CRIU's dump and the thaw."""
+    """What is done while the tasks are frozen: beside CRIU's dump, and between its end and the thaw."""
 
     def __init__(
         self,
         container: Container,
         process: Ready,
+        on_stopped: Callable[[], None] | None,
         on_frozen: Callable[[], None] | None,
         last: Callable[[int], None] | None,
         tracker: Tracker | None = None,
@@ -286,6 +294,8 @@ class FrozenWindow:
         self._inside = process.inside
         self._images = process.images
         self._last = last
+        self._on_stopped = on_stopped
+        self._beside: concurrent.futures.Future[None] | None = None
         self._on_frozen = on_frozen
         self._tracker = tracker
         self._criu = process.worker.pidfd
@@ -297,6 +307,8 @@ class FrozenWindow:
     def begin(self, _pid: int) -> None:
         """All tasks are stopped, and nothing was read yet."""
         need_in_place(self._container)
+        if self._on_stopped is not None:
+            self._beside = _BESIDE.submit(going_first()(self._on_stopped))
         shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
         if self._tracker is not None:
             self._tracker.begin(self._images, self._criu)
@@ -309,7 +321,11 @@ class FrozenWindow:
         self.pids = self._container.tasks()
         self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         _check_deleted(self._container, self._images, self.excluded)
-        other_names.take_away(self._container, self._images)
+        linked = other_names.take_away(self._container, self._images)
+        if self._beside is not None:
+            self._beside.result()
+            if linked and self._on_stopped is not None:
+                self._on_stopped()
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
@@ -319,6 +335,11 @@ class FrozenWindow:
             self.settings = settings.read(processes)
         if self._last is not None:
             self._last(pid)
+
+    def settle(self) -> None:
+        """Wait until nothing of it runs any more. Blocks."""
+        if self._beside is not None:
+            concurrent.futures.wait([self._beside])
 
 
 def _check_deleted(container: Container, directory: Path, excluded: frozenset[int]) -> None:

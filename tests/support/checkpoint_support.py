@@ -66,11 +66,11 @@ class Bench:
         capture = await self.checkpointer.capture(
             container,
             self.checkpointer.captures / f"{container.spec.id}-{self._number}",
-            on_frozen=lambda: taken.append(self.snapshot(container.tree)),
+            on_stopped=lambda: taken.append(self.snapshot(container.tree)),
         )
         into = self.directory / "dumps" / f"{capture.dir.name}.dump"
         await asyncio.to_thread(dumpfile.pack, capture.dir, into, self.checkpointer.pages)
-        return Saved(taken[0], capture, into)
+        return Saved(taken[-1], capture, into)
 
     async def kill_and_restore(self, container: Container, saved: Saved, source: Path) -> RestoreReport:
         """As after a crash: nothing of the sandbox is left but its checkpoint."""

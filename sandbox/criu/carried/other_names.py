@@ -44,11 +44,14 @@ def decode(content: bytes) -> Names:
     return result
 
 
-def take_away(container: Container, images: Path) -> None:
-    """Remove the links that CRIU has just made, and write next to its images what else leads to the files. Blocks."""
+def take_away(container: Container, images: Path) -> bool:
+    """Remove the links that CRIU has just made, and write next to its images what else leads to the files. Blocks.
+
+    Returns whether there were any: a snapshot taken beside CRIU may have those that go, or lack one that stays.
+    """
     links = _links(images)
     if not links:
-        return
+        return False
     result: Names = {}
     with safe_path.directory(container.trees()[0]) as root, safe_path.directory(container.tree) as tree:
         made = set(links.values())
@@ -60,6 +63,7 @@ def take_away(container: Container, images: Path) -> None:
                     result[number] = other
     if result:
         (images / FILE).write_bytes(msgspec.msgpack.encode(result))
+    return True
 
 
 def link_again(container: Container, images: Path) -> None:
