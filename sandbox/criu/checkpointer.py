@@ -174,7 +174,7 @@ class Checkpointer:
         tried: set[type[PagurusError]] = set()
         while True:
             existing = self._watched.get(container.spec.id, [])
-            process = await self._ready(container, outside=dump.NewObjects in tried, hold=hold)
+            process = await self._ready(container, existing, outside=dump.NewObjects in tried, hold=hold)
             tracker = self._tracker_of(container) if process.tracks else None
             try:
                 if tracker is not None:
@@ -185,7 +185,6 @@ class Checkpointer:
                     process,
                     on_stopped=on_stopped,
                     on_frozen=on_frozen,
-                    watched=existing,
                     tracker=tracker,
                 )
                 if tracker is not None:
@@ -220,8 +219,9 @@ class Checkpointer:
 
     async def _warm_dump(self, container: Container, *, hold: bool = False) -> None:
         retained = self._warm.get(container.spec.id)
-        if retained is None or not retained.fits() or retained.holds != hold:
-            made = await self._start_dump(container, hold=hold)
+        watched = self._watched.get(container.spec.id, [])
+        if retained is None or not retained.fits(container, watched) or retained.holds != hold:
+            made = await self._start_dump(container, watched, hold=hold)
             if (retained := self._warm.get(container.spec.id)) is not None:
                 retained.close()
             self._warm[container.spec.id] = made
@@ -259,15 +259,17 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._waiting.pop(sandbox, None)
 
-    async def _ready(self, container: Container, *, outside: bool, hold: bool) -> dump.Ready:
+    async def _ready(self, container: Container, watched: list[str], *, outside: bool, hold: bool) -> dump.Ready:
         retained = await self._warmed(container.spec.id)
-        if retained is not None and retained.fits() and retained.holds == hold and not outside:
+        if retained is not None and retained.fits(container, watched) and retained.holds == hold and not outside:
             return retained
         if retained is not None:
             retained.close()
-        return await self._start_dump(container, outside=outside, hold=hold)
+        return await self._start_dump(container, watched, outside=outside, hold=hold)
 
-    async def _start_dump(self, container: Container, *, outside: bool = False, hold: bool = False) -> dump.Ready:
+    async def _start_dump(
+        self, container: Container, watched: list[str], *, outside: bool = False, hold: bool = False
+    ) -> dump.Ready:
         """With `hold` our plugin freezes the sandbox at the end."""
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
@@ -282,6 +284,7 @@ class Checkpointer:
                 notes=self._notes,
                 freezer=freezer,
                 mappings=self._mappings,
+                watched=watched,
                 tracks=self._tracks,
             )
             undo.pop_all()
@@ -475,11 +478,11 @@ class Checkpointer:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
-            process = await self._start_dump(container, hold=True)
             watched = await asyncio.to_thread(inotify.find, container)
+            process = await self._start_dump(container, watched, hold=True)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             times = await asyncio.to_thread(amend.times, container, touched)
-            await dump.dump(container, again, process, steps=steps, watched=watched)
+            await dump.dump(container, again, process, steps=steps)
             if (init := container.init_pid) is not None:
                 await asyncio.to_thread(amend.set_times, init, times)
             result = await asyncio.to_thread(_compare, images, again, reference, container.tree)

@@ -58,7 +58,7 @@ ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, an
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
 LOG = "dump.log"
-_BESIDE = concurrent.futures.ThreadPoolExecutor(16, thread_name_prefix="on-stopped")  # as many as dump at once, and more
+_CONCURRENT = concurrent.futures.ThreadPoolExecutor(16, "on-stopped")  # more than dump at once
 
 
 class CapturesFull(CheckpointFailed):
@@ -98,17 +98,22 @@ class Dump:
 
 @dataclass(frozen=True)
 class Ready:
-    """A warm CRIU process for one dump of a container, the directory it will write to, and what it will leave out."""
+    """A CRIU process for one dump of a container, which waits right before it stops the first task, the directory it
+    will write to, and what it will leave out.
+    """
 
     worker: rpc.CriuWorker
+    request: bytes
     inside: Inside
     images: Path
     holds: bool = False  # it leaves the container frozen
     tracks: bool = False  # it can leave out pages that were not written
 
-    def fits(self) -> bool:
+    def fits(self, container: Container, watched: Sequence[str]) -> bool:
         """Whether it can dump the container as that is now."""
-        return self.worker.alive() and not _unseen(self.inside)
+        if container.init_pid is None or not self.worker.alive() or _unseen(self.inside):
+            return False
+        return self.request == _request(container, watched)
 
     def close(self) -> None:
         """A process that waits ends by itself; what it has written goes. Idempotent."""
@@ -126,6 +131,7 @@ async def ready(
     notes: int | None = None,
     freezer: int | None = None,
     mappings: int | None = None,
+    watched: Sequence[str] = (),
     tracks: bool = False,
 ) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.inside`).
@@ -133,18 +139,10 @@ async def ready(
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
     IPC, though there are no System V objects now; they come and go. `notes`: the inspector's map of waits. `freezer`:
     the file of the freezer, by which the sandbox is frozen at the end. `mappings`: the inspector's program that
-    lists mappings. `tracks`: a :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
+    lists mappings. `watched`: paths of files that processes watch by inotify. `tracks`: a
+    :class:`sandbox.criu.tracking.tracker.Tracker` may be given to :func:`dump`.
     """
-    try:
-        inside = await asyncio.to_thread(_poll, container)
-    except (ProcessLookupError, SandboxDead) as error:
-        raise _killed_concurrently(container, f"cannot look into its namespaces: {error}") from error
-    except OSError as error:
-        raise CheckpointFailed(
-            f"cannot look into its namespaces: {error}",
-            hint="the sandbox keeps running; if files are the trouble, raise the daemon's LimitNOFILE",
-            sandbox=container.spec.id,
-        ) from error
+    inside = await asyncio.to_thread(_poll, container)
     if outside:
         inside.joined = tuple(name for name in inside.joined if name != "ipc")
 
@@ -168,16 +166,31 @@ async def ready(
 
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
-        root = rpc.Root(cache, images, result=[notes, freezer, mappings], preload=paths.written() if tracks else None)
+        request = _request(container, watched)
+        root = rpc.Root(cache, images, result=[notes, freezer, mappings], preload=paths.written())
         worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
+        undo.callback(worker.close)
+        try:
+            await worker.start(request)
+        except rpc.CriuError as error:
+            raise _failed(container, error) from None
         undo.pop_all()
-    return Ready(worker, inside, images, tracks=tracks)
+    return Ready(worker, request, inside, images, tracks=tracks)
 
 
 @going_first()
 def _poll(container: Container) -> Inside:
-    with closing(container.pidfd()) as pidfd:
-        return poll(pidfd)
+    try:
+        with closing(container.pidfd()) as pidfd:
+            return poll(pidfd)
+    except (ProcessLookupError, SandboxDead) as error:
+        raise _killed_concurrently(container, f"cannot look into its namespaces: {error}") from error
+    except OSError as error:
+        raise CheckpointFailed(
+            f"cannot look into its namespaces: {error}",
+            hint="the sandbox keeps running; if files are the trouble, raise the daemon's LimitNOFILE",
+            sandbox=container.spec.id,
+        ) from error
 
 
 def _unseen(inside: Inside) -> bool:
@@ -193,21 +206,19 @@ async def dump(
     on_frozen: Callable[[], None] | None = None,
     on_stopped: Callable[[], None] | None = None,
     steps: rpc.Notify | None = None,
-    watched: Sequence[str] = (),
     tracker: Tracker | None = None,
 ) -> Dump:
     """Dump into `directory` (exists, empty, on the file system of `process.images`). See the module.
 
-    `on_stopped` runs on a thread of its own beside CRIU, and once more if CRIU has linked files that a snapshot needs.
-    `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify. `tracker`:
-    has prepared this dump, and finishes it.
+    `on_stopped` runs on a thread of its own beside CRIU, and once more after it if CRIU has made links in the tree.
+    `steps`: more to do at CRIU's notifications. `tracker`: has prepared this dump, and finishes it.
     """
     began = time.monotonic()
     frozen = FrozenWindow(container, process, on_stopped, on_frozen, (steps or {}).get("post-dump"), tracker)
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
-            _request(container, _target(container), watched),
+            process.request,
             notify={"query-ext-files": frozen.begin, **(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=process.images / LOG,
@@ -295,7 +306,7 @@ class FrozenWindow:
         self._images = process.images
         self._last = last
         self._on_stopped = on_stopped
-        self._beside: concurrent.futures.Future[None] | None = None
+        self._concurrent: concurrent.futures.Future[None] | None = None
         self._on_frozen = on_frozen
         self._tracker = tracker
         self._criu = process.worker.pidfd
@@ -308,7 +319,7 @@ class FrozenWindow:
         """All tasks are stopped, and nothing was read yet."""
         need_in_place(self._container)
         if self._on_stopped is not None:
-            self._beside = _BESIDE.submit(going_first()(self._on_stopped))
+            self._concurrent = _CONCURRENT.submit(going_first()(self._on_stopped))
         shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
         if self._tracker is not None:
             self._tracker.begin(self._images, self._criu)
@@ -322,8 +333,8 @@ class FrozenWindow:
         self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         _check_deleted(self._container, self._images, self.excluded)
         linked = other_names.take_away(self._container, self._images)
-        if self._beside is not None:
-            self._beside.result()
+        if self._concurrent is not None:
+            self._concurrent.result()
             if linked and self._on_stopped is not None:
                 self._on_stopped()
         if self._on_frozen is not None:
@@ -338,8 +349,8 @@ class FrozenWindow:
 
     def settle(self) -> None:
         """Wait until nothing of it runs any more. Blocks."""
-        if self._beside is not None:
-            concurrent.futures.wait([self._beside])
+        if self._concurrent is not None:
+            concurrent.futures.wait([self._concurrent])
 
 
 def _check_deleted(container: Container, directory: Path, excluded: frozenset[int]) -> None:
@@ -354,11 +365,11 @@ def _check_deleted(container: Container, directory: Path, excluded: frozenset[in
         raise CheckpointFailed(refusal.reason, hint=refusal.hint, sandbox=container.spec.id) from None
 
 
-def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
+def _request(container: Container, watched: Sequence[str]) -> bytes:
     protobuf = rpc.messages()
     options = rpc.options(
         images_dir=rpc.IMAGES,
-        pid=pid,
+        pid=_target(container),
         leave_running=True,
         ghost_limit=GHOST_LIMIT,
         network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nothing outside could send
@@ -370,7 +381,7 @@ def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
         timeout=MAX_SEIZE,
         log_file=LOG,
     )
-    return protobuf.criu_req(type=protobuf.DUMP, opts=options)
+    return bytes(protobuf.criu_req(type=protobuf.DUMP, opts=options).SerializeToString())
 
 
 def _check_complete(container: Container, directory: Path, pids: list[int]) -> int:

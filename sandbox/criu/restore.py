@@ -184,7 +184,7 @@ async def restore(
         if images.ports and not own_network:
             await asyncio.to_thread(lingering.end, container.netns, images.ports)
         response = await process.worker.call(
-            protobuf.criu_req(type=protobuf.RESTORE, opts=options),
+            protobuf.criu_req(type=protobuf.RESTORE, opts=options).SerializeToString(),
             notify=_notify(container, images, process, hold, before_hold),
             timeout=TIMEOUT,
             log=images.directory / LOG,

@@ -211,6 +211,7 @@ class CriuWorker:
     def __init__(self, sock: socket.socket, pid: int, pidfd: int):
         self._socket = sock
         self._pidfd = pidfd
+        self._sent = b""  # the request, where it has been sent
         self.pid = pid
         self.used = False
 
@@ -231,16 +232,37 @@ class CriuWorker:
             undo.pop_all()
         return cls(ours, pid, pidfd)
 
+    async def start(self, request: bytes) -> None:
+        """Send a request for a dump ahead of :meth:`call`: CRIU does what it can before the first task is stopped.
+
+        Raises CriuError when it refuses or dies.
+        """
+        self._sent = request
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        try:
+            await loop.sock_sendall(self._socket, request)
+            packet = await loop.sock_recv(self._socket, PACKET)
+            if not packet:
+                raise CriuError("CRIU died without an answer")
+            response = messages().criu_resp()
+            response.ParseFromString(packet)
+            if response.type != messages().NOTIFY:  # the first one, pre-dump, at which nobody has anything to do
+                raise CriuError(_failure(response))
+            await loop.sock_sendall(self._socket, _proceed(True))
+        except OSError as error:
+            raise CriuError("CRIU died without an answer") from error
+
     async def call(
         self,
-        request: Record,
+        request: bytes,
         *,
         notify: Notify,
         timeout: float,
         log: Path,
         kill_on_cancel: bool,
     ) -> Record:
-        """Send `request`, answer every NOTIFY, return the response.
+        """Send `request`, unless it was started, answer every NOTIFY, return the response.
 
         When the caller is cancelled, a restore is killed; a dump is waited for, since killing CRIU while its
         code sits in a task would wreck the task.
@@ -262,16 +284,19 @@ class CriuWorker:
         finally:
             self.close()
 
-    def _exchange(self, request: Record, notify: Notify, timeout: float) -> Record:
+    def _exchange(self, request: bytes, notify: Notify, timeout: float) -> Record:
         with going_first():
             return self._speak(request, notify, timeout)
 
-    def _speak(self, request: Record, notify: Notify, timeout: float) -> Record:
+    def _speak(self, request: bytes, notify: Notify, timeout: float) -> Record:
         rpc = messages()
         self._socket.settimeout(timeout)
         failed: BaseException | None = None
         try:
-            self._socket.send(request.SerializeToString())
+            if not self._sent:
+                self._socket.send(request)
+            elif self._sent != request:
+                raise ValueError("CRIU was started for another request")
             while True:
                 packet = self._socket.recv(PACKET)
                 if not packet:
@@ -283,7 +308,7 @@ class CriuWorker:
                 callback = notify.get(response.notify.script)
                 if callback is not None and failed is None:
                     failed = _run(callback, response.notify.pid)
-                self._socket.send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None).SerializeToString())
+                self._socket.send(_proceed(failed is None))
         except TimeoutError:
             self.kill()
             raise CriuError(f"CRIU gave no answer within {timeout:g} s and was killed") from None
@@ -292,8 +317,7 @@ class CriuWorker:
         if failed is not None:
             raise failed
         if not response.success:
-            words = response.cr_errmsg.strip() or f"CRIU failed with errno {response.cr_errno}"
-            raise CriuError(re.sub(r"^Error\s*", "", words))
+            raise CriuError(_failure(response))
         return response
 
     @property
@@ -317,6 +341,17 @@ class CriuWorker:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _failure(response: Record) -> str:
+    words = response.cr_errmsg.strip() or f"CRIU failed with errno {response.cr_errno}"
+    return re.sub(r"^Error\s*", "", words)
+
+
+def _proceed(good: bool) -> bytes:
+    """The answer to a notification."""
+    rpc = messages()
+    return bytes(rpc.criu_req(type=rpc.NOTIFY, notify_success=good).SerializeToString())
 
 
 def _run(callback: Callable[[int], None], pid: int) -> BaseException | None:

@@ -1,4 +1,8 @@
-/* written.so, loaded into a CRIU that dumps before its own libraries: it dumps only pages that were written.
+/* written.so, loaded into a CRIU that dumps before its own libraries: it waits before the first task is stopped, and it
+ * dumps only pages that were written.
+ *
+ * What CRIU does until then depends on no task and takes some milliseconds; so the daemon asks for a dump as soon as the
+ * one before is over, and CRIU says that it is ready and waits for an answer, by a notification of its own protocol.
  *
  * CRIU asks the kernel which pages of a process there are (PAGEMAP_SCAN), while every task stands still. Of the processes
  * that the daemon names in a file in the directory of images, the answer is made to lack the pages that were not written
@@ -14,20 +18,23 @@
  * And CRIU reads /proc/PID/smaps for the flags of mappings alone, for which the kernel counts all pages. Of the same
  * processes it gets a text that the inspector's program tells (ebpf/mappings.h), where the daemon knows all letters.
  *
- * Owns: these files. Does not own: what the daemon makes of them. Guarantee: without the first file, on a kernel without
- * PAGEMAP_SCAN and of processes that it does not name, CRIU gets the kernel's answer as it is.
+ * Owns: these files, the moment of waiting. Does not own: what the daemon makes of them. Guarantee: without the first file,
+ * on a kernel without PAGEMAP_SCAN and of processes that it does not name, CRIU gets the kernel's answer as it is.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
 #include <linux/memfd.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -104,6 +111,26 @@ static uint32_t ordered(int fd) {
 static bool answer(pid_t pid, enum answer what, uint64_t start, uint64_t end) {
     struct answer_record record = {pid, what, start, end};
     return fwrite(&record, sizeof record, 1, answers) == 1;
+}
+
+/* ------------------------------------------------------------------ waiting */
+
+enum { CRIU_SOCKET = 3 };
+/* criu_resp {type: NOTIFY, success: true, notify: {script: "ready"}}; CRIU ignores what the answer says, and so do we. */
+static const char ready[] = "\10\6\20\1*\7\n\5ready";
+
+/* CRIU sets this handler right before it stops the first task. */
+__attribute__((visibility("default"))) int sigaction(int number, const struct sigaction *new, struct sigaction *old) {
+    static int (*next)(int, const struct sigaction *, struct sigaction *);
+    static bool waited;
+    char answer[64];
+    if (!next) next = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
+    if (number == SIGALRM && !waited) {
+        waited = true;
+        if (send(CRIU_SOCKET, ready, sizeof ready - 1, MSG_NOSIGNAL) < 0 || recv(CRIU_SOCKET, answer, sizeof answer, 0) <= 0)
+            _exit(1); /* nobody waits for a dump any more */
+    }
+    return next(number, new, old);
 }
 
 /* ------------------------------------------------------------------ mappings without their pages */
