@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,13 +60,14 @@ class Bench:
         self._snapshots.append(path)
         return path
 
-    async def save(self, container: Container) -> Saved:
+    async def save(self, container: Container, on_frozen: Callable[[], None] | None = None) -> Saved:
         taken: list[Path] = []
         self._number += 1
         capture = await self.checkpointer.capture(
             container,
             self.checkpointer.captures / f"{container.spec.id}-{self._number}",
             on_stopped=lambda: taken.append(self.snapshot(container.tree)),
+            on_frozen=on_frozen,
         )
         into = self.directory / "dumps" / f"{capture.dir.name}.dump"
         await asyncio.to_thread(dumpfile.pack, capture.dir, into, self.checkpointer.pages)

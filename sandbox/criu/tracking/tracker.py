@@ -7,8 +7,9 @@ Whatever is not known for certain counts as written: a process that is new, smal
 
 ::
 
-    prepare: register new mappings, orders ▸ freeze ▸ begin: take new userfaultfds ▸ CRIU dumps what was written,
-    and the kernel protects it ▸ thaw ▸ finish: its pages + those of the last capture that were not written
+    prepare: register new mappings, copy what was written, orders ▸ freeze ▸ begin: take new userfaultfds ▸ CRIU dumps
+    what was written since, and the kernel protects it ▸ thaw ▸ finish: its pages + those copied + those of the last
+    capture that were not written
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sandbox import procfs
 from sandbox.content import layers
 from sandbox.content.layers import BELOW, PAGE, SUFFIX, Layers
 from sandbox.criu import image_files
-from sandbox.criu.tracking import orders, userfault
+from sandbox.criu.tracking import orders, precopy, userfault
 from sandbox.criu.tracking.orders import Order, ProcessAnswer
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
@@ -125,7 +126,7 @@ class Tracker:
                 continue
             if pid in self._processes and self._renew(pid, started):
                 target[pid] = Order.PROTECT
-                if inner_pid(pid) in self._last:
+                if self._copy_ahead(pid, started):
                     target[pid] |= Order.SKIP
             elif _own_bytes(pid) >= MIN_TRACKED:
                 target[pid] = Order.ATTACH | Order.PROTECT
@@ -146,6 +147,26 @@ class Tracker:
             return True
         self._let_go(pid)
         return False
+
+    def _copy_ahead(self, pid: int, started: bytes) -> bool:
+        """Copy what a process has written; whether pages that it does not write from now on are known."""
+        number = inner_pid(pid)
+        last = self._last.pop(number, None) if number is not None else None
+        if number is None or last is None:
+            return False
+        name = secrets.token_hex(8)
+        try:
+            with contextlib.closing(precopy.PagesOf(pid)) as pages:
+                if _started(pid) != started:
+                    return False
+                result = pages.copy(self._processes[pid].registered, self._directory / (name + SUFFIX))
+        except OSError:  # gone, or there is no room
+            (self._directory / (name + SUFFIX)).unlink(missing_ok=True)
+            return False
+        if len(result.protected):
+            last = joined(last.pagemap, name, result.copied, without(last.pages, result.protected), last)
+        self._last[number] = last
+        return True
 
     def _let_go(self, pid: int) -> None:
         os.close(self._processes.pop(pid).descriptor)
@@ -282,6 +303,17 @@ def joined(pagemap: str, own: str, dumped: np.ndarray, unwritten: np.ndarray, la
     place = np.concatenate([np.arange(len(dumped)), last.place[at]])
     names = (own, *(last.names[index] for index in used.tolist()))
     return Layers(pagemap, names, pages[order], layer[order], place[order])
+
+
+def without(pages: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The `pages` that are not among `others`. Both are [n] int64, sorted. Pure."""
+    if not len(others) or not len(pages):
+        return pages
+    at = np.searchsorted(pages, others)
+    common = at[(at < len(pages)) & (pages[np.minimum(at, len(pages) - 1)] == others)]
+    retained = np.ones(len(pages), bool)
+    retained[common] = False
+    return pages[retained]
 
 
 def _pages_of(image: image_files.CriuImageFile) -> np.ndarray:
