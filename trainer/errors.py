@@ -4,7 +4,8 @@
 
     PagurusError
     └── TrainerFailed            a step cannot be taken, or must not be kept
-        └── RankLost             a rank died or hangs: names it
+        ├── RankLost             a rank died or hangs: names it
+        └── SampleFailed         a rank raised on a part of a batch: some sample in it is at fault
 """
 
 from __future__ import annotations
@@ -18,3 +19,7 @@ class TrainerFailed(PagurusError):
 
 class RankLost(TrainerFailed):
     code = "rank_lost"
+
+
+class SampleFailed(TrainerFailed):
+    code = "sample_failed"

@@ -1,10 +1,11 @@
 """A step that one sample would stop: find the sample, put it aside with its reason, take the step with the others.
 
-Owns: how often a batch is tried, the bisection, the record of what was put aside. Does not own: a step (learner),
-saves (resume).
+Owns: how often a batch is tried, the bisection. Does not own: a step (learner), saves (resume), the record of what was
+put aside (batches.aside), bisection where only one of several ranks failed (steps).
 Guarantee: a batch whose step fails twice is trained without the fewest samples that make it fail, each of which is
 named with the reason; where no sample alone is at fault, or most are, the error stands. The weights are those
-of before the step whenever another try begins.
+of before the step whenever another try begins. Of several ranks only what all of them see is caught here: one that
+raises while the others wait in a collective cannot go on with them.
 
 ::
 
@@ -14,18 +15,17 @@ of before the step whenever another try begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import torch
 
+from trainer.batches.aside import name_of
 from trainer.batches.sample import Sample
+from trainer.distributed.ranks import Ranks
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner, StepStats
 
 TRIES = 2
-FILE = "put_aside.jsonl"
 # What arithmetic on a broken sample raises; RuntimeError is what torch says of shapes, indices and memory.
 FAILURES = (TrainerFailed, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, MemoryError)
 
@@ -34,45 +34,47 @@ _NO_MEMORY = re.compile("out of memory|not enough memory|cannot allocate memory"
 Probe = Callable[[Sequence[int]], str | None]
 
 
-class PutAside(msgspec.Struct, kw_only=True, frozen=True):
-    """A sample that was not trained on. A line of `put_aside.jsonl`."""
-
-    step: int
-    name: str
-    reason: str
-    tokens: int = 0
-
-
 def careful_step(
     learner: Learner, samples: Sequence[Sample], *, rate: float | None, restore: Callable[[], object]
 ) -> StepStats:
     """The step of this batch, if need be without the samples that make it fail: they are in `stats.put_aside`."""
+    caught = failures(learner.ranks)
     for attempt in range(TRIES):
         try:
             return learner.complete(samples, rate=rate) if attempt == 0 else learner.step(samples, rate=rate)
-        except FAILURES as error:
+        except caught as error:
             failure = error
             restore()
-    at_fault = find(len(samples), lambda chosen: _probed(learner, samples, chosen))
+    at_fault = find(len(samples), lambda chosen: probed(learner, [samples[number] for number in chosen]))
     learner.begin()
-    if not at_fault or 2 * len(at_fault) > len(samples):
-        raise _explained(failure)  # of no sample alone, or of most: it is the weights, not the data
+    if not few(at_fault, samples):
+        raise explained(failure)
     stats = learner.step([item for number, item in enumerate(samples) if number not in at_fault], rate=rate)
     stats.put_aside |= {name_of(samples[number]): reason for number, reason in at_fault.items()}
     return stats
 
 
-def _explained(failure: Exception) -> Exception:
+def failures(ranks: Ranks) -> tuple[type[Exception], ...]:
+    """What a step may raise on a bad sample, on every rank alike."""
+    return FAILURES if ranks.alone else (TrainerFailed,)
+
+
+def few(at_fault: Mapping[int, str], samples: Sequence[Sample]) -> bool:
+    """Else it is no sample alone, or most of them: it is the weights, not the data."""
+    return 0 < 2 * len(at_fault) <= len(samples)
+
+
+def explained(failure: Exception) -> Exception:
     """Where memory is what lacks, an error that says what takes less of it."""
     if not isinstance(failure, MemoryError | torch.OutOfMemoryError) and not _NO_MEMORY.search(str(failure)):
         return failure
-    explained = TrainerFailed(
+    result = TrainerFailed(
         f"a step does not fit into memory: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}",
         hint="a smaller optimiser.budget (tokens of a micro-batch) or max_length, recompute = true, offload = true, or "
         "more ranks; `pagurus train --dry-run` estimates what each takes",
     )
-    explained.__cause__ = failure
-    return explained
+    result.__cause__ = failure
+    return result
 
 
 def find(count: int, probe: Probe) -> dict[int, str]:
@@ -93,21 +95,9 @@ def find(count: int, probe: Probe) -> dict[int, str]:
     return result
 
 
-def _probed(learner: Learner, samples: Sequence[Sample], chosen: Sequence[int]) -> str | None:
+def probed(learner: Learner, chosen: Sequence[Sample]) -> str | None:
+    """Why no gradient can be made of these, or None."""
     try:
-        return learner.probe([samples[number] for number in chosen])
-    except FAILURES as error:
+        return learner.probe(chosen)
+    except failures(learner.ranks) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def name_of(sample: Sample) -> str:
-    return sample.name or sample.group or "a sample without a name"
-
-
-def note(run: Path, step: int, samples: Sequence[Sample], put_aside: dict[str, str]) -> None:
-    """Appends to the run's record."""
-    sizes = {name_of(item): len(item.tokens) for item in samples}
-    lines = [PutAside(step=step, name=name, reason=why, tokens=sizes.get(name, 0)) for name, why in put_aside.items()]
-    if lines:
-        with (run / FILE).open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

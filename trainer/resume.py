@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from sandbox import durable
 from sandbox.errors import EngineFailed
+from trainer.batches.aside import PutAside
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.learner import local
@@ -55,6 +56,7 @@ class ResumeState(msgspec.Struct, kw_only=True):
     step: int
     version: int = 0  # of the weights that follow from it
     consumed: list[str] = []  # prompts of the step's batch
+    put_aside: list[PutAside] = []  # of these, the samples that were not trained on
     totals: dict[str, Any] = {}  # counters of the run so far, as report.Totals
     ranks: int = 1  # that wrote it
 

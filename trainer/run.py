@@ -51,7 +51,8 @@ from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
-from trainer import isolate, machine, resume
+from trainer import machine, resume
+from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
@@ -200,6 +201,7 @@ class TrainerRun:
             self.unsettled = state.consumed
             self.totals = msgspec.convert(state.totals, report.Totals)
             self.wall_before = self.totals.wall_s
+            await asyncio.to_thread(aside.recover, self.directory, state.step, state.put_aside)
             for note in self.saves.notes:
                 self.display.say(note)
             self.display.say(f"resumed after step {self.step}, policy version {self.version}")
@@ -307,6 +309,7 @@ class TrainerRun:
         from trainer.reports import plots  # matplotlib takes a second to import
 
         self.totals.count(await self.rollout.finish())
+        self.totals.put_aside = len(await asyncio.to_thread(aside.read, self.directory))
         self.totals.wall_s = self._wall()
         content = report.summary(
             self.totals,
@@ -330,15 +333,14 @@ class TrainerRun:
         made = samples(batch)
         stats = self.steps.step(made, state)
         put_aside: dict[str, str] = stats.get("put_aside", {})
-        isolate.note(self.directory, state.step, made, put_aside)
+        aside.note(self.directory, aside.described(state.step, made, put_aside))
         for name, reason in put_aside.items():
             self.display.say(f"{name} was put aside: {reason}")
-        self.totals.put_aside += len(put_aside)
         self._unlearned = self._unlearned + 1 if made and len(put_aside) >= len(made) else 0
         if self._unlearned >= MAX_UNLEARNED:
             raise TrainerFailed(
                 f"nothing of {MAX_UNLEARNED} batches in a row could be trained on: {sorted(set(put_aside.values()))}",
-                hint=f"see {self.directory / isolate.FILE}, and the engine's log",
+                hint=f"see {self.directory / aside.FILE}, and the engine's log",
             )
         return stats
 

@@ -11,6 +11,7 @@ this process.
     samples, state ─▶ Alone:    learner ─▶ saves
                    └▶ Together: fleet ─▶ log ─▶ ranks ─▶ saves ─▶ result, weights ─▶ model
                                   ▲ a rank was lost: named, all are started again from the newest whole save
+                                  ▲ ranks failed on the batch twice: halves of it are tried, by ranks that may die
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from torch import nn
 
+from trainer.batches.aside import described, name_of
 from trainer.batches.sample import Sample
 from trainer.config import TrainConfig
 from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
-from trainer.errors import RankLost
-from trainer.isolate import FAILURES, careful_step
+from trainer.errors import RankLost, SampleFailed, TrainerFailed
+from trainer.isolate import FAILURES, TRIES, careful_step, explained, few, find
 from trainer.learner import streams
 from trainer.models import verify
 from trainer.models.load import Lora, load
@@ -123,7 +126,8 @@ class LocalSteps:
         rate = plan.rate(state.step - 1)
         self.learner.critic_only = plan.critic_only(state.step - 1)
         stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
-        self.note(state)
+        named = described(state.step, samples, stats.put_aside)
+        self.note(msgspec.structs.replace(state, put_aside=named))
         return stats.items()
 
     def note(self, state: ResumeState) -> None:
@@ -166,9 +170,53 @@ class DistributedSteps:
     def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         with self._busy:
             self.fleet.give(samples, state)
-            stats = self._result(state.step).stats
+            stats = self._tried(samples, state)
             self._step, self._parts = state.step, 0
             return stats
+
+    def _tried(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
+        """The figures of the step on this batch, if need be without the samples that ranks fail on."""
+        failure: TrainerFailed | None = None
+        for _ in range(TRIES):
+            try:
+                return self._result(state.step).stats
+            except SampleFailed as error:
+                self.report(f"step {state.step} failed: {error.message}; the ranks are started again")
+                failure = error
+                self.fleet.start()
+            except RankLost as error:  # again and again: a sample may be what they die of
+                failure = error
+                break
+        assert failure is not None
+        self.report(f"step {state.step} failed again: the samples at fault are looked for")
+        self.fleet.withdraw(state.step)
+        self.fleet.start()
+        at_fault = find(len(samples), lambda chosen: self._probed([samples[number] for number in chosen], state.step))
+        if not few(at_fault, samples):
+            raise explained(failure)
+        reasons = {name_of(samples[number]): reason for number, reason in at_fault.items()}
+        named = described(state.step, samples, reasons)
+        rest = [item for number, item in enumerate(samples) if number not in at_fault]
+        self.fleet.give(rest, msgspec.structs.replace(state, put_aside=named))
+        stats = self._result(state.step).stats
+        return {**stats, "put_aside": {**stats.get("put_aside", {}), **reasons}}
+
+    def _probed(self, samples: list[Sample], step: int) -> str | None:
+        """Why ranks can make no gradient of these samples, or None."""
+        number = self.fleet.request(samples, step)
+        try:
+            reason = self._living(lambda: self.fleet.answer(number))
+        except SampleFailed as error:
+            reason = error.message
+        except RankLost as error:
+            reason = f"ranks died of it: {error.message}"
+        else:
+            self._losses = 0
+            return reason
+        self._losses = 0
+        self.fleet.take_back()
+        self.fleet.start()
+        return reason
 
     def note(self, state: ResumeState) -> None:
         """Goes to disk with the next step: what changed until then is found out again."""
@@ -178,6 +226,9 @@ class DistributedSteps:
             return  # a step is under way, which looks by itself
         try:
             self._living(self.fleet.check)
+        except SampleFailed:  # of a group that was fed early: the step of the complete batch finds it
+            self.fleet.forget(self._step)
+            self.fleet.start()
         finally:
             self._busy.release()
 

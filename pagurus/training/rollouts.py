@@ -66,20 +66,27 @@ def why(run: Run, json: Json = False) -> None:
 
 @application.command("account")
 def account(run: Run, json: Json = False) -> None:
-    """Where all prompts are, and why some were given up."""
+    """Where all prompts are, why some were given up, and which of their samples were not trained on."""
     from rollout.store.samples import SampleStore
+    from trainer.batches import aside
 
     store = SampleStore(rollout_of(run))
     try:
-        result, reasons = store.account(), store.reasons()
+        result, reasons, trajectories = store.account(), store.reasons(), len(store.trajectories())
     finally:
         store.close()
+    left_out = aside.reasons(run)
     if json:
-        output.as_json({**msgspec.structs.asdict(result), "reasons": reasons})
+        named = [msgspec.structs.asdict(line) for line in aside.read(run)]
+        more = {"reasons": reasons, "trajectories": trajectories, "put_aside": named}
+        output.as_json({**msgspec.structs.asdict(result), **more})
         return
     output.table(("prompts", ""), [(name.replace("_", " "), n) for name, n in msgspec.structs.asdict(result).items()])
     for reason, count in reasons.items():
         output.say(f"{count} given up: {reason}")
+    output.say(f"{trajectories} trajectories in saved steps, {sum(left_out.values())} samples of them put aside")
+    for reason, count in left_out.items():
+        output.say(f"{count} put aside: {reason}")
 
 
 @application.command("replay")

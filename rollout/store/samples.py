@@ -339,6 +339,12 @@ class SampleStore:
             handed=handed,
         )
 
+    def trajectories(self) -> list[tuple[str, int]]:
+        """(prompt, member) of those whose steps are saved, in the order of their batches."""
+        rows = self._read("select prompts from batches where step < ? order by step", self.next_step())
+        batches = (msgspec.json.decode(text, type=list[tuple[str, list[int]]]) for (text,) in rows)
+        return [(prompt, member) for batch in batches for prompt, members in batch for member in members]
+
     def reasons(self) -> dict[str, int]:
         """Why prompts were given up."""
         return dict(self._read("select reason, count(*) from prompts where state='given_up' group by reason"))

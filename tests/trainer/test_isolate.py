@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3
+from tests.trainer.test_distributed import plan
 from tests.trainer.test_learner import CONFIG, LENGTH, flat, samples
-from trainer import isolate
+from tests.trainer.test_steps import state
+from trainer.batches import aside
+from trainer.batches.aside import PutAside
 from trainer.batches.pack import PackedBatch
 from trainer.batches.sample import Sample
 from trainer.errors import TrainerFailed
@@ -19,6 +22,7 @@ from trainer.isolate import careful_step, find
 from trainer.learner import Learner
 from trainer.models.scorer import Scorer, Scores
 from trainer.objectives import bounded, named
+from trainer.steps import LocalSteps
 
 INF, NAN = float("inf"), float("nan")
 GOOD: dict[str, Any] = {"tokens": [3, 4, 5, 6], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -1.0, -1.0], "reward": 1.0}
@@ -119,15 +123,42 @@ def test_all_of_them_at_once_in_the_batches_of_a_run(tmp_path: Path) -> None:
         chosen = kinds[step * 8 : step * 8 + 8]
         poison = [Sample(**{**GOOD, **POISON[kind]}, group="p0", name=kind) for kind in chosen]
         stats = careful_step(learner, [*poison[:4], *batch, *poison[4:]], rate=1e-3, restore=restoring(learner))
-        isolate.note(tmp_path, step, [*poison, *batch], stats.put_aside)
+        aside.note(tmp_path, aside.described(step, [*poison, *batch], stats.put_aside))
         named_aside |= stats.put_aside
         expected.step(batch, rate=1e-3)
     assert sorted(named_aside) == kinds and len(kinds) >= 30
-    lines = [
-        msgspec.json.decode(line, type=isolate.PutAside) for line in (tmp_path / isolate.FILE).read_bytes().splitlines()
-    ]
+    lines = aside.read(tmp_path)
     assert sorted(line.name for line in lines) == kinds and all(line.reason for line in lines)
     assert torch.allclose(flat(learner.scorer.model), flat(expected.scorer.model), rtol=1e-5, atol=1e-7)
+
+
+def test_the_record_follows_the_save_that_a_run_continues_from(tmp_path: Path) -> None:
+    """A trainer that died between the save of a step and its line, in the middle of a line, or after later steps."""
+    one, two, three = (PutAside(step=step, name=f"p{step}/0", reason="no tokens") for step in (1, 2, 3))
+    aside.recover(tmp_path, 1, [])
+    assert not (tmp_path / aside.FILE).exists()
+    aside.note(tmp_path, [one])
+    aside.recover(tmp_path, 2, [two])  # saved, not written down
+    assert aside.read(tmp_path) == [one, two]
+    aside.recover(tmp_path, 2, [two])
+    assert aside.read(tmp_path) == [one, two]
+    aside.note(tmp_path, [three])
+    aside.recover(tmp_path, 2, [two])  # the save of step 3 was damaged: that step is taken again
+    assert aside.read(tmp_path) == [one, two]
+    with (tmp_path / aside.FILE).open("ab") as file:
+        file.write(b'{"step":3,"na')
+    assert aside.read(tmp_path) == [one, two]
+    aside.recover(tmp_path, 3, [three])
+    assert aside.read(tmp_path) == [one, two, three] and aside.reasons(tmp_path) == {"no tokens": 3}
+
+
+def test_a_save_names_what_its_step_put_aside(tmp_path: Path) -> None:
+    poisoned = Sample(**{**GOOD, **POISON["reward nan"]}, group="p0", name="poison/0")
+    steps = LocalSteps(plan(tmp_path, "alone"))
+    steps.step([*clean(0), poisoned], state(1))
+    saved = steps.saves.newest()
+    assert saved is not None
+    assert saved.put_aside == [PutAside(step=1, name="poison/0", reason="reward not finite", tokens=4)]
 
 
 def test_a_log_probability_of_minus_95_is_trained_on() -> None:

@@ -98,6 +98,14 @@ def accepted(
     return retained, refused
 
 
+class Probe(msgspec.Struct, kw_only=True, frozen=True):
+    """The sender of batches -> ranks: can a gradient be made of these samples of the batch of `step`?"""
+
+    number: int
+    step: int
+    samples: list[Sample]
+
+
 class SampleLog:
     """The batches of a run, one file per step: what a trainer that was killed reads again.
 
@@ -145,6 +153,23 @@ class SampleLog:
         except FileNotFoundError:
             return None
         return msgspec.msgpack.decode(content, type=list[Sample])
+
+    def write_probe(self, probe: Probe) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        durable.publish(self._probe, zstandard.compress(msgspec.msgpack.encode(probe), 3))
+
+    def read_probe(self) -> Probe | None:
+        try:
+            return msgspec.msgpack.decode(zstandard.decompress(self._probe.read_bytes()), type=Probe)
+        except FileNotFoundError:
+            return None
+
+    def forget_probe(self) -> None:
+        self._probe.unlink(missing_ok=True)
+
+    @property
+    def _probe(self) -> Path:
+        return self.directory / "probe.zst"
 
     def steps(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("batch-")) for path in self.directory.glob("batch-*.zst"))

@@ -28,10 +28,10 @@ from safetensors.torch import load_file
 
 from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox.errors import Invalid
-from trainer.batches.sample import Sample, SampleLog
+from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.watch import judge, read
-from trainer.distributed.worker import Result, Said, StateLog, WorkPlan
-from trainer.errors import RankLost, TrainerFailed
+from trainer.distributed.worker import ProbeAnswer, Result, Said, StateLog, WorkPlan
+from trainer.errors import RankLost, SampleFailed, TrainerFailed
 from trainer.resume import ResumeState
 
 POLL = 0.1
@@ -52,6 +52,7 @@ class Fleet:
         self.log = SampleLog(self.directory / "log")
         self.states = StateLog(self.directory / "log")
         self._process: subprocess.Popen[bytes] | None = None
+        self._probes = 0
 
     def __enter__(self) -> Fleet:
         self.start()
@@ -96,8 +97,36 @@ class Fleet:
         self._end_left()
         self.log.forget(step)
 
+    def withdraw(self, step: int) -> None:
+        """The batch that was given for step `step`, counted from 1. Ends the ranks."""
+        self.forget(step - 1)
+
+    def request(self, samples: list[Sample], step: int) -> int:
+        """Asks the ranks whether a gradient can be made of these. The number to ask for the answer by."""
+        self._probes += 1
+        self.log.write_probe(Probe(number=self._probes, step=step, samples=samples))
+        return self._probes
+
+    def answer(self, number: int) -> str | None:
+        """Until request `number` is answered."""
+        path = self.directory / "results" / "probed.json"
+        while (
+            not path.exists() or (answer := msgspec.json.decode(path.read_bytes(), type=ProbeAnswer)).number != number
+        ):
+            self.check()
+            time.sleep(POLL)
+        return answer.reason
+
+    def _answer(self, path: Path) -> ProbeAnswer | None:
+        return msgspec.json.decode(path.read_bytes(), type=ProbeAnswer) if path.exists() else None
+
+    def take_back(self) -> None:
+        """The request that ranks died of."""
+        self.log.forget_probe()
+
     def give(self, samples: list[Sample], state: ResumeState) -> None:
         """The batch of the step after which the run is in this state; forgets what no save can ask for any more."""
+        self.log.forget_probe()
         self.states.write(state)
         self.log.write(state.step - 1, samples)
         self.log.forget(state.step - 1 - LOGGED)
@@ -123,9 +152,10 @@ class Fleet:
         code = self._process.poll()
         if code is not None and code != 0:
             self.stop()
-            self._raise_said()
+            cause = self._cause()
+            self._raise_said(killed="killed by signal" in cause)
             raise RankLost(
-                self._cause(), hint=f"see {self.directory / 'ranks.log'}; start again to continue from the last save"
+                cause, hint=f"see {self.directory / 'ranks.log'}; start again to continue from the last save"
             )
         beats = read(self.directory / "beats")
         lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
@@ -157,12 +187,16 @@ class Fleet:
         for beat in read(self.directory / "beats"):
             _kill(beat.process)
 
-    def _raise_said(self) -> None:
-        """What a rank knew of why it could not continue."""
+    def _raise_said(self, *, killed: bool = False) -> None:
+        """What a rank knew of why it could not continue. That its sums failed is no news where another was `killed`."""
         if shutil.disk_usage(self.directory).free < FULL:
             raise OSError(errno.ENOSPC, f"no space left in {self.directory}")
-        for path in sorted((self.directory / "results").glob("said-*.json")):
-            said = msgspec.json.decode(path.read_bytes(), type=Said)
+        paths = (self.directory / "results").glob("said-*.json")
+        for said in sorted((msgspec.json.decode(path.read_bytes(), type=Said) for path in paths), key=_order):
+            if said.sample and killed:
+                continue
+            if said.sample:
+                raise SampleFailed(said.message, hint=f"see {self.directory / 'ranks.log'}")
             if said.errno is not None:
                 raise OSError(said.errno, said.message)
             raise TrainerFailed(said.message, hint=said.hint)
@@ -177,6 +211,11 @@ class Fleet:
         rank, code, pid = result.groups()
         how = f"was killed by signal {-int(code)}" if int(code) < 0 else f"ended with status {code}"
         return f"rank {rank} (pid {pid}) {how}"
+
+
+def _order(said: Said) -> tuple[bool, float]:
+    """What a rank knew first; then which came first, as others fail when one is gone."""
+    return said.sample, said.at
 
 
 def _ended(rank: RoleRecord) -> bool:

@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ from rollout.engine.adopted import RoleRecord
 from rollout.engine.embedded.model import is_plain
 from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
-from trainer.batches.sample import Sample, SampleLog
+from trainer.batches.aside import described
+from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import complete, shard
 from trainer.distributed.watch import Heart
-from trainer.isolate import careful_step
+from trainer.isolate import FAILURES, careful_step, probed
 from trainer.learner import Learner
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, configuration, load
@@ -102,6 +104,15 @@ class Said(msgspec.Struct, kw_only=True):
     message: str
     hint: str = ""
     errno: int | None = None
+    sample: bool = False  # a part of a batch is what it raised on, or another rank is gone
+    at: float = 0.0
+
+
+class ProbeAnswer(msgspec.Struct, kw_only=True):
+    """rank 0 -> the sender: why not, or None."""
+
+    number: int
+    reason: str | None
 
 
 class StateLog:
@@ -172,6 +183,8 @@ class RankWorker:
         self.saves = Saves(plan.resume, ranks)
         state = self.saves.load(self.learner)
         self.step = 0 if state is None else state.step
+        self._saved = {"put_aside": {line.name: line.reason for line in state.put_aside}} if state else {}
+        self._probe = -1  # that was answered last
         if ranks.rank == 0:
             for note in self.saves.notes:
                 print(note, file=sys.stderr, flush=True)
@@ -180,7 +193,7 @@ class RankWorker:
         """To the end of the plan. A step that was saved when its rank died is reported again."""
         if self.step:
             self._hand_over()
-            self._report(Result(step=self.step, saved=True, stats={}))
+            self._report(Result(step=self.step, saved=True, stats=self._saved))
         while self.step < self.plan.steps:
             samples = self._next()
             self.phase(f"step {self.step}")
@@ -192,12 +205,27 @@ class RankWorker:
             saved = self.step % plan.save_every == 0 or self.step == plan.steps
             if saved:
                 self.phase(f"save step {self.step}")
-                state = msgspec.structs.replace(self.states.read(self.step), ranks=self.ranks.size)
-                self.saves.start_save(self.learner, state)
+                self.saves.start_save(self.learner, self._state(samples, stats.put_aside))
             self._hand_over()
             self.saves.wait_saved()
             self._report(Result(step=self.step, saved=saved, stats=stats.items()))
         self.phase("end")
+
+    def _state(self, samples: list[Sample], put_aside: dict[str, str]) -> ResumeState:
+        """Of the run after this step."""
+        state = self.states.read(self.step)
+        named = [*state.put_aside, *described(self.step, samples, put_aside)]
+        return msgspec.structs.replace(state, ranks=self.ranks.size, put_aside=named)
+
+    def _answer(self, probe: Probe) -> None:
+        """All ranks make the gradient of these samples together, or die of it."""
+        self.phase(f"step {self.step}, looking for a sample")
+        reason = probed(self.learner, probe.samples)
+        if self.ranks.rank == 0:
+            answer = msgspec.json.encode(ProbeAnswer(number=probe.number, reason=reason))
+            (self.directory / "results").mkdir(exist_ok=True)
+            durable.publish(self.directory / "results" / "probed.json", answer, durable=False)
+        self._probe = probe.number
 
     def _next(self) -> list[Sample]:
         """The next batch. Parts of it that come before are fed at once: all of them, on every rank, in their order."""
@@ -205,6 +233,10 @@ class RankWorker:
         number = 0
         self.phase(f"wait for batch {self.step}")
         while True:
+            probe = self.log.read_probe()
+            if probe is not None and probe.number != self._probe and probe.step == self.step + 1:
+                self._answer(probe)
+                continue
             complete = self.log.path(self.step).exists()  # first: a reader that sees the batch then sees every part
             part = self.log.read_part(self.step, number) if self.learner.streams else None
             if part is not None:
@@ -258,13 +290,13 @@ def _write_down(roles: Path, rank: int, log: str) -> None:
     adopted.write(roles, role)
 
 
-def _say(directory: Path, rank: int, error: PagurusError | OSError) -> None:
+def _say(directory: Path, rank: int, error: Exception) -> None:
     """On a full disk even this may not be written; who watches looks at the disk as well."""
-    said = Said(message=str(error))
+    said = Said(message=f"{type(error).__name__}: {error}".splitlines()[0], sample=True, at=time.time())
     if isinstance(error, PagurusError):
-        said = Said(message=error.message, hint=error.hint)
+        said = Said(message=error.message, hint=error.hint, at=said.at)
     elif isinstance(error, OSError):
-        said.errno = error.errno
+        said = Said(message=str(error), errno=error.errno, at=said.at)
     (directory / "results").mkdir(exist_ok=True)
     durable.publish(directory / "results" / f"said-{rank}.json", msgspec.json.encode(said), durable=False)
 
@@ -284,8 +316,12 @@ def main(argv: list[str]) -> int:
         ranks = join(timeout=plan.timeout)
         try:
             RankWorker(plan, ranks, heart.phase).run()
-        except (PagurusError, OSError) as error:
+        except (PagurusError, OSError, *FAILURES) as error:
             _say(directory, rank, error)
+            sys.stderr.write(traceback.format_exc())
+            sys.stderr.flush()
+            if isinstance(error, FAILURES) and not isinstance(error, PagurusError):
+                os._exit(1)  # others are in a collective that does not end: nothing here may wait for them
             raise
         finally:
             leave()

@@ -83,7 +83,7 @@ async def test_a_log_is_replayed_and_a_changed_one_is_noticed(run: Path) -> None
 
 async def test_where_everything_is(run: Path) -> None:
     account = json.loads(reported("account", str(run), "--json"))
-    assert account["consumed"] == 1
+    assert account["consumed"] == 1 and account["trajectories"] > 0 and account["put_aside"] == []
     parts = ("consumed", "in_flight", "queued", "buffered", "given_up")
     assert sum(account[name] for name in parts) == account["issued"]
     why = json.loads(reported("why", str(run), "--json"))
