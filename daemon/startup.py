@@ -34,6 +34,7 @@ from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.persist import LOST, UNSTORED, USABLE, nearest
 from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import CheckpointStage
+from daemon.credentials.service import Credentials
 from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import GatewayConfig
 from daemon.host import leave, mounts, runs
@@ -114,7 +115,8 @@ async def open_host(options: config.DaemonConfig) -> Host:
         gateway = GatewayService(host, state / "gateway.sqlite", GatewayConfig.load(options.gateway_config))
         undo.push_async_callback(gateway.close)
         host.gateway = gateway
-        host.attachments.append(gateway)
+        host.credentials = Credentials(state, host.networks)
+        host.attachments += [host.credentials, gateway]
         await recover(host)
         gateway.ready.set()
         if options.prove_every:

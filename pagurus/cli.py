@@ -47,6 +47,7 @@ VERBS = {
     "daemon": Verb("hosts.host", "Run the daemon of this host in the foreground."),
     "bench": Verb("hosts.host", "Run a bench: `pagurus bench NAME [--json] ...`."),
     "image": Verb("hosts.image", "Images that sandboxes start from."),
+    "credential": Verb("hosts.credential", "Headers that requests of sandboxes get on their way out."),
     "token": Verb("hosts.token", "Tokens that callers over TCP show."),
     "cluster": Verb("hosts.cluster", "Hosts that work as one."),
     "migrate": Verb("hosts.migrate", "Move a running sandbox to another host of the cluster."),

@@ -46,6 +46,7 @@ from sandbox.messages import (
     UpstreamInfo,
 )
 from sandbox.messages.store import CheckpointReport, ImportResult
+from sandbox.sdk.network import Credentials
 
 __all__ = [
     "Client",
@@ -557,6 +558,9 @@ class Client:
         no_new_privs: bool = False,
     ) -> Sandbox:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
+    @property
+    def credentials(self) -> Credentials:
+        """Headers that requests of sandboxes get on their way out."""
     def fork(
         self,
         checkpoint: str | CheckpointInfo,

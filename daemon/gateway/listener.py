@@ -79,7 +79,7 @@ class SandboxShare:
         """The whole body of a request, bounded in size, time and company."""
         if (request.content_length or 0) > wire.MAX_BODY:
             raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
-        await _go_ahead(request)
+        await go_ahead(request)
         parts: list[bytes] = []
         decoded = b""
         try:
@@ -121,7 +121,7 @@ class SandboxShare:
         await self.pace.take(size / SIZE_COST)
 
 
-async def _go_ahead(request: web.BaseRequest) -> None:
+async def go_ahead(request: web.BaseRequest) -> None:
     """Answer a client that waits for permission to send its body."""
     expected = request.headers.get("Expect")
     if expected is None or request.version < HttpVersion11:
@@ -301,17 +301,17 @@ class GatewayListener:
         await self._server.shutdown(0.2)
 
 
-def socket_inside(netns: Path, port: int, retained: Sequence[int] = ()) -> socket.socket:
-    """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks.
+def socket_inside(netns: Path, port: int, retained: Sequence[int] = (), *, address: str = "127.0.0.1") -> socket.socket:
+    """A listening socket on `address`:`port` of a network namespace, by default for the gateway. Blocks.
 
     `retained`: descriptors of a former daemon's, taken over: its socket is used again where it is this one. Who
     connected in between waits in it.
     """
     try:
-        return within(netns, lambda: _former(retained, port) or _listening(socket.AF_INET, "127.0.0.1", port))
+        return within(netns, lambda: _former(retained, (address, port)) or _listening(socket.AF_INET, address, port))
     except OSError as error:
         raise Conflict(
-            f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
+            f"the host cannot listen on {address}:{port} in the sandbox: {error.strerror}",
             hint="if something in it holds that port, end it and restore the sandbox",
         ) from None
 
@@ -324,12 +324,12 @@ def socket_outside(host: str, port: int) -> socket.socket:
         raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
 
 
-def _former(retained: Sequence[int], port: int) -> socket.socket | None:
+def _former(retained: Sequence[int], name: tuple[str, int]) -> socket.socket | None:
     """Of the sockets of a former daemon the one that listens here; the others are closed."""
     result: socket.socket | None = None
     for fd in retained:
         sock = socket.socket(fileno=fd)
-        if result is None and is_here(sock) and sock.getsockname() == ("127.0.0.1", port):
+        if result is None and is_here(sock) and sock.getsockname() == name:
             sock.setblocking(False)
             result = sock
         else:

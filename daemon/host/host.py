@@ -82,6 +82,7 @@ from sandbox.messages.runs import RUN_LABEL
 from sandbox.tree import diff
 
 if TYPE_CHECKING:
+    from daemon.credentials.service import Credentials
     from daemon.gateway.service import GatewayService
     from daemon.host.arrive import Arrivals
     from sandbox.image.store import ImageStore
@@ -104,6 +105,7 @@ class Host:
         self._forking = OwnerSlots(FORKS_AT_ONCE + 1, reserved=1)
         self.gateway: GatewayService | None = None  # where the daemon has one
         self.arrivals: Arrivals  # set at the start
+        self.credentials: Credentials  # likewise
         self.runs = Runs(places.stored.parent / "runs.json")
         self.making = Making(self.live_sandboxes, self.runs.need_open)
         self.collector = GarbageCollector(services, self.live_sandboxes)
@@ -193,6 +195,7 @@ class Host:
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
+        self.credentials.need(template.network, visibility.caller_owner())
         row = self._new_row(template, name=request.name)
         with self.made(row):
             root = self._root_checkpoint(row)
@@ -427,9 +430,11 @@ class Host:
     async def set_network(self, sandbox: str, network: Network) -> NetworkStatus:
         """Change what a sandbox may reach, whether it runs or not. A turn under way continues."""
         live = self.live(sandbox)
+        self.credentials.need(network, live.row.owner)
         await self.networks.set(
             live.row, live.container_or_none, network, lambda: self.services.catalogue.write([put_sandbox(live.row)])
         )
+        await self.credentials.changed(live)
         log.info("network: %s", network.mode, extra={"sandbox": live.row.id})
         return await self.networks.status(live.row)
 

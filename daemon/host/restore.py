@@ -34,6 +34,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import name_host, run_fork_hooks
 from sandbox.container.shim import ShimGone
+from sandbox.container.trust import trust
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts
 
@@ -172,6 +173,11 @@ class Restorer:
                 name_host(container, fresh=target.files is None)
             except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
                 log.info("its host name does not resolve: %s", error, extra={"sandbox": container.spec.id})
+            try:
+                if container.authority:
+                    trust(container, container.authority)
+            except (PagurusError, OSError) as error:  # likewise
+                log.info("it does not trust the host: %s", error, extra={"sandbox": container.spec.id})
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
         reference = None if target.files is None else self.places.snapshot(target.files)

@@ -95,6 +95,8 @@ class Networks:
         self._watch = TableWatch(name, self._lost_table)
         self._renewal: asyncio.Task[None] | None = None
         self._lost = False
+        #: Where a name leads in a sandbox instead of where it points to: (sandbox, name).
+        self.redirect: Callable[[str, str], IPv4Address | None] = lambda *_: None
         self._requested = 0, 0  # questions allowed and refused, of sandboxes that are gone
 
     # ------------------------------------------------------------------ the daemon's life
@@ -351,6 +353,7 @@ class Networks:
             self._upstream,
             lambda name, addresses, ports, seconds: self._opened(attached, name, addresses, ports, seconds),
             lambda name, why: memory.add(f"name {name}", why),
+            lambda name: self.redirect(link.owner, name),
         )
         if former is not None:
             resolver.allowed, resolver.refused = former.resolver.allowed, former.resolver.refused

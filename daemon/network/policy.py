@@ -86,14 +86,14 @@ class NameVerdict:
 
 def compile_policy(network: Network) -> Policy:
     """The enforceable form of a policy. Raises Invalid, naming the entry and what is wrong with it."""
-    if network.mode == "none" and (network.cidrs or network.names):
+    if network.mode == "none" and (network.cidrs or network.names or network.credentials):
         raise Invalid("a network of mode none allows nothing", hint='use mode "allow"')
     if network.mode == "open" and network.names:
         raise Invalid("an open network knows every name", hint='leave names away, or use mode "allow"')
     return Policy(
         mode=network.mode,
         segments=tuple(disjoint([rule for text in network.cidrs for rule in _cidr(text)])),
-        names=tuple(_name(text) for text in network.names),
+        names=tuple(name_rule(text) for text in network.names),
     )
 
 
@@ -158,7 +158,8 @@ def _cidr(text: str) -> list[AllowedRange]:
     return [AllowedRange(network, item) for item in ports] or [AllowedRange(network, None)]
 
 
-def _name(text: str) -> NameRule:
+def name_rule(text: str) -> NameRule:
+    """An entry of `names`. Raises Invalid."""
     host, _, tail = text.strip().partition(":")
     below = host == "*" or host.startswith("*.")
     bare = canonical(host[2:] if below else host)

@@ -43,6 +43,7 @@ AT_ONCE = 32  # questions of one sandbox under way
 PER_SECOND = 100  # questions of one sandbox that are answered
 STREAMS = 8  # TCP connections of one sandbox
 STREAM_IDLE = 5.0  # seconds
+REDIRECT_TTL = 5  # seconds
 UPSTREAM_TIMEOUT = 2.0  # seconds for each of the host's resolvers
 UPSTREAM_AT_ONCE = 256  # questions of all sandboxes under way
 UPSTREAM_SHARE = UPSTREAM_AT_ONCE // 2  # those of one owner
@@ -102,9 +103,16 @@ def _server(text: str) -> tuple[str, int]:
 
 
 class Resolver:
-    """The resolver of one sandbox. `refused` hears of (name, why)."""
+    """The resolver of one sandbox. `refused` hears of (name, why). `redirect`: the address of the sandbox's own
+    loopback that stands for a name, or None."""
 
-    def __init__(self, upstream: UpstreamResolver, opener: Opener, refused: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        upstream: UpstreamResolver,
+        opener: Opener,
+        refused: Callable[[str, str], None],
+        redirect: Callable[[str], IPv4Address | None] = lambda _: None,
+    ) -> None:
         self.policy = Policy()
         self.sharer = ""  # with whose questions to the host's resolvers those of this sandbox count
         self.allowed = 0
@@ -112,6 +120,7 @@ class Resolver:
         self._upstream = upstream
         self._open = opener
         self._report = refused
+        self._redirect = redirect
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[tuple[socket.socket, PacedReader]] = []
         self._streams: set[asyncio.Task[None]] = set()
@@ -171,6 +180,10 @@ class Resolver:
 
     async def _respond(self, question: names.Question) -> dns.message.Message:
         name = canonical(question.name)
+        if name and (instead := self._redirect(name)) is not None:
+            self.allowed += 1
+            there = names.ResolvedName(addresses=(instead,), ttl=REDIRECT_TTL)
+            return names.answered(question, there) if question.addresses else names.nothing(question)
         verdict = judge_name(self.policy, name) if name else NameVerdict(False)
         if not name or not verdict.allowed:
             self._refuse(question.name, "the policy does not name it")

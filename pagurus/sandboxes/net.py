@@ -27,27 +27,30 @@ Allow = Annotated[
         "--allow", help="A name, *.name, address or network, perhaps with :ports. May be repeated.", metavar="WHAT"
     ),
 ]
+CredentialNames = Annotated[
+    list[str] | None,
+    typer.Option("--credential", help="Of `pagurus credential put`. May be repeated.", metavar="NAME"),
+]
 
 
-def policy(mode: str | None, allow: list[str] | None) -> Network | None:
-    """The policy that the options describe; None when there are none. ``--allow`` alone means mode allow."""
+def policy(mode: str | None, allow: list[str] | None, credentials: list[str] | None = None) -> Network | None:
+    """The policy that the options describe; None when there are none. ``--allow`` or ``--credential`` alone mean mode
+    allow."""
     from sandbox.messages import Network
 
-    if mode is None and not allow:
+    if mode is None and not allow and not credentials:
         return None
     if mode not in (None, "none", "allow", "open"):
         raise Invalid(f"there is no network {mode}", hint="--network is none, allow or open")
     named = [item for item in allow or () if not is_address(item)]
     cidrs = [item for item in allow or () if is_address(item)]
-    if mode == "none" and not allow:
+    if mode == "none" and not allow and not credentials:
         return Network.none()
     if mode == "open" and not named:
-        return Network.open(cidrs=cidrs)
+        return Network.open(cidrs=cidrs, credentials=credentials or ())
     if mode in (None, "allow"):
-        return Network.allow(names=named, cidrs=cidrs)
-    raise Invalid(
-        f"--network {mode} does not go with this --allow", hint="use none, allow or open; open takes networks"
-    )
+        return Network.allow(names=named, cidrs=cidrs, credentials=credentials or ())
+    raise Invalid(f"--network {mode} does not go with this", hint="use none alone, allow or open; open takes networks")
 
 
 def is_address(text: str) -> bool:
@@ -56,9 +59,15 @@ def is_address(text: str) -> bool:
 
 
 @verbs.command()
-def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: Json = False) -> None:
+def net(
+    sandbox: SandboxName,
+    network: Mode = None,
+    allow: Allow = None,
+    credential: CredentialNames = None,
+    json: Json = False,
+) -> None:
     """Show the network of a sandbox, or change its policy. Also while it runs."""
-    target = policy(network, allow)
+    target = policy(network, allow, credential)
 
     async def work(host: Client) -> NetworkStatus:
         facet = (await host.get(sandbox)).network
@@ -75,6 +84,7 @@ def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: J
         [
             ("address", status.address),
             ("may reach", " ".join((*reach.names, *reach.cidrs)) or everything),
+            *([("credentials", " ".join(reach.credentials))] if reach.credentials else []),
             ("packets", f"{counted.packets_out} out, {counted.packets_in} in, {counted.packets_refused} refused"),
             ("bytes", f"{output.size(counted.bytes_out)} out, {output.size(counted.bytes_in)} in"),
             ("names", f"{counted.names_allowed} asked for, {counted.names_refused} refused"),

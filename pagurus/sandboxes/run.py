@@ -73,6 +73,7 @@ def run(
     terminal: TerminalOption = False,
     network: net.Mode = None,
     allow: net.Allow = None,
+    credential: net.CredentialNames = None,
 ) -> None:
     """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
     with exit_codes():
@@ -88,12 +89,11 @@ def run(
             "lifetime": seconds(lifetime),
             "idle_timeout": seconds(idle_timeout),
             "at_end": AtEnd.REMOVE if remove else AtEnd.STOP,
-            "network": net.policy(network, allow) or Network.none(),
-            "user": user,
+            "network": net.policy(network, allow, credential) or Network.none(),
             "env": pairs(env, "--env"),
-            "workdir": workdir,
             "no_new_privs": no_new_privs,
         }
+        settings["user"], settings["workdir"] = user, workdir
         if terminal and not detach:
             raise typer.Exit(_sit(image_name, settings, command or [], keep))
         result = call(lambda host: _start(host, image_name, settings, command or [], interactive, keep, detach))

@@ -108,6 +108,7 @@ class Container:
         self.excluded = ExclusionGroup()  # processes that are no part of its checkpoints
         self.outside = Outside(self)
         self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
+        self.authority = b""  # certificate (PEM) that its programs are to trust, before any of them runs
 
     # ---------------------------------------------------------------- making
 

@@ -46,7 +46,15 @@ from sandbox.messages.images import (
     StepsRemoved,
     StepsTarget,
 )
-from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
+from sandbox.messages.network import (
+    Credential,
+    CredentialInfo,
+    Network,
+    NetworkCounters,
+    NetworkStatistics,
+    NetworkStatus,
+    Refusal,
+)
 from sandbox.messages.processes import (
     LogChunk,
     Logs,

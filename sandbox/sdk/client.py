@@ -37,6 +37,7 @@ from sandbox.messages import (
 from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
+from sandbox.sdk.network import Credentials
 from sandbox.sdk.run import Run
 from sandbox.sdk.store import Store
 from sandbox.sdk.transport import Transport, encoded, part
@@ -124,6 +125,11 @@ class Client(Transport):
     def gateway(self) -> Models:
         """The LLM gateway of the host."""
         return Models(self)
+
+    @property
+    def credentials(self) -> Credentials:
+        """Headers that requests of sandboxes get on their way out."""
+        return Credentials(self)
 
     async def get(self, sandbox: str) -> Sandbox:
         """The sandbox with this id or name, or whose id alone begins so (``"s-4f"``)."""
