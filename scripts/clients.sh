@@ -42,8 +42,11 @@ install() { # install NAME PYTHON REQUIREMENT...
     fi
     quiet "clients-$name" uv venv --clear --python "$python" "$place" ||
         die "no environment could be made for $name" "see $LOGS/clients-$name.log"
-    quiet "clients-$name" uv pip install --python "$place/bin/python" "$@" ||
-        die "$name could not be installed" "is PyPI reachable? see $LOGS/clients-$name.log"
+    if ! quiet "clients-$name" uv pip install --python "$place/bin/python" "$@"; then
+        say "$name could not be installed and is left out: is PyPI reachable? see $LOGS/clients-$name.log"
+        rm -rf "$place"
+        return
+    fi
     # By its metadata the tools find our plug-ins.
     [ -z "$ours" ] || quiet "clients-$name" uv pip install --python "$place/bin/python" --no-deps --no-build-isolation \
         --editable "$ROOT" || die "our client could not be installed for $name" "see $LOGS/clients-$name.log"
