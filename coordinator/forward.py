@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -151,11 +151,15 @@ class HostConnection(Transport):
                 async with asyncio.timeout(CLOSE):
                     await session.close()
 
-    async def joined(self, path: str, token: str | None) -> aiohttp.ClientWebSocketResponse | None:
+    async def joined(
+        self, path: str, token: str | None, *, headers: Mapping[str, str] | None = None, protocols: Sequence[str] = ()
+    ) -> aiohttp.ClientWebSocketResponse | None:
         """A socket to the host; None: it refused, and says why to a request without the upgrade."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        sent = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
         try:
-            return await self._open().ws_connect(self._at(path), headers=headers, max_msg_size=MAX_FRAME, compress=0)
+            return await self._open().ws_connect(
+                self._at(path), headers=sent, max_msg_size=MAX_FRAME, compress=0, protocols=protocols
+            )
         except aiohttp.WSServerHandshakeError:
             return None
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -217,7 +221,8 @@ async def bridge(
     request: web.Request, there: aiohttp.ClientWebSocketResponse, upstream: HostConnection
 ) -> web.WebSocketResponse:
     """Messages both ways, until one side ends or the host is lost."""
-    here = web.WebSocketResponse(max_msg_size=MAX_FRAME, compress=False)
+    chosen = [there.protocol] if there.protocol else []
+    here = web.WebSocketResponse(max_msg_size=MAX_FRAME, compress=False, protocols=chosen)
     await here.prepare(request)
     try:
         with contextlib.suppress(ConnectionBroken):

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from coordinator import merge
+from coordinator import e2b, merge
 from coordinator.callers import Callers
-from coordinator.calls import Calls
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import PlacementRequest
+from coordinator.e2b import E2bCalls
 from coordinator.forward import MEMORY, HostResponse, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
 from coordinator.members import HostMember, Members, answering
@@ -29,7 +29,7 @@ from coordinator.phases import PhaseScheduler
 from coordinator.state import HostRow
 from coordinator.wire import body, raw, refusal, reply
 from daemon.auth import access
-from daemon.auth.access import CALLER
+from daemon.auth.access import CALLER, Caller
 from daemon.auth.pace import TokenRateLimits
 from daemon.auth.shares import Shares, memory_part
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
@@ -48,6 +48,7 @@ from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.sdk.transport import MSGPACK, decoded_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN = ("/v1/health", "/v1/openapi.json", "/e2b/openapi.json")
 
 
 class Routes:
@@ -62,13 +63,13 @@ class Routes:
         self.phases = phases
         self.callers = callers
         self.moves = moves
-        self.calls = Calls(members, callers, copies, moves)
+        self.calls = E2bCalls(members, callers, copies, moves)
         self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._admitted])
-        for method, path, handler in self._table():
+        app = web.Application(middlewares=[self.calls.enter, self._admitted])
+        for method, path, handler in (*self._table(), *self.calls.table()):
             app.router.add_route(method, path, handler)
         return app
 
@@ -138,8 +139,8 @@ class Routes:
         caller = access.NOBODY
         try:
             CALLER.set(caller)
-            if request.path not in ("/v1/health", "/v1/openapi.json"):
-                caller = self.callers.tokens.caller(request)
+            if request.path not in OPEN:
+                caller = self._caller(request)
                 if (refused := access.refusal(caller, _scope(request.path))) is not None:
                     raise refused
                 CALLER.set(caller)
@@ -149,7 +150,13 @@ class Routes:
                 MEMORY.set(memory)
                 return await handler(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
-            return refusal(request, error)
+            answer = refusal(request, error)
+            return e2b.refusal(error) if e2b.is_control(request.path) else answer
+
+    def _caller(self, request: web.Request) -> Caller:
+        """Who shows a token, or a key of E2B's clients."""
+        key = request.headers.get(e2b.KEY_HEADER) if e2b.is_control(request.path) else None
+        return self.callers.tokens.identify(key) if key is not None else self.callers.tokens.caller(request)
 
     # ----------------------------------------------------------------- of all hosts
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from daemon.api.gate import Gate
 from daemon.api.route import ApiRoute, Handler
-from daemon.e2b.keys import Keys
+from daemon.e2b.keys import Keys, sandbox_of
 from daemon.e2b.route import BELOW
 from daemon.e2b.wire import ConnectDialect, EnvdDialect, FilesDialect, number_error
 from daemon.host.host import Host
@@ -61,7 +61,7 @@ class Limiter:
     async def _unaddressed(self, request: web.Request) -> str:
         """The sandbox of a call that only its token or its signature names; "" for none."""
         if (token := request.headers.get("X-Access-Token")) is not None:
-            return self._keys.sandbox_of(token) or ""
+            return sandbox_of(token) or ""
         if "signature" not in request.query:
             return ""
         result = await asyncio.to_thread(self._keys.signer, request, list(self._host.live_sandboxes))

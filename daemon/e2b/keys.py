@@ -31,6 +31,12 @@ _SIGNATURE = re.compile(r"v1_([A-Za-z0-9+/]{43})", re.ASCII)
 MAX_CANDIDATES = 100_000  # tokens that one signature is compared with
 
 
+def sandbox_of(token: str) -> str | None:
+    """The sandbox that a token is for, by its own word."""
+    form = _FORM.fullmatch(token)
+    return None if form is None else f"s-{form[1]}"
+
+
 class Keys:
     """The keys of one host. `secret` never leaves it."""
 
@@ -57,11 +63,6 @@ class Keys:
     def _traffic(self, number: str, grant: str) -> str:
         mac = hmac.new(self._secret, f"traffic {number} {grant}".encode(), hashlib.sha256).hexdigest()
         return f"et_{number}_{grant}_{mac}"
-
-    def sandbox_of(self, token: str) -> str | None:
-        """The sandbox that a token is for, by its own word."""
-        form = _FORM.fullmatch(token)
-        return None if form is None else f"s-{form[1]}"
 
     def visitor(self, token: str | None, sandbox: str, *, traffic: bool = False) -> Caller:
         """Who shows `token` for this sandbox; `traffic`: for its ports. Raises Unauthorized."""
