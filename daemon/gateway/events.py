@@ -16,6 +16,7 @@ _LONGEST = 4  # bytes of a boundary
 _DECISIVE = re.compile(
     rb"""^data:\s*\[DONE\]                                        # OpenAI's end
     | "finish_?[rR]eason"\s*:\s*"                                 # chat completions, completions; Gemini
+    | "functionCall"\s*:\s*\{                                    # Gemini: a call is whole in its event
     | "type"\s*:\s*"(?:message_delta|message_stop|error)"         # Anthropic
     | "type"\s*:\s*"response\.(?:completed|incomplete|failed)"    # responses
     """,

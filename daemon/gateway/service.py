@@ -70,6 +70,8 @@ def environment(settings: Gateway) -> dict[str, str]:
         "OPENAI_API_KEY": DUMMY_KEY,
         "ANTHROPIC_BASE_URL": address,
         "ANTHROPIC_API_KEY": DUMMY_KEY,
+        "GOOGLE_GEMINI_BASE_URL": address,
+        "GEMINI_API_KEY": DUMMY_KEY,
     }
 
 

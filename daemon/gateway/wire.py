@@ -14,7 +14,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import blake3
@@ -56,6 +56,7 @@ class ApiFamily(enum.StrEnum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    GEMINI = "gemini"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ _ESCAPES = re.compile(
 )
 _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _MODEL = re.compile(r"/v1/models/[A-Za-z0-9._:@/-]{1,200}")
+# Gemini names the model, and whether it streams, in the path.
+_GEMINI = re.compile(r"(?P<before>/v1beta/models/)(?P<model>[A-Za-z0-9][A-Za-z0-9._@-]{0,199})(?P<act>:[A-Za-z]{1,40})")
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,15 @@ def find(method: str, path: str, headers: Mapping[str, str] | None = None) -> Mo
     route = _BY_PATH.get((method, path))
     if route is None and method == "GET" and _MODEL.fullmatch(path) and ".." not in path:
         route = ModelRoute(path, ApiFamily.OPENAI, None, method="GET")
+    if method == "POST" and (named := _GEMINI.fullmatch(path)) is not None:
+        generates = named["act"] in (":generateContent", ":streamGenerateContent")
+        if generates or named["act"] == ":countTokens":
+            return ModelRoute(path, ApiFamily.GEMINI, "contents" if generates else None, ("maxOutputTokens",))
     if route is not None and path.startswith("/v1/models") and "anthropic-version" in (headers or {}):
         return ModelRoute(path, ApiFamily.ANTHROPIC, None, method="GET")
     if route is None:
         existing = ", ".join(f"{existing.method} {existing.path}" for existing in ROUTES)
+        existing += ", POST /v1beta/models/MODEL:generateContent and :streamGenerateContent"
         raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", hint=f"it has {existing}")
     return route
 
@@ -157,6 +165,12 @@ def understand(
     or has too many values."""
     if len(query) > MAX_QUERY:
         raise Invalid("the query is too long")
+    called = ""  # the model, by its path
+    if route.family is ApiFamily.GEMINI and (match := _GEMINI.fullmatch(route.path)) is not None:
+        called = match["model"]
+        query = "&".join(item for item in query.split("&") if not item.startswith("key="))  # the agent's own
+        if model is not None:
+            route = replace(route, path=f"{match['before']}{model}{match['act']}")
     path = f"{route.path}?{query}" if query else route.path
     travelling = forwarded(headers or {})
     if not route.has_body:
@@ -172,11 +186,11 @@ def understand(
                 hint='replace it before it is sent, as with text.encode("utf-8", "replace")',
             ) from None
         raise Invalid(f"the body is not a JSON object: {error}") from None
-    named = str(body.get("model", ""))
-    if model is not None:
+    named = called or str(body.get("model", ""))
+    if model is not None and not called:
         body["model"] = model
     main = is_main_loop(route, body, side, recognize=recognize_side, named=named)
-    stream = body.get("stream") is True
+    stream = body.get("stream") is True or ":stream" in route.path
     retry = _is_retry(headers or {})
     requested = AgentRequest(
         route, path, body, _key(path, body), main=main, stream=stream, retry=retry, headers=travelling
@@ -250,7 +264,9 @@ def is_main_loop(
 
 
 def _max_tokens(route: ModelRoute, body: Mapping[str, Any]) -> int | None:
-    result = [body[name] for name in route.limits if isinstance(body.get(name), int)]
+    config = body.get("generationConfig")  # of Gemini
+    fields = {**body, **config} if route.family is ApiFamily.GEMINI and isinstance(config, dict) else body
+    result = [fields[name] for name in route.limits if isinstance(fields.get(name), int)]
     return min(result) if result else None
 
 
@@ -273,7 +289,8 @@ def _system(body: Mapping[str, Any], route: ModelRoute) -> list[str]:
     system = [
         part for part in _parts(body, route) if isinstance(part, dict) and part.get("role") in ("system", "developer")
     ]
-    return [text for part in (body.get("system"), body.get("instructions"), *system) for text in _texts(part)]
+    others = (body.get("system"), body.get("instructions"), body.get("systemInstruction"))
+    return [text for part in (*others, *system) for text in _texts(part)]
 
 
 def _parts(body: Mapping[str, Any], route: ModelRoute) -> list[Any]:
@@ -289,7 +306,7 @@ def _texts(part: object, depth: int = 0) -> list[str]:
     if isinstance(part, list):
         return [text for entry in part for text in _texts(entry, depth + 1)]
     if isinstance(part, dict):
-        return [text for name in ("text", "content") for text in _texts(part.get(name), depth + 1)]
+        return [text for name in ("text", "content", "parts") for text in _texts(part.get(name), depth + 1)]
     return []
 
 
@@ -340,6 +357,8 @@ def location_inside(location: str, base: str) -> str:
 
 def credential(family: ApiFamily, key: str) -> dict[str, str]:
     """How a key is shown to an upstream of this family."""
+    if family is ApiFamily.GEMINI:
+        return {"x-goog-api-key": key}
     return {"x-api-key": key} if family is ApiFamily.ANTHROPIC else {"authorization": f"Bearer {key}"}
 
 
@@ -351,6 +370,15 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+_GEMINI_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 
 
 def error_body(family: ApiFamily, error: PagurusError) -> bytes:
@@ -358,6 +386,9 @@ def error_body(family: ApiFamily, error: PagurusError) -> bytes:
     if family is ApiFamily.ANTHROPIC:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": f"pagurus: {error}"}})
+    if family is ApiFamily.GEMINI:
+        kind = _GEMINI_STATUSES.get(error.status, "INTERNAL")
+        return msgspec.json.encode({"error": {"code": error.status, "message": f"pagurus: {error}", "status": kind}})
     return msgspec.json.encode(
         {"error": {"message": f"pagurus: {error}", "type": "gateway_error", "param": None, "code": error.code}}
     )
@@ -365,4 +396,6 @@ def error_body(family: ApiFamily, error: PagurusError) -> bytes:
 
 def family_of(path: str) -> ApiFamily:
     """The family whose errors a client of `path` understands, known or not."""
+    if path.startswith("/v1beta/"):
+        return ApiFamily.GEMINI
     return ApiFamily.ANTHROPIC if path.startswith("/v1/messages") else ApiFamily.OPENAI

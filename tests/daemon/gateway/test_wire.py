@@ -390,3 +390,30 @@ def test_clients_say_that_they_ask_again(header: str | None, retry: bool) -> Non
 def test_no_model_has_such_a_name(path: str) -> None:
     with pytest.raises(NotFound):
         wire.find("GET", path)
+
+
+GEMINI = "/v1beta/models/gemini-2.5-flash:streamGenerateContent"
+
+
+def test_gemini_names_its_model_and_streams_by_the_path() -> None:
+    body = json.dumps({"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}).encode()
+    route = wire.find("POST", GEMINI)
+    requested = wire.understand(route, body, query="alt=sse&key=the-agents-own", model="other")
+    assert requested.stream and requested.main and len(requested.conversation) == 1
+    assert requested.path == "/v1beta/models/other:streamGenerateContent?alt=sse"
+    assert "model" not in requested.body
+    assert not wire.understand(wire.find("POST", GEMINI.replace("streamG", "g")), body).stream
+    counted = wire.understand(wire.find("POST", GEMINI.replace("streamGenerateContent", "countTokens")), body)
+    assert counted.kind == "other"
+    ping = json.dumps({"contents": [], "generationConfig": {"maxOutputTokens": 1}}).encode()
+    assert not wire.understand(route, ping).main
+    title = {"contents": [], "systemInstruction": {"parts": [{"text": "Generate a concise, sentence-case title"}]}}
+    assert not wire.understand(route, json.dumps(title).encode()).main
+    assert wire.credential(route.family, "k") == {"x-goog-api-key": "k"}
+    refused = json.loads(wire.error_body(wire.family_of(GEMINI), TooMany("wait")))
+    assert refused["error"]["code"] == 429 and refused["error"]["status"] == "RESOURCE_EXHAUSTED"
+    for path in ("/v1beta/models/a/b:generateContent", "/v1beta/models/..:generateContent", "/v1beta/files/x"):
+        with pytest.raises(NotFound):
+            wire.find("POST", path)
+    with pytest.raises(NotFound):
+        wire.find("POST", "/v1beta/models/x:predict")
