@@ -92,7 +92,7 @@ test-long: setup-train setup-models
 
 test-clients: setup-train setup-clients
 	@rm -rf .prefix/clients/results
-	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b; status=$$?; \
+	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b tests/daemon/gateway/test_coding_agents.py; status=$$?; \
 		$(BIN)/python -m tests.conformance.clients.table --write; exit $$status
 
 test-parity: setup-train

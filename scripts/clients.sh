@@ -6,6 +6,7 @@ STEP=clients
 
 PLACE=$PREFIX/clients
 JAVASCRIPT=2.51.0 # of e2b from npm; its test needs node
+COMMANDS=2.19.0 # of @e2b/cli
 CLIENT="aiohttp msgspec dockerfile blake3 typer<0.29 rich setuptools"
 export UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1
 
@@ -54,21 +55,21 @@ install() { # install NAME PYTHON REQUIREMENT...
     say "$place is complete"
 }
 
-javascript() {
-    local place=$PLACE/js
+from_npm() { # from_npm NAME PACKAGE VERSION
+    local place=$PLACE/$1
     if ! command -v npm >/dev/null; then
-        say "no npm here: the client of JavaScript is left out"
+        say "no npm here: $2 is left out"
         return
     fi
-    if [ "$(cat "$place/.version" 2>/dev/null || true)" = "$JAVASCRIPT" ]; then
+    if [ "$(cat "$place/.version" 2>/dev/null || true)" = "$3" ]; then
         say "$place is there"
         return
     fi
-    say "install e2b $JAVASCRIPT from npm"
+    say "install $2 $3 from npm"
     mkdir -p "$place"
-    quiet e2b-npm npm install --silent --no-audit --no-fund --prefix "$place" "e2b@$JAVASCRIPT" ||
-        die "e2b could not be installed by npm" "does the registry of npm answer? see $LOGS/e2b-npm.log"
-    printf %s "$JAVASCRIPT" >"$place/.version"
+    quiet "npm-$1" npm install --silent --no-audit --no-fund --prefix "$place" "$2@$3" ||
+        die "$2 could not be installed by npm" "does the registry of npm answer? see $LOGS/npm-$1.log"
+    printf %s "$3" >"$place/.version"
     say "$place is complete"
 }
 
@@ -80,4 +81,5 @@ grep -v '^#' "$ROOT/scripts/clients.txt" | while read -r line; do
     # shellcheck disable=SC2086 # words
     install $line
 done
-javascript
+from_npm js e2b "$JAVASCRIPT"
+from_npm cli @e2b/cli "$COMMANDS"

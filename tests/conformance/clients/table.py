@@ -15,7 +15,11 @@ from tests.support.tools import LIST, RESULTS, ROOT
 
 PAGE = ROOT / "docs/integrations.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
-JAVASCRIPT = "js"
+OTHERS = (  # not of PyPI
+    "js - e2b of npm",
+    "cli - @e2b/cli==2.19.0",
+    "agents - Claude Code, Codex, Gemini CLI, opencode, aider, qwen-code: see the gateway",
+)
 
 
 def row(tool: str, requirement: str, calls: Mapping[str, str] | None) -> str:
@@ -34,7 +38,7 @@ def row(tool: str, requirement: str, calls: Mapping[str, str] | None) -> str:
 
 def table(results: Path = RESULTS) -> str:
     lines = ["| tool | version | tried | passed | refused by name | absent or failed |", "|---|---|---|---|---|---|"]
-    for line in [*LIST, f"{JAVASCRIPT} - e2b of npm"]:
+    for line in [*LIST, *OTHERS]:
         tool, _, *requirements = line.split()
         requirement = " ".join(word for word in requirements if "==" in word) or " ".join(requirements)
         file = results / f"{tool}.json"
