@@ -314,6 +314,7 @@ class PageStore:
         """Forget the hashes of a damaged block: dumps to come store these pages again."""
         span = (block * SLOTS, block * SLOTS + SLOTS - 1)
         with self._lock:
+            self._swept += 1
             self._blocks.pop(block, None)
             for key in self._db.execute("SELECT hash, owner FROM pages WHERE id BETWEEN ? AND ?", span).fetchall():
                 self._hashes.pop(key, None)
