@@ -86,14 +86,13 @@ class ExportedImages:
     def of(cls, given: HashedImages) -> ExportedImages:
         """From raw images."""
         parts = [part for _, item in sorted(given.pages.items()) for part in item]
-        starts = np.cumsum([0, *(len(part.filled) for part in parts)])
+        part, place = given.places()
 
         def read(places: np.ndarray) -> Iterator[bytes]:
             for first in range(0, len(places), SLOTS):
                 some = places[first : first + SLOTS]
-                within = zip(some.tolist(), (np.searchsorted(starts, some, "right") - 1).tolist(), strict=True)
-                at = [(parts[part].data, (place - int(starts[part])) * PAGE) for place, part in within]
-                yield b"".join(data[start : start + PAGE] for data, start in at)
+                at = zip(part[some].tolist(), (place[some] * PAGE).tolist(), strict=True)
+                yield b"".join(parts[number].data[start : start + PAGE] for number, start in at)
 
         return cls(given.images, given.hashes(), read)
 

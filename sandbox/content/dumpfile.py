@@ -93,6 +93,19 @@ class HashedImages:
             for name, parts in sorted(self.pages.items())
         }
 
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of all pages, file after file as in :meth:`hashes`: which of all parts has it, and where in its data; [n]
+        int64."""
+        nothing = np.zeros(0, np.int64)
+        parts, places, count = [nothing], [nothing], 0
+        for name, items in sorted(self.pages.items()):
+            numbers = [np.full(len(item.filled), count + index) for index, item in enumerate(items)]
+            parts.append(self.ordered(name, numbers, nothing))
+            within = [np.arange(len(item.filled)) if item.places is None else item.places for item in items]
+            places.append(self.ordered(name, within, nothing))
+            count += len(items)
+        return np.concatenate(parts), np.concatenate(places)
+
 
 def hashed(
     directory: Path,

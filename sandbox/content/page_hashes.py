@@ -36,8 +36,11 @@ class HashedPages:
 def hash_pages(data: memoryview | bytes, like: HashedPages | None = None) -> HashedPages:
     """Hash the pages of `data` (a multiple of 4096 bytes). Touches no disk and no lock.
 
-    Of pages that are the same at the same place in `like` the hash is taken from there: comparing is quicker.
+    Of pages that are the same at the same place in `like` the hash is taken from there: comparing is quicker. A `like`
+    that is part of a layer is of no use: its hashes are not in the order of its data.
     """
+    if like is not None and like.places is not None:
+        like = None
     view = memoryview(data)
     if len(view) % PAGE:
         raise CheckpointFailed(f"page data of {len(view)} bytes is not a multiple of {PAGE}")

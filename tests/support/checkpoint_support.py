@@ -95,7 +95,7 @@ async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
 
 @contextlib.asynccontextmanager
 async def started(
-    maker: Maker, tmp_path: Path, notes: int | None = None, *, track: bool = False, mappings: int | None = None
+    maker: Maker, tmp_path: Path, notes: int | None = None, *, track: bool = True, mappings: int | None = None
 ) -> AsyncIterator[Bench]:
     """`notes`, `track`, `mappings`: as of a Checkpointer."""
     for needed in (rpc.launcher(), paths.criu()):

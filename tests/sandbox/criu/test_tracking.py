@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.container.container import Container
 from sandbox.content import dumpfile, layers
-from sandbox.content.layers import Layers
+from sandbox.content.layers import PAGE, Layers
+from sandbox.content.page_hashes import HashedPages, hash_pages
 from sandbox.criu import rewrite
 from sandbox.criu.tracking import orders, precopy, tracker, userfault
 from tests.support import frozen_memory
@@ -89,6 +91,35 @@ async def test_a_chain_is_restored_and_stored_as_a_whole(bench: Bench, size: int
         assert await shell(sandbox, CHECK) == "good\n"
     after = await bench.save(sandbox)  # of another process: nothing is known of its pages
     assert own_bytes(after) > size << 20
+
+
+async def test_pages_of_several_files_are_found_by_their_hashes(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    complete = await bench.save(sandbox)
+    for _ in range(2):
+        assert await shell(sandbox, CHECK) == "good\n"
+        saved = await bench.save(sandbox)
+    assert layers.present(saved.capture.dir)
+    given = dumpfile.hashed(saved.capture.dir)
+    parts = [part for _, items in sorted(given.pages.items()) for part in items]
+    hashes = np.concatenate(list(given.hashes().values()))
+    part, place = given.places()
+    pages = [bytes(parts[number].data[at * PAGE : (at + 1) * PAGE]) for number, at in zip(part, place, strict=True)]
+    assert [blake3(page).digest() if any(page) else bytes(32) for page in pages] == [item.tobytes() for item in hashes]
+    # What is hashed by comparing with it has the hashes that it has otherwise.
+    plain, compared = dumpfile.hashed(complete.capture.dir), dumpfile.hashed(complete.capture.dir, given)
+    assert {name: item.tobytes() for name, item in plain.hashes().items()} == {
+        name: item.tobytes() for name, item in compared.hashes().items()
+    }
+
+
+def test_a_layer_is_no_model_for_the_hashes_of_other_pages() -> None:
+    """Its hashes are of the pages at its places, not of its data in order."""
+    one, other = bytes([1]) * PAGE, bytes([2]) * PAGE
+    of_layer = hash_pages(other + one)
+    like = HashedPages(memoryview(one + other), of_layer.hashes, of_layer.filled, np.array([1, 0]), "layer")
+    assert hash_pages(one + other, like).hashes.tobytes() == hash_pages(one + other).hashes.tobytes()
 
 
 async def test_a_capture_that_failed_is_followed_by_a_whole_one(bench: Bench) -> None:
