@@ -105,7 +105,7 @@ def figure(values: list[float]) -> dict[str, float]:
 class Ours:
     """Sandboxes as the daemon makes them, in a pool of their own."""
 
-    def __init__(self, directory: Path, image: Path, *, track: bool = False, limits: Limits | None = None):
+    def __init__(self, directory: Path, image: Path, *, track: bool = True, limits: Limits | None = None):
         self.track = track
         self.limits = limits or Limits()
         self.pool = BtrfsPool(directory / "state", size=4 << 30)
@@ -117,8 +117,8 @@ class Ours:
 
     async def __aenter__(self) -> Ours:
         await asyncio.to_thread(self.pool.ensure)
-        self.inspector = await asyncio.to_thread(Inspector.load) if self.track else None
-        mappings = self.inspector.mappings if self.inspector is not None else None
+        self.inspector = await asyncio.to_thread(Inspector.load)
+        mappings = self.inspector.mappings
         self.checkpointer = Checkpointer(state=self.pool.state, run=self.run, track=self.track, mappings=mappings)
         await self.checkpointer.prepare()
         return self
@@ -128,8 +128,7 @@ class Ours:
         for tree in reversed(self.trees):
             btrfs.delete_subvolume(tree)
         await asyncio.to_thread(self._unmount)
-        if self.inspector is not None:
-            self.inspector.close()
+        self.inspector.close()
 
     def _unmount(self) -> None:
         self.pool.close()

@@ -2,7 +2,7 @@
 
 ::
 
-    pagurus bench dirty [--json] [--sizes 50,200,800] [--percents 0,1,5] [--rounds N] [--track] [--image DIR]
+    pagurus bench dirty [--json] [--sizes 50,200,800] [--percents 0,1,5] [--rounds N] [--no-track] [--image DIR]
 
 A Python process holds so many MiB of random bytes and, before each checkpoint, writes to that percentage of its pages,
 drawn at random. Medians of each combination: `frozen_ms` is CRIU's own measure of the frozen window with our work in
@@ -151,7 +151,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--percents", default="0,1,5")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
-    parser.add_argument("--track", action="store_true", help="captures hold only what was written")
+    parser.add_argument(
+        "--track", action=argparse.BooleanOptionalAction, default=True, help="captures hold only what was written"
+    )
     options = parser.parse_args(arguments)
     short_slice()
     gc.collect()

@@ -43,7 +43,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None  # checkpoints of a sandbox that says nothing; None: all
     prove_every: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # seconds between two restores that are tried; 0: none
     pool_size: str | int | None = None  # bytes of the pool's file, or "64GiB"; None: see Pool
-    track_memory: bool = False  # captures hold only the pages that were written since the one before
+    track_memory: bool = True  # captures hold only the pages that were written since the one before, where possible
     share_pages: bool = False  # owners share memory pages on the disk, and may learn what others have
     stop_sandboxes: bool = False
     e2b: bool = True  # serve clients of E2B as well as our own
@@ -137,8 +137,9 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
     parser.add_argument("--pool-size", metavar="SIZE", help="of the file that holds all sandboxes, such as 64GiB")
     parser.add_argument(
         "--track-memory",
-        action="store_true",
-        help="captures hold only the pages that were written since the one before (PAGURUS_TRACK_MEMORY; Linux 6.7)",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="capture only pages written since the last capture (PAGURUS_TRACK_MEMORY; default from Linux 6.7 on)",
     )
     parser.add_argument(
         "--share-pages",
@@ -152,7 +153,7 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Da
     given = {
         name: value
         for name, value in vars(parser.parse_args(arguments)).items()
-        if value is not None and (value or name == "e2b")
+        if value is not None and (value or name in ("e2b", "track_memory"))
     }
     return check(load(given.pop("config", None), given, environment))
 

@@ -194,8 +194,8 @@ def _written_pages() -> str:
     from sandbox.criu.tracking import userfault
 
     if why := userfault.missing():
-        raise Unsupported(why, hint="captures hold all memory, also with `pagurus daemon --track-memory`")
-    return "written pages are known by userfaultfd (`pagurus daemon --track-memory`)"
+        raise Unsupported(why, hint="captures hold all memory: frozen time grows with it")
+    return "written pages are known by userfaultfd"
 
 
 def _sandbox() -> str:

@@ -35,7 +35,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     if reason := missing():
         pytest.skip(reason)
     daemon = Daemon(tmp_path_factory.mktemp("host"))
-    daemon.environment = {"PAGURUS_TRACK_MEMORY": "1"}
     try:
         yield daemon.start()
     finally:
