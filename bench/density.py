@@ -2,7 +2,7 @@
 
 ::
 
-    pagurus bench density [--json] [--sandboxes N] [--traces FILE] [--minutes M] [--rounds R] [--turns T]
+    pagurus bench density [--json] [--sandboxes N] [--traces FILE] [--minutes M] [--rounds R] [--turns T] [--memory MIB]
 
 Two crowds of N sandboxes live on one daemon. Both run the same turns of real commands (git, python, pytest, gcc,
 sqlite, background servers) with the same pauses in between, in which a model would think. One is checkpointed at every
@@ -14,11 +14,15 @@ The pace comes from a file of recorded agents (`--traces`: one JSON object a lin
 as recorded; `--minutes` divides them so that a run ends sooner, while commands run at their own speed. Faster than life
 is harder.
 
+With `--memory` each sandbox of both crowds has a process that holds so many MiB, as an agent's own Node or JVM does,
+and writes to `--dirty` percent of its pages in each turn, drawn at random. Both crowds together need twice as much.
+
 `overhead_ratio`: time of all trajectories with checkpoints over without, pauses included as they were made.
 `overhead_ratio_at_life`: the same with the pauses as long as recorded. `exposed_ms`: time that a command waited for the
 checkpoint of the turn before. `skipped_share`: turns that needed no checkpoint. `bytes_stored`: what all checkpoints
 added to the disk since the sandboxes were made; `frozen` and `captured`: what checkpoints took;
-`bytes_full_every_turn`: what a full dump every turn would have added.
+`bytes_full_every_turn`: what a full dump every turn would have added. `processor_seconds`: what the whole machine
+computed in the rounds of each crowd; `checkpoints_of_a_core`: the difference, as a share of one core.
 """
 
 from __future__ import annotations
@@ -77,6 +81,22 @@ git add -A; git commit -qm start
 sqlite3 app.db 'create table items (id integer primary key, name text); insert into items (name)
   with recursive n(i) as (select 1 union all select i + 1 from n where i < 2000) select "item " || i from n'
 """
+#: Holds memory, and writes to some of its pages whenever it reads a line.
+HOLDER = r"""
+cat > /run/holder.py <<'E'
+import os, random
+held = bytearray(os.urandom(1 << 20) * {size})
+pages = len(held) // 4096
+os.mkfifo("/run/turn")
+while True:
+    with open("/run/turn") as turns:
+        for _ in turns:
+            for page in random.sample(range(pages), int(pages * {dirty} / 100)):
+                held[page * 4096 + 64] = (held[page * 4096 + 64] + 1) % 256
+E
+setsid python3 /run/holder.py >/dev/null 2>&1 & while [ ! -p /run/turn ]; do sleep 0.02; done
+"""
+HELD = "; echo >/run/turn"
 SERVER = "setsid python3 -m http.server {port} --bind 127.0.0.1 --directory /project >/dev/null 2>&1 & sleep 0.2"
 FETCH = (
     "python3 -c 'import urllib.request as u; print(len(u.urlopen(\"http://127.0.0.1:8000/main.c\").read()))' || true"
@@ -131,6 +151,8 @@ class Crowd:
     sandboxes: list[Sandbox] = field(default_factory=list)
     taken: float = 0.0  # seconds of all trajectories
     paused: float = 0.0
+    lasted: float = 0.0  # seconds of its rounds
+    computed: float = 0.0  # seconds of processor time of the machine in them
     results: list[ExecResult] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -174,14 +196,15 @@ def speedup_for(plans: list[list[Turn]], rounds: int, minutes: float) -> float:
     return max(1.0, 2 * longest / (60 * minutes))
 
 
-async def make(host: Client, plans: list[list[Turn]], crowd: Crowd) -> None:
+async def make(host: Client, plans: list[list[Turn]], crowd: Crowd, holder: str, memory: int) -> None:
+    """`holder`: a script that starts what holds `memory` MiB."""
     gate = asyncio.Semaphore(4)
 
     async def one(number: int) -> Sandbox:
         async with gate:
-            sandbox = await host.create(IMAGE, limits=Limits(memory="512MiB", disk=None))
+            sandbox = await host.create(IMAGE, limits=Limits(memory=f"{512 + memory}MiB", disk=None))
             served = number % SERVED_INTERVAL == 0
-            text = SETUP + (SERVER.replace("{port}", "8000") + "\n" if served else "")
+            text = SETUP + (SERVER.replace("{port}", "8000") + "\n" if served else "") + holder
             done = await sandbox.exec(text, ends_turn=crowd.checkpointed, timeout=120)
             if done.exit_code:
                 raise RuntimeError(f"set-up failed: {done.stderr.decode()}")
@@ -210,21 +233,34 @@ async def play(crowd: Crowd, plans: list[list[Turn]], first: int, last: int, spe
 async def measure(options: argparse.Namespace, host: Client, socket: Path) -> dict[str, Any]:
     total = options.rounds * options.turns
     plans, pace = plan(options.sandboxes, total, options.traces, options.seed)
+    holder = ""
+    if options.memory:
+        holder = HOLDER.replace("{size}", str(options.memory)).replace("{dirty}", str(options.dirty))
+        plans = [[Turn(turn.pause, turn.command + HELD) for turn in turns] for turns in plans]
     speedup = speedup_for(plans, options.rounds, options.minutes) if options.minutes else 1.0
     crowds = Crowd(checkpointed=True), Crowd(checkpointed=False)
     for crowd in crowds:
-        await make(host, plans, crowd)
+        await make(host, plans, crowd, holder, options.memory)
     await _durable(host, crowds[0])
     print(f"{2 * options.sandboxes} sandboxes, pauses divided by {speedup:.2f}", file=sys.stderr)
     for number in range(options.rounds):
         for crowd in crowds if number % 2 == 0 else reversed(crowds):
             first = number * options.turns
+            began, before = time.monotonic(), _computed()
             await play(crowd, plans, first, first + options.turns, speedup)
             await asyncio.sleep(1.0)  # what one leaves to do in the background is not the other's
+            crowd.lasted += time.monotonic() - began
+            crowd.computed += _computed() - before
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     await _durable(host, crowds[0])
     await asyncio.sleep(3.0)  # the hashes of files are written when all else is done
     return {"pace": pace, "speedup": round(speedup, 2), **await judge(host, socket, crowds, speedup)}
+
+
+def _computed() -> float:
+    """Seconds of processor time of all that has ever run on this machine."""
+    user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 async def _durable(host: Client, crowd: Crowd) -> None:
@@ -254,6 +290,8 @@ async def judge(host: Client, socket: Path, crowds: tuple[Crowd, Crowd], speedup
         "stored_share": round(statistics.stored_bytes / max(1, statistics.full_bytes), 4),
         "frozen": await _seconds(socket, "pagurus_checkpoint_frozen_seconds", "verdict"),
         "captured": await _seconds(socket, "pagurus_checkpoint_captured_seconds", "verdict"),
+        "processor_seconds": {"with": round(ours.computed, 1), "without": round(theirs.computed, 1)},
+        "checkpoints_of_a_core": round((ours.computed - theirs.computed) / ours.lasted, 3),
         "command_seconds": {"with": round(acted[0], 1), "without": round(acted[1], 1)},
         "checkpoints_failed": statistics.checkpoints_failed,
         "failures": ours.failures[:5],
@@ -292,7 +330,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     load = os.getloadavg()[0]
     try:
-        await asyncio.to_thread(host.start)
+        await asyncio.to_thread(host.start, *([] if options.track_memory else ["--no-track-memory"]))
         async with host.client() as client:
             result = await measure(options, client, host.socket)
     except BaseException:  # the daemon's own words tell why, whatever it was
@@ -310,6 +348,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--turns", type=int, default=8, help="of each sandbox in each round")
     parser.add_argument("--minutes", type=float, help="divide the pauses so that the turns take about so long in all")
+    parser.add_argument("--memory", type=int, default=0, help="MiB that a process of each sandbox holds")
+    parser.add_argument("--dirty", type=float, default=1.0, help="percent of them that it writes to in each turn")
+    parser.add_argument(
+        "--track-memory", action=argparse.BooleanOptionalAction, default=True, help="as for `pagurus daemon`"
+    )
     parser.add_argument("--image", default=NAME)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
