@@ -2,18 +2,20 @@
 
 ::
 
-    pagurus bench checkpoint [--json] [--rounds N] [--workloads idle,bash,...] [--image DIR] [--no-runc]
+    pagurus bench checkpoint [--json] [--rounds N] [--workloads idle,bash,...] [--image DIR] [--peers runc,podman]
 
-Each workload runs in a sandbox and in a runc container over the same image. Rounds are interleaved: our checkpoint
-(dump and file snapshot, leave running), `runc checkpoint --leave-running`, our kill and restore, runc's. `frozen_ms` is
+Each workload runs in a sandbox, and in a container of each peer over the same image. Rounds are interleaved: our
+checkpoint (dump and file snapshot, leave running), `checkpoint --leave-running` of each peer and its restore, our kill
+and restore. `frozen_ms` is
 CRIU's own measure of the frozen window, our work inside it included. Times of ours are taken around the same calls
 that the daemon makes, and with the CRIU processes that it has waiting for the next dump and the next restore; those of
-runc around its command line, which is how it is used. Before each timed step all dirty
+peers around their command lines, which is how they are used. Before each timed step all dirty
 pages of the machine are written out: what one side left behind must not be paid for by the other. `load` is the
 machine's load average at the beginning and at the end: figures of a busy machine say little.
 
-`create_ms` and `exec_ms` alternate with runc's. `restore_stored_ms` is a restore of the http sandbox from the durable
-store: unpacked, as after a reboot or when the raw images have gone.
+`create_ms` and `exec_ms` alternate with the peers'. A peer that is not installed (Debian's packages) is left out.
+`restore_stored_ms` is a restore of the http sandbox from the durable store: unpacked, as after a reboot or when the raw
+images have gone.
 
 `redis` needs redis-server, which the base image lacks: it is taken from Debian's packages once and put into both
 sandboxes. Where that is not possible the workload is skipped, and `skipped` says why.
@@ -39,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import aftermath, command, redis
+from bench.harness.peers import PEERS, Peer
 from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container.container import Container, ContainerSpec
@@ -203,95 +206,46 @@ class Ours:
         await self.checkpointer.warm(container)
 
 
-class Runc:
-    """The same workload in a runc container over the same image."""
-
-    def __init__(self, directory: Path, image: Path):
-        self.bundle = directory / f"runc-{secrets.token_hex(4)}"
-        self.name = self.bundle.name
-        self.root = self.bundle / "rootfs"
-        for part in ("rootfs", "upper", "work"):
-            (self.bundle / part).mkdir(parents=True)
-        layers = f"lowerdir={image},upperdir={self.bundle / 'upper'},workdir={self.bundle / 'work'}"
-        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)], check=True)
-        subprocess.run(["runc", "spec"], cwd=self.bundle, check=True)
-        config = json.loads((self.bundle / "config.json").read_text())
-        config["process"]["terminal"] = False
-        config["process"]["args"] = ["sleep", "1000000"]
-        config["root"]["readonly"] = False
-        (self.bundle / "config.json").write_text(json.dumps(config))
-
-    def call(self, *arguments: str) -> None:
-        environment = {**os.environ, "PATH": f"{paths.criu().parent}:{os.environ['PATH']}"}
-        log = self.bundle / "runc.log"
-        # Containers keep the descriptors that runc was given: no pipe of ours may be among them.
-        done = subprocess.run(
-            ["runc", "--log", str(log), *arguments], cwd=self.bundle, env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"runc {arguments[0]} failed: {log.read_text()[-800:]}")
-
-    def start(self, script: str, extra: Path | None = None) -> None:
-        if extra is not None:
-            shutil.copytree(extra, self.bundle / "upper" / redis.PLACE)
-        self.call("run", "-d", self.name)
-        self.call("exec", self.name, "setsid", "/bin/sh", "-c", script)
-
-    def checkpoint(self, images: Path) -> None:
-        self.call("checkpoint", "--leave-running", "--image-path", str(images), "--work-path", str(images), self.name)
-
-    def restore(self, images: Path) -> None:
-        self.call("restore", "-d", "--image-path", str(images), "--work-path", str(images), self.name)
-
-    def delete(self) -> None:
-        subprocess.run(["runc", "delete", "-f", self.name], check=False, capture_output=True)
-
-    def close(self) -> None:
-        self.delete()
-        subprocess.run(["umount", "-q", str(self.root)], check=False)
-        shutil.rmtree(self.bundle, ignore_errors=True)
-
-
-async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc: bool) -> dict[str, Any]:
-    """One workload, ours and runc's rounds interleaved."""
+async def measure(ours: Ours, directory: Path, name: str, rounds: int, peers: list[type[Peer]]) -> dict[str, Any]:
+    """One workload, all rounds interleaved."""
     times = Times()
     script = WORKLOADS[name]
     try:
         extra = await asyncio.to_thread(redis.layer) if name == "redis" else None
     except (OSError, subprocess.SubprocessError) as error:
         return {"skipped": str(error)}
-    other = await asyncio.to_thread(Runc, directory, ours.image) if with_runc else None
-    trouble = ""
+    others = [await asyncio.to_thread(peer, directory, ours.image) for peer in peers]
+    trouble: dict[str, str] = {}
     try:
-        if other is not None:
+        for other in others:
             await asyncio.to_thread(other.start, script, extra)
         async with ours.sandbox(script, extra) as container:
             for number in range(rounds + 1):
                 sink = times if number else Times()  # the first round warms caches, for both
                 images, tree = await ours.checkpoint(container, sink)
-                if other is not None and not trouble:
-                    try:
-                        await asyncio.to_thread(_round, other, directory / f"images-{name}", sink)
-                    except RuntimeError as error:
-                        trouble = str(error)
+                for other in others:
+                    if other.program not in trouble:
+                        try:
+                            await asyncio.to_thread(_round, other, directory / f"images-{name}", sink)
+                        except RuntimeError as error:
+                            trouble[other.program] = str(error)
                 await ours.restore(container, images, tree, sink)
                 await asyncio.to_thread(shutil.rmtree, images)
     finally:
-        if other is not None:
+        for other in others:
             await asyncio.to_thread(other.close)
-    return {**times.metrics(), **({"runc_error": trouble} if trouble else {})}
+    return {**times.metrics(), **{f"{program}_error": words for program, words in trouble.items()}}
 
 
-def _round(other: Runc, images: Path, times: Times) -> None:
+def _round(other: Peer, images: Path, times: Times) -> None:
     shutil.rmtree(images, ignore_errors=True)
     images.mkdir()
     os.sync()
-    with times.taken("runc_total_ms"):
+    with times.taken(f"{other.program}_total_ms"):
         other.checkpoint(images)
     os.sync()
-    other.delete()
-    with times.taken("runc_restore_ms"):
+    other.kill()
+    with times.taken(f"{other.program}_restore_ms"):
         other.restore(images)
 
 
@@ -300,7 +254,7 @@ async def repeat(rounds: int, once: Callable[[], Awaitable[float]]) -> dict[str,
     return figure([await once() for _ in range(rounds)])
 
 
-async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> dict[str, Any]:
+async def singles(ours: Ours, directory: Path, rounds: int, peers: list[type[Peer]]) -> dict[str, Any]:
     """Figures that belong to no workload."""
     result: dict[str, Any] = {}
 
@@ -326,13 +280,13 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
             return (time.perf_counter() - began) * 1e3
 
         times = Times()
-        for number in range(rounds + 1):  # of the same things, ours and runc's in turn
+        for number in range(rounds + 1):  # of the same things, ours and the peers' in turn
             sink = times if number else Times()
             sink.add("create_ms", await create())
             for _ in range(10):
                 sink.add("exec_ms", await run_true())
-            if with_runc:
-                await asyncio.to_thread(_runc_single, directory, ours.image, sink)
+            for peer in peers:
+                await asyncio.to_thread(_single, peer(directory, ours.image), sink)
         result.update(times.metrics())
         result["files_ms"] = await repeat(rounds, files)
     async with ours.sandbox(WORKLOADS["http"]) as container:
@@ -370,27 +324,30 @@ async def fork(ours: Ours, images: Path, tree: Path) -> float:
     return took
 
 
-def _runc_single(directory: Path, image: Path, times: Times) -> None:
-    other = Runc(directory, image)
+def _single(other: Peer, times: Times) -> None:
     try:
-        with times.taken("runc_create_ms"):
-            other.call("run", "-d", other.name)
-        with times.taken("runc_exec_ms"):
-            other.call("exec", other.name, "/bin/true")
+        with times.taken(f"{other.program}_create_ms"):
+            other.create()
+        with times.taken(f"{other.program}_exec_ms"):
+            other.run(["/bin/true"])
     finally:
         other.close()
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = aftermath.directory("pagurus-bench-", "/var/tmp")
-    with_runc = not options.no_runc and shutil.which("runc") is not None
+    peers = [PEERS[name] for name in options.peers.split(",") if name and shutil.which(name)]
     try:
         async with Ours(directory, options.image) as ours:
-            result: dict[str, Any] = {"workloads": {}, "runc": with_runc, "load": [os.getloadavg()[0]]}
+            result: dict[str, Any] = {
+                "workloads": {},
+                "peers": [peer.program for peer in peers],
+                "load": [os.getloadavg()[0]],
+            }
             for name in options.workloads.split(","):
-                result["workloads"][name] = await measure(ours, directory, name, options.rounds, with_runc)
+                result["workloads"][name] = await measure(ours, directory, name, options.rounds, peers)
                 print(name, json.dumps(result["workloads"][name]), file=sys.stderr)
-            result.update(await singles(ours, directory, options.rounds, with_runc))
+            result.update(await singles(ours, directory, options.rounds, peers))
             result["load"].append(os.getloadavg()[0])
             return result
     finally:
@@ -402,7 +359,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
-    parser.add_argument("--no-runc", action="store_true")
+    parser.add_argument("--peers", default=",".join(PEERS), help="container programs to compare with; empty: none")
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         short_slice()
