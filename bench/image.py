@@ -1,17 +1,20 @@
 """Images: how long an unchanged build takes, and how fast a registry is read.
 
-A context of `--size` MiB is built by the program `pagurus image build` (once cold, then unchanged). An image of
-`--layers` MiB is pushed to a registry on loopback (Debian's `docker-registry`, which must be installed) and pulled in
-turns by skopeo alone and by us into empty directories.
+A context of `--size` MiB is built by the program `pagurus image build` (once cold, then unchanged), and so is a
+Dockerfile that sets one variable (`ENV`) of an image, to another value each time. An image of `--layers` MiB is pushed
+to a registry on loopback (Debian's `docker-registry`, which must be installed) and pulled in turns by skopeo alone and
+by us into empty directories.
 
-`cached_build_s`: median of the whole program. `pull_mb_s`: manifest and layers, as `pagurus image pull` fetches and
-checks them, unpacking aside; `skopeo_mb_s`: a bare `skopeo copy` of the same; `pull_ratio`: the one over the other,
-median of pairs. `pull_again_mb`: bytes of layers fetched for another image that shares all but the last one;
-`pull_image_s`: a whole pull, unpacked and hashed.
+`cached_build_s`, `env_build_s`: medians of the whole program, its start and its imports with it; `env_build_sdk_s`: the
+latter in a Python program that has a client open and has built before. `pull_mb_s`: manifest and layers, as
+`pagurus image pull` fetches and checks them, unpacking aside; `skopeo_mb_s`: a bare `skopeo copy` of the same;
+`pull_ratio`: the one over the other, median of pairs. `pull_again_mb`: bytes of layers fetched for another image that
+shares all but the last one; `pull_image_s`: a whole pull, unpacked and hashed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import io
@@ -29,6 +32,7 @@ from typing import Any
 
 from bench.harness import aftermath, command
 from bench.harness.own_daemon import BenchHost, image
+from sandbox import Client
 from sandbox.image import reference, registry
 from sandbox.image.store import ImageStore
 from trainer.machine import processor
@@ -49,16 +53,19 @@ def builds(directory: Path, size: int, rounds: int) -> dict[str, Any]:
     (context / "Dockerfile").write_text("FROM bench\nCOPY data /data\nRUN ls /data | wc -l > /counted\n")
     host = BenchHost(directory / "host", image("debian"))
     existing = {**os.environ, "PAGURUS_HOST": str(host.socket), "XDG_CACHE_HOME": str(directory / "cache")}
+    existing.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules are kept, as they are where it is installed
     try:
         host.start()
         time.sleep(2.1)  # a file that has just been written is not remembered
-        taken = []
-        for _ in range(rounds + 2):
-            began = time.monotonic()
-            command = [*PROGRAM, "image", "build", "built", str(context), "--replace"]
-            done = subprocess.run(command, env=existing, capture_output=True, text=True, check=True)
-            taken.append(time.monotonic() - began)
-        assert "nothing was run" in done.stderr, done.stderr
+        taken = [timed_build(context, existing)]
+        taken += [timed_build(context, existing, "nothing was run") for _ in range(rounds + 1)]
+        small = directory / "small"
+        small.mkdir()
+        by_program = []
+        for number in range(rounds + 1):
+            (small / "Dockerfile").write_text(f"FROM bench\nENV NUMBER={number}\n")
+            by_program.append(timed_build(small, existing))
+        by_sdk = asyncio.run(builds_by_sdk(host, small, rounds + 1))
     finally:
         host.clean()
     return {
@@ -66,7 +73,30 @@ def builds(directory: Path, size: int, rounds: int) -> dict[str, Any]:
         "cold_build_s": round(taken[0], 2),
         "first_cached_build_s": round(taken[1], 2),
         "cached_build_s": round(statistics.median(taken[2:]), 2),
+        "env_build_s": round(statistics.median(by_program[1:]), 3),
+        "env_build_sdk_s": round(statistics.median(by_sdk[1:]), 4),
     }
+
+
+def timed_build(context: Path, environment: dict[str, str], says: str = "") -> float:
+    """Seconds of the program that builds a context, and says this."""
+    began = time.monotonic()
+    command = [*PROGRAM, "image", "build", "built", str(context), "--replace"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert says in done.stderr, done.stderr
+    return time.monotonic() - began
+
+
+async def builds_by_sdk(host: BenchHost, context: Path, rounds: int) -> list[float]:
+    """Seconds of builds that change a variable, by one client."""
+    taken = []
+    async with Client(host.socket) as client:
+        for number in range(rounds):
+            (context / "Dockerfile").write_text(f"FROM bench\nENV NUMBER=sdk-{number}\n")
+            began = time.monotonic()
+            await client.images.build("built", context, replace=True)
+            taken.append(time.monotonic() - began)
+    return taken
 
 
 # ---------------------------------------------------------------------------- pulls

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import tarfile
 import tempfile
 import time
@@ -33,13 +34,13 @@ from sandbox.image.stages import BuildArguments, CopyInstruction, RunAction, Sta
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.messages.images import ImageName
 from sandbox.sdk import plan
-from sandbox.sdk.build_steps import CopyOrigin, Output, StepRunner
 from sandbox.sdk.context import BuildContext, Hashes
 from sandbox.sdk.fetch import RemoteSources
 from sandbox.sdk.handle import Sandbox
 from sandbox.sdk.plan import BuildStep
 
 if TYPE_CHECKING:
+    from sandbox.sdk.build_steps import CopyOrigin, Output, StepRunner
     from sandbox.sdk.client import Client
 
 SCRATCH = "scratch"
@@ -97,13 +98,20 @@ class Builder:
         self._named = {name.lower(): place for name, place in (contexts or {}).items()}
         self._hashes = Hashes.of_context(context.root) if cache else Hashes(None)
         self._sources = RemoteSources(cache)
-        self._steps = StepRunner(host, self._output, output is not None, network, secrets or {}, self._sources)
+        self._shows = output is not None
+        self._secrets = secrets or {}
         self._count = 0  # steps of all stages that are needed
         self._planned: dict[str, _Stage] = {}
         self._retained: dict[str, str] = {}  # key of a step -> the checkpoint behind it
         self._keeping: list[asyncio.Future[None]] = []
         self._carried_out = 0
         self._undo = contextlib.AsyncExitStack()
+
+    @functools.cached_property
+    def _steps(self) -> StepRunner:
+        from sandbox.sdk.build_steps import StepRunner  # a build that carries nothing out starts sooner without it
+
+        return StepRunner(self._host, self._output, self._shows, self._network, self._secrets, self._sources)
 
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""
@@ -345,6 +353,8 @@ class Builder:
 
     async def _ready(self, name: str, line: int) -> CopyOrigin:
         """What a step copies from, built."""
+        from sandbox.sdk.build_steps import CopyOrigin
+
         result = await self._origin(name, line)
         if isinstance(result, BuildContext):
             return CopyOrigin(context=result)

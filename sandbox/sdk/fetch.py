@@ -10,12 +10,9 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
-
-import aiohttp
 
 from sandbox.errors import Invalid
 from sandbox.image.stages import CopyInstruction
@@ -33,6 +30,8 @@ async def fetch(address: str, directory: Path, *, checksum: str | None = None) -
 
     Its time is the one at which the server says it was changed.
     """
+    import aiohttp  # few builds fetch, and loading it takes longer than an unchanged one
+
     name = PurePosixPath(unquote(urlsplit(address).path)).name or UNNAMED
     observed, size = hashlib.sha256(), 0
     kind, _, target = (checksum or "").partition(":")
@@ -72,6 +71,8 @@ async def fetch(address: str, directory: Path, *, checksum: str | None = None) -
 
 def _changed(header: str) -> float:
     """Seconds; as with BuildKit, the epoch where a server says nothing that can be read."""
+    from email.utils import parsedate_to_datetime
+
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp())
     except (ValueError, OverflowError):

@@ -26,10 +26,9 @@ from typing import IO
 
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound
-from sandbox.tree import archive, walk
+from sandbox.tree import walk
 from sandbox.tree.safe_path import BENEATH, ON_HOST, make_parents, open_kind, openat2, opened, refused
 
-RULES = archive.Rules(resolve=ON_HOST, modes=0o777, fifos=False, reserve=True)
 PREFIX = ".pagurus-"  # of names of fresh directories
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -63,7 +62,10 @@ def target(local: str | Path, below: str = "") -> Iterator[int]:
 
 def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
     """Unpack the tar stream of a stranger below the open `directory`; the bytes of its files. Raises as `archive`."""
-    return archive.unpack(stream, directory, limit=limit, rules=RULES)
+    from sandbox.tree import archive  # whoever reads a file only starts sooner without it
+
+    rules = archive.Rules(resolve=ON_HOST, modes=0o777, fifos=False, reserve=True)
+    return archive.unpack(stream, directory, limit=limit, rules=rules)
 
 
 @contextlib.contextmanager
