@@ -36,7 +36,7 @@ from sandbox.container.identity import name_host, run_fork_hooks
 from sandbox.container.shim import ShimGone
 from sandbox.container.trust import trust
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
-from sandbox.tree import btrfs, facts
+from sandbox.tree import btrfs, facts, files
 
 if TYPE_CHECKING:
     from sandbox.image.store import ImageStore
@@ -70,6 +70,7 @@ class Restorer:
             binds=mounts.binds(row, self.places),
             layer=row.layer,
             no_new_privs=row.no_new_privs,
+            workdir=row.workdir,
         )
 
     def tree_below(self, row: SandboxRow) -> Path:
@@ -169,15 +170,19 @@ class Restorer:
         """
 
         def mark() -> None:
+            fresh, spec = target.files is None, container.spec
             try:
-                name_host(container, fresh=target.files is None)
+                name_host(container, fresh=fresh)
             except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
-                log.info("its host name does not resolve: %s", error, extra={"sandbox": container.spec.id})
+                log.info("its host name does not resolve: %s", error, extra={"sandbox": spec.id})
             try:
                 if container.authority:
                     trust(container, container.authority)
             except (PagurusError, OSError) as error:  # likewise
-                log.info("it does not trust the host: %s", error, extra={"sandbox": container.spec.id})
+                log.info("it does not trust the host: %s", error, extra={"sandbox": spec.id})
+            if fresh and spec.workdir != "/":
+                with contextlib.suppress(PagurusError):  # a file lies there: each command is told so
+                    files.make_directory(container.inside, spec.uid_base, spec.workdir)
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
         reference = None if target.files is None else self.places.snapshot(target.files)

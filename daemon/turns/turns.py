@@ -203,9 +203,7 @@ class LiveSandbox:
 
     async def user(self, who: int | str | None) -> users.User:
         """A user of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
-        target = (self.row.user or "root") if who is None else who
-        if users.is_root(target):
-            return users.ROOT
+        target = (self.row.user or 0) if who is None else who
         self.need_alive()
         try:
             return await asyncio.to_thread(users.find, self.container.inside, target)

@@ -84,6 +84,7 @@ class ContainerSpec:
     binds: tuple[Bind, ...] = ()
     layer: str = ""  # name of its runtime layer; "": that of new sandboxes
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing
+    workdir: str = "/"  # made with the sandbox where its image lacks it
 
 
 class Container:

@@ -35,7 +35,7 @@ from blake3 import blake3
 
 from sandbox.errors import Invalid, NotFound, RestoreFailed
 from sandbox.tree import files
-from sandbox.tree.safe_path import NO_LINKS, directory, openat2, opened
+from sandbox.tree.safe_path import NO_LINKS, as_sandbox_root, directory, openat2, opened
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -82,12 +82,25 @@ def name_host(container: Container, *, fresh: bool) -> None:
     with contextlib.suppress(NotFound):
         text = files.read(inside, HOSTS, limit=MAX_HOSTS)
     changed = hosts_for(text, container.spec.hostname[:64], fresh=fresh)
-    if changed == text or len(text) >= MAX_HOSTS:
-        return
+    if changed != text and len(text) < MAX_HOSTS:
+        if fresh:
+            files.replace(inside, base, HOSTS, changed)
+        else:  # programs may have it open, or watch it
+            files.write(inside, base, HOSTS, io.BytesIO(changed))
     if fresh:
-        files.replace(inside, base, HOSTS, changed)
-    else:  # programs may have it open, or watch it
-        files.write(inside, base, HOSTS, io.BytesIO(changed))
+        _show_directory(container)
+
+
+def _show_directory(container: Container) -> None:
+    """Give /etc the owner, mode and times that its image has: the runtime layer has one of its own above that."""
+    name, base = posixpath.dirname(HOSTS), container.spec.uid_base
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    with directory(container.spec.image) as image, opened(image, name, flags, resolve=NO_LINKS) as etc:
+        status = os.fstat(etc)
+    with container.inside.opened() as root, as_sandbox_root(base), opened(root, name, flags) as etc:
+        os.fchown(etc, base + status.st_uid, base + status.st_gid)
+        os.fchmod(etc, stat.S_IMODE(status.st_mode))
+        os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def without_host(layer: Path, upper: Path | None, below: Path) -> bool:
@@ -120,8 +133,7 @@ def without_host(layer: Path, upper: Path | None, below: Path) -> bool:
         with contextlib.suppress(NotFound, Invalid):
             old = part(below, HOSTS)
             if os.read(old, MAX_HOSTS) == rest:
-                alone = os.listdir(dir_path) == [name]  # nothing else has given the directory its time
-                times = [(made / name, os.fstat(old)), (made, os.fstat(part(below, etc)) if alone else times[1][1])]
+                times[0] = made / name, os.fstat(old)
         for path, former in times:
             os.utime(path, ns=(former.st_atime_ns, former.st_mtime_ns))
         return True

@@ -43,17 +43,9 @@ class UserTable:
     trouble: str = ""
 
 
-ROOT = User(0, 0, "/root")
-
-
-def is_root(who: int | str) -> bool:
-    """Whether no file need be read to know who it is."""
-    return who in (0, "0", "root")
-
-
 def find(inside: SandboxRoot, who: int | str) -> User:
     """Who this is: ``"crab"``, ``"crab:staff"``, ``"1000:1000"``, ``1000``. Raises Invalid. Blocks."""
-    return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
+    return resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
 
 
 def existing_users(inside: SandboxRoot) -> dict[str, User]:
@@ -79,7 +71,7 @@ def _table(inside: SandboxRoot, path: str) -> UserTable:
 
 
 def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
-    """Who `who` is by these files. Names are looked up; a number need not be in them.
+    """Who `who` is by these files. Names are looked up; root and numbers need not be in them.
 
     Without a group: that of the user, or 0 where the file does not know its number, and the supplementary groups that
     name the user as a member. With one: it alone. As with Docker, the group is a supplementary one as well: a program
@@ -91,21 +83,21 @@ def resolve(who: int | str, passwd: UserTable, group: UserTable) -> User:
     name, target = _words(who)
     existing = parse(passwd.text)
     if (user := existing.get(name)) is None:
-        if (uid := _number(name)) is None:
+        if (uid := 0 if name == "root" else _number(name)) is None:
             raise _unknown("user", name, PASSWD, passwd)
-        name, user = next(
-            ((other, item) for other, item in existing.items() if item.uid == uid), ("", User(uid, 0, "/"))
-        )
+        without = "", User(uid, 0, "/")
+        name, user = next(((other, item) for other, item in existing.items() if item.uid == uid), without)
+    home = next((item.home for item in existing.values() if item.uid == user.uid), user.home)  # as in Docker
     groups = parse_groups(group.text)
     if target is not None:
         gid = groups[target].gid if target in groups else _number(target)
         if gid is None:
             raise _unknown("group", target, GROUP, group)
-        return User(user.uid, gid, user.home, (gid,))
+        return User(user.uid, gid, home, (gid,))
     more = sorted({item.gid for item in groups.values() if name in item.members} - {user.gid})
     if len(more) >= MAX_GROUPS:
         raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", hint=f"say which one, as {name[:64]}:GROUP")
-    return User(user.uid, user.gid, user.home, (user.gid, *more))
+    return User(user.uid, user.gid, home, (user.gid, *more))
 
 
 def parse(text: str) -> dict[str, User]:
@@ -139,10 +131,11 @@ def parse_groups(text: str) -> dict[str, GroupEntry]:
 
 
 def _words(who: int | str) -> tuple[str, str | None]:
-    name, colon, group = str(who).partition(":")
-    if not name or (colon and (not group or ":" in group)):
+    """As with Docker, either half may be left out: root, and the group of the user."""
+    name, _, group = str(who).partition(":")
+    if not (name or group) or ":" in group:
         raise Invalid(f"not a user: {str(who)[:64]!r}", hint="say NAME, UID, NAME:GROUP or UID:GID")
-    return name, group if colon else None
+    return name or "0", group or None
 
 
 def _unknown(what: str, name: str, path: str, table: UserTable) -> Invalid:

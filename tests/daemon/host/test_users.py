@@ -10,7 +10,7 @@ from sandbox.messages import ImageConfig
 
 PEOPLE = """
 printf 'crab:x:1000:100:Crab:/home/crab:/bin/sh\\n' >> /etc/passwd
-printf 'deck:x:3000:crab\\nhold:x:3001:crab,nobody\\n' >> /etc/group
+printf 'deck:x:3000:crab\\nhold:x:3001:crab,nobody,root\\n' >> /etc/group
 mkdir -p /home/crab /srv/app && chown 1000:100 /home/crab
 """
 WHO = 'echo "$(id -u):$(id -g) $(id -G) $HOME"'
@@ -25,9 +25,10 @@ WHO = 'echo "$(id -u):$(id -g) $(id -G) $HOME"'
         ("crab:deck", "1000:3000 3000 /home/crab"),
         ("1000:1000", "1000:1000 1000 /home/crab"),
         ("2000", "2000:0 0 /"),
-        ("root", "0:0 0 /root"),
+        ("root", "0:0 0 3001 /root"),
+        ("0:0", "0:0 0 /root"),
         ("root:deck", "0:3000 3000 /root"),
-        (None, "0:0 0 /root"),
+        (None, "0:0 0 3001 /root"),
     ],
 )
 async def test_everything_runs_as_whom_it_is_told(sb, who: int | str | None, said: str) -> None:
@@ -69,6 +70,14 @@ async def test_a_hostile_passwd_is_refused_in_words(sb) -> None:
         assert (await sb.exec("id -u", user="1000:1000", ends_turn=False)).text == "1000\n"
 
 
+async def test_a_working_directory_that_its_image_lacks_is_made(host: Client) -> None:
+    async with host.create("debian", workdir="/not/there") as sb:
+        assert (await sb.exec("pwd; stat -c '%u %g %a' .")).text == "/not/there\n0 0 755\n"
+    async with host.create("debian", workdir="/etc/passwd") as sb:
+        with pytest.raises(Invalid, match="working directory /etc/passwd"):
+            await sb.exec("true")
+
+
 async def test_an_image_sets_the_defaults_and_the_caller_overrides_them(host: Client, sb) -> None:
     done = await sb.exec(PEOPLE)
     await sb.captured(done)
@@ -81,7 +90,7 @@ async def test_an_image_sets_the_defaults_and_the_caller_overrides_them(host: Cl
             assert (await child.exec(requested)).text.splitlines() == expected
             assert (await (await child.sessions.open()).exec(requested)).text.splitlines() == expected
             over = await child.exec(requested, user=0, cwd="/", env={"COLOUR": "blue"})
-            assert over.text.splitlines() == ["0:0 0 /root", "/", "blue /usr/bin:/bin"]
+            assert over.text.splitlines() == ["0:0 0 3001 /root", "/", "blue /usr/bin:/bin"]
             (fork,) = await child.fork()
             async with fork.sandbox as twin:
                 assert (await twin.exec(requested)).text.splitlines() == expected

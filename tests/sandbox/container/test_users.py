@@ -15,6 +15,8 @@ from sandbox.errors import Invalid
 
 PASSWD = """root:x:0:0:root:/root:/bin/bash
 crab:x:1000:100:Crab,,,:/home/crab:/bin/sh
+first:x:13:8::/first:/bin/sh
+second:x:13:9::/second:/bin/sh
 far:x:70000:1:beyond the sandbox's ids:/:/bin/sh
 odd:x:12:13:no home:relative:/bin/sh
 broken:x:1000
@@ -22,6 +24,7 @@ crab:x:1:1:again:/:/bin/sh
 42:x:7:7:a name of digits:/seven:/bin/sh
 """
 GROUP = """root:x:0:
+disk:x:6:root,crab
 users:x:100:crab
 staff:x:50:odd,crab
 audio:x:29:crab
@@ -34,14 +37,19 @@ staff:x:51:again
 @pytest.mark.parametrize(
     ("who", "user"),
     [
-        ("crab", User(1000, 100, "/home/crab", (100, 29, 50))),
-        (1000, User(1000, 100, "/home/crab", (100, 29, 50))),
-        ("1000", User(1000, 100, "/home/crab", (100, 29, 50))),
+        ("crab", User(1000, 100, "/home/crab", (100, 6, 29, 50))),
+        (1000, User(1000, 100, "/home/crab", (100, 6, 29, 50))),
+        ("1000", User(1000, 100, "/home/crab", (100, 6, 29, 50))),
         ("odd", User(12, 13, "/", (13, 50))),
         ("crab:staff", User(1000, 50, "/home/crab", (50,))),
         ("crab:77", User(1000, 77, "/home/crab", (77,))),
         ("1000:1000", User(1000, 1000, "/home/crab", (1000,))),
         ("0:staff", User(0, 50, "/root", (50,))),
+        ("root", User(0, 0, "/root", (0, 6))),
+        (0, User(0, 0, "/root", (0, 6))),
+        ("root:", User(0, 0, "/root", (0, 6))),
+        (":staff", User(0, 50, "/root", (50,))),
+        ("second", User(13, 9, "/first", (9,))),  # the home of a number is that of its first name
         ("root:root", User(0, 0, "/root", (0,))),
         (1234, User(1234, 0, "/", (0,))),
         ("1234:audio", User(1234, 29, "/", (29,))),
@@ -55,7 +63,7 @@ def test_who_somebody_is(who: int | str, user: User) -> None:
 
 @pytest.mark.parametrize(
     "who",
-    ["nonesuch", "far", "broken", -1, 70_000, "70000", "1e3", "", ":", "crab:", ":staff", "crab:nobody", "crab:short",
+    ["nonesuch", "far", "broken", -1, 70_000, "70000", "1e3", "", ":", "crab:nobody", "crab:short",
      "crab:beyond", "crab:70000", "crab:-1", "a:b:c", "٣", "crab:٣"],
 )  # fmt: skip
 def test_who_nobody_is(who: int | str) -> None:
@@ -71,6 +79,13 @@ def test_a_refusal_says_which_file_does_not_know_it_and_why() -> None:
     with pytest.raises(Invalid, match="no group 'ghosts' in the sandbox's /etc/group: not a regular file"):
         resolve("crab:ghosts", UserTable(PASSWD), UserTable(trouble="not a regular file"))
     assert resolve(1000, UserTable(trouble="it has no such file"), UserTable()) == User(1000, 0, "/", (0,))
+
+
+@pytest.mark.parametrize("who", ["root", "0", 0])
+def test_root_is_there_without_files(who: int | str) -> None:
+    assert resolve(who, UserTable(trouble="it has no such file"), UserTable()) == User(0, 0, "/", (0,))
+    elsewhere = resolve(who, UserTable("root:x:0:5:root:/home/root:/bin/sh"), UserTable("wheel:x:10:root"))
+    assert elsewhere == User(0, 5, "/home/root", (5, 10))
 
 
 def test_a_user_of_too_many_groups_must_say_which() -> None:
