@@ -111,6 +111,8 @@ class StepRunner:
         network = self._network
         if run.network == "none" and network.mode != "none":
             await sandbox.network.set(Network.none())
+        if run.workdir != "/" and not await sandbox.files.exists(run.workdir):  # removed by an earlier command
+            await self.copy(sandbox, CopyRequest(target=run.workdir, make_directory=True, directory_owner=run.user))
         command = list(run.command)
 
         async def bind(mount: BuildMount, target: str) -> None:

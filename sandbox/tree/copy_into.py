@@ -91,7 +91,7 @@ class _Copier:
         self._source, self._root, self._base = source, place.root, place.uid_base
         self._request, self._limit = request, limit
         self._owner = owner_of(place.root, request.owner) if request.owner else None
-        self._directory_owner = self._owner or (0, 0)
+        self._directory_owner = self._owner  # None: that of the sandbox's root, and the group of a set-group-ID parent
         if request.directory_owner:
             self._directory_owner = owner_of(place.root, request.directory_owner)
         self._mode = modes.change(request.mode) if request.mode else None
@@ -189,9 +189,11 @@ class _Copier:
             with self._opened(self._root, posixpath.dirname(item)) as parent:
                 name = posixpath.basename(item)
                 os.mkdir(name, 0o700, dir_fd=parent)
-                self._chown(parent, name, *self._directory_owner)
+                inherited = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode & stat.S_ISGID
+                if self._directory_owner is not None:
+                    self._chown(parent, name, *self._directory_owner)
                 with pinned(parent, name, stat.S_IFDIR) as made:
-                    os.chmod(made, self._directory_mode if mode is None else mode)
+                    os.chmod(made, inherited | (self._directory_mode if mode is None else mode))
             self.copied.entries += 1
         result = self._status(into) if into else os.fstat(self._root)
         if result is None or not stat.S_ISDIR(result.st_mode):
