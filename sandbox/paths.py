@@ -103,7 +103,7 @@ def runtime_home() -> Path:
 
 
 def runtime_programs() -> Path:
-    """The programs of which a runtime layer is made: ``init`` and ``attend``."""
+    """The programs of which a runtime layer is made: ``init``, ``attend`` and ``relay``."""
     return prefix() / "runtime"
 
 

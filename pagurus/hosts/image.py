@@ -151,6 +151,9 @@ def build(
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="id=NAME,src=FILE or id=NAME,env=VARIABLE, for RUN --mount.")
     ] = None,
+    ssh: Annotated[
+        list[str] | None, typer.Option("--ssh", help="ID or ID=SOCKET of an agent of keys, for RUN --mount=type=ssh.")
+    ] = None,
     build_context: Annotated[
         list[str] | None, typer.Option("--build-context", help="NAME=FOLDER or NAME=docker-image://IMAGE, for --from.")
     ] = None,
@@ -159,7 +162,7 @@ def build(
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
     from sandbox.messages import Network
 
-    existing = dict(_secret(item) for item in secret or [])
+    existing, agents = dict(_secret(item) for item in secret or []), dict(_agent(item) for item in ssh or [])
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
     contexts = {given.partition("=")[0]: given.partition("=")[2] for given in build_context or []}
     if network not in ("none", "open"):
@@ -181,6 +184,7 @@ def build(
                 replace=replace,
                 cache=not no_cache,
                 secrets=existing,
+                ssh=agents,
                 contexts=contexts,
                 output=None if quiet else show,
             )
@@ -241,6 +245,17 @@ def _secret(text: str) -> tuple[str, bytes]:
         return name, Path(file or "").read_bytes()
     except OSError as error:
         raise Invalid(f"--secret id={name}: {error}", hint="name a readable file: src=FILE") from None
+
+
+def _agent(text: str) -> tuple[str, str]:
+    """Of ``ID[=SOCKET]``."""
+    name, _, place = text.partition("=")
+    place = place or os.environ.get("SSH_AUTH_SOCK", "")
+    if not name or not place:
+        raise Invalid(
+            f"--ssh {text}: no agent of keys", hint="start ssh-agent, or say ID=SOCKET, such as default=/a/socket"
+        )
+    return name, place
 
 
 def _made(info: ImageInfo) -> None:

@@ -8,7 +8,7 @@ The standard library alone at the top: set-up runs it as a program, before there
 
 ::
 
-    python3 sandbox/container/layer.py PROGRAMS HOME    # HOME/layers/NAME of PROGRAMS/init and PROGRAMS/attend
+    python3 sandbox/container/layer.py PROGRAMS HOME    # HOME/layers/NAME of the three programs there
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LINKS = {
 # The daemon answers questions for names there, in each sandbox's network namespace; without a network nothing listens,
 # and the question fails at once. An image's own file names servers of wherever it was built.
 _RESOLV_CONF = "nameserver 127.0.0.53\noptions timeout:2 attempts:5\n"
-_PROGRAMS = ("init", "attend")
+_PROGRAMS = ("init", "attend", "relay")
 
 
 def ensure() -> None:

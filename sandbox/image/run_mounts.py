@@ -8,19 +8,20 @@ from __future__ import annotations
 import csv
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sandbox.errors import Invalid
 from sandbox.image.dockerfile import Instruction
 
-Kind = Literal["bind", "cache", "tmpfs", "secret"]
+Kind = Literal["bind", "cache", "tmpfs", "secret", "ssh"]
 _TARGETS, _SOURCES = ("target", "dst", "destination"), ("source", "src")
 _KEYS = {
     "bind": {"from", "readwrite", "rw", "readonly", "ro"},
     "cache": {"id", "from", "sharing", "mode", "uid", "gid", "readonly", "ro", "readwrite", "rw"},
     "tmpfs": {"size", "readwrite", "rw"},
     "secret": {"id", "required", "mode", "uid", "gid", "env"},
+    "ssh": {"id", "required", "mode", "uid", "gid"},
 }
 
 
@@ -29,7 +30,7 @@ class BuildMount:
     """One of them. A cache is a directory kept from build to build; `origin` and `source` are of what lies there."""
 
     kind: Kind
-    target: str = ""  # "": none, the secret is a variable only
+    target: str = ""  # "": none, the secret is a variable only; of "ssh": a socket
     id: str = ""
     origin: str = ""  # a stage or an image; "": the context
     source: str = ""
@@ -42,24 +43,25 @@ class BuildMount:
 def mounts_of(instruction: Instruction, expand: Callable[[str], str], workdir: str) -> tuple[BuildMount, ...]:
     """The mounts of a RUN. Raises Invalid with its line."""
     given = instruction.lists.get("mount", ())
-    return tuple(_mount(item, expand, workdir, f"line {instruction.line}: RUN --mount") for item in given)
+    result: list[BuildMount] = []
+    for item in given:
+        mount = _mount(item, expand, workdir, f"line {instruction.line}: RUN --mount")
+        agents = sum(other.kind == "ssh" for other in result)
+        unnamed = mount.kind == "ssh" and not mount.target
+        result.append(replace(mount, target=f"/run/buildkit/ssh_agent.{agents}") if unnamed else mount)
+    return tuple(result)
 
 
 def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) -> BuildMount:
     options = _options(given, expand, here)
     kind = options.pop("type", "bind")
     if kind not in _KEYS:
-        why = (
-            "an agent of keys cannot be reached from a sandbox"
-            if kind == "ssh"
-            else "bind, cache, secret and tmpfs are"
-        )
-        raise Invalid(f"{here}=type={kind} is not supported", hint=why)
+        raise Invalid(f"{here}=type={kind} is not supported", hint="bind, cache, secret, ssh and tmpfs are")
     target = next((options.pop(name) for name in _TARGETS if name in options), "")
     source = next((options.pop(name) for name in _SOURCES if name in options), "")
     if unknown := set(options) - _KEYS[kind]:
         raise Invalid(f"{here}=type={kind}: {min(unknown)} is not supported")
-    if kind != "secret" and not target:
+    if kind not in ("secret", "ssh") and not target:
         raise Invalid(f"{here}=type={kind} needs a target")
     where = posixpath.normpath(posixpath.join("/", workdir, target)) if target else ""
     if where == "/":
@@ -72,6 +74,9 @@ def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) ->
     if kind == "cache":
         mode, name = _octal(options, 0o755, here), options.get("id") or posixpath.normpath(target)
         return BuildMount("cache", where, name, options.get("from", ""), source, mode=mode, owner=owner)
+    if kind == "ssh":
+        name, required = options.get("id") or "default", _required(options)
+        return BuildMount("ssh", where, name, required=required, mode=_octal(options, 0o600, here), owner=owner)
     return _secret(options, where, source, owner, here)
 
 
@@ -84,8 +89,8 @@ def _secret(options: dict[str, str], target: str, source: str, owner: str, here:
         variable = name
     if not target and not variable:
         target = f"/run/secrets/{name}"
-    required = options.get("required", "false").lower() in ("", "true", "1", "t")
-    return BuildMount("secret", target, name, "", "", variable, required, _octal(options, 0o400, here), owner)
+    mode = _octal(options, 0o400, here)
+    return BuildMount("secret", target, name, "", "", variable, _required(options), mode, owner)
 
 
 def _options(given: str, expand: Callable[[str], str], here: str) -> dict[str, str]:
@@ -101,6 +106,10 @@ def _options(given: str, expand: Callable[[str], str], here: str) -> dict[str, s
             raise Invalid(f"{here}: {word!r} is no KEY=VALUE")
         result[key] = expand(value)
     return result
+
+
+def _required(options: dict[str, str]) -> bool:
+    return options.get("required", "false").lower() in ("", "true", "1", "t")
 
 
 def _number(options: dict[str, str], key: str, here: str) -> int:

@@ -315,6 +315,8 @@ class _Meaning:
             raise self._refuse(f"RUN --network={network} is not supported", "default and none are")
         mounts = mounts_of(here, self._word, config.workdir)
         scope = {**self._arguments.proxies, **self._before.scope}
+        if agent := next((mount.target for mount in mounts if mount.kind == "ssh"), ""):
+            scope.setdefault("SSH_AUTH_SOCK", agent)
         command, script, name = list(here.words), "", ""
         if here.documents:
             first = here.documents[0]

@@ -25,7 +25,10 @@ mkdir -p "$prefix/runtime"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
     -Wl,--build-id=none -Wl,-z,noseparate-code -Wl,-Tbss=0x500000 -o "$prefix/runtime/init.new" "$here/init.c"
 mv "$prefix/runtime/init.new" "$prefix/runtime/init"
-cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
-    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/runtime/attend.new" "$here/attend.c"
-mv "$prefix/runtime/attend.new" "$prefix/runtime/attend"
+for program in attend relay; do
+    cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector \
+        -fno-asynchronous-unwind-tables -Wl,--build-id=none -Wl,-z,noseparate-code \
+        -o "$prefix/runtime/$program.new" "$here/$program.c"
+    mv "$prefix/runtime/$program.new" "$prefix/runtime/$program"
+done
 python3 "$here/../container/layer.py" "$prefix/runtime" "$prefix"

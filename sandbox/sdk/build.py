@@ -84,6 +84,7 @@ class Builder:
         limits: Limits,
         cache: bool = True,
         secrets: Mapping[str, bytes] | None = None,
+        agents: Mapping[str, Path] | None = None,
         contexts: Mapping[str, str] | None = None,
         output: Output | None = None,
     ) -> None:
@@ -99,7 +100,7 @@ class Builder:
         self._hashes = Hashes.of_context(context.root) if cache else Hashes(None)
         self._sources = RemoteSources(cache)
         self._shows = output is not None
-        self._secrets = secrets or {}
+        self._secrets, self._agents = secrets or {}, agents or {}
         self._count = 0  # steps of all stages that are needed
         self._planned: dict[str, _Stage] = {}
         self._retained: dict[str, str] = {}  # key of a step -> the checkpoint behind it
@@ -111,7 +112,9 @@ class Builder:
     def _steps(self) -> StepRunner:
         from sandbox.sdk.build_steps import StepRunner  # a build that carries nothing out starts sooner without it
 
-        return StepRunner(self._host, self._output, self._shows, self._network, self._secrets, self._sources)
+        return StepRunner(
+            self._host, self._output, self._shows, self._network, self._secrets, self._agents, self._sources
+        )
 
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""

@@ -25,6 +25,7 @@ from sandbox.errors import Invalid, NotFound
 from sandbox.image.run_mounts import BuildMount
 from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList
+from sandbox.sdk import key_agent
 from sandbox.sdk.context import BuildContext
 from sandbox.sdk.handle import Sandbox
 from sandbox.tree import host_files
@@ -46,6 +47,7 @@ async def mounted(
     line: int,
     mounts: Sequence[BuildMount],
     given: Mapping[str, bytes],
+    agents: Mapping[str, Path],
     copy: CopyCall,
     bind: Bind,
 ) -> AsyncIterator[dict[str, str]]:
@@ -62,6 +64,12 @@ async def mounted(
                 elif mount.required:
                     here = f"line {line}: the secret {mount.id} is required"
                     raise Invalid(here, hint=f"--secret id={mount.id},src=FILE")
+                continue
+            if mount.kind == "ssh":
+                if mount.id in agents:
+                    await stack.enter_async_context(_agent(sandbox, mount, agents[mount.id], copy))
+                elif mount.required:
+                    raise Invalid(f"line {line}: the agent of keys {mount.id} is required", hint=f"--ssh {mount.id}")
                 continue
             await stack.enter_async_context(_set_aside(sandbox, mount.target))
             if mount.kind == "bind":
@@ -133,6 +141,14 @@ async def _cache(sandbox: Sandbox, mount: BuildMount, copy: CopyCall, bind: Bind
 def _send(file: Path, out: IO[bytes]) -> None:
     with file.open("rb") as source:
         shutil.copyfileobj(source, out, CHUNK)
+
+
+@contextlib.asynccontextmanager
+async def _agent(sandbox: Sandbox, mount: BuildMount, agent: Path, copy: CopyCall) -> AsyncIterator[None]:
+    async with _set_aside(sandbox, mount.target):
+        await copy(sandbox, CopyRequest(target=posixpath.dirname(mount.target), make_directory=True), None)
+        async with key_agent.forwarded(sandbox, mount.target, agent, mount.mode, mount.owner):
+            yield
 
 
 @contextlib.asynccontextmanager

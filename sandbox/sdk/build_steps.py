@@ -81,10 +81,11 @@ class StepRunner:
         shows: bool,
         network: Network,
         secrets: Mapping[str, bytes],
+        agents: Mapping[str, Path],
         sources: RemoteSources,
     ) -> None:
         self._host, self._output, self._shows = host, output, shows
-        self._network, self._secrets, self._sources = network, secrets, sources
+        self._network, self._secrets, self._agents, self._sources = network, secrets, agents, sources
 
     async def carry_out(
         self, sandbox: Sandbox, action: Action, instruction: Instruction, origins: Mapping[str, CopyOrigin]
@@ -119,7 +120,7 @@ class StepRunner:
             await self.copy_from(sandbox, origins[mount.origin], (mount.source,), target, instruction.line)
 
         async with build_mounts.mounted(
-            sandbox, instruction.line, run.mounts, self._secrets, self.copy, bind
+            sandbox, instruction.line, run.mounts, self._secrets, self._agents, self.copy, bind
         ) as secret:
             if run.script:  # a here-document for another interpreter than the shell
                 command = [f"{SCRIPTS}{randomness.token_hex(4)}/{run.script_name}"]

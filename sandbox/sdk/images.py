@@ -145,6 +145,7 @@ class Images(Facet):
         replace: bool = False,
         cache: bool = True,
         secrets: Mapping[str, bytes] | None = None,
+        ssh: Mapping[str, str | Path] | None = None,
         contexts: Mapping[str, str] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
@@ -153,7 +154,8 @@ class Images(Facet):
         `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
         RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
         by its content; what is carried out is kept in any case. `secrets`: by id, for ``RUN --mount=type=secret``; they
-        are in no image and in no key. `contexts`: directories and images (``docker-image://...``) by the names that
+        are in no image and in no key. `ssh`: sockets of agents of keys by id, for ``RUN --mount=type=ssh``; ``default``
+        is that of a mount without one. `contexts`: directories and images (``docker-image://...``) by the names that
         FROM and --from use for them. `output` is called with each line, which an error then does not repeat. Raises
         Invalid with the line of the Dockerfile that failed, or that is not supported.
         """
@@ -172,6 +174,7 @@ class Images(Facet):
             limits=limits or Limits(),
             cache=cache,
             secrets=secrets,
+            agents={name: Path(place) for name, place in (ssh or {}).items()},
             contexts=contexts,
             output=output,
         )

@@ -25,7 +25,7 @@ from typing import IO
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import tar, walk
-from sandbox.tree.safe_path import IN_ROOT, make_parents, open_kind, openat2, opened, pinned, refused
+from sandbox.tree.safe_path import IN_ROOT, ON_HOST, make_parents, open_kind, openat2, opened, pinned, refused
 from sandbox.tree.space import Reserve
 
 MAX_DEPTH = 128  # directories within one another
@@ -180,6 +180,7 @@ class Rules:
 
 
 IN_SANDBOX = Rules()
+HOST = Rules(resolve=ON_HOST, modes=0o777, fifos=False, reserve=True)  # of a directory that is nobody's root
 ROOT = Rules(owners=True, reserve=True)  # of a root file system
 LAYER = Rules(owners=True, whiteouts=True, reserve=True)
 

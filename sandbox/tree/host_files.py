@@ -64,8 +64,7 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
     """Unpack the tar stream of a stranger below the open `directory`; the bytes of its files. Raises as `archive`."""
     from sandbox.tree import archive  # whoever reads a file only starts sooner without it
 
-    rules = archive.Rules(resolve=ON_HOST, modes=0o777, fifos=False, reserve=True)
-    return archive.unpack(stream, directory, limit=limit, rules=rules)
+    return archive.unpack(stream, directory, limit=limit, rules=archive.HOST)
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandbox.messages import CopyRequest
-from sandbox.tree import archive, host_files
+from sandbox.tree import archive
 
-RULES = (host_files.RULES, archive.IN_SANDBOX, archive.ROOT, archive.LAYER)
+RULES = (archive.HOST, archive.IN_SANDBOX, archive.ROOT, archive.LAYER)
 PARTS = ("a", "b", "d", "link", "link2", "up", "f", "new", ".wh.a", ".wh..wh..opq", "..", "victim.txt")
 LINKS = {"link": "{bait}", "link2": "..", "up": "../../../../../../../../../../../..{bait}"}  # in each tree
 DIRECTORIES = ("a/b", "d")

@@ -45,7 +45,7 @@ def upgrade(prefix: Path) -> str:
     name = "0123456789abcdef" * 2
     layer = prefix / "layers" / name
     copy_layer(paths.runtime_layer(), layer)
-    for program in ("init", "attend"):
+    for program in ("init", "attend", "relay"):
         with open(layer / ".pagurus" / program, "ab") as file:
             file.write(b"another version\n")
     new = prefix / "layer.new"

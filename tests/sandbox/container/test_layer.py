@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need roo
 def programs(tmp_path: Path) -> Path:
     made = tmp_path / "runtime"
     made.mkdir()
-    for name in ("init", "attend"):
+    for name in ("init", "attend", "relay"):
         (made / name).write_bytes(b"\x7fELF " + name.encode())
     return made
 
