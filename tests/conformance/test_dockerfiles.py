@@ -19,7 +19,7 @@ import pytest
 from sandbox import Client
 from sandbox.errors import PagurusError
 from sandbox.image.store import ImageStore
-from tests.conformance.dockerfiles import builds, instructions, projects
+from tests.conformance.dockerfiles import builds, instructions, projects, reports
 from tests.conformance.dockerfiles.cases import DERIVED, Case, write_base, write_context
 from tests.conformance.dockerfiles.differences import RECORDED, REMOTE_DIFFERENCES, reason
 from tests.support import reference_docker
@@ -28,7 +28,7 @@ from tests.support.git_server import GitServer
 from tests.support.image_facts import differences, docker_config, our_config, tree_facts
 from tests.support.reference_docker import ReferenceDocker
 
-CORPUS = [*instructions.CASES, *builds.CASES, *projects.CASES]
+CORPUS = [*instructions.CASES, *builds.CASES, *projects.CASES, *reports.CASES]
 BY_NAME = {case.name: case for case in CORPUS}
 FILE = Path(__file__).parent / "dockerfiles/recorded.json"
 Built = dict[str, Any]  # "tree" and "config", or neither where it was refused
@@ -154,6 +154,31 @@ async def test_builds_what_docker_built(host: Client, daemon: Daemon, tmp_path: 
     assert not ours or not compared(theirs, ours)
 
 
+WHO = ("", "root", "0", "0:0", "root:staff", "app", "100", "100:200", "app:staff", "nobody", "1234", ":staff", "root:")
+ASKED = "id -u; id -g; grep Groups /proc/self/status; echo $HOME"
+
+
+@pytest.mark.long
+async def test_everybody_has_the_groups_that_docker_gives(
+    reference: ReferenceDocker, equipped: Client, tmp_path: Path
+) -> None:
+    """`docker run -u`, `docker exec -u` here; what RUN has is part of the corpus."""
+    case = Case(builds.IN_GROUPS)
+    directory = fresh_context(reference)
+    try:
+        write_context(directory, case)
+        assert not reference.build(directory, "built")
+        await equipped.images.build("built", directory, replace=True)
+    finally:
+        shutil.rmtree(directory)
+    async with equipped.create("built") as sb:
+        for who in WHO:
+            user = ["-u", who] if who else []
+            theirs = reference.run("run", "--rm", "--network=none", *user, "built", "sh", "-c", ASKED)
+            assert theirs.returncode == 0, theirs.stderr
+            assert (await sb.exec(ASKED, user=who or None, ends_turn=False)).stdout == theirs.stdout, who
+
+
 REMOTE = (
     "ADD {git} /x/",
     "ADD {git}#old /x",
@@ -193,6 +218,7 @@ async def test_fetches_as_docker_does(
     known |= {"tag": server.tag, "top": server.top}
     case = Case("FROM plain\n" + text.format(**known))
     folder = fresh_context(reference)
+    reference.run("builder", "prune", "--all", "--force")  # a commit that it has, it takes for any address's
     try:
         write_context(folder, case)
         theirs, their_refusal = by_reference(reference, folder, case)

@@ -72,8 +72,25 @@ RUNS = [
     "RUN touch -d @5000 /old; mkdir /d; touch -d @6000 /d", "RUN cp /srv/file /c; cp -a /srv /e; mv /e /g", "RUN dd if=/dev/zero of=/z bs=1M count=3 2> /dev/null; truncate -s 1G /hole",
 ]  # fmt: skip
 
+IN_GROUPS = "FROM box\nRUN echo wheel:x:10:root,app,100,1234 >> /etc/group; echo far:x:400:nobody,root >> /etc/group\n"
+MEMBERS = [
+    f"{IN_GROUPS}{user}\nRUN id -u > /tmp/id; id -g >> /tmp/id; grep Groups /proc/self/status >> /tmp/id; echo $HOME >> /tmp/id"
+    for user in (
+        "", "USER root", "USER 0", "USER 0:0", "USER root:staff", "USER app", "USER 100", "USER 100:200", "USER app:staff",
+        "USER nobody", "USER 1234", "USER :staff", "USER root:", "RUN sed -i s,^root:x:0:0::/root,root:x:0:7::/home, /etc/passwd",
+        "RUN sed -i 1itoor:x:0:5::/toor:/bin/sh /etc/passwd", "RUN rm /etc/passwd", "RUN rm /etc/passwd\nUSER root", "RUN rm /etc/group\nUSER app",
+        "RUN rm /etc/group /etc/passwd\nUSER 100", "RUN sed -i s/^app:x:100/app:x:0/ /etc/passwd\nUSER app",
+    )
+]  # fmt: skip
+
+ETC = [
+    "FROM locked\nRUN stat -c '%a %u %g %Y' /etc > /s", "FROM locked\nRUN echo x:x:9: >> /etc/group", "FROM locked\nCOPY note /etc/n",
+    "FROM locked\nCOPY note /etc/group", "FROM locked\nRUN rm /etc/group", "FROM locked\nUSER 3:4\nRUN cat /etc/group > /tmp/g; id >> /tmp/g",
+    "FROM box\nRUN echo x:x:9: >> /etc/group", "FROM box\nCOPY note /etc/group", "FROM box\nRUN touch /etc/new", "FROM locked\nCOPY app /etc",
+]  # fmt: skip
+
 CASES = [
-    *(Case(text) for text in STAGES),
+    *(Case(text) for text in (*STAGES, *MEMBERS, *ETC)),
     *(Case("FROM scratch\nCOPY . /c/", {".dockerignore": text}) for text in IGNORES),
     Case("FROM scratch\nCOPY note /", {".dockerignore": "note"}),
     Case("FROM scratch\nCOPY note* app/a* /x/", {".dockerignore": "note\napp/a.py"}),

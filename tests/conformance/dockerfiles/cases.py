@@ -112,7 +112,9 @@ ONBUILD COPY note /triggered/
 ONBUILD RUN echo $B > /triggered/b
 """
 SHELLED = 'FROM box\nSHELL ["/bin/sh", "-ec"]\nMAINTAINER me\n'
-DERIVED = {"dressed": DRESSED, "triggers": TRIGGERS, "shelled": SHELLED}
+#: The runtime layer of sandboxes has an /etc as well, which must not show.
+LOCKED = "FROM box\nRUN chown 3:4 /etc && chmod 2751 /etc && touch -d @5000 /etc\n"
+DERIVED = {"locked": LOCKED, "dressed": DRESSED, "triggers": TRIGGERS, "shelled": SHELLED}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"COPY note /proc/x", "/proc is mounted in every sandbox: nothing can be copied into it"),
     (r"find \. -type d -exec chmod", "hard links of a layer stay hard links when a later RUN changes one of them"),
     (r"RUN kill -9 \$\$", "the shell of a RUN is process 1 with BuildKit, which no signal from within ends"),
+    (r"RUN rm /etc/(passwd|group).*\nUSER", "RUN needs neither file for root and numbers, nor groups, as `docker run`"),
     (r"rm /etc/hosts", "/etc/hosts is a file of the tree; BuildKit mounts one of its own while a command runs"),
 )
 
