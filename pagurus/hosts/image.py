@@ -141,8 +141,8 @@ def upload(
 @application.command()
 def build(
     name: NewImage,
-    context: Annotated[Path, typer.Argument(help="The directory that COPY reads.", exists=True, file_okay=False)],
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The Dockerfile.", exists=True)] = None,
+    context: Annotated[str, typer.Argument(help="The directory that COPY reads, or a repository: URL#REF:DIRECTORY.")],
+    file: Annotated[str | None, typer.Option("--file", "-f", help="The Dockerfile.")] = None,
     argument: Annotated[list[str] | None, typer.Option("--build-arg", help="NAME=VALUE")] = None,
     target: Annotated[str | None, typer.Option(help="Stop at this stage.")] = None,
     network: Annotated[str, typer.Option(help="What RUN may reach: none or open.")] = "none",
@@ -155,7 +155,8 @@ def build(
         list[str] | None, typer.Option("--ssh", help="ID or ID=SOCKET of an agent of keys, for RUN --mount=type=ssh.")
     ] = None,
     build_context: Annotated[
-        list[str] | None, typer.Option("--build-context", help="NAME=FOLDER or NAME=docker-image://IMAGE, for --from.")
+        list[str] | None,
+        typer.Option("--build-context", help="NAME=FOLDER, NAME=REPOSITORY or NAME=docker-image://IMAGE."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
 ) -> None:

@@ -343,7 +343,7 @@ class _Meaning:
             target,
             origin=here.flags.get("from", ""),
             addresses=tuple(path for path in paths[:-1] if _is_remote(path) and not _GIT.fullmatch(path)),
-            repositories=tuple(path for path in paths[:-1] if _GIT.fullmatch(path)),
+            repositories=tuple(path for path in paths[:-1] if is_repository(path)),
             documents=tuple((item.name, self._filled(item)) for item in here.documents),
             owner=self._word(here.flags.get("chown", "")),
             mode=mode,
@@ -398,6 +398,15 @@ def _expand(text: str, scope: Mapping[str, str], escape: str, line: int) -> str:
         return words.expand(text, scope, escape=escape)
     except ValueError as error:
         raise Invalid(f"line {line}: {text!r}: {error}") from None
+
+
+def is_repository(address: str) -> bool:
+    """Whether an address is that of a git repository.
+
+    >>> is_repository("https://host/project.git#main:docker"), is_repository("./project.git")
+    (True, False)
+    """
+    return _GIT.fullmatch(address) is not None
 
 
 def _split(text: str, scope: Mapping[str, str], escape: str, line: int) -> list[str]:

@@ -30,7 +30,7 @@ from msgspec import ValidationError, convert
 from sandbox.errors import CheckpointFailed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import dockerfile, reference
 from sandbox.image.dockerfile import BuildStage, Dockerfile, Instruction
-from sandbox.image.stages import BuildArguments, CopyInstruction, RunAction, StageState, apply
+from sandbox.image.stages import BuildArguments, CopyInstruction, RunAction, StageState, apply, is_repository
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.messages.images import ImageName
 from sandbox.sdk import plan
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sandbox.sdk.client import Client
 
 SCRATCH = "scratch"
+_CONTEXTS = "a directory, a git repository (URL#REF:DIRECTORY), or for FROM docker-image://NAME"
 
 
 @dataclass(eq=False)
@@ -97,7 +98,7 @@ class Builder:
         self._cache = cache
         self._output = output or (lambda line: None)
         self._named = {name.lower(): place for name, place in (contexts or {}).items()}
-        self._hashes = Hashes.of_context(context.root) if cache else Hashes(None)
+        self._hashes = Hashes.of_context(context.root) if cache and context.lasting else Hashes(None)
         self._sources = RemoteSources(cache)
         self._shows = output is not None
         self._secrets, self._agents = secrets or {}, agents or {}
@@ -230,6 +231,8 @@ class Builder:
         if not name:
             return self._context
         place = self._named.get(name.lower())  # which replaces a stage of that name
+        if place is not None and is_repository(place):
+            return await asyncio.to_thread(BuildContext.of, await self._sources.repository(place), lasting=False)
         if place is not None and "://" not in place:
             return await asyncio.to_thread(BuildContext.of, _directory(place, name))
         if place is None and (stage := self._planned.get(name.lower())) is not None:
@@ -242,7 +245,7 @@ class Builder:
             return name
         kind, _, image = place.partition("://")
         if kind != "docker-image" or not image:
-            raise Invalid(f"--build-context {name}={place} is no image", hint="docker-image://NAME, or a directory")
+            raise Invalid(f"--build-context {name}={place} is no image", hint=_CONTEXTS)
         return image
 
     async def _image(self, name: str, line: int) -> ImageInfo:
@@ -390,5 +393,5 @@ def _triggered(text: str, line: int) -> list[Instruction]:
 def _directory(place: str, name: str) -> Path:
     directory = Path(place)
     if not directory.is_dir():
-        raise Invalid(f"--build-context {name}={place} is no directory", hint="or docker-image://NAME")
+        raise Invalid(f"--build-context {name}={place} is no directory", hint=_CONTEXTS)
     return directory

@@ -102,20 +102,21 @@ class BuildContext:
 
     root: Path
     ignored: PatternList
+    lasting: bool = True  # its files may be there at the next build
 
     @classmethod
-    def of(cls, root: Path, dockerfile: Path | None = None) -> BuildContext:
+    def of(cls, root: Path, dockerfile: Path | None = None, *, lasting: bool = True) -> BuildContext:
         """With the ``DOCKERFILE.dockerignore`` next to the Dockerfile, or the ``.dockerignore`` of the directory."""
         own = [dockerfile.with_name(f"{dockerfile.name}.dockerignore")] if dockerfile is not None else []
         for file in (*own, root / ".dockerignore"):
             try:
                 text = host_files.read(file.parent, file.name, MAX_TEXT).decode("utf-8", "surrogateescape")
-                return cls(root, PatternList(ignore_lines(text)))
+                return cls(root, PatternList(ignore_lines(text)), lasting)
             except NotFound:
                 continue
             except ValueError as error:
                 raise Invalid(f"{file.name}: {error}") from None
-        return cls(root, PatternList([]))
+        return cls(root, PatternList([]), lasting)
 
     def select(self, sources: Iterable[str], line: int) -> Selection:
         """What the sources of an instruction reach. Raises Invalid with its line."""

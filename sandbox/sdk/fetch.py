@@ -103,6 +103,15 @@ class RemoteSources:
         """The name and the directory of each; a repository is all of its directory."""
         return [(await self._of(copy, address, line))[:2] for address in (*copy.addresses, *copy.repositories)]
 
+    async def repository(self, address: str) -> Path:
+        """The directory of a repository that is a context."""
+        key = address, ""
+        if key not in self._fetched:
+            directory = self._undo.enter_context(host_files.fresh_directory())
+            commit, top = await asyncio.to_thread(repository.clone, address, directory, "", False)
+            self._fetched[key] = ".", top, commit
+        return self._fetched[key][1]
+
     async def _of(self, copy: CopyInstruction, address: str, line: int) -> tuple[str, Path, str]:
         key = address, copy.checksum
         if key not in self._fetched:

@@ -151,7 +151,8 @@ class Images(Facet):
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
 
-        `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
+        `context`: the directory that COPY reads, or a git repository (``https://host/project.git#ref:directory``).
+        `file`: the Dockerfile, when it is not in there; of a repository, its path within. `network`: what
         RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
         by its content; what is carried out is kept in any case. `secrets`: by id, for ``RUN --mount=type=secret``; they
         are in no image and in no key. `ssh`: sockets of agents of keys by id, for ``RUN --mount=type=ssh``; ``default``
@@ -160,25 +161,34 @@ class Images(Facet):
         Invalid with the line of the Dockerfile that failed, or that is not supported.
         """
         from sandbox.image import dockerfile
+        from sandbox.image.stages import is_repository
+        from sandbox.sdk import repository
         from sandbox.sdk.build import Builder
         from sandbox.sdk.context import BuildContext, read_dockerfile
+        from sandbox.tree import host_files
 
-        place = None if file is None else Path(file)
-        text = await asyncio.to_thread(read_dockerfile, Path(context), place)
-        builder = Builder(
-            self._client,
-            await asyncio.to_thread(BuildContext.of, Path(context), place or Path(context, "Dockerfile")),
-            dockerfile.parse(text),
-            arguments=arguments or {},
-            network=network or Network.none(),
-            limits=limits or Limits(),
-            cache=cache,
-            secrets=secrets,
-            agents={name: Path(place) for name, place in (ssh or {}).items()},
-            contexts=contexts,
-            output=output,
-        )
-        return await builder.build(name, target=target, replace_name=replace)
+        with contextlib.ExitStack() as undo:
+            top, place = Path(context), None if file is None else Path(file)
+            if remote := is_repository(str(context)):
+                directory = undo.enter_context(host_files.fresh_directory())
+                _, top = await asyncio.to_thread(repository.clone, str(context), directory, "", False)
+                place = None if file is None else Path(top, file)
+            text = await asyncio.to_thread(read_dockerfile, top, place)
+            about = await asyncio.to_thread(BuildContext.of, top, place or Path(top, "Dockerfile"), lasting=not remote)
+            builder = Builder(
+                self._client,
+                about,
+                dockerfile.parse(text),
+                arguments=arguments or {},
+                network=network or Network.none(),
+                limits=limits or Limits(),
+                cache=cache,
+                secrets=secrets,
+                agents={name: Path(place) for name, place in (ssh or {}).items()},
+                contexts=contexts,
+                output=output,
+            )
+            return await builder.build(name, target=target, replace_name=replace)
 
     async def steps(self) -> Sequence[StepInfo]:
         """The steps of builds that the host keeps, the one used last first."""

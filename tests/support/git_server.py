@@ -61,6 +61,7 @@ class GitServer:
             (work / "file").write_text(f"{number}\n")
             (work / "sub/deep/run").write_text("#!/bin/sh\n")
             (work / "sub/deep/run").chmod(0o755)
+            (work / "sub/Dockerfile").write_text(f"FROM debian\nCOPY . /c{number}/\n")
             if number == 1:
                 (work / "link").symlink_to("sub/deep/run")
             self._git("-C", str(work), "add", "-A")
