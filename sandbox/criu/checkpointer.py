@@ -54,6 +54,7 @@ log = logging.getLogger("pagurus")
 
 TMPFS_MAGIC = 0x01021994
 TRACKED_SHARE = 4  # at most one part in so many of the file system is held for captures to come
+PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before a dump that ending tasks failed is tried again
 LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
 
 
@@ -172,6 +173,7 @@ class Checkpointer:
         hold: bool,
     ) -> dump.Dump:
         tried: set[type[PagurusError]] = set()
+        pauses = iter(PAUSES)
         while True:
             existing = self._watched.get(container.spec.id, [])
             process = await self._ready(container, existing, outside=dump.NewObjects in tried, hold=hold)
@@ -191,10 +193,13 @@ class Checkpointer:
                     await asyncio.to_thread(tracker.finish, dest)
                     await asyncio.to_thread(self._bound, tracker)
                 return done
-            except (dump.UnknownWatch, dump.NewObjects, UnknownPages) as error:  # each can be helped once
-                if type(error) in tried:
+            except (dump.UnknownWatch, dump.NewObjects, UnknownPages, dump.TasksEnded) as error:
+                pause = next(pauses, None) if isinstance(error, dump.TasksEnded) else 0.0
+                if type(error) in tried or pause is None:
                     raise
-                tried.add(type(error))
+                if not isinstance(error, dump.TasksEnded):  # the others can be helped once
+                    tried.add(type(error))
+                await asyncio.sleep(pause)
                 if tracker is not None:
                     tracker.lose()
                 if isinstance(error, dump.UnknownWatch):

@@ -75,11 +75,16 @@ class NewObjects(CheckpointFailed):
     """System V objects that were not there when CRIU started, inside their namespace: try again with another CRIU."""
 
 
-#: CRIU's words -> an error of its own, where the caller can do something about it.
+class TasksEnded(CheckpointFailed):
+    """Processes or threads ended while CRIU stopped them all, one after the other: try again."""
+
+
+#: A pattern of CRIU's words -> an error of its own, where the caller can do something about it.
 KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("Can't dump that handle", UnknownWatch),
     ("doesn't live in IPC ns", NewObjects),
     ("No space left", CapturesFull),
+    (r"Zombies with threads|Can't open \d+(/\S+)?( on procfs)?: No such (file|process)", TasksEnded),
 )
 
 
@@ -475,8 +480,7 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
         return refused_traced(container, *result)
     hint = hint_for(text)
     words = _with_names(str(error), container.tasks())
-    kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)
-    return kind(f"CRIU could not dump the processes: {words}", hint=hint, sandbox=container.spec.id)
+    return kind_of(text)(f"CRIU could not dump the processes: {words}", hint=hint, sandbox=container.spec.id)
 
 
 def _with_names(text: str, pids: list[int]) -> str:
@@ -519,3 +523,8 @@ def stats(directory: Path) -> dict[str, int]:
         return dict(rpc.load(directory / "stats-dump")[0]["dump"])
     except (OSError, KeyError, IndexError):
         return {}
+
+
+def kind_of(words: str) -> type[CheckpointFailed]:
+    """The error for what CRIU and its log say."""
+    return next((kind for pattern, kind in KINDS if re.search(pattern, words)), CheckpointFailed)

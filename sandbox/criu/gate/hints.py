@@ -10,6 +10,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     (r"FS id", "two processes share their working directory: make the child without CLONE_FS"),
     (r"PIDFD_THREAD", "a descriptor of a thread is open: open the pidfd of its process, without PIDFD_THREAD"),
     (r"packetized mode", "a pipe keeps packets apart: make it without O_DIRECT"),
+    (r"Zombies with threads", "the first thread of a program has ended before its others: end them as well"),
     (r"secretmem", "secret memory is mapped: do without memfd_secret"),
     (r"corked dgram", "a datagram is half written: end it by switching UDP_CORK off"),
     (r"netlink: The socket has data", "a netlink socket holds an answer: read the answer"),
