@@ -15,6 +15,8 @@ from rollout.decide.engines.devices import DevicePlacement
 from rollout.decide.engines.options import check_options
 from rollout.environments import splits
 from rollout.environments.mixture import Mixture, MixturePart
+from rollout.rewards.messages import Scoring
+from rollout.rewards.weighted import RewardPlan, planned
 from sandbox.errors import Invalid, NotFound
 from sandbox.messages.cluster import JobShape
 
@@ -71,7 +73,12 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     handover: bool = False  # the trainer works on the engines' machines: see rollout.decide.engines.handover
     share: SharePlan | None = None  # whom it takes turns with on the same machines: see rollout.service.phases
     scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
+    rewards: list[RewardPlan] = []  # by which episodes are scored; empty: by that of their environment
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
+
+    def scoring(self, own: Scoring | None) -> Scoring | None:
+        """By what an episode is scored whose environment has this reward."""
+        return planned(self.rewards, own)
 
     def environments(self, run: Path) -> Mixture:
         """What is played: the mixture, or the one task; split as the run directory says."""

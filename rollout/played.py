@@ -80,7 +80,7 @@ async def engine_of_run(
         await build_missing(host, environment().builds())
 
     async with engine_of(model, environment, client, engine=plan.engine, length=length, build=build) as made:
-        made.limits = config.limits
+        made.limits, made.scoring = config.limits, plan.scoring
         stops = sorted({*config.sampling.stop_token_ids, *(made.renderer.stops if made.renderer else [])})
         yield made, msgspec.structs.replace(config.sampling, stop_token_ids=stops)
 

@@ -27,6 +27,7 @@ from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
 from rollout.environments.splits import SHARE, Share
 from rollout.episode.spec import EpisodeLimits, PhaseTimeouts
 from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
+from rollout.rewards.weighted import RewardPlan, need_rewards
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
@@ -50,6 +51,7 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
 
     task: Path  # directory or file of an environment; of a mixture the first
     mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
+    rewards: tuple[RewardPlan, ...] = ()  # tables [[rewards]] of name, function or url or model, weight, options
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face directory
     engine: str = "embedded"  # what serves the policy: embedded or vllm
@@ -109,6 +111,10 @@ def read(path: Path) -> dict[str, Any]:
         if isinstance(part, dict):
             need_existing(f"{path}: [[mixture]]", part, MixturePart)
             _resolve(part, ("task", "rows", "held_out"), path)
+    for part in content.get("rewards", ()):
+        if isinstance(part, dict):
+            need_existing(f"{path}: [[rewards]]", part, RewardPlan)
+            _resolve(part, ("model", *(["function"] if ".py:" in str(part.get("function")) else [])), path)
     return content
 
 
@@ -240,6 +246,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
     chosen = Mixture(parts, share=config.held_share).splits
     if config.curriculum is not None:
         load_curriculum(config.curriculum)
+    need_rewards(config.rewards)
     if begin is None:
         raise Invalid(
             f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
@@ -360,6 +367,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             "task": str(config.task),
             "config": played,
             "mixture": list(config.mixture),
+            "rewards": list(config.rewards),
             "curriculum": None if config.curriculum is None else str(config.curriculum),
             "host_timeout": config.timeouts.host,
             "devices": machine.devices(config),

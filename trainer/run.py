@@ -298,9 +298,9 @@ class TrainerRun:
         if (count := target.samples) > 1:
             of_seed = [trajectories[at : at + count] for at in range(0, len(trajectories), count)]
             metrics[f"held_out_pass_at_{count}"] = scored(of_seed).rates[-1].mean
-        await asyncio.to_thread(
-            self.recorder.step, step, metrics | self._by_part("reward_held_out_by_part", trajectories)
-        )
+        metrics |= self._by_part("reward_held_out_by_part", trajectories)
+        metrics |= report.by_scorer("reward_held_out_by_scorer", trajectories)
+        await asyncio.to_thread(self.recorder.step, step, metrics)
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 
@@ -464,6 +464,7 @@ class TrainerRun:
             {
                 "reward": reward,
                 **self._by_part("reward_by_part", trajectories),
+                **report.by_scorer("reward_by_scorer", trajectories),
                 "policy_version": self.version,
                 "staleness": {str(key): count for key, count in sorted(age.items())},
                 "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),

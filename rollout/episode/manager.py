@@ -34,7 +34,7 @@ from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeLimits, EpisodeSpec
 from rollout.episode.turns import Episode
 from rollout.messages import Trajectory
-from rollout.rewards.messages import Score, ScorerFailed
+from rollout.rewards.messages import Score, ScorerFailed, Scoring
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import Key, TurnEntry
 from rollout.store.retained import Visit
@@ -57,6 +57,7 @@ class EpisodeManager(EpisodeParts):
     retained: RetainedStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
     leaving: bool = False  # this process ends, its successor continues: sandboxes stay
+    scoring: Callable[[Scoring | None], Scoring | None] = lambda own: own  # by what, given the environment's own
     parked: set[Key] = field(default_factory=set)  # episodes that continue later, once they are cancelled
 
     async def run(
@@ -80,6 +81,7 @@ class EpisodeManager(EpisodeParts):
         label(trajectory, spec, sampling)
         drawn = spec
         env, seed = self.environment().of(drawn.seed)
+        env.reward = self.scoring(env.reward)
         KIND.set(env.kind or type(env).__name__)
         spec = msgspec.structs.replace(spec, seed=seed)
         sandbox, episode = None, None

@@ -3,5 +3,6 @@ state."""
 
 from rollout.rewards.messages import Final, Score, ScoredTurn, Scoring
 from rollout.rewards.registry import reward
+from rollout.rewards.weighted import model, weighted
 
-__all__ = ["Final", "Score", "ScoredTurn", "Scoring", "reward"]
+__all__ = ["Final", "Score", "ScoredTurn", "Scoring", "model", "reward", "weighted"]

@@ -28,10 +28,20 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
     low: float = 0.0  # rewards lie between these two; any other is a failure of the scorer
     high: float = 1.0
     longest: float = LONGEST  # seconds of one try, whatever the anchor
+    parts: list[ScoringPart] = []  # or the weighted sum of these, each scored by itself
+    model: str = ""  # or what a reward model in this directory says
 
     @property
     def name(self) -> str:
-        return self.function or self.url
+        return self.function or self.url or self.model or ", ".join(part.name for part in self.parts)
+
+
+class ScoringPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several rewards."""
+
+    name: str
+    scoring: Scoring
+    weight: float = 1.0
 
 
 class ScoredTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +57,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     turns: list[float] = []
     reason: str = ""  # for people
+    parts: dict[str, float] = {}  # of several rewards, what each said, not weighted
 
     @property
     def total(self) -> float:

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,16 @@ class _Worker:
 class WorkerPool:
     """``score = await pool.run(ask, fork)``. At most `size` processes, begun when they are needed."""
 
-    def __init__(self, size: int = 2, *, log: Path | None = None, environment: Mapping[str, str] | None = None):
-        self.size, self._log = size, log
+    def __init__(
+        self,
+        size: int = 2,
+        *,
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("rollout.rewards.worker",),
+    ):
+        """`program`: a module and its arguments, before the number of the descriptor."""
+        self.size, self._log, self._program = size, log, program
         self._environment = {**os.environ, **(environment or {})}
         self._slots = asyncio.Semaphore(size)
         self._idle: list[_Worker] = []
@@ -99,7 +107,7 @@ class WorkerPool:
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
         with open(self._log or os.devnull, "ab") as said:
             return subprocess.Popen(
-                [sys.executable, "-m", "rollout.rewards.worker", str(descriptor)],
+                [sys.executable, "-m", *self._program, str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
@@ -137,6 +145,28 @@ class WorkerPool:
             with clock.stopped():
                 answered = await _carry_out(frame.call, sandbox, clock)
             await wire.write(worker.writer, RewardMessage(answer=answered))
+
+
+class RewardModels:
+    """``score, seconds = await models.run(request)``: a process for each reward model, which has it in memory."""
+
+    def __init__(self, *, log: Path | None = None):
+        self._log = log
+        self._pools: dict[str, WorkerPool] = {}
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+
+    async def run(self, request: ScoringRequest) -> tuple[Score, float]:
+        """One try. Raises ScorerFailed."""
+        directory = request.scoring.model
+        if directory not in self._pools:
+            program = ("rollout.service.reward_model", directory)
+            self._pools[directory] = WorkerPool(1, log=self._log, program=program)
+        pool = self._pools[directory]
+        async with pool.slot():
+            return await pool.run(request, None)
 
 
 async def _carry_out(call: ForkCall, sandbox: Sandbox | None, clock: TrajectoryClock) -> ForkReply:

@@ -32,9 +32,10 @@ from rollout.decide import anchor
 from rollout.messages import Trajectory
 from rollout.rewards import registry
 from rollout.rewards.messages import Score, ScoredTurn, ScorerFailed, Scoring, ScoringRequest, TooSlow
-from rollout.rewards.pool import WorkerPool
+from rollout.rewards.pool import RewardModels, WorkerPool
 from rollout.rewards.score_cache import ScoreLedger
 from rollout.rewards.web import Functions
+from rollout.rewards.weighted import combined
 from sandbox import Sandbox
 from sandbox.errors import PagurusError
 
@@ -56,7 +57,7 @@ class RewardService:
     def __init__(self, host: Forks, *, workers: int = 2, ledger: Path | None = None, log: Path | None = None):
         """`workers`: functions that run at once, each with a fork. `ledger`: where scores are kept."""
         self._host = host
-        self._pool, self._web = WorkerPool(workers, log=log), Functions()
+        self._pool, self._web, self._models = WorkerPool(workers, log=log), Functions(), RewardModels(log=log)
         self._ledger = ScoreLedger(ledger) if ledger is not None else None
         self._anchors: dict[tuple[str, int], float] = {}
         self._removals: set[asyncio.Task[None]] = set()
@@ -73,6 +74,7 @@ class RewardService:
             await asyncio.wait(self._removals)
         await self._pool.close()
         await self._web.close()
+        await self._models.close()
         if self._ledger is not None:
             self._ledger.close()
 
@@ -81,6 +83,9 @@ class RewardService:
         the host fails."""
         assert trajectory.final is not None, "it has no final state"
         scoring = scoring or trajectory.final.scoring
+        if scoring.parts:
+            scores = await asyncio.gather(*(self.score(trajectory, part.scoring) for part in scoring.parts))
+            return combined(scoring.parts, dict(zip((p.name for p in scoring.parts), scores, strict=True)))
         request = _request(trajectory, scoring)
         digest = await asyncio.to_thread(registry.digest, scoring)
         key = _key(digest, request, trajectory.final.checkpoint if scoring.forks else "")
@@ -123,6 +128,8 @@ class RewardService:
             request = msgspec.structs.replace(request, id=secrets.token_hex(8), limit=limit, attempt=attempt)
             if request.scoring.url:
                 return await self._web.run(request, fork)
+            if request.scoring.model:
+                return await self._models.run(request)
             return await self._pool.run(request, fork)
 
     @contextlib.asynccontextmanager

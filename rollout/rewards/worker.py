@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rollout.rewards import wire
@@ -70,8 +71,11 @@ class PoolConnection:
         return answered
 
 
-async def serve(link: PoolConnection) -> None:
-    """Score what is requested until the pool is gone."""
+Answer = Callable[[PoolConnection, ScoringRequest], Awaitable[RewardMessage]]
+
+
+async def serve(link: PoolConnection, answer: Answer | None = None) -> None:
+    """Score what is requested until the pool is gone. `answer`: else by the functions that are named."""
     await wire.write(link.writer, RewardMessage(ready=True))
     while True:
         try:
@@ -79,13 +83,18 @@ async def serve(link: PoolConnection) -> None:
         except ScorerFailed:
             return
         if request is not None:
-            await wire.write(link.writer, await score(link, request))
+            await wire.write(link.writer, await (answer or score)(link, request))
+
+
+async def begin(link: PoolConnection, request: ScoringRequest) -> None:
+    """From here on the time of the try counts."""
+    await wire.write(link.writer, RewardMessage(id=request.id, begun=True))
 
 
 async def score(link: PoolConnection, request: ScoringRequest) -> RewardMessage:
     try:
         function = await asyncio.to_thread(find, request.scoring)
-        await wire.write(link.writer, RewardMessage(id=request.id, begun=True))
+        await begin(link, request)
         final = Final(request, ForkHandle(link) if request.scoring.forks else None)
         return RewardMessage(id=request.id, score=await function.run(final))
     except TooSlow as error:
@@ -94,12 +103,16 @@ async def score(link: PoolConnection, request: ScoringRequest) -> RewardMessage:
         return RewardMessage(id=request.id, error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 
-async def main(descriptor: int) -> None:
+async def connected(descriptor: int, answer: Answer | None = None) -> None:
     link = PoolConnection(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=wire.MAX_FRAME))
-    await serve(link)
+    await serve(link, answer)
+
+
+def main(descriptor: int, answer: Answer | None = None) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.set_inheritable(descriptor, False)  # what a function starts does not get it
+    asyncio.run(connected(descriptor, answer))
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.set_inheritable(int(sys.argv[1]), False)  # what a function starts does not get it
-    asyncio.run(main(int(sys.argv[1])))
+    main(int(sys.argv[1]))

@@ -331,7 +331,7 @@ class RolloutRole:
             fleet=cast(Fleet, engines) if self.plan.handover else None,  # a pool: see `trainer.config`
         )
         controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
-        controller.episodes.rewards = self.rewards
+        controller.episodes.rewards, controller.episodes.scoring = self.rewards, self.plan.scoring
         return controller
 
     def _draw(self, store: SampleStore) -> Draw:

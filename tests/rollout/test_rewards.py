@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 
 from rollout.decide import anchor
@@ -17,20 +19,25 @@ from rollout.decide.blame import Blame, Cause, EpisodePhase, blame
 from rollout.decide.keeping import KeepPlan
 from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.renderer import ChatRenderer
 from rollout.episode.retained import RetainedStates
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import LabellingClient
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards import Score, Scoring, library
 from rollout.rewards.messages import ScorerFailed
-from rollout.rewards.service import RewardService
+from rollout.rewards.service import RewardService, apply
 from rollout.rewards.web import at
+from rollout.rewards.weighted import RewardPlan, model, need_rewards, planned, weighted
 from rollout.store.disk import DiskThread
 from rollout.store.retained import RetainedLedger
 from sandbox import Client
+from sandbox.errors import Invalid, PagurusError
 from tests.support import reward_functions as functions
 from tests.support.daemon_host import missing
+from tests.support.endpoint_engines import small_chat_model
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
+from trainer.reports.report import by_scorer
 
 SAMPLING = Sampling(max_tokens=64, stop_token_ids=[END])
 real = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -259,6 +266,142 @@ async def test_library_functions(rewards: RewardService) -> None:
         score = await rewards.score(ended(library.judge(url=url, model="m", rubric="is it right?")))
     assert score == Score(reward=0.7, reason="nearly") and len(requested) == 2
     assert "2 + 2?" in requested[0]["messages"][1]["content"]
+
+
+async def test_a_judge_is_asked_again_where_it_is_busy_and_never_twice_for_an_answer(tmp_path: Path) -> None:
+    requested: list[float] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        requested.append(time.monotonic())
+        if len(requested) == 1:
+            return web.Response(status=429, headers={"retry-after": "1"})
+        if len(requested) == 2:
+            return web.json_response({"choices": [{"message": {"content": "no grade"}}]})
+        return web.json_response({"choices": [{"message": {"content": '{"score": 4}'}}]})
+
+    cache = str(tmp_path / "answers.sqlite")
+    async with served("/v1/chat/completions", answer) as url:
+        judge = library.judge(url=url, model="m", rubric="is it right?", cache=cache)
+        for run in range(2):  # the second run has a ledger of its own, and the first one's answers
+            async with RewardService(FakeHost(), ledger=tmp_path / f"{run}.sqlite") as service:
+                assert (await service.score(ended(judge))).reward == 0.4
+    assert len(requested) == 3 and requested[1] - requested[0] >= 1.0
+
+
+async def test_a_judge_that_refuses_is_asked_once_in_a_try(rewards: RewardService) -> None:
+    requested: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        requested.append("")
+        return web.Response(status=401, text="no such key")
+
+    async with served("/v1/chat/completions", answer) as url:
+        with pytest.raises(ScorerFailed, match=r"answered 401.*no such key") as caught:
+            await rewards.score(ended(library.judge(url=url, model="m", rubric="")))
+    assert caught.value.raised and len(requested) == anchor.TRIES
+
+
+async def test_several_rewards_are_weighted_and_each_is_named(rewards: RewardService, tmp_path: Path) -> None:
+    four, never = functions.says(word="4"), functions.says(word="x")
+    parts = weighted(said=(four, 0.5), turns=functions.item_turn(), no=(never, 9))
+    assert not parts.forks
+    trajectory = ended(parts)
+    score = await rewards.score(trajectory)
+    assert (score.reward, score.turns) == (1.0, [0.25])
+    assert score.parts == {"said": 1.0, "turns": 0.75, "no": 0.0}
+    apply(trajectory, score)
+    assert (trajectory.reward, trajectory.turns[0].reward) == (1.25, 0.25)
+    assert by_scorer("reward", [trajectory, ended(parts)]) == {"reward": {"no": 0.0, "said": 1.0, "turns": 0.75}}
+    assert by_scorer("reward", [ended(parts)]) == {}
+    bad = functions.misbehaves(how="raise", times=9, notes=str(tmp_path / "notes"))
+    with pytest.raises(ScorerFailed, match="misbehaves"):
+        await rewards.score(ended(weighted(said=four, bad=bad)))
+
+
+def test_rewards_of_a_plan(tmp_path: Path) -> None:
+    own = functions.says(word="own")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from rollout import reward\n\n@reward(forks=False)\ndef short(final, *, limit=3):\n    return 1.0\n"
+    )
+    plans = [
+        RewardPlan(name="environment", weight=2.0),
+        RewardPlan(name="mine", function=f"{file}:short", options={"limit": 9}),
+        RewardPlan(name="rule", function="rollout.rewards.library:matches", options={"pattern": "x"}, weight=-1.0),
+        RewardPlan(name="far", url="http://127.0.0.1:1/x"),
+    ]
+    made = planned(plans, own)
+    assert made is not None and [(part.name, part.weight) for part in made.parts] == [
+        ("environment", 2.0), ("mine", 1.0), ("rule", -1.0), ("far", 1.0),
+    ]  # fmt: skip
+    assert made.parts[0].scoring == own and made.parts[1].scoring.options == {"limit": 9}
+    assert planned([], own) == own and planned([], None) is None
+    need_rewards(plans)
+    for plan, named in (
+        (RewardPlan(name="a", function=f"{file}:long"), "no reward function"),
+        (RewardPlan(name="a", function="nowhere.at.all:x"), "nowhere"),
+        (RewardPlan(name="a", function=f"{tmp_path}/none.py:x"), "no reward function"),
+        (RewardPlan(name="a", model=str(tmp_path)), "is no model"),
+        (RewardPlan(name="a", function="rollout.rewards.library:matches"), "pattern"),
+    ):
+        with pytest.raises(PagurusError, match=named):
+            need_rewards([plan])
+    with pytest.raises(Invalid, match="of one name"):
+        need_rewards([plans[1], plans[1]])
+    with pytest.raises(Invalid, match="which has none"):
+        planned(plans, None)
+
+
+def reward_model(directory: Path) -> Any:
+    """A small one, with the template of a chat model; and transformers' own model of it."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    small_chat_model(directory)
+    vocabulary = json.loads((directory / "config.json").read_bytes())["vocab_size"]
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_labels=1, max_position_embeddings=256,
+    )  # fmt: skip
+    for old in directory.glob("*.safetensors*"):
+        old.unlink()
+    made = LlamaForSequenceClassification(config).eval()
+    made.save_pretrained(directory)
+    return made
+
+
+async def test_a_reward_model_says_what_transformers_says(tmp_path: Path) -> None:
+    theirs = reward_model(tmp_path / "rm")
+    renderer = ChatRenderer.load(tmp_path / "rm")
+    trajectory = ended(model(str(tmp_path / "rm")))
+    trajectory.turns.append(TurnRecord(index=1, action="say 5", observation="no"))
+    messages = [
+        {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "say 4"},
+        {"role": "user", "content": "4"}, {"role": "assistant", "content": "say 5"},
+    ]  # fmt: skip
+    ids = [renderer.closed(messages[:2]), renderer.closed(messages)]
+    with torch.inference_mode():
+        first, last = (float(theirs(input_ids=torch.tensor([item])).logits[0, 0]) for item in ids)
+    async with RewardService(FakeHost(), workers=2, log=tmp_path / "log") as service:
+        score = await service.score(trajectory)
+        assert score.reward == pytest.approx(last, abs=1e-5) and score.turns == []
+        by_turn = await service.score(trajectory, model(str(tmp_path / "rm"), turns=True))
+        assert by_turn.reward == 0.0 and by_turn.turns == pytest.approx([first, last - first], abs=1e-5)
+        long = ended(model(str(tmp_path / "rm")))
+        long.turns[0].action = "4 " * 500
+        with pytest.raises(ScorerFailed, match="256 positions"):
+            await service.score(long)
+
+
+async def test_a_reward_model_behind_a_server_is_asked_for_each_turn(rewards: RewardService) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        messages = (await request.json())["messages"]
+        return web.json_response({"data": [{"data": [[0.25 * len(messages)]]}]})
+
+    async with served("/pooling", answer) as url:
+        score = await rewards.score(ended(library.served_model(url=url, model="rm")))
+        turns = await rewards.score(ended(library.served_model(url=url, model="rm", turns=True)))
+    assert score.reward == 0.5 and turns.turns == [0.5]
 
 
 @real

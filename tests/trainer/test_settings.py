@@ -117,7 +117,7 @@ def test_no_setting_is_declared_twice() -> None:
     assert own & inherited == {"sampling", "visit"}
     bounds = {field.name: field.type for field in msgspec.structs.fields(TrainConfig)}
     plan = {field.name: field.type for field in msgspec.structs.fields(RolloutPlan)}
-    derived = {"task", "mixture", "curriculum", "engine", "lora", "pace", "steps", "faults"}
+    derived = {"task", "mixture", "curriculum", "rewards", "engine", "lora", "pace", "steps", "faults"}
     assert {name for name in bounds.keys() & plan.keys() if bounds[name] != plan[name]} <= derived
 
 

@@ -26,6 +26,15 @@ COMPARED = (
 )
 
 
+def by_scorer(name: str, trajectories: Iterable[Trajectory]) -> dict[str, dict[str, float]]:
+    """Means of what each of several rewards said, not weighted."""
+    said: dict[str, list[float]] = {}
+    for item in trajectories:
+        for part, value in ({} if item.score is None else item.score.parts).items():
+            said.setdefault(part, []).append(value)
+    return {name: {part: sum(values) / len(values) for part, values in sorted(said.items())}} if said else {}
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Counters of a run. Saved with the resume state."""
 
