@@ -230,6 +230,8 @@ def need_objective(config: TrainConfig) -> None:
             f"{config.objective.preset} does not compare with the mean of a group, which is what branches need",
             hint='objective = "pooled", or leave out [branching]',
         )
+    if config.branching is not None and objective.advantage.credit == "turns":
+        raise Invalid("branches have credit of their own", hint="leave out objective.advantage.credit or [branching]")
     if (config.stream or config.handover) and not objective.streams:
         raise Invalid(f"{config.objective.preset} needs the whole batch first", hint="leave out stream and handover")
 

@@ -41,7 +41,7 @@ from trainer.objectives import (
     complete_divisor,
     credit,
 )
-from trainer.objectives.advantage import gae, silent
+from trainer.objectives.advantage import TurnRewards, gae, silent
 from trainer.objectives.losses import divergence, on_policy_distillation
 from trainer.objectives.metrics import Summary, by_outcome
 from trainer.settings import OptimiserSettings
@@ -70,7 +70,7 @@ class StepStats:
 
     def items(self) -> dict[str, float | dict[str, int] | dict[str, float] | dict[str, str]]:
         """As they are logged."""
-        names = ("grad_norm", "trajectories", "computed", "silent", "refused", "put_aside", "lengths")
+        names = ("grad_norm", "trajectories", "computed", "silent", "refused", "put_aside", "lengths", "forward_tokens")
         own = {name: getattr(self, name) for name in (*names, "seconds", "hidden_s")}
         return {**self.summary.items(), **own}
 
@@ -342,7 +342,7 @@ class Learner:
         return replace(rewards, penalty=penalty, values=values, taught=taught)
 
     def _rewards(self, samples: Sequence[Sample]) -> Rewards:
-        return rewards_of(samples, self.objective.overlong)
+        return rewards_of(samples, self.objective.overlong, turns=self.objective.advantage.credit == "turns")
 
     def _returns(self, samples: list[Sample], before: _Before) -> list[Tensor] | None:
         """What the critic should have said: advantages, not normalised, plus what it did say."""
@@ -359,7 +359,12 @@ def streams(objective: Objective, settings: OptimiserSettings) -> bool:
     return objective.streams and settings.updates == 1
 
 
-def rewards_of(samples: Sequence[Sample], overlong: Overlong = Overlong()) -> Rewards:  # noqa: B008 - frozen
+def rewards_of(
+    samples: Sequence[Sample],
+    overlong: Overlong = Overlong(),  # noqa: B008 - frozen
+    *,
+    turns: bool = False,
+) -> Rewards:
     """As objectives see samples: one entry for each episode, however many pieces it is in."""
     numbers: dict[str, int] = {}
     firsts: list[Sample] = []
@@ -380,7 +385,31 @@ def rewards_of(samples: Sequence[Sample], overlong: Overlong = Overlong()) -> Re
         tokens,
         earned=_earned(samples, firsts),
         truncated=torch.tensor(cut, dtype=torch.bool),
+        turns=_turns(samples, overlong) if turns else None,
     )
+
+
+def _turns(samples: Sequence[Sample], overlong: Overlong) -> TurnRewards:
+    """Of all episodes, one after another. One without rewards of turns is one turn."""
+    rewards: list[float] = []
+    owners: list[int] = []
+    of_token: list[int] = []
+    lengths: dict[int, int] = {}
+    numbers = episodes(samples)
+    for sample, number in zip(samples, numbers, strict=True):
+        lengths[number] = lengths.get(number, 0) + sample.sampled
+    first = 0
+    for at, (sample, number) in enumerate(zip(samples, numbers, strict=True)):
+        own = sample.turn_rewards or [sample.reward]
+        if at == 0 or numbers[at - 1] != number:
+            first = len(rewards)
+            total = torch.tensor([sample.reward], dtype=torch.float64)
+            penalty = float(overlong.of(total, torch.tensor([lengths[number]])) - total)
+            rewards += [*own[:-1], own[-1] + penalty]
+            owners += [number] * len(own)
+        turns = sample.turns or [0] * len(sample.tokens)
+        of_token += [first + turn for turn, bit in zip(turns, sample.mask, strict=True) if bit]
+    return TurnRewards(torch.tensor(rewards, dtype=torch.float64), torch.tensor(owners), torch.tensor(of_token))
 
 
 def _earned(samples: Sequence[Sample], firsts: Sequence[Sample]) -> Tensor | None:

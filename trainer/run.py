@@ -24,12 +24,14 @@ versions old (the rollout sees to it). It holds no handle of an engine.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -132,6 +134,7 @@ class TrainerRun:
         self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.directory)
         self.steps: Steps
         self.stream: BatchStream | None = None
+        self.samples = partial(samples, turns=self.config.objective.advantage.credit == "turns")
         self._stages: set[str] = set()
         self._unlearned = 0  # batches in a row of which nothing was trained on
 
@@ -250,7 +253,7 @@ class TrainerRun:
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
         if self.config.stream or self.config.handover:
-            self.stream = BatchStream(self.rollout, self.steps, samples)
+            self.stream = BatchStream(self.rollout, self.steps, self.samples)
         while self.step < self.config.steps:
             began = time.monotonic()
             batch = await (self.stream or self.rollout).next_batch()
@@ -330,7 +333,7 @@ class TrainerRun:
 
     def _train(self, batch: Batch, state: resume.ResumeState) -> dict[str, Any]:
         """Consumes a batch. Produces the next weights and their save."""
-        made = samples(batch)
+        made = self.samples(batch)
         stats = self.steps.step(made, state)
         put_aside: dict[str, str] = stats.get("put_aside", {})
         aside.note(self.directory, aside.described(state.step, made, put_aside))
@@ -359,13 +362,7 @@ class TrainerRun:
 
     def _by_part(self, name: str, trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
         """Mean rewards by part of a mixture, where the run has one."""
-        if not self.config.mixture:
-            return {}
-        rewards: dict[str, list[float]] = {}
-        for item in trajectories:
-            if item.scored:
-                rewards.setdefault(self.environments.name(item.seed), []).append(item.reward)
-        return {name: {part: sum(result) / len(result) for part, result in sorted(rewards.items())}}
+        return report.by_part(name, trajectories, self.environments.name) if self.config.mixture else {}
 
     def _state(self, step: int, consumed: list[str]) -> resume.ResumeState:
         """Of the run after this step."""
@@ -455,14 +452,14 @@ class TrainerRun:
         trajectories = batch.trajectories
         await self._measure()
         age = staleness(trajectories, self.version - 1)
-        reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
+        rewards = [trajectory.reward for trajectory in trajectories if math.isfinite(trajectory.reward)]
         turns = self.totals.turns - self.last_turns
         self.last_turns = self.totals.turns
         await asyncio.to_thread(
             self.recorder.step,
             self.step,
             {
-                "reward": reward,
+                "reward": (reward := sum(rewards) / max(1, len(rewards))),
                 **self._by_part("reward_by_part", trajectories),
                 **report.by_scorer("reward_by_scorer", trajectories),
                 "policy_version": self.version,

@@ -57,6 +57,7 @@ class KLSettings(Table, frozen=True, kw_only=True):
 class AdvantageSettings(Table, frozen=True, kw_only=True):
     baseline: Baseline | None = None  # what is subtracted
     scale: Literal["none", "group", "within_groups", "batch"] | None = None  # what the rest is divided by
+    credit: Literal["episode", "turns"] | None = None  # turns: a token earns what its turn and later ones are rewarded
     discount: Fraction | None = None  # gamma, with a critic
     trace: Fraction | None = None  # lambda of generalised advantage estimation
 

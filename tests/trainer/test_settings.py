@@ -20,10 +20,12 @@ from rollout.config import PlaySettings, RolloutConfig
 from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.episode.spec import PhaseTimeouts
+from rollout.messages import Batch, Group, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
 from sandbox.errors import Invalid
 from trainer import optimisers
-from trainer.batches.sample import Sample
+from trainer.batches.groups import samples as samples_of
+from trainer.batches.sample import Sample, refusal
 from trainer.config import TrainConfig, gather, rollout_plan
 from trainer.learner import Learner, rewards_of
 from trainer.models.logprobs import logprobs
@@ -208,6 +210,70 @@ def test_generalised_advantages_equal_the_sum_of_their_definition(lengths: list[
     for discount in (1.0, 0.99):
         advantage = Advantage(baseline="critic", discount=discount, trace=trace)
         assert np.allclose(gae(advantage, batch).numpy(), loop(advantage, batch), atol=1e-12)
+
+
+def process_supervision(groups: list[list[list[float]]], *, scaled: bool) -> list[list[float]]:
+    """Section 4.1.3 of arXiv 2402.03300, in numpy: of each turn of each episode of each group."""
+    result = []
+    for group in groups:
+        rewards = np.concatenate([np.array(episode) for episode in group])
+        scale = rewards.std(ddof=1) + 1e-6 if scaled else 1.0
+        for episode in group:
+            normal = (np.array(episode) - rewards.mean()) / scale
+            result.append([float(normal[turn:].sum()) for turn in range(len(episode))])
+    return result
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dr_grpo"])
+def test_credit_by_turns_is_process_supervision(preset: str) -> None:
+    rng = np.random.default_rng(1)
+    groups = [[list(rng.normal(size=int(rng.integers(1, 5)))) for _ in range(3)] for _ in range(4)]
+    groups[2] = [[0.5, 0.5], [0.5], [0.5]]  # one that says nothing
+    made, target = [], []
+    expected = iter(process_supervision(groups, scaled=preset == "grpo"))
+    for number, group in enumerate(groups):
+        for member, rewards in enumerate(group):
+            of_turn = next(expected)  # 0 where all of a group are equal
+            lengths = [int(item) for item in rng.integers(1, 4, size=len(rewards))]
+            turns = [turn for turn, length in enumerate(lengths) for _ in range(length)]
+            size = len(turns) + 1
+            sample = Sample(
+                tokens=[1] * size, mask=[0] + [1] * len(turns), logprobs=[-1.0] * size, reward=sum(rewards),
+                group=f"p{number}", name=f"p{number}/{member}", turns=[-1, *turns], turn_rewards=rewards,
+            )  # fmt: skip
+            made.append(sample)
+            target += [of_turn[turn] for turn in turns]
+    settings = msgspec.convert(
+        {"preset": preset, "kl": {"beta": 0}, "advantage": {"credit": "turns"}}, ObjectiveSettings
+    )
+    objective = build(settings)
+    earned = credit(objective, rewards_of(made, turns=True))
+    assert np.allclose(earned.advantage.numpy(), target, atol=1e-9)
+    assert earned.needed.tolist() == [group != 2 for group in range(4) for _ in range(3)]
+    silent_part = credit(objective, rewards_of(made[6:9], turns=True))
+    assert not silent_part.advantage.any()  # as groups come in, one by one, too
+
+
+def test_credit_by_turns_takes_an_end_and_pieces_of_an_episode() -> None:
+    turns = [TurnRecord(index=n, tokens=2, reward=r) for n, r in enumerate((0.25, 0.0))]
+    trajectory = Trajectory(
+        prompt="p0", tokens=[9, 1, 2, 9, 3, 4], mask=[0, 1, 1, 0, 1, 1], logprobs=[-1.0] * 6, versions=[0] * 6,
+        turns=turns, reward=1.25, breaks=[3],
+    )  # fmt: skip
+    group = Group(prompt="p0", seed=0, trajectories=[trajectory])
+    first, second = samples_of(Batch(version=0, groups=[group]), turns=True)
+    assert first.turn_rewards == second.turn_rewards == [0.25, 1.0]
+    assert (first.turns, second.turns) == ([-1, 0, 0], [-1, 1, 1])
+    made = rewards_of([first, second], turns=True)
+    assert made.turns is not None
+    assert made.turns.rewards.tolist() == [0.25, 1.0] and made.turns.of_token.tolist() == [0, 0, 1, 1]
+    (plain, _) = samples_of(Batch(version=0, groups=[group]))
+    assert plain.turns == plain.turn_rewards == []
+    wrong = msgspec.structs.replace(first, turn_rewards=[])
+    assert refusal(wrong, 30) == "turns that its rewards do not fit"
+    for preset in ("ppo", "rloo", "pooled"):
+        with pytest.raises(Invalid, match="credit by turns"):
+            build(msgspec.convert({"preset": preset, "advantage": {"credit": "turns"}}, ObjectiveSettings))
 
 
 def test_overlong_episodes_are_penalised_and_cut_ones_filtered() -> None:

@@ -33,6 +33,9 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     complete: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
     episode: str = ""  # pieces of one episode have its name and come one after the other; "": it is one piece
     advantages: list[float] = []  # per token, where the group is a tree: its segments' own; else none
+    broken: str = ""  # why nothing can be made of it
+    turns: list[int] = []  # per token, its turn in the episode, where credit is by turns; else none
+    turn_rewards: list[float] = []  # of all turns of the episode; what was earned at the end is the last one's
 
     @property
     def sampled(self) -> int:
@@ -54,10 +57,16 @@ def _same(one: Sample, other: Sample) -> bool:
 
 def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> str | None:
     """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight."""
+    if sample.broken:
+        return sample.broken
     if not len(sample.tokens) == len(sample.mask) == len(sample.logprobs):
         return "lists of different lengths"
     if sample.advantages and len(sample.advantages) != len(sample.tokens):
         return "advantages of another length"
+    if sample.turns and not _fitting(sample):
+        return "turns that its rewards do not fit"
+    if not all(map(math.isfinite, sample.turn_rewards)):
+        return "reward of a turn not finite"
     if not all(map(math.isfinite, sample.advantages)):
         return "advantage not finite"
     if not sample.tokens:
@@ -81,6 +90,14 @@ def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> st
     if not sample.complete:
         return "sampled with top_p or top_k: its logprobs are of another distribution than the policy's"
     return None
+
+
+def _fitting(sample: Sample) -> bool:
+    """Each sampled token is of a turn that has a reward."""
+    pairs = zip(sample.turns, sample.mask, strict=False)
+    return len(sample.turns) == len(sample.tokens) and all(
+        0 <= turn < len(sample.turn_rewards) for turn, bit in pairs if bit
+    )
 
 
 def accepted(

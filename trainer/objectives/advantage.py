@@ -46,6 +46,7 @@ class Advantage:
 
     baseline: Baseline = "group"
     scale: Scale = "none"
+    credit: Literal["episode", "turns"] = "episode"  # of what: the whole episode's reward, or `by_turns`
     discount: float = 1.0  # γ of `gae`
     trace: float = 0.95  # λ of `gae`
 
@@ -78,6 +79,15 @@ class Overlong:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRewards:
+    """S turns, those of an episode one after another."""
+
+    rewards: Tensor  # [S]
+    episode: Tensor  # [S] long; number of the trajectory
+    of_token: Tensor  # [T] long; number of the turn
+
+
+@dataclass(frozen=True, slots=True)
 class Rewards:
     """A batch (or some whole groups of one) as advantages see it. N trajectories, T sampled tokens in all."""
 
@@ -89,6 +99,7 @@ class Rewards:
     earned: Tensor | None = None  # [T] reward less baseline, where groups are trees: see rollout.decide.tree
     truncated: Tensor | None = None  # [N] bool: episodes that were cut
     taught: Tensor | None = None  # [T] log π_T - log μ
+    turns: TurnRewards | None = None  # where credit is by turns
 
 
 def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
@@ -96,6 +107,9 @@ def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     if advantage.baseline == "teacher":
         assert batch.taught is not None, "distillation needs the teacher's log-probabilities"
         return batch.taught
+    if advantage.credit == "turns":
+        result = by_turns(advantage, batch)
+        return result if batch.penalty is None else result + _returns(batch) - _complete(batch)
     if advantage.baseline == "critic":
         result = gae(advantage, batch)
     elif batch.earned is not None:
@@ -111,6 +125,28 @@ def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     if advantage.scale == "group":
         return result / _per_token(_group_deviations(batch) + FLOOR, batch.lengths)
     return result / divisor(advantage, batch)
+
+
+def by_turns(advantage: Advantage, batch: Rewards) -> Tensor:
+    """A_t = Σ_{j ≥ turn of t} (r_j - mean(r)) / (std(r) + FLOOR), mean and deviation over all turns of the group.
+
+    Source: GRPO with process supervision (arXiv 2402.03300, section 4.1.3). Scale `none` leaves the deviation out.
+    What an episode earned at its end is its last turn's.
+    """
+    assert batch.turns is not None, "credit by turns needs the rewards of turns"
+    turns = batch.turns
+    groups, normal = batch.groups[turns.episode], torch.zeros_like(turns.rewards)
+    for group in groups.unique():
+        here = groups == group
+        rewards = turns.rewards[here]
+        if rewards.max() - rewards.min() < SILENT:
+            continue
+        scale = _deviation(rewards) + FLOOR if advantage.scale == "group" else 1.0
+        normal[here] = (rewards - rewards.mean()) / scale
+    totals = torch.zeros_like(batch.rewards).index_add(0, turns.episode, normal)
+    ends = totals.cumsum(0)[turns.episode]  # of all turns up to the end of each one's episode
+    to_go = ends - normal.cumsum(0) + normal
+    return torch.where(silent(batch)[turns.episode], 0.0, to_go)[turns.of_token]  # exactly 0, whatever the rounding
 
 
 def _complete(batch: Rewards) -> Tensor:
@@ -133,7 +169,13 @@ def divisor(advantage: Advantage, batch: Rewards) -> float:
 
 
 def silent(batch: Rewards) -> Tensor:
-    """[N] bool: trajectories of groups whose rewards are all equal."""
+    """[N] bool: trajectories of groups whose rewards are all equal; with credit by turns, those of all their turns."""
+    if batch.turns is not None:
+        groups, result = batch.groups[batch.turns.episode], torch.ones_like(batch.rewards, dtype=torch.bool)
+        for group in groups.unique():
+            rewards = batch.turns.rewards[groups == group]
+            result[batch.groups == group] = rewards.max() - rewards.min() < SILENT
+        return result
     spread = _by_group(batch, lambda rewards: (rewards.max() - rewards.min()).expand_as(rewards))
     return spread < SILENT
 

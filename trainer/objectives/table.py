@@ -175,7 +175,7 @@ def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
     mean = row.aggregate if settings.mean is None else Aggregate(kind=settings.mean, length=settings.length or length)
     row = dataclasses.replace(
         row,
-        advantage=_changed(row.advantage, settings.advantage, "baseline", "scale", "discount", "trace"),
+        advantage=_advantage(row, settings),
         ratio=settings.ratio or row.ratio,
         clip=_clip(row, settings),
         aggregate=mean,
@@ -193,6 +193,16 @@ def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
     )
     dual = settings.clip.dual
     return with_corrections(bounded(row, DUAL if dual is None else dual), settings.corrections)
+
+
+def _advantage(row: Objective, settings: ObjectiveSettings) -> Advantage:
+    made = _changed(row.advantage, settings.advantage, "baseline", "scale", "credit", "discount", "trace")
+    if made.credit == "turns" and not (made.baseline == "group" and made.scale in ("none", "group")):
+        raise Invalid(
+            f"{settings.preset} does not normalise rewards by the group, as credit by turns does",
+            hint='objective.preset = "grpo" or "dr_grpo", or set objective.advantage.scale = "none"',
+        )
+    return made
 
 
 def _changed(part: P, settings: msgspec.Struct, *names: str) -> P:

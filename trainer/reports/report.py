@@ -8,7 +8,7 @@ Counters survive a resume. Bytes are those of checkpoints that were on the disk 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ COMPARED = (
     *("seed", "steps", "engine", "reward_before", "reward_after", "wall_s", "first_rollout_s", "hidden_share"),
     *("checkpoint_ms_mean", "killed", "recovered_equal", "trajectories_lost", "machine"),
 )
+
+
+def by_part(name: str, trajectories: Iterable[Trajectory], part: Callable[[int], str]) -> dict[str, dict[str, float]]:
+    """Mean rewards by part of a mixture. `part`: of which a prompt's number is."""
+    rewards: dict[str, list[float]] = {}
+    for item in trajectories:
+        if item.scored:
+            rewards.setdefault(part(item.seed), []).append(item.reward)
+    return {name: {at: sum(result) / len(result) for at, result in sorted(rewards.items())}}
 
 
 def by_scorer(name: str, trajectories: Iterable[Trajectory]) -> dict[str, dict[str, float]]:
