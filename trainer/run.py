@@ -56,6 +56,7 @@ from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
+from trainer.best import BestKeeper
 from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
 from trainer.learner import local
@@ -127,6 +128,7 @@ class TrainerRun:
         self.publisher = Publisher(VersionStore(self.directory / "weights"), keep=self.config.versions or sys.maxsize)
         self.base = self.directory / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.directory / "resume")
+        self.best = BestKeeper(self.directory, self.config.evaluation.best)
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
@@ -304,6 +306,8 @@ class TrainerRun:
         metrics |= self._by_part("reward_held_out_by_part", trajectories)
         metrics |= report.by_scorer("reward_held_out_by_scorer", trajectories)
         await asyncio.to_thread(self.recorder.step, step, metrics)
+        if await asyncio.to_thread(self.best.consider, metrics, step=step, version=self.version):
+            self.display.say(f"version {self.version} is the best by {self.best.figure}: {self.directory / 'best'}")
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 

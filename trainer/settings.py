@@ -151,6 +151,7 @@ class EvaluationSettings(Table, frozen=True, kw_only=True):
     top_k: Natural | None = None
     max_tokens: Count | None = None  # of an answer
     samples: Count = 1  # episodes of each held-out seed; more than 1 also gives pass@k
+    best: str = ""  # a figure of evaluations, as reward_held_out: the version with the greatest stays in RUN/best
 
     def of(self, sampling: Sampling) -> Sampling:
         """What an evaluation samples by, where training samples by `sampling`."""
