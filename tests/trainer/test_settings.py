@@ -6,7 +6,8 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from rollout.messages import Batch, Group, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
 from sandbox.errors import Invalid
 from trainer import optimisers
+from trainer import run as trainer_run
 from trainer.batches.groups import samples as samples_of
 from trainer.batches.sample import Sample, refusal
 from trainer.config import TrainConfig, gather, rollout_plan
@@ -32,6 +34,7 @@ from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
 from trainer.objectives import KL, Advantage, Clip, Metrics, Rewards, SampledTokens, bounded, build, credit, named
 from trainer.objectives.advantage import Overlong, gae
+from trainer.run import TrainerRun
 from trainer.settings import (
     EvaluationSettings,
     ObjectiveSettings,
@@ -361,11 +364,18 @@ def test_eight_bit_state_says_what_it_needs() -> None:
         assert made[0].__class__.__name__ == "AdamW8bit"
 
 
-def test_every_timeout_has_a_key() -> None:
-    made = reported("timeouts.step=7", "timeouts.refused=8", "timeouts.host=9", "timeouts.collective=10")
+def test_every_timeout_arrives_where_it_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = TimeoutSettings.__struct_fields__
+    made = reported("ranks=2", *(f"timeouts.{name}={number + 7}" for number, name in enumerate(names)))
     rollout = rollout_plan(made, EXAMPLE / "start")
-    assert (rollout.config.limits.step, rollout.config.timeout, rollout.host_timeout) == (7.0, 8.0, 9.0)
-    assert work_plan(made, Path()).timeout == 10.0
+    used = {name: getattr(rollout.config.limits, name) for name in PhaseTimeouts.__struct_fields__}
+    used |= {"refused": rollout.config.timeout, "host": rollout.host_timeout}
+    used["collective"] = work_plan(made, Path()).timeout
+    watched: dict[str, float] = {}
+    monkeypatch.setattr(trainer_run, "DistributedSteps", lambda plan, *, ranks, report, **watch: watched.update(watch))
+    TrainerRun._steps(cast(TrainerRun, SimpleNamespace(config=made, directory=tmp_path)))
+    used |= {"rank_silent": watched["silent"], "rank_stuck": watched["stuck"]}
+    assert used == {name: number + 7 for number, name in enumerate(names) if name != "rollout"}
 
 
 def test_the_page_of_settings_is_that_of_the_structs() -> None:

@@ -76,10 +76,11 @@ def _piece(group: Group, trajectory: Trajectory, part: int, own: tuple[list[int]
 
 
 def _consistent(trajectory: Trajectory) -> bool:
-    """Its lists have one entry per token, and its samples are pieces of it."""
+    """Its lists have one entry per token, what was sampled has a version, and its samples are pieces of it."""
     size, edges = len(trajectory.tokens), [0, *trajectory.breaks, len(trajectory.tokens)]
     lists = (trajectory.mask, trajectory.logprobs, trajectory.versions)
-    return all(len(item) == size for item in lists) and edges == sorted(edges)
+    fits = all(len(item) == size for item in lists) and edges == sorted(edges)
+    return fits and all(version >= 0 for bit, version in zip(trajectory.mask, trajectory.versions, strict=True) if bit)
 
 
 def _broken(group: Group, trajectory: Trajectory) -> Sample:
