@@ -43,8 +43,12 @@ def _run(
     with needs_training():
         from trainer.supervised import config, run
     if resume is not None:
-        run.resume(resume).run()
+        run.run(resume, run.resume(resume).config.ranks)
         return
     named: dict[str, Any] = {"model": model, "out": out}
     options = {name: str(value) for name, value in named.items() if value is not None}
-    run.SupervisedRun(config.gather(loss, what, options, settings or [])).run()
+    made = run.SupervisedRun(config.gather(loss, what, options, settings or []))
+    if made.config.ranks == 1:
+        made.run()
+    else:
+        run.run(made.directory, made.config.ranks)

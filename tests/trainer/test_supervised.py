@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 from rollout.episode.renderer import ChatRenderer
 from sandbox.errors import Invalid
+from tests.trainer.test_distributed import near
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.errors import TrainerFailed
@@ -276,6 +279,32 @@ def test_preferences_are_learned(model: Path, tmp_path: Path) -> None:
     assert held[0]["held_out/loss"] == pytest.approx(np.log(2), abs=1e-5)  # as long as the policy is its reference
     assert held[-1]["held_out/loss"] < 0.5 and held[-1]["held_out/accuracy"] == 1.0
     assert run.left_out == {"has no rejected": 1}
+
+
+@pytest.mark.parametrize("loss", ["sft", "dpo"])
+def test_several_ranks_end_with_the_weights_of_one(loss: str, model: Path, tmp_path: Path) -> None:
+    """By the command; in some rounds one of them has no micro-batch."""
+    if loss == "sft":
+        rows = [{"messages": said(f"say {n}", "cat " * (n % 5 + 1))} for n in range(12)]
+    else:
+        rows = [{"prompt": f"say {n}", "chosen": "cat " * (n % 4 + 1), "rejected": "dog"} for n in range(12)]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    weights, curves = [], []
+    for ranks in (1, 2):
+        out = tmp_path / f"{ranks}"
+        settings = ["batch=5", "epochs=2", "optimiser.rate=1e-2", "optimiser.budget=64", f"ranks={ranks}"]
+        arguments = [loss, str(path), "--model", str(model), "--out", str(out), *settings, "held_share=0.2"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pagurus", *arguments], capture_output=True, text=True, timeout=500
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        (run,) = out.iterdir()
+        weights.append(dict(load(run / "model").state_dict()))
+        curves.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
+    assert near(weights[1], weights[0])
+    assert [line["step"] for line in curves[0]] == [line["step"] for line in curves[1]]
+    for one, other in zip(*curves, strict=True):
+        assert all(other[name] == pytest.approx(one[name], abs=1e-4) for name in one if name != "seconds")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class SupervisedConfig(msgspec.Struct, frozen=True, kw_only=True):
     preference: PreferenceSettings = PreferenceSettings()  # of `pagurus dpo`
     template: dict[str, Any] = {}  # for the chat template
     lora: Natural = 0  # rank of adapters; they are merged into the model that is written
+    ranks: Count = 1  # processes that share the steps
     bf16: bool = False
     recompute: bool = False
 

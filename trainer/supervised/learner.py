@@ -2,7 +2,8 @@
 
 Owns: one step and its measurement without gradients. Does not own: formulas (objectives), tokens (data), the order of
 batches (run).
-Guarantee: the loss of a batch, and its gradient, do not depend on how it is packed into micro-batches.
+Guarantee: the loss of a batch, and its gradient, do not depend on how it is packed into micro-batches, nor on how many
+ranks share them. All ranks are given the whole batch and have its figures.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer import optimisers
-from trainer.batches.pack import pack
+from trainer.batches.pack import EMPTY, pack
 from trainer.batches.plan import plan
 from trainer.batches.sample import Sample
+from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
+from trainer.learner import SAME_ROUNDING
 from trainer.models.scorer import Scorer
 from trainer.objectives.losses import imitation
 from trainer.objectives.preference import preference_loss
@@ -36,7 +39,9 @@ class SupervisedLearner:
         *,
         reference: Scorer | None = None,
         preference: PreferenceSettings | None = None,
+        ranks: Ranks = ALONE,
     ):
+        self.ranks = ranks
         self.scorer, self.reference = scorer, reference
         self.settings = settings or OptimiserSettings()
         self.preference = preference or PreferenceSettings()
@@ -51,7 +56,8 @@ class SupervisedLearner:
         for parameter in self.trained:
             parameter.grad = None
         metrics = self._run(batch, learn=True)
-        norm = float(nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm))
+        total = nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm)
+        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
         if not torch.isfinite(torch.tensor([norm, metrics["loss"]])).all():
             raise TrainerFailed(
                 f"the loss is {metrics['loss']}, the norm of its gradient {norm}; the weights are as they were",
@@ -76,12 +82,13 @@ class SupervisedLearner:
         tokens = max(1, sum(sample.sampled for sample in samples))
         loss = right = 0.0
         for part in self._micro_batches([[sample] for sample in samples]):
-            scores = self.scorer(pack(part))
+            scores = self.scorer(pack(part or [EMPTY], device=self.ranks.device))
             here = imitation(scores.new, torch.full_like(scores.new, 1 / tokens)).sum()
             if learn:
-                here.backward()
+                (here * self.ranks.size).backward()  # sharding takes the mean over ranks
             loss += float(here.detach())
             right += float(scores.entropy.detach().sum())
+        loss, right = self.ranks.sum(torch.tensor([loss, right], dtype=torch.float64)).tolist()
         return {"loss": loss, "tokens": float(tokens), "entropy": right / tokens}
 
     def _prefer(self, pairs: Sequence[PreferencePair], *, learn: bool) -> dict[str, float]:
@@ -89,8 +96,8 @@ class SupervisedLearner:
         assert self.reference is not None, "preferences are measured against a reference"
         sums = dict.fromkeys(("loss", "margin", "accuracy", "chosen", "rejected"), 0.0)
         for part in self._micro_batches([[pair.chosen, pair.rejected] for pair in pairs]):
-            packed = pack(part)
-            count = len(part)
+            packed = pack(part or [EMPTY, EMPTY], device=self.ranks.device)
+            count = max(2, len(part))
             lengths = torch.bincount(packed.sequence, minlength=count)
             ours = _sums(self.scorer(packed).new, packed.sequence, count)
             with torch.no_grad():
@@ -100,11 +107,13 @@ class SupervisedLearner:
                 beta=settings.beta, kind=settings.kind, smoothing=settings.smoothing,
                 lengths=(lengths[::2], lengths[1::2]),
             )  # fmt: skip
-            here = item.sum() / len(pairs)
+            here = item.sum() / len(pairs) * bool(part)
             if learn:
-                here.backward()
+                (here * self.ranks.size).backward()
             earned = settings.beta * (ours - theirs).detach()
             margins = earned[::2] - earned[1::2]
+            if not part:
+                continue
             for name, value in (
                 ("loss", here.detach()),
                 ("margin", margins.sum() / len(pairs)),
@@ -113,13 +122,17 @@ class SupervisedLearner:
                 ("rejected", earned[1::2].sum() / len(pairs)),
             ):
                 sums[name] += float(value)
-        return sums
+        return dict(
+            zip(sums, self.ranks.sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist(), strict=True)
+        )
 
     def _micro_batches(self, units: Sequence[list[Sample]]) -> Iterator[list[Sample]]:
-        """Samples of a micro-batch; those of one unit stay together."""
+        """Samples of this rank's micro-batches, possibly none; those of one unit stay together."""
         lengths = [sum(len(sample.tokens) for sample in unit) for unit in units]
-        for (chosen,) in plan(lengths, budget=self.settings.budget, width=self.scorer.width):
-            yield [sample for number in chosen for sample in units[number]]
+        ranks, budget, width = self.ranks, self.settings.budget, self.scorer.width
+        same = SAME_ROUNDING if self.scorer.bf16 else 1
+        for shared in plan(lengths, budget=budget, ranks=ranks.size, width=width, multiple=same):
+            yield [sample for number in shared[ranks.rank] for sample in units[number]]
 
 
 def _sums(values: Tensor, sequence: Tensor, count: int) -> Tensor:

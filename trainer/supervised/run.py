@@ -12,7 +12,10 @@ batch after its last save and ends with the weights that it would have had.
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +31,9 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from sandbox import durable
 from sandbox.errors import Invalid
 from trainer.batches.sample import Sample
+from trainer.distributed.ranks import ALONE, Ranks, join, leave
+from trainer.distributed.shard import complete, shard
+from trainer.errors import TrainerFailed
 from trainer.models.load import Lora, export, load, take
 from trainer.models.scorer import Scorer
 from trainer.models.verify import begin as verify_model
@@ -47,9 +53,15 @@ class SupervisedRun:
     """``SupervisedRun(config).run()`` returns the directory of the model."""
 
     def __init__(
-        self, config: SupervisedConfig, *, directory: Path | None = None, report: Callable[[str], object] = print
+        self,
+        config: SupervisedConfig,
+        *,
+        directory: Path | None = None,
+        report: Callable[[str], object] = print,
+        ranks: Ranks = ALONE,
     ):
-        self.config, self.report = config, report
+        self.config, self.ranks = config, ranks
+        self.report = report if ranks.rank == 0 else lambda _: None
         if not has_template(config.model):
             raise Invalid(f"{config.model} has no chat template", hint="put its chat_template.jinja into the directory")
         rows, held = self._rows()
@@ -62,17 +74,21 @@ class SupervisedRun:
         lora = Lora(rank=config.lora, alpha=2 * config.lora) if config.lora else None
         torch.manual_seed(config.seed)
         model = load(base, lora=lora, packs=packs)
-        scorer = Scorer(model, packs=packs, bf16=config.bf16, recompute=config.recompute)
+        scorer = shard(Scorer(model, packs=packs, bf16=config.bf16, recompute=config.recompute), ranks)
         reference = None
         if config.loss == "dpo":
-            reference = Scorer(load(base, packs=packs), packs=packs, bf16=config.bf16).requires_grad_(False)
-        self.learner = SupervisedLearner(scorer, config.optimiser, reference=reference, preference=config.preference)
+            still = Scorer(load(base, packs=packs), packs=packs, bf16=config.bf16).requires_grad_(False)
+            reference = shard(still, ranks)
+        self.learner = SupervisedLearner(
+            scorer, config.optimiser, reference=reference, preference=config.preference, ranks=ranks
+        )
         self.left_out: dict[str, int] = {}
         self.units = self._units(renderer, rows, "row")
         self.held = self._units(renderer, held, "held-out row")
         if not self.units:
             raise Invalid(f"no row of {config.data} can be trained on: {self.left_out}", hint="see docs/supervised.md")
-        self.saves = Saves(self.directory / "resume")
+        self.saves = Saves(self.directory / "resume", ranks)
+        self._plain = functools.partial(load, base, lora=lora, packs=packs)
 
     def run(self) -> Path:
         config = self.config
@@ -91,13 +107,25 @@ class SupervisedRun:
             metrics = self.learner.step(batch, rate=config.optimiser.rate_at(step, steps))
             self._note(step + 1, metrics | {"seconds": time.monotonic() - began})
             if (step + 1) % config.save_every == 0 or step + 1 == steps:
-                self.saves.save(self.learner, ResumeState(step=step + 1, version=step + 1))
+                state = ResumeState(step=step + 1, version=step + 1, ranks=self.ranks.size)
+                self.saves.save(self.learner, state)
             if step + 1 == steps or (config.evaluate_every and (step + 1) % config.evaluate_every == 0):
                 self._measure(step + 1)
         made = self.directory / "model"
-        export(self.learner.scorer.model, made, base=self.directory / "policy")
+        self._export(made)
         self.report(f"the model is in {made}")
         return made
+
+    def _export(self, made: Path) -> None:
+        if self.ranks.alone:
+            export(self.learner.scorer.model, made, base=self.directory / "policy")
+            return
+        tensors = complete(self.learner.scorer, self.ranks)
+        if self.ranks.rank == 0:
+            plain = self._plain()
+            plain.load_state_dict(tensors, strict=False)  # a tied head follows what it is tied to
+            export(plain, made, base=self.directory / "policy")
+        self.ranks.barrier()
 
     # ------------------------------------------------------------------ parts
 
@@ -173,17 +201,35 @@ class SupervisedRun:
         self.report(f"step {step}: held-out loss {result['loss']:.4f}")
 
     def _note(self, step: int, metrics: dict[str, float]) -> None:
+        if self.ranks.rank:
+            return
         with (self.directory / "metrics.jsonl").open("ab") as file:
             file.write(msgspec.json.encode({"step": step, **metrics}) + b"\n")
 
 
-def resume(directory: Path, *, report: Callable[[str], object] = print) -> SupervisedRun:
+def run(directory: Path, ranks: int) -> Path:
+    """A run that has its directory, to its end: here, or by processes of torchrun's that share its steps."""
+    if ranks == 1:
+        return resume(directory).run()
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
+        *("--nproc-per-node", str(ranks), "-m", "trainer.supervised.run", str(directory)),
+    ]
+    code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    if code:
+        raise TrainerFailed(
+            f"a rank ended with status {code}", hint=f"see above; --resume {directory} continues from the last save"
+        )
+    return directory / "model"
+
+
+def resume(directory: Path, *, report: Callable[[str], object] = print, ranks: Ranks = ALONE) -> SupervisedRun:
     """The run of a directory, where it was."""
     try:
         config = msgspec.json.decode((directory / PLAN).read_bytes(), type=SupervisedConfig, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid(f"{directory} is no supervised run", hint="name a directory that `pagurus sft` made") from None
-    return SupervisedRun(config, directory=directory.resolve(), report=report)
+    return SupervisedRun(config, directory=directory.resolve(), report=report, ranks=ranks)
 
 
 def _flat(units: Sequence[Unit]) -> list[Any]:
@@ -192,3 +238,17 @@ def _flat(units: Sequence[Unit]) -> list[Any]:
 
 def _path(kind: type, value: object) -> object:
     return kind(str(value))
+
+
+def main(directory: Path) -> None:
+    """One rank of torchrun's."""
+    torch.set_num_threads(1)
+    ranks = join()
+    try:
+        resume(directory, ranks=ranks).run()
+    finally:
+        leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
