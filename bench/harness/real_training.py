@@ -60,11 +60,18 @@ def learn(host: BenchHost, config: TrainConfig) -> dict[str, Any]:
         "reward": {0: before["reward_held_out"], config.steps: after["reward_held_out"]},
         "batch": {step: line["reward"] for step, line in steps.items()},
         "wall_s": {0: 0.0, **{step: walls[step] for step in steps}},
+        "step_tokens_per_s": _speed(list(steps.values())),
         "before": before["reward_held_out"],
         "after": after["reward_held_out"],
     }
     print(json.dumps(made), file=sys.stderr, flush=True)  # what a bench that is ended has come to
     return made
+
+
+def _speed(steps: list[dict[str, Any]]) -> float:
+    """Tokens that the model read in steps, a second of them."""
+    spent = sum(line.get("train/seconds", 0.0) for line in steps)
+    return round(sum(line.get("train/forward_tokens", 0.0) for line in steps) / spent, 1) if spent else 0.0
 
 
 def _watch(host: BenchHost, run: Path, log: Path) -> dict[int, float]:
