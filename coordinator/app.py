@@ -37,6 +37,7 @@ from daemon.notify import notify
 from sandbox import paths, private, structs
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid, NoSpace, PagurusError
+from sandbox.page import Logins, key_file
 from sandbox.termination import termination_signals
 
 NAME = "cluster.sock"
@@ -97,7 +98,8 @@ async def serve(options: argparse.Namespace) -> None:
     quotas, prices = parse_quotas(options.quota), parse_prices(options.price)
     jobs = Jobs(options.state, ray=options.ray, quotas=quotas, prices=prices)
     phases = PhaseScheduler(state, parse_share(options.share))
-    callers = Callers(TokenStore(options.state / "tokens.json", clock=time.time), members)
+    logins = Logins(await asyncio.to_thread(key_file, options.state / "page.key"))
+    callers = Callers(TokenStore(options.state / "tokens.json", clock=time.time), logins, members)
     listeners = Listeners(Routes(members, callers, copies, moves, jobs, phases).application(), connections=CONNECTIONS)
     working: list[asyncio.Task[None]] = []
     await listeners.open()

@@ -1,7 +1,7 @@
 """Who calls a cluster, and as whom each host sees the caller.
 
 Owns: the tokens by which one caller's calls act on each host. Does not own: which tokens the cluster has
-(:mod:`daemon.auth.tokens`), what a token may do (:mod:`daemon.auth.access`).
+(:mod:`daemon.auth.tokens`), what a token may do (:mod:`daemon.auth.access`), logins of browsers (:mod:`sandbox.page`).
 
 A caller's token is the cluster's and stays here. For each host that its calls reach, the coordinator makes one there
 with the same scope and owner, so that the host itself decides what the caller sees and may. What a host learns is good
@@ -20,13 +20,14 @@ from daemon.auth.access import CALLER
 from daemon.auth.tokens import TokenStore
 from sandbox.errors import PagurusError
 from sandbox.messages.tokens import NewToken, TokenRequest
+from sandbox.page import Logins
 
 
 class Callers:
-    """Tokens of the cluster, and those that stand for them on its hosts."""
+    """Tokens and logins of the cluster, and tokens that stand for them on its hosts."""
 
-    def __init__(self, tokens: TokenStore, members: Members) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: TokenStore, logins: Logins, members: Members) -> None:
+        self.tokens, self.logins = tokens, logins
         self._members = members
         self._making: dict[str, asyncio.Lock] = {}  # by host
 

@@ -24,12 +24,13 @@ from aiohttp import web
 from daemon.auth.shares import CallShare
 from sandbox import websockets
 from sandbox.errors import ConnectionBroken, NoDaemon, NotFound, Protocol
+from sandbox.page import KEY_HEADER, PROTOCOL
 from sandbox.sdk.transport import MAX_FRAME, MSGPACK, Transport, broken, complete, decoded_error
 
 T = TypeVar("T")
 OWN = {  # headers that belong to one connection, or to the caller
     "authorization", "connection", "cookie", "expect", "host", "keep-alive", "proxy-authenticate",
-    "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
+    "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade", KEY_HEADER.lower(),
 }  # fmt: skip
 MAX_COMPLETE = 32 << 20  # bytes of an answer that is inspected before it is forwarded
 MAX_ANSWER = 128 << 20  # bytes of an answer that is held here: a command may return 16 MiB twice, in base64
@@ -221,7 +222,7 @@ async def bridge(
     request: web.Request, there: aiohttp.ClientWebSocketResponse, upstream: HostConnection
 ) -> web.WebSocketResponse:
     """Messages both ways, until one side ends or the host is lost."""
-    chosen = [there.protocol] if there.protocol else []
+    chosen = [there.protocol] if there.protocol else [PROTOCOL]
     here = web.WebSocketResponse(max_msg_size=MAX_FRAME, compress=False, protocols=chosen)
     await here.prepare(request)
     try:

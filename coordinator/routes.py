@@ -28,6 +28,7 @@ from coordinator.moves import Moves
 from coordinator.phases import PhaseScheduler
 from coordinator.state import HostRow
 from coordinator.wire import body, raw, refusal, reply
+from daemon.api.login import begun, reported, shown_by
 from daemon.auth import access
 from daemon.auth.access import CALLER, Caller
 from daemon.auth.pace import TokenRateLimits
@@ -44,11 +45,12 @@ from sandbox.messages.cluster import (
     PhaseRequest,
     PlaceInfo,
 )
-from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
+from sandbox.messages.tokens import ApiToken, LoginRequest, NewToken, TokenRequest
+from sandbox.page import ASSETS, add_page
 from sandbox.sdk.transport import MSGPACK, decoded_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN = ("/v1/health", "/v1/openapi.json", "/e2b/openapi.json")
+OPEN = ("/", "/v1/health", "/v1/openapi.json", "/e2b/openapi.json")
 
 
 class Routes:
@@ -69,6 +71,8 @@ class Routes:
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self.calls.enter, self._admitted])
+        app.on_response_prepare.append(_typed)
+        add_page(app)
         for method, path, handler in (*self._table(), *self.calls.table()):
             app.router.add_route(method, path, handler)
         return app
@@ -79,6 +83,8 @@ class Routes:
             ("GET", "/v1/health", self._health),
             ("GET", "/v1/openapi.json", self._any),
             ("GET", "/metrics", self._metrics),
+            ("GET", "/v1/usage", self._joined("sandbox", None)),
+            ("GET", "/v1/usage/host", self._added),
             ("GET", "/v1/sandboxes", self._joined("id", "created_at")),
             ("POST", "/v1/sandboxes", calls.create),
             ("*", "/v1/sandboxes/{id}", calls.on_sandbox),
@@ -112,6 +118,15 @@ class Routes:
             ("GET", "/v1/gateway/upstreams", self._joined("name", None)),
             ("PUT", "/v1/gateway/upstreams/{name}", self._everywhere),
             ("DELETE", "/v1/gateway/upstreams/{name}", self._everywhere),
+        )
+        yield from self._own()
+
+    def _own(self) -> Iterable[tuple[str, str, Handler]]:
+        """Those that no host answers."""
+        yield from (
+            ("POST", "/v1/login", self._log_in),
+            ("GET", "/v1/login", self._who),
+            ("DELETE", "/v1/login", self._log_out),
             ("POST", "/v1/tokens", self._make_token),
             ("GET", "/v1/tokens", self._tokens),
             ("DELETE", "/v1/tokens/{token}", self._revoke_token),
@@ -139,7 +154,7 @@ class Routes:
         caller = access.NOBODY
         try:
             CALLER.set(caller)
-            if request.path not in OPEN:
+            if not _open(request):
                 caller = self._caller(request)
                 if (refused := access.refusal(caller, _scope(request.path))) is not None:
                     raise refused
@@ -156,7 +171,11 @@ class Routes:
     def _caller(self, request: web.Request) -> Caller:
         """Who shows a token, or a key of E2B's clients."""
         key = request.headers.get(e2b.KEY_HEADER) if e2b.is_control(request.path) else None
-        return self.callers.tokens.identify(key) if key is not None else self.callers.tokens.caller(request)
+        return (
+            self.callers.tokens.identify(key)
+            if key is not None
+            else shown_by(request, self.callers.tokens, self.callers.logins)
+        )
 
     # ----------------------------------------------------------------- of all hosts
 
@@ -267,6 +286,18 @@ class Routes:
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return reply(request, {"status": "ok", "pid": os.getpid(), "hosts": len(self.members.living())})
 
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        target = await body(request, LoginRequest)
+        return begun(request, self.callers.tokens, self.callers.logins, target, cluster=True)
+
+    async def _who(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, reported(CALLER.get(), cluster=True))
+
+    async def _log_out(self, request: web.Request) -> web.StreamResponse:
+        response = reply(request, {})
+        self.callers.logins.end(request, response)
+        return response
+
     async def _make_token(self, request: web.Request) -> web.StreamResponse:
         target = await body(request, TokenRequest)
         grant, text = await asyncio.to_thread(self.callers.tokens.create, **msgspec.structs.asdict(target))
@@ -354,11 +385,23 @@ class Routes:
         return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))
 
 
+def _open(request: web.Request) -> bool:
+    """Whether it is answered to everybody: the page's files, which hold nothing of the cluster, and the way in."""
+    if request.path == "/v1/login":
+        return request.method != "GET"
+    return request.path in OPEN or request.path.startswith(ASSETS)
+
+
+async def _typed(_: web.Request, response: web.StreamResponse) -> None:
+    """A browser that is led to an answer takes it for nothing but what it says that it is."""
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+
+
 def _scope(path: str) -> access.Scope:
     """What a token needs to be passed on; for most routes each host looks again."""
     if path.startswith(("/v1/cluster/", "/v1/tokens")):
         return "admin"
-    if path in ("/metrics", "/v1/network", "/v1/gateway"):
+    if path in ("/metrics", "/v1/network", "/v1/gateway", "/v1/usage/host"):
         return "monitor"
     return "exec" if path.startswith("/v1/phases") else "read"
 

@@ -34,7 +34,8 @@ PROTOCOL = "pagurus"  # of a WebSocket; the key follows it
 LIFETIME = 30 * 86_400.0  # seconds of a login; a token that ends earlier ends it
 MIN_KEY = 16  # bytes
 _COOKIE = re.compile(r"([A-Za-z0-9-]{1,32})\.([0-9]{1,12})\.([0-9a-f]{64})", re.ASCII)
-_ASSET = "/page/assets/{name:[A-Za-z0-9_.-]+}"
+ASSETS = "/page/assets/"
+_ASSET = ASSETS + "{name:[A-Za-z0-9_.-]+}"
 
 POLICY = "; ".join(
     (

@@ -22,6 +22,7 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
+from daemon.api.login import shown_by
 from daemon.api.route import ApiRoute, Handler
 from daemon.api.wire import DISK, JSON, MEMORY, ROUTE, carry_out, content, refusal
 from daemon.auth import access
@@ -62,9 +63,7 @@ class OwnDialect:
         self.refusal = refusal
 
     def caller(self, request: web.Request) -> Caller:
-        if "Authorization" not in request.headers and (token := self._logins.subject(request)) is not None:
-            return self._tokens.existing(token)
-        return self._tokens.caller(request)
+        return shown_by(request, self._tokens, self._logins)
 
 
 class Gate:

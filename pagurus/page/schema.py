@@ -17,17 +17,21 @@ from daemon.api.openapi import describe
 from pagurus.page.messages import RunMember, RunPieces, RunRow, RunStates, RunTimes
 from rollout.messages import Trajectory
 from rollout.store.status import Status
+from sandbox.messages.cluster import CopyInfo, HostInfo, JobInfo, MoveResult, PastPhase, PhaseInfo, PlaceInfo
 
 HEAD = "// Written by pagurus/page/schema.py from the API's own description.\n\n"
-# What `pagurus view RUN` answers, which no daemon does.
-_OF_RUNS = (Trajectory, RunRow, RunMember, RunStates, RunPieces, RunTimes, Status)
+# What `pagurus view RUN` answers, and a coordinator, which no daemon does.
+_OTHERS = (
+    *(Trajectory, RunRow, RunMember, RunStates, RunPieces, RunTimes, Status),
+    *(HostInfo, PlaceInfo, CopyInfo, MoveResult, JobInfo, PhaseInfo, PastPhase),
+)
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def typescript() -> str:
     """All structs of the API as interfaces."""
     schemas: dict[str, Any] = describe(routes())["components"]["schemas"]
-    schemas |= msgspec.json.schema_components(_OF_RUNS, ref_template="#/{name}")[1]
+    schemas |= msgspec.json.schema_components(_OTHERS, ref_template="#/{name}")[1]
     return HEAD + "\n".join(_declared(name, schema) for name, schema in sorted(schemas.items()))
 
 

@@ -65,3 +65,4 @@ class LoginInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     token: str = ""  # its id; "": the daemon's own user, over its socket
     key: str = ""  # of the login just made: the header X-Pagurus-Page of all further calls
     run: str = ""  # name of the run directory that `pagurus view` shows
+    cluster: bool = False  # a coordinator answers, for all of its hosts

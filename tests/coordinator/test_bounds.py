@@ -27,6 +27,7 @@ from daemon.auth.shares import Shares
 from daemon.auth.tokens import TokenStore
 from sandbox.errors import NoSpace
 from sandbox.messages.cluster import HostedSandbox, HostReport
+from sandbox.page import Logins
 from tests.support.daemon_host import until
 
 ID = "s-0123456789"
@@ -140,7 +141,7 @@ async def test_the_calls_of_one_owner_hold_no_more_than_a_part_of_the_memory(mem
     jobs = Jobs(tmp_path / "state")
     routes = Routes(
         members,
-        Callers(tokens, members),
+        Callers(tokens, Logins(bytes(32)), members),
         copies,
         Moves(members, copies),
         jobs,

@@ -28,6 +28,7 @@ from sandbox.errors import NotFound, PagurusError, Protocol, Timeout
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.messages.store import ImportResult
 from sandbox.messages.tokens import ApiToken, NewToken
+from sandbox.page import Logins
 from sandbox.sdk.transport import MSGPACK
 
 REPORT = {
@@ -237,7 +238,7 @@ async def test_a_host_that_makes_no_token_keeps_no_call_to_another_waiting(
     members: Members, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("coordinator.members.ANSWER", 2.0)
-    callers = Callers(TokenStore(tmp_path / "tokens.json", clock=time.time), members)
+    callers = Callers(TokenStore(tmp_path / "tokens.json", clock=time.time), Logins(bytes(32)), members)
     requested = asyncio.Event()
 
     async def makes(_: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,16 @@ def absent() -> str:
     except ModuleNotFoundError:
         return "no playwright here; run `make setup-browser`"
     return "" if CHROMIUM else "no chromium here; run `make setup-browser`"
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
 
 
 def complained(message: Any) -> bool:
@@ -94,12 +105,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser(site: Site) -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

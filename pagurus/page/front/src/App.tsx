@@ -1,8 +1,10 @@
 // The frame around every view: where one can go, who is logged in, what failed last.
 
 import type { ComponentChild } from "preact";
-import { dismiss, hasDaemon, isAdmin, leave, link, login, mayAct, notices, ready, route } from "./state";
+import { dismiss, hasDaemon, isAdmin, isCluster, leave, link, login, mayAct, notices, ready, route } from "./state";
 import { visible } from "./text";
+import { HostsView } from "./views/cluster/Hosts";
+import { JobsView } from "./views/cluster/Jobs";
 import { ConnectView } from "./views/Connect";
 import { HostView } from "./views/Host";
 import { ImagesView } from "./views/Images";
@@ -14,8 +16,10 @@ import { TokensView } from "./views/Tokens";
 
 const PLACES: [string, string, () => boolean][] = [
   ["", "Sandboxes", () => hasDaemon.value],
+  ["hosts", "Hosts", () => isCluster.value && isAdmin.value],
+  ["jobs", "Jobs", () => isCluster.value && isAdmin.value],
   ["images", "Images", () => hasDaemon.value],
-  ["host", "Host", () => hasDaemon.value],
+  ["host", "Host", () => hasDaemon.value && !isCluster.value],
   ["tokens", "Tokens", () => isAdmin.value],
   ["run", "Run", () => Boolean(login.value?.run)],
   ["connect", "Connect", () => hasDaemon.value],
@@ -27,6 +31,10 @@ function view(): ComponentChild {
   switch (name) {
     case "s":
       return <SandboxView key={item} id={item} tab={tab} />;
+    case "hosts":
+      return <HostsView />;
+    case "jobs":
+      return <JobsView id={item} />;
     case "images":
       return <ImagesView />;
     case "host":

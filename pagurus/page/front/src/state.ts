@@ -14,6 +14,7 @@ export const ready = signal(false); // it is known whether there is a login
 const ACTING = ["exec", "admin"];
 export const mayAct = computed(() => ACTING.includes(login.value?.scope ?? ""));
 export const hasDaemon = computed(() => login.value?.scope !== "run");
+export const isCluster = computed(() => Boolean(login.value?.cluster));
 export const isAdmin = computed(() => login.value?.scope === "admin");
 
 effect(() => {

@@ -84,6 +84,20 @@ export const usage = (options: Signalled = {}) => call<Api.SandboxUsage[]>("GET"
 export const hostUsage = (options: Signalled = {}) => call<Api.HostUsage>("GET", "/v1/usage/host", options);
 export const doctor = () => call<Api.DoctorFinding[]>("GET", "/v1/doctor");
 
+export const clusterHosts = (options: Signalled = {}) => call<Api.HostInfo[]>("GET", "/v1/cluster/hosts", options);
+export const drain = (name: string, draining: boolean) =>
+  call<Api.HostInfo>("PATCH", `/v1/cluster/hosts/${part(name)}`, { body: { draining } });
+export const places = (options: Signalled = {}) => call<Api.PlaceInfo[]>("GET", "/v1/cluster/places", options);
+export const copies = (options: Signalled = {}) => call<Api.CopyInfo[]>("GET", "/v1/cluster/copies", options);
+export const move = (id: string, host: string) =>
+  call<Api.MoveResult>("POST", "/v1/cluster/moves", { body: { sandbox: id, host } });
+export const jobs = (options: Signalled = {}) => call<Api.JobInfo[]>("GET", "/v1/cluster/jobs", options);
+export const cancelJob = (id: string) => call<Api.JobInfo>("DELETE", `/v1/cluster/jobs/${part(id)}`);
+export const jobLog = async (id: string, from: number, options: Signalled = {}) =>
+  (await send("GET", `/v1/cluster/jobs/${part(id)}/log`, { query: { from }, ...options })).arrayBuffer();
+export const phases = (options: Signalled = {}) => call<Api.PhaseInfo[]>("GET", "/v1/cluster/phases", options);
+export const pastPhases = (options: Signalled = {}) => call<Api.PastPhase[]>("GET", "/v1/cluster/phases/past", options);
+
 export interface RunMetrics {
   steps: Record<string, unknown>[];
   summary: Record<string, unknown> | null;

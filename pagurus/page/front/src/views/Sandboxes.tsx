@@ -1,9 +1,9 @@
-// The sandboxes of the host, live.
+// The sandboxes of the host, or of all hosts of a cluster, live.
 
 import { useSignal, useComputed } from "@preact/signals";
 import * as api from "../api/calls";
 import type { SandboxInfo, SandboxUsage } from "../api/schema";
-import { attempt, link, mayAct, useLive } from "../state";
+import { attempt, isAdmin, isCluster, link, mayAct, useLive } from "../state";
 import { bytes, duration, parseBytes, visible } from "../text";
 import { Bar, Chip, Rows } from "../ui/parts";
 import { NewSandbox } from "./NewSandbox";
@@ -34,13 +34,18 @@ function ends(info: SandboxInfo): string {
   return info.lifetime ? duration(info.created_at + info.lifetime - Date.now() / 1000) : "";
 }
 
-function fits(info: SandboxInfo, words: string[]): boolean {
+function fits(info: SandboxInfo, host: string, words: string[]): boolean {
   const labels = Object.entries(info.labels ?? {}).map(([name, value]) => `${name}=${value}`);
-  const text = [info.id, info.name, info.image, info.state, info.owner, ...labels].join(" ").toLowerCase();
+  const text = [info.id, info.name, info.image, info.state, info.owner, host && `host=${host}`, ...labels].join(" ").toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
-function Row({ info, usage, seen }: { info: SandboxInfo; usage?: SandboxUsage; seen?: Seen }) {
+function Row({ info, usage, seen, host }: {
+  info: SandboxInfo;
+  usage: SandboxUsage | undefined;
+  seen: Seen | undefined;
+  host: string;
+}) {
   const memory = parseBytes(info.limits?.memory ?? "1GiB");
   return (
     <a class="row sandbox" href={link("s", info.id)}>
@@ -67,6 +72,7 @@ function Row({ info, usage, seen }: { info: SandboxInfo; usage?: SandboxUsage; s
         {usage && <Bar value={usage.memory_bytes ?? 0} limit={memory} text={bytes(usage.memory_bytes)} />}
       </span>
       <span class="labels">
+        {host && <Chip kind="host">{visible(host)}</Chip>}
         {info.owner && <Chip>{visible(info.owner)}</Chip>}
         {Object.entries(info.labels ?? {}).map(([name, value]) => (
           <Chip key={name}>{visible(value ? `${name}=${value}` : name)}</Chip>
@@ -88,11 +94,13 @@ export function SandboxesView() {
     },
     USAGE_INTERVAL,
   );
+  const located = useLive("places", async (signal) => (isCluster.value && isAdmin.value ? api.places({ signal }) : []), USAGE_INTERVAL);
+  const hosts = useComputed(() => new Map((located.value.value ?? []).map((item) => [item.sandbox, item.host])));
   const filter = useSignal("");
   const making = useSignal(false);
   const shown = useComputed(() => {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const all = (live.value.value ?? []).filter((info) => fits(info, words));
+    const all = (live.value.value ?? []).filter((info) => fits(info, hosts.value.get(info.id) ?? "", words));
     return all.sort((one, other) => other.created_at - one.created_at);
   });
   const usage = useComputed(() => new Map((used.value.value ?? []).map((item) => [item.sandbox, item])));
@@ -130,7 +138,13 @@ export function SandboxesView() {
         height={HEIGHT}
         label="Sandboxes"
         row={(info) => (
-          <Row key={info.id} info={info} usage={usage.value.get(info.id)} seen={seen.value.get(info.id)} />
+          <Row
+            key={info.id}
+            info={info}
+            usage={usage.value.get(info.id)}
+            seen={seen.value.get(info.id)}
+            host={hosts.value.get(info.id) ?? ""}
+          />
         )}
       />
       {total === 0 && <p class="dim">No sandbox is here. “New sandbox” makes one, or `pagurus run debian`.</p>}

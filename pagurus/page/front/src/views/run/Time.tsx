@@ -91,7 +91,7 @@ export function TimeView() {
   return <Times times={times} refresh={live.refresh} />;
 }
 
-function Times({ times, refresh }: { times: RunTimes; refresh: () => void }) {
+export function Times({ times, refresh }: { times: RunTimes; refresh: () => void }) {
   const colour = useColours(times);
   return (
     <>
