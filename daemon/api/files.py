@@ -16,12 +16,13 @@ from daemon.api.presence import while_requested, while_there
 from daemon.api.route import Area, ValueStream
 from daemon.api.wire import CHUNK, DISK, RAW, chunks, frame, packed, piped, ready, streaming
 from daemon.auth.access import CALLER
+from daemon.host import compare
 from daemon.host.host import Host
 from daemon.turns import watches
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
-from sandbox.messages import Change, FileEvent, FileInfo
+from sandbox.messages import Change, FileEvent, FileInfo, FileVersions
 from sandbox.names import native
 from sandbox.tree import archive, diff, files, safe_path
 
@@ -62,9 +63,18 @@ class BranchQuery(PathQuery):
     recursive: bool = False
 
 
+_Checkpoint = Annotated[str, msgspec.Meta(max_length=100)]
+
+
 class DiffQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    checkpoint: Annotated[str, msgspec.Meta(max_length=100)]
+    checkpoint: _Checkpoint
+    to: _Checkpoint | None = None  # another checkpoint; none: as it is now
     why: bool = False
+
+
+class VersionsQuery(PathQuery):
+    checkpoint: _Checkpoint
+    to: _Checkpoint | None = None
 
 
 class UnpackResult(msgspec.Struct, kw_only=True):
@@ -229,6 +239,16 @@ async def _watch(request: web.Request, alive: LiveSandbox, query: BranchQuery) -
 @AREA("GET", "/v1/sandboxes/{id}/diff", answer=list[Change])
 async def _diff(request: web.Request, host: Host, live: LiveSandbox, query: DiffQuery) -> web.Response:
     """How the file tree differs from a checkpoint."""
-    form: diff.Form = "msgpack" if packed(request) else "json"
-    work = host.diff(live.row.id, query.checkpoint, why=query.why, form=form)
+    work = compare.changes(host, live.row.id, query.checkpoint, to=query.to, why=query.why, form=_form(request))
     return ready(request, await while_requested(request, work))
+
+
+@AREA("GET", "/v1/sandboxes/{id}/diff/file", answer=FileVersions)
+async def _versions(request: web.Request, host: Host, live: LiveSandbox, query: VersionsQuery) -> web.Response:
+    """How one path was in a checkpoint and how it is now: kind, size, and the beginning of what is in it."""
+    work = compare.versions(host, live.row.id, query.checkpoint, query.path, to=query.to, form=_form(request))
+    return ready(request, await while_requested(request, work))
+
+
+def _form(request: web.Request) -> diff.Form:
+    return "msgpack" if packed(request) else "json"

@@ -20,8 +20,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +57,6 @@ from daemon.store.gc import GarbageCollector
 from daemon.store.library import CheckpointLibrary
 from daemon.store.verify import Verifier
 from daemon.turns.turns import LiveSandbox
-from daemon.verdict.explain import last_reasons, reason
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError
@@ -79,7 +77,6 @@ from sandbox.messages import (
     Verdict,
 )
 from sandbox.messages.runs import RUN_LABEL
-from sandbox.tree import diff
 
 if TYPE_CHECKING:
     from daemon.credentials.service import Credentials
@@ -437,32 +434,6 @@ class Host:
         await self.credentials.changed(live)
         log.info("network: %s", network.mode, extra={"sandbox": live.row.id})
         return await self.networks.status(live.row)
-
-    # ----------------------------------------------------------------- comparing
-
-    async def diff(self, sandbox: str, checkpoint: str, *, why: bool = False, form: diff.Form = "msgpack") -> bytes:
-        """What differs in the file tree now from a checkpoint, and why: the last call known to have changed each.
-
-        It is the whole answer, made in another process. The files are those of when its turn comes: what waits for its
-        turn holds no snapshot.
-        """
-        live = self.live(sandbox)
-        row = live.row
-        target = await self.restorable(checkpoint, sandbox=row.id)
-        explain: Callable[[str], str] | None = None
-        if why:
-            turns = await self.services.catalogue.turns(row.id)
-            dead = live.container_or_none is None
-            now = [] if dead else self.services.inspector.read(live.container.cgroup.id).reasons
-            explain = partial(reason, last_reasons(turns, now))
-
-        async def compare() -> bytes:
-            below = self.restorer.tree_below(self.live(row.id).row)
-            with self.collector.pin(target):
-                async with self.restorer.uppers(row, target) as (old, new):
-                    return await self.services.aside.do(diff.packed, old, new, below, explain, form)
-
-        return await self.services.aside.within(compare, sandbox=row.id, owner=row.owner)
 
     # ----------------------------------------------------------------- ending
 

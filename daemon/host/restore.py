@@ -206,12 +206,17 @@ class Restorer:
         if origin.sandbox != row.id:
             await run_fork_hooks(container, checkpoint=origin.id)
 
+    def files_of(self, target: CheckpointRow) -> Path:
+        """The files of a checkpoint, but for those of the image."""
+        if target.files is not None:
+            return self.places.snapshot(target.files) / "upper"
+        (empty := self.run_dir / "empty").mkdir(parents=True, exist_ok=True)
+        return empty
+
     @contextlib.asynccontextmanager
     async def uppers(self, row: SandboxRow, target: CheckpointRow) -> AsyncIterator[tuple[Path, Path]]:
         """The files of a checkpoint, and a snapshot of those of a sandbox: its live tree is never walked."""
-        old = self.run_dir / "empty" if target.files is None else self.places.snapshot(target.files) / "upper"
-        if target.files is None:
-            old.mkdir(parents=True, exist_ok=True)
+        old = self.files_of(target)
         now = self.places.tree(f"diff-{secrets.token_hex(6)}")  # a crash leaves it to the next start
         await asyncio.to_thread(btrfs.snapshot, self.places.tree(row.tree or ""), now, readonly=True)
         try:

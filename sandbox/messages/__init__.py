@@ -15,7 +15,7 @@ from sandbox.messages.checkpoints import (
     RestoreResult,
 )
 from sandbox.messages.commands import Chunk, ExecRequest, ExecResult, TurnInfo
-from sandbox.messages.files import Change, FileEvent, FileInfo
+from sandbox.messages.files import Change, FileEvent, FileInfo, FileVersions
 from sandbox.messages.gateway import (
     Exchange,
     ExchangeInfo,

@@ -37,3 +37,19 @@ class Change(Brief, kw_only=True, omit_defaults=True):
     path: str
     kind: Literal["added", "modified", "removed"]
     why: str = ""  # the last call that is known to have changed it, and whose; only when requested
+
+
+class FileVersion(Brief, kw_only=True, omit_defaults=True):
+    """A path in one state of the file tree."""
+
+    kind: Literal["absent", "file", "directory", "symlink", "other"]
+    size: int = 0  # bytes
+    mode: int = 0  # permission bits
+    data: bytes = b""  # the beginning of a file; where a symbolic link points
+
+
+class FileVersions(Brief, kw_only=True, omit_defaults=True):
+    """daemon -> page: a path in two states of the file tree."""
+
+    before: FileVersion
+    after: FileVersion

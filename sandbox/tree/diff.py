@@ -1,7 +1,7 @@
 """How two states of a sandbox's file tree differ: two overlay uppers over one lower.
 
-Owns: the comparison. Does not own: which states are compared (the daemon; neither is one that a sandbox still changes),
-equality of everything else (:mod:`sandbox.criu.equality`).
+Owns: the comparison of trees, and one path in both. Does not own: which states are compared (the daemon; neither is one
+that a sandbox still changes), equality of everything else (:mod:`sandbox.criu.equality`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Literal
 
 import msgspec
 
+from sandbox.descriptors import closing
 from sandbox.errors import Invalid
 from sandbox.messages import Change
-from sandbox.names import reported
+from sandbox.messages.files import FileVersion, FileVersions
+from sandbox.names import native, reported
 from sandbox.tree import sparse
-from sandbox.tree.safe_path import directory, named, regular
+from sandbox.tree.safe_path import NO_LINKS, directory, named, openat2, refused, regular
 from sandbox.tree.walk import WalkEntry, walk
 
 RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
+MAX_SHOWN = 256 << 10  # bytes of the beginning of a file
 MAX_REPORTED = 64 << 20  # bytes of all paths that are reported
 OLD, NEW, LOWER = range(3)
 Form = Literal["json", "msgpack"]
@@ -68,6 +71,66 @@ def packed(old: Path, new: Path, lower: Path, why: Callable[[str], str] | None, 
     if why is not None:
         result = [msgspec.structs.replace(change, why=why(change.path)) for change in result]
     return msgspec.json.encode(result) if form == "json" else msgspec.msgpack.encode(result)
+
+
+def packed_versions(old: Path, new: Path, lower: Path, path: str, form: Form) -> bytes:
+    """One path in the two states, as an answer of the API. No link is followed: paths are those that changes name."""
+    names = [name for name in native(path).split("/") if name]
+    if not names or {".", ".."} & set(names):
+        raise Invalid(f"{path[:200]} is no path of a change", hint="write it as the diff does, such as /srv/file")
+    try:
+        with directory(old) as before, directory(new) as after, directory(lower) as below:
+            result = FileVersions(before=_version(before, below, names), after=_version(after, below, names))
+    except OSError as error:  # such as a name that is too long
+        raise refused(error, path) from error
+    return msgspec.json.encode(result) if form == "json" else msgspec.msgpack.encode(result)
+
+
+def _version(upper: int, lower: int, names: list[str]) -> FileVersion:
+    """What `upper` over `lower` shows at a path."""
+    with contextlib.ExitStack() as held:
+        layers = [upper, lower]
+        for number, name in enumerate(names):
+            holder, status = _over(layers, name)
+            if status is None:
+                break
+            if number == len(names) - 1:
+                return _content(holder, name, status)
+            layers = [held.enter_context(item) for item in _into(layers, name)]
+    return FileVersion(kind="absent")
+
+
+def _over(layers: list[int], name: str) -> tuple[int, os.stat_result | None]:
+    """What the layers, the uppermost first, show by this name, and the directory that holds it."""
+    for holder in layers:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=holder, follow_symlinks=False)
+            whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+            return holder, None if whiteout else status
+    return -1, None
+
+
+def _into(layers: list[int], name: str) -> list[closing]:
+    """The directory of this name in each layer that shows through those above it; none where it is no directory."""
+    result = []
+    for holder in layers:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode):
+                break
+            result.append(closing(openat2(holder, name, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)))
+            if _opaque(named(holder, name)):
+                break
+    return result
+
+
+def _content(holder: int, name: str, status: os.stat_result) -> FileVersion:
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISREG(status.st_mode):
+        with regular(holder, name) as file:
+            return FileVersion(kind="file", size=status.st_size, mode=mode, data=os.pread(file, MAX_SHOWN, 0))
+    if stat.S_ISLNK(status.st_mode):
+        return FileVersion(kind="symlink", data=os.fsencode(os.readlink(name, dir_fd=holder)))
+    return FileVersion(kind="directory" if stat.S_ISDIR(status.st_mode) else "other", mode=mode)
 
 
 def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "modified", "removed"] | None:

@@ -65,7 +65,8 @@ def test_a_click_restores_and_forks(site: Site, page: Page) -> None:
         row_of(page, "echo one").click()
         panel = page.get_by_label("Checkpoint", exact=True)
         panel.get_by_role("button", name="Diff to now").click()
-        page.get_by_test_id("changes").get_by_text("/srv/file").wait_for()
+        page.get_by_test_id("changes").get_by_role("button", name="/srv/file").click()
+        page.get_by_test_id("patch").get_by_text("-one").wait_for()
         panel.get_by_label("compare").check()
         panel.get_by_role("button", name="Restore").click()
         page.get_by_text("compared equal").first.wait_for()
@@ -78,6 +79,21 @@ def test_a_click_restores_and_forks(site: Site, page: Page) -> None:
         fork = site.host.get(page.url.partition("#/s/")[2])
         assert fork.exec("cat /srv/file", ends_turn=False).text == "one\n"
         fork.remove()
+
+
+def test_what_a_turn_changed_is_shown_line_by_line(site: Site, page: Page, grown: Sandbox) -> None:
+    visit(page, site, grown, "tree")
+    row_of(page, "echo two").click()
+    panel = page.get_by_label("Checkpoint", exact=True)
+    panel.get_by_role("button", name="Diff to its parent").click()
+    changes = page.get_by_test_id("changes")
+    changes.get_by_text("/srv/other").wait_for()  # what came after does not count
+    assert changes.get_by_text("/srv/third").count() == 0
+    changes.get_by_role("button", name="/srv/file").click()
+    patch = page.get_by_test_id("patch")
+    assert patch.locator(".minus").all_inner_texts() == ["-one"] and patch.locator(".plus").all_inner_texts() == [
+        "+two"
+    ]
 
 
 def test_the_tree_is_walked_by_keys(site: Site, page: Page, grown: Sandbox) -> None:

@@ -66,8 +66,10 @@ export const label = (id: string, text: string | null) =>
   call<Api.CheckpointInfo>("PUT", `${checkpoint(id)}/label`, { body: { label: text } });
 export const removeCheckpoint = (id: string) => call("DELETE", checkpoint(id));
 export const exportCheckpoint = (id: string) => send("POST", `${checkpoint(id)}/export`, { raw: "" });
-export const diff = (id: string, against: string, why: boolean) =>
-  call<Api.Change[]>("GET", `${sandbox(id)}/diff`, { query: { checkpoint: against, why } });
+export const diff = (id: string, from: string, to: string | null, why: boolean) =>
+  call<Api.Change[]>("GET", `${sandbox(id)}/diff`, { query: { checkpoint: from, to, why } });
+export const versions = (id: string, from: string, to: string | null, path: string) =>
+  call<Api.FileVersions>("GET", `${sandbox(id)}/diff/file`, { query: { checkpoint: from, to, path } });
 
 export const exchanges = (id: string, options: Signalled = {}) =>
   call<Api.ExchangeInfo[]>("GET", `${sandbox(id)}/gateway/exchanges`, options);

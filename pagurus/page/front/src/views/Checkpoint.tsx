@@ -2,14 +2,13 @@
 
 import { useSignal } from "@preact/signals";
 import * as api from "../api/calls";
-import type { Change, CheckpointInfo, SandboxInfo } from "../api/schema";
+import type { CheckpointInfo, SandboxInfo } from "../api/schema";
 import { attempt, isAdmin, link, mayAct, notify } from "../state";
 import { bytes, moment, ms, visible } from "../text";
 import type { TimelineRow } from "../tree/timeline";
 import { Act, Chip } from "../ui/parts";
 import { save } from "../ui/save";
-
-const MAX_CHANGES = 2000;
+import { Changes } from "./Changes";
 
 function Facts({ row }: { row: TimelineRow }) {
   const { checkpoint, turn } = row;
@@ -36,32 +35,6 @@ function Facts({ row }: { row: TimelineRow }) {
         </div>
       ))}
     </dl>
-  );
-}
-
-function Changes({ info, checkpoint }: { info: SandboxInfo; checkpoint: CheckpointInfo }) {
-  const changes = useSignal<Change[] | null>(null);
-  const load = async (): Promise<void> => {
-    changes.value = (await attempt(() => api.diff(info.id, checkpoint.id, true))) ?? null;
-  };
-  return (
-    <div>
-      <button type="button" onClick={() => void load()} disabled={info.state !== "running" && info.state !== "dead"}>
-        Diff to now
-      </button>
-      {changes.value && (
-        <ul class="changes" data-testid="changes">
-          {changes.value.slice(0, MAX_CHANGES).map((item) => (
-            <li key={item.path}>
-              <Chip kind={item.kind}>{item.kind}</Chip> <span class="mono">{visible(item.path)}</span>
-              {item.why && <div class="dim">{visible(item.why)}</div>}
-            </li>
-          ))}
-          {changes.value.length === 0 && <li class="dim">The files are equal.</li>}
-          {changes.value.length > MAX_CHANGES && <li class="dim">… {changes.value.length} in all</li>}
-        </ul>
-      )}
-    </div>
   );
 }
 
