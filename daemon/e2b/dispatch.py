@@ -15,9 +15,11 @@ from aiohttp import web
 from daemon.api.gate import Gate
 from daemon.api.route import ApiRoute, Handler
 from daemon.e2b.keys import Keys, sandbox_of
+from daemon.e2b.proxy import OPEN
 from daemon.e2b.route import BELOW
 from daemon.e2b.wire import ConnectDialect, EnvdDialect, FilesDialect, number_error
 from daemon.host.host import Host
+from sandbox.page import PORTS
 
 ENVD = 49983
 ID_HEADER, PORT_HEADER = "E2b-Sandbox-Id", "E2b-Sandbox-Port"
@@ -29,10 +31,12 @@ _ALONE = ("/files", "/process.Process/", "/filesystem.Filesystem/")  # paths tha
 class Limiter:
     """Stands before the router."""
 
-    def __init__(self, gate: Gate, keys: Keys, host: Host, routes: list[ApiRoute], proxy: Handler) -> None:
+    def __init__(
+        self, gate: Gate, keys: Keys, host: Host, routes: list[ApiRoute], proxy: Handler, entrance: Handler
+    ) -> None:
         self._keys = keys
         self._host = host
-        self._proxy = proxy
+        self._proxy, self._entrance = proxy, entrance
         self._handlers: dict[tuple[str, str], Handler] = {}
         for route in routes:
             path = route.path.removeprefix(BELOW)
@@ -52,6 +56,9 @@ class Limiter:
         if place is None:
             return await handler(request)
         sandbox, port = place
+        if port != ENVD and request.path.removeprefix(PORTS) == OPEN and "ticket" in request.query:
+            request.match_info["id"], request.match_info["port"] = sandbox, str(port)
+            return await self._entrance(request)
         envd = self._proxy if port != ENVD else self._handlers.get((request.method, request.path))
         if envd is None:  # old clients send these headers with every call, also to the control plane
             return await handler(request)

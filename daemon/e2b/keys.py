@@ -28,6 +28,8 @@ from sandbox.errors import Forbidden, Unauthorized
 LOCAL = "local"  # in place of a token's id: the host's own user, over its socket
 _FORM = re.compile(r"e[st]_([0-9a-f]{10})_([0-9a-f]{12}|local)_([0-9a-f]{64})", re.ASCII)
 _SIGNATURE = re.compile(r"v1_([A-Za-z0-9+/]{43})", re.ASCII)
+_TICKET = re.compile(r"([0-9]{1,12})\.([0-9a-f]{12}|local)\.[0-9a-f]{64}", re.ASCII)
+TICKET_LIFETIME = 60  # seconds
 MAX_CANDIDATES = 100_000  # tokens that one signature is compared with
 
 
@@ -55,6 +57,24 @@ class Keys:
     def traffic_token(self, sandbox: str, caller: Caller) -> str:
         """Likewise one that opens the ports of the sandbox and nothing else."""
         return self._traffic(sandbox.removeprefix("s-"), caller.token or LOCAL)
+
+    def ticket(self, sandbox: str, port: int, caller: Caller) -> str:
+        """What lets a browser in to a port of the sandbox for the next minute, with `caller`'s rights."""
+        return self._ticket(sandbox.removeprefix("s-"), port, caller.token or LOCAL, int(time.time()) + TICKET_LIFETIME)
+
+    def admitted(self, ticket: str, sandbox: str, port: int) -> str:
+        """The token that the holder of a ticket gets, which opens the ports of the sandbox. Raises Unauthorized."""
+        number, form = dashed(sandbox).removeprefix("s-"), _TICKET.fullmatch(ticket)
+        if form is None or not hmac.compare_digest(self._ticket(number, port, form[2], int(form[1])), ticket):
+            raise Unauthorized("this address lets nobody in", hint="follow the link of the port on the page")
+        if int(form[1]) < time.time():
+            raise Unauthorized("this address was good for a minute", hint="follow the link of the port again")
+        self._narrowed(form[2])
+        return self._traffic(number, form[2])
+
+    def _ticket(self, number: str, port: int, grant: str, until: int) -> str:
+        mac = hmac.new(self._secret, f"ticket {number} {port} {grant} {until}".encode(), hashlib.sha256).hexdigest()
+        return f"{until}.{grant}.{mac}"
 
     def _token(self, number: str, grant: str) -> str:
         mac = hmac.new(self._secret, f"sandbox {number} {grant}".encode(), hashlib.sha256).hexdigest()

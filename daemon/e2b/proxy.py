@@ -4,6 +4,9 @@ Owns: passing requests on, and E2B's words for what cannot be reached. Does not 
 (:mod:`daemon.turns.ports`). Guarantee: a request reaches the loopback of that sandbox and nothing else; a caller that
 shows no token of it is let through only where its owner opened its ports; our tokens do not reach it; nothing is kept
 in memory but what is on its way.
+
+A browser is let in by an address of the page, which is good for a minute and leaves a cookie for this one name. The
+cookie counts for what a page of this very port sends, and for addresses that somebody opens: no other site acts by it.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ from daemon.host.host import Host
 from daemon.turns import ports
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, PagurusError, Unauthorized
+from sandbox.page import PORTS
 from sandbox.websockets import bridge
 
+OPEN = "/.pagurus/open"
+COOKIE = "pagurus-port"
 TOKEN_HEADER = "E2b-Traffic-Access-Token"
 HEARTBEAT = 30.0  # seconds between signs of life of a WebSocket
 CHUNK = 64 << 10
@@ -63,6 +69,8 @@ class TrafficDialect(EnvdDialect):
     def caller(self, request: web.Request) -> Caller:
         headers, sandbox = request.headers, request.match_info["id"]
         token = headers.get(TOKEN_HEADER) or headers.get("X-Access-Token")
+        if token is None and not _from_elsewhere(request):
+            token = request.cookies.get(COOKIE)
         if token is not None:
             return self.keys.visitor(token, sandbox, traffic=True)
         live = self._host.live_sandboxes.get(dashed(sandbox))
@@ -113,6 +121,25 @@ def proxy(gate: Gate, keys: Keys, host: Host) -> Handler:
     return gate.handler(declared("*", f"{BELOW}/proxy", _pass, scope="exec"), TrafficDialect(keys, host))
 
 
+def entrance(gate: Gate, keys: Keys, host: Host) -> Handler:
+    """What answers the address that lets a browser in."""
+
+    async def enter(request: web.Request, port: str) -> web.Response:
+        token = keys.admitted(request.query.get("ticket", ""), request.match_info["id"], int(port))
+        answer = web.Response(status=303, headers={"Location": "/", "Referrer-Policy": "no-referrer"})
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="Lax", secure=request.secure)
+        return answer
+
+    return gate.handler(declared("GET", OPEN, enter, scope="open"), TrafficDialect(keys, host))
+
+
+def _from_elsewhere(request: web.Request) -> bool:
+    """Whether a page of another origin has the browser send this, rather than somebody open it."""
+    if request.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none"):
+        return False
+    return request.method != hdrs.METH_GET or request.headers.get("Sec-Fetch-Mode") != "navigate"
+
+
 async def _pass(request: web.Request, live: LiveSandbox, port: str) -> web.StreamResponse:
     live.need_alive()
     url = f"http://{request.host}{_path(request)}"
@@ -134,7 +161,7 @@ def _path(request: web.Request) -> str:
     if request.method == hdrs.METH_CONNECT:
         raise Invalid("CONNECT is not passed on to ports of sandboxes", hint="send the request itself")
     if request.raw_path.startswith("/"):
-        return request.raw_path
+        return request.raw_path.removeprefix(PORTS)
     if "://" not in request.raw_path:  # OPTIONS *
         raise Invalid(f"{request.raw_path[:100]} is no path", hint="begin it with /")
     return URL(request.raw_path, encoded=True).raw_path_qs or "/"
@@ -145,7 +172,12 @@ def _headers(request: web.Request, without: set[str] = frozenset()) -> CIMultiDi
     dropped = _OURS | _HOP | named | without
     if _OUR_TOKEN.search(request.headers.get("Authorization", "")):
         dropped |= {"authorization"}
-    return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
+    passed = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
+    if COOKIE in passed.get(hdrs.COOKIE, ""):
+        others = [item.strip() for item in passed.pop(hdrs.COOKIE).split(";")]
+        if left := [item for item in others if not item.startswith(f"{COOKIE}=")]:
+            passed[hdrs.COOKIE] = "; ".join(left)
+    return passed
 
 
 async def _request(request: web.Request, session: aiohttp.ClientSession, url: str) -> web.StreamResponse:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from daemon.api import GATE
+from daemon.api.ports import LINKS, PortLinks
 from daemon.api.wire import HOST, TOKENS
 from daemon.e2b import content, control, filesystem, process, template_routes
 from daemon.e2b.commands import AllCommands
@@ -18,7 +19,7 @@ from daemon.e2b.description import PATH, description
 from daemon.e2b.dispatch import Limiter
 from daemon.e2b.keys import Keys
 from daemon.e2b.process import COMMANDS
-from daemon.e2b.proxy import proxy
+from daemon.e2b.proxy import OPEN, entrance, proxy
 from daemon.e2b.route import ALIASES, json_answer
 from daemon.e2b.templates import TEMPLATES, Templates
 from daemon.e2b.watchers import WATCHERS, Watchers
@@ -46,4 +47,6 @@ def serve(app: web.Application, secret: bytes, names: Mapping[str, str], domain:
         return web.Response(body=made, content_type="application/json")
 
     app.router.add_get(PATH, described)
-    app.middlewares.insert(1, Limiter(gate, keys, host, envd, proxy(gate, keys, host)).enter)
+    app[LINKS] = PortLinks(domain, lambda *port: f"{OPEN}?ticket={keys.ticket(*port)}")
+    limiter = Limiter(gate, keys, host, envd, proxy(gate, keys, host), entrance(gate, keys, host))
+    app.middlewares.insert(1, limiter.enter)

@@ -2,7 +2,8 @@
 
 Owns: the listener, its login, passing requests on. Does not own: the page's files (:mod:`sandbox.page`), any route.
 Guarantee: no request gets through without the code that was printed, which is good once, nor by another name than this
-machine's own: a site that has its name point here is refused.
+machine's own: a site that has its name point here is refused. What names a port of a sandbox, below ``localhost``, gets
+through to that port or nowhere: the daemon lets in who comes by its own ticket.
 
 ::
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 import secrets
 import webbrowser
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 import msgspec
@@ -25,9 +27,9 @@ from yarl import URL
 
 from pagurus.page.runs import RunRoutes
 from sandbox import paths
-from sandbox.errors import Forbidden, Invalid, NoDaemon, PagurusError, Unauthorized, Unsupported
+from sandbox.errors import Forbidden, Invalid, NoDaemon, NotFound, PagurusError, Unauthorized, Unsupported
 from sandbox.messages.tokens import LoginInfo, LoginRequest
-from sandbox.page import KEY_HEADER, PROTOCOL, Logins, add_page
+from sandbox.page import KEY_HEADER, PORTS, PROTOCOL, Logins, add_page
 from sandbox.sdk.client import Client
 from sandbox.termination import termination_signals
 from sandbox.websockets import bridge
@@ -44,6 +46,8 @@ _OWN = {
     hdrs.AUTHORIZATION, hdrs.CONNECTION, hdrs.CONTENT_LENGTH, hdrs.COOKIE, hdrs.HOST, hdrs.KEEP_ALIVE, hdrs.ORIGIN,
     hdrs.PROXY_AUTHORIZATION, hdrs.SET_COOKIE, hdrs.TE, hdrs.TRAILER, hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, KEY_HEADER,
 }  # fmt: skip
+_OF_PORTS = {hdrs.AUTHORIZATION, hdrs.COOKIE, hdrs.ORIGIN, hdrs.SET_COOKIE}  # are between the browser and the port
+_PORT_NAME = re.compile(r"[0-9]{1,5}-s[0-9a-f]{10}\.localhost:[0-9]{1,5}", re.ASCII)
 
 
 class Viewer:
@@ -71,6 +75,8 @@ class Viewer:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Errors are answered as the daemon does; other names than loopback's are refused."""
         try:
+            if _PORT_NAME.fullmatch(request.host) is not None:
+                return await self._forward(request, {hdrs.HOST: request.host})
             if request.host.rpartition(":")[0] not in (ADDRESS, "localhost"):
                 raise Forbidden("this address is for a browser of this machine")
             if request.path.startswith("/v1/run/"):
@@ -122,17 +128,26 @@ class Viewer:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         self._need_login(request)
+        return await self._forward(request)
+
+    async def _forward(self, request: web.Request, of_port: Mapping[str, str] | None = None) -> web.StreamResponse:
+        """`of_port`: headers of a request for a port of a sandbox, whose cookies and origin are the port's own."""
         if self._daemon is None:
             raise Unsupported("no daemon is shown here, only a run")
         session, base = self._daemon.raw_session()
-        target = URL(base + request.raw_path, encoded=True)
+        target = URL(base + ("" if of_port is None else PORTS) + request.raw_path, encoded=True)
+        if of_port is not None and {".", ".."} & set(target.path.split("/")):
+            raise NotFound("no such path", hint="write it without dots")
+        own = _OWN if of_port is None else _OWN - _OF_PORTS
+        headers = {name: value for name, value in request.headers.items() if name not in own} | dict(of_port or {})
         if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
-            return await self._carry(request, session, target)
-        headers = {name: value for name, value in request.headers.items() if name not in _OWN}
+            return await self._carry(request, session, target, {} if of_port is None else headers)
         body = request.content.iter_chunked(CHUNK) if request.body_exists else None
-        async with session.request(request.method, target, headers=headers, data=body) as answer:
+        async with session.request(
+            request.method, target, headers=headers, data=body, allow_redirects=of_port is None
+        ) as answer:
             response = web.StreamResponse(status=answer.status, reason=answer.reason)
-            response.headers.extend((name, value) for name, value in answer.headers.items() if name not in _OWN)
+            response.headers.extend((name, value) for name, value in answer.headers.items() if name not in own)
             await response.prepare(request)
             with contextlib.suppress(ConnectionError):  # the browser went away
                 async for part in answer.content.iter_any():
@@ -140,10 +155,18 @@ class Viewer:
                 await response.write_eof()
         return response
 
-    async def _carry(self, request: web.Request, session: aiohttp.ClientSession, target: URL) -> web.StreamResponse:
-        """Messages both ways, until either side has ended."""
-        here = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, protocols=(PROTOCOL,))
-        async with session.ws_connect(target, heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, compress=0) as there:
+    async def _carry(
+        self, request: web.Request, session: aiohttp.ClientSession, target: URL, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Messages both ways, until either side has ended. `headers`: of a port of a sandbox; none: of a terminal."""
+        passed = {name: value for name, value in headers.items() if not name.lower().startswith("sec-websocket-")}
+        said = headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",")
+        protocols = [item.strip() for item in said if item.strip()]
+        async with session.ws_connect(
+            target, headers=passed, protocols=protocols, compress=0, heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE
+        ) as there:
+            spoken = [there.protocol] if there.protocol else [PROTOCOL]
+            here = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, protocols=spoken)
             await here.prepare(request)
             try:
                 await bridge(here, there)

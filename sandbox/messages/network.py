@@ -123,3 +123,11 @@ class NetworkStatistics(NetworkCounters, frozen=True, kw_only=True):
     """daemon -> SDK: all sandboxes of a host together."""
 
     attached: int = 0  # sandboxes with a network
+
+
+class PortLink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """daemon -> page: where a browser finds a port of a sandbox."""
+
+    name: str  # of the port, below a domain whose names lead to the daemon: 8000-s4f1c00aa12
+    domain: str = ""  # such a domain; "": the daemon knows none. To a browser, `localhost` is one of its own machine
+    path: str = ""  # that lets one browser in, once it is there within a minute

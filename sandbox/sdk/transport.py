@@ -258,7 +258,11 @@ class Transport:
             reported = aiohttp.TraceConfig()
             reported.on_request_redirect.append(_stay)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, auto_decompress=False, trace_configs=[reported]
+                connector=connector,
+                headers=self._headers,
+                auto_decompress=False,
+                trace_configs=[reported],
+                cookie_jar=aiohttp.DummyCookieJar(),  # what one caller of `pagurus view` is given, no other shows
             )
         return self._session
 

@@ -14,9 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from pagurus.page.viewer import Viewer
-from sandbox import Client, paths
+from sandbox import Client, Sandbox, paths
+from sandbox.errors import Unsupported
+from sandbox.messages.network import PortLink
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.page import KEY_HEADER, POLICY, PROTOCOL
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing, until
@@ -63,7 +66,7 @@ async def log_in(outside: aiohttp.ClientSession, text: str) -> tuple[dict[str, s
         return {"Cookie": f"{cookie.key}={cookie.value}"}, body["key"]
 
 
-async def status(outside: aiohttp.ClientSession, method: str, path: str, **options: Any) -> int:
+async def status(outside: aiohttp.ClientSession, method: str, path: str | URL, **options: Any) -> int:
     async with outside.request(method, path, **options) as answer:
         await answer.read()
         return answer.status
@@ -209,3 +212,109 @@ async def test_a_code_is_good_once(host: Client, viewer: tuple[Viewer, aiohttp.C
             assert "start" in await socket.receive_json()
             await socket.send_bytes(b"typed\n")
             assert (await socket.receive_bytes()).startswith(b"typed")
+
+
+# --------------------------------------------------------------------------- ports of sandboxes
+
+SERVER = """exec python3 -c 'import http.server as h
+class S(h.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = (self.path + "|" + (self.headers["Cookie"] or "") + "|" + self.command).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(text)))
+        self.end_headers(); self.wfile.write(text)
+    do_POST = do_GET
+h.ThreadingHTTPServer(("127.0.0.1", 8000), S).serve_forever()'"""
+
+
+@pytest.fixture
+async def server(host: Client) -> AsyncIterator[Sandbox]:
+    """A sandbox in which something listens on port 8000."""
+    async with host.create(IMAGE) as sandbox:
+        await sandbox.processes.start(["/bin/sh", "-c", SERVER])
+        await until(lambda: _listens(sandbox))
+        yield sandbox
+
+
+async def _listens(sandbox: Sandbox) -> bool:
+    return 8000 in await sandbox.ports.list()
+
+
+async def link(host: Client, sandbox: Sandbox) -> PortLink:
+    return await host.call("GET", f"/v1/sandboxes/{sandbox.id}/ports/8000/link", PortLink)
+
+
+async def test_a_browser_is_let_in_to_a_port(host: Client, server: Sandbox, outside: aiohttp.ClientSession) -> None:
+    made = await link(host, server)
+    there = {"Host": f"{made.name}.localhost:1"}
+    assert await status(outside, "GET", "/", headers=there) == 401
+    async with outside.get(made.path, headers=there, allow_redirects=False) as answer:
+        assert answer.status == 303 and answer.headers["Location"] == "/"
+        ((name, cookie),) = answer.cookies.items()
+        assert cookie["httponly"] and cookie["samesite"] == "Lax" and not cookie["domain"]
+    inside = {**there, "Cookie": f"other=1; {name}={cookie.value}; third=3"}
+    async with outside.get(URL("/v1/tokens?x=%2F", encoded=True), headers=inside) as answer:
+        assert await answer.text() == "/v1/tokens?x=%2F|other=1; third=3|GET"  # to the port, and without the cookie
+    by_a_site = {**inside, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert await status(outside, "POST", "/", headers=by_a_site) == 401
+    assert await status(outside, "GET", "/", headers=by_a_site) == 401
+    assert await status(outside, "GET", "/", headers={**by_a_site, "Sec-Fetch-Mode": "navigate"}) == 200
+    assert await status(outside, "POST", "/", headers={**inside, "Sec-Fetch-Site": "same-origin"}) == 200
+
+
+async def test_a_ticket_is_for_one_port_and_one_minute(
+    host: Client, server: Sandbox, outside: aiohttp.ClientSession
+) -> None:
+    made = await link(host, server)
+    ends, _, rest = made.path.partition("=")[2].partition(".")
+    other = {"Host": f"8001-{made.name.partition('-')[2]}.localhost:1"}
+    there = {"Host": f"{made.name}.localhost:1"}
+    assert await status(outside, "GET", made.path, headers=other, allow_redirects=False) == 401
+    for forged in (f"{int(ends) + 1}.{rest}", made.path[-80:], "", "x"):
+        path = f"/.pagurus/open?ticket={forged}"
+        assert await status(outside, "GET", path, headers=there, allow_redirects=False) == 401
+    reader = await token(host, "read")
+    cookie, key = await log_in(outside, reader.text)
+    path = f"/v1/sandboxes/{server.id}/ports/8000/link"
+    assert await status(outside, "GET", path, headers=cookie | {KEY_HEADER: key}) == 403
+    assert await status(outside, "GET", path.replace("8000", "70000"), headers=cookie | {KEY_HEADER: key}) == 403
+
+
+async def test_the_viewer_passes_ports_on_and_nothing_else(
+    host: Client, server: Sandbox, viewer: tuple[Viewer, aiohttp.ClientSession]
+) -> None:
+    made, browser = await link(host, server), viewer[1]
+    there = {"Host": f"{made.name}.localhost:1"}
+    async with browser.get(made.path, headers=there, allow_redirects=False) as answer:
+        assert answer.status == 303
+        ((name, cookie),) = answer.cookies.items()
+    async with browser.get(
+        URL("/page?x=%2F", encoded=True), headers={**there, "Cookie": f"{name}={cookie.value}"}
+    ) as answer:
+        assert await answer.text() == "/page?x=%2F||GET"
+    for path in ("/v1/tokens", "/v1/sandboxes", "/../v1/tokens", "/%2e%2e/%2e%2e/v1/tokens", "/"):
+        assert (path, await status(browser, "GET", URL(path, encoded=True), headers=there)) in (
+            (path, 401),
+            (path, 404),
+        )
+    envd = {"Host": f"49983-{made.name.partition('-')[2]}.localhost:1"}
+    assert await status(browser, "GET", "/v1/tokens", headers=envd) == 404
+
+
+async def test_a_server_that_knows_no_ports_gives_a_viewer_nothing(daemon: Daemon, address: str) -> None:
+    """A daemon without E2B's names takes the path for no call of its own."""
+    daemon.stop()
+    daemon.start("--listen", address.removeprefix("http://"), "--plain", "--no-e2b")
+    try:
+        async with Client(daemon.socket) as host:
+            server = TestServer(Viewer(host).application())
+            await server.start_server()
+            async with aiohttp.ClientSession(server.make_url("/")) as browser, host.create(IMAGE) as sandbox:
+                there = {"Host": f"8000-{sandbox.id.replace('-', '')}.localhost:1"}
+                for path in ("/v1/tokens", "/v1/sandboxes", "/../v1/tokens"):
+                    assert await status(browser, "GET", URL(path, encoded=True), headers=there) == 404
+                with pytest.raises(Unsupported, match="shows no ports"):
+                    await link(host, sandbox)
+            await server.close()
+    finally:
+        daemon.stop()
+        daemon.start("--listen", address.removeprefix("http://"), "--plain")

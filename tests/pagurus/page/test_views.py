@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandbox.sync import Sandbox
+from tests.pagurus.page.conftest import WEB
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -148,6 +149,20 @@ def test_processes_and_their_logs(site: Site, page: Page, grown: Sandbox) -> Non
     page.get_by_test_id("log").get_by_text("a line").wait_for()
     page.get_by_role("button", name="KILL", exact=True).click()
     page.get_by_role("cell", name="exited 137").wait_for()
+
+
+def test_a_port_is_a_link(site: Site, page: Page) -> None:
+    with site.host.create("debian", name="web") as sandbox:
+        sandbox.processes.start(WEB)
+        visit(page, site, sandbox, "network")
+        with page.context.expect_page() as opened:
+            page.get_by_test_id("port").get_by_role("link", name="8123").click()
+        other = opened.value
+        other.wait_for_function("document.title == 'inside runs'")
+        name = f"8123-{sandbox.id.replace('-', '')}.localhost"
+        assert other.url == f"http://{name}:{site.url.rpartition(':')[2]}"  # nothing of the ticket is left
+        assert other.evaluate("document.cookie") == "" and other.evaluate("window.opener") is None
+        other.close()
 
 
 def test_ports_network_and_limits(site: Site, page: Page, grown: Sandbox) -> None:

@@ -47,6 +47,7 @@ export const makeDirectory = (id: string, path: string) =>
 export const download = (id: string, path: string) => send("GET", `${sandbox(id)}/tree`, { query: { path } });
 
 export const ports = (id: string, options: Signalled = {}) => call<number[]>("GET", `${sandbox(id)}/ports`, options);
+export const portLink = (id: string, port: number) => call<Api.PortLink>("GET", `${sandbox(id)}/ports/${port}/link`);
 export const network = (id: string, options: Signalled = {}) =>
   call<Api.NetworkStatus>("GET", `${sandbox(id)}/network`, options);
 export const setNetwork = (id: string, body: Api.Network) =>

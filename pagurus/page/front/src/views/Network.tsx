@@ -2,8 +2,8 @@
 
 import { useSignal } from "@preact/signals";
 import * as api from "../api/calls";
-import type { Network } from "../api/schema";
-import { attempt, mayAct, useLive } from "../state";
+import type { Network, PortLink } from "../api/schema";
+import { attempt, isCluster, mayAct, useLive } from "../state";
 import { bytes, moment, visible } from "../text";
 import { Copy } from "../ui/parts";
 
@@ -58,6 +58,37 @@ function Policy({ id, network, onDone }: { id: string; network: Network; onDone:
   );
 }
 
+const OWN = ["localhost", "127.0.0.1", "[::1]"]; // below `localhost`, every name leads to the browser's own machine
+
+/** Where a port is, if this browser can reach it by a name. */
+function addressOf(link: PortLink): string | null {
+  if (isCluster.value) return null; // not tried through a coordinator
+  if (link.domain) return `${location.protocol}//${link.name}.${link.domain}`;
+  return OWN.includes(location.hostname) ? `${location.protocol}//${link.name}.localhost:${location.port}` : null;
+}
+
+function Port({ id, port }: { id: string; port: number }) {
+  const forwarded = useSignal(false);
+  const open = async (): Promise<void> => {
+    const link = await attempt(() => api.portLink(id, port));
+    const address = link ? addressOf(link) : null;
+    if (link && address) window.open(address + link.path, "_blank", "noopener,noreferrer");
+    else forwarded.value = true;
+  };
+  return (
+    <div class="line" data-testid="port">
+      {mayAct.value ? (
+        <button class="link" role="link" title="open it in another tab" onClick={() => void open()}>
+          {port}
+        </button>
+      ) : (
+        <b>{port}</b>
+      )}
+      {(forwarded.value || !mayAct.value) && <Copy text={`pagurus port-forward ${id} ${port}`} />}
+    </div>
+  );
+}
+
 export function NetworkTab({ id }: { id: string }) {
   const ports = useLive(`${id}/ports`, (signal) => api.ports(id, { signal }), 3);
   const status = useLive(`${id}/network`, (signal) => api.network(id, { signal }), 3);
@@ -68,10 +99,7 @@ export function NetworkTab({ id }: { id: string }) {
       <h2>Ports</h2>
       {(ports.value.value ?? []).length === 0 && <p class="dim">Nothing listens.</p>}
       {(ports.value.value ?? []).map((port) => (
-        <div key={port} class="line" data-testid="port">
-          <b>{port}</b>
-          <Copy text={`pagurus port-forward ${id} ${port}`} />
-        </div>
+        <Port key={port} id={id} port={port} />
       ))}
       <h2>Network</h2>
       {network && <Policy key={JSON.stringify(network.network)} id={id} network={network.network ?? {}} onDone={status.refresh} />}
