@@ -35,9 +35,11 @@ from daemon.api.overview import EXAMINATION, READINGS, Examination, Readings
 from daemon.api.route import ApiRoute
 from daemon.api.sandboxes import DESCRIPTION
 from daemon.api.sockets import SOCKETS, Sockets, close_all
+from daemon.api.steps import BUILDS
 from daemon.api.wire import HOST, TOKENS
 from daemon.auth.tokens import TokenStore
 from daemon.host.host import Host
+from daemon.store.build_logs import BuildLogs
 from sandbox.page import Logins, add_page, key_file
 
 AREAS = (
@@ -75,6 +77,7 @@ def application(host: Host, token_file: Path, answers: Answers | None = None) ->
     app.on_response_prepare.append(started)
     app[HOST] = host
     app[SOCKETS] = Sockets()
+    app[BUILDS] = BuildLogs(token_file.with_name("builds"), clock=time.time)
     app[READINGS], app[EXAMINATION] = Readings(), Examination()
     app.on_shutdown.append(close_all)
     app[TOKENS] = TokenStore(token_file, clock=time.time)

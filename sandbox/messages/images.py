@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -124,6 +124,44 @@ class PullProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
     total: int = 0
     image: ImageInfo | None = None
     error: ErrorBody | None = None
+
+
+MAX_LINE = 2000  # characters of a line of a build's log
+
+
+class BuildRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/builds. A build of an image begins, which the client carries out."""
+
+    name: ImageName
+
+
+class BuildReport(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/builds/{build}. What it says, and how it ended. Empty: it is still there."""
+
+    lines: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_LINE)]], msgspec.Meta(max_length=1000)] = []
+    state: Literal["running", "done", "failed"] = "running"
+    error: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
+
+
+class BuildInfo(Brief, kw_only=True, omit_defaults=True):
+    """daemon -> page: a build, under way or over."""
+
+    id: str
+    name: str  # of the image
+    started_at: float
+    ended_at: float | None = None
+    state: Literal["running", "done", "failed", "lost"] = "running"  # lost: its client reports no more
+    error: str = ""
+    lines: int = 0  # of its log
+    cut: bool = False  # later lines were too many
+
+
+class BuildLines(Brief, kw_only=True, omit_defaults=True):
+    """daemon -> page: a part of a build's log. `next`: the number of the line after it."""
+
+    build: BuildInfo
+    lines: list[str] = []
+    next: int = 0
 
 
 StepKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

@@ -88,7 +88,9 @@ class Builder:
         agents: Mapping[str, Path] | None = None,
         contexts: Mapping[str, str] | None = None,
         output: Output | None = None,
+        log: Output | None = None,
     ) -> None:
+        """`log`: gets each line as well, whether or not there is an `output`."""
         self._host = host
         self._context = context
         self._file = file
@@ -96,7 +98,7 @@ class Builder:
         self._network = network
         self._limits = limits
         self._cache = cache
-        self._output = output or (lambda line: None)
+        self._outputs = [item for item in (output, log) if item is not None]
         self._named = {name.lower(): place for name, place in (contexts or {}).items()}
         self._hashes = Hashes.of_context(context.root) if cache and context.lasting else Hashes(None)
         self._sources = RemoteSources(cache)
@@ -116,6 +118,10 @@ class Builder:
         return StepRunner(
             self._host, self._output, self._shows, self._network, self._secrets, self._agents, self._sources
         )
+
+    def _output(self, line: str) -> None:
+        for output in self._outputs:
+            output(line)
 
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""

@@ -7,12 +7,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
-from sandbox.errors import Invalid, Protocol, from_body
+from sandbox.errors import Invalid, PagurusError, Protocol, from_body
 from sandbox.messages import (
     CheckpointInfo,
     CommitRequest,
@@ -30,6 +30,7 @@ from sandbox.messages import (
     StepsRemoved,
     StepsTarget,
 )
+from sandbox.messages.images import MAX_LINE, BuildInfo, BuildReport, BuildRequest
 from sandbox.sdk.transport import Facet, encoded
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 TAR = "application/x-tar"
 CHUNK = 1 << 20
+LOG_INTERVAL = 1.0  # seconds between two reports of a build
+LINES_AT_ONCE = 500
+MAX_LINES = 20_000  # of a build's log that wait to be sent
+MAX_REASON = 10_000  # characters
 MAX_TITLE = 200  # characters of a kept step's instruction
 
 
@@ -167,7 +172,7 @@ class Images(Facet):
         from sandbox.sdk.context import BuildContext, read_dockerfile
         from sandbox.tree import host_files
 
-        with contextlib.ExitStack() as undo:
+        async with _BuildLog(self._client, name) as log, contextlib.AsyncExitStack() as undo:
             top, place = Path(context), None if file is None else Path(file)
             if remote := is_repository(str(context)):
                 directory = undo.enter_context(host_files.fresh_directory())
@@ -187,6 +192,7 @@ class Images(Facet):
                 agents={name: Path(place) for name, place in (ssh or {}).items()},
                 contexts=contexts,
                 output=output,
+                log=log.say,
             )
             return await builder.build(name, target=target, replace_name=replace)
 
@@ -210,6 +216,54 @@ class Images(Facet):
     async def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""
         await self._client.call("DELETE", f"/v1/images/{quote(name, safe='')}", dict[str, Any])
+
+
+class _BuildLog:
+    """What a build says, sent to the daemon, which keeps it for its page. No build fails because of it."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self._name = client, name
+        self._path: str | None = None  # None: the daemon takes none
+        self._lines: list[str] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _BuildLog:
+        with contextlib.suppress(PagurusError):  # an earlier daemon, or a coordinator
+            made = await self._client.call("POST", "/v1/builds", BuildInfo, BuildRequest(name=self._name))
+            self._path = f"/v1/builds/{made.id}"
+            self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._sending is None:
+            return
+        self._sending.cancel()
+        await asyncio.wait([self._sending])
+        state: Literal["done", "failed"] = "done" if error is None else "failed"
+        reason = "" if error is None else (str(error) or type(error).__name__)[:MAX_REASON]
+        with contextlib.suppress(PagurusError):
+            await self._flush()
+            await self._report(BuildReport(state=state, error=reason))
+
+    def say(self, line: str) -> None:
+        if self._path is not None and len(self._lines) < MAX_LINES:
+            self._lines.append(line[:MAX_LINE])
+
+    async def _send(self) -> None:
+        with contextlib.suppress(PagurusError):
+            while True:
+                await asyncio.sleep(LOG_INTERVAL)
+                await self._flush()
+                await self._report(BuildReport())  # it is still there
+
+    async def _flush(self) -> None:
+        while lines := self._lines[:LINES_AT_ONCE]:
+            del self._lines[: len(lines)]
+            await self._report(BuildReport(lines=lines))
+
+    async def _report(self, report: BuildReport) -> None:
+        assert self._path is not None
+        await self._client.call("POST", self._path, BuildInfo, report)
 
 
 async def _chunks(path: Path, progress: Callable[[int], Any] | None) -> AsyncIterator[bytes]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sandbox.sync import Sandbox
+from sandbox.errors import Invalid
+from sandbox.sync import Client, Sandbox
 from tests.pagurus.page.conftest import WEB
 
 if TYPE_CHECKING:
@@ -209,6 +212,25 @@ def test_the_host_its_images_and_how_to_connect(site: Site, page: Page) -> None:
     page.get_by_role("link", name="Connect").click()
     page.get_by_text(f"E2B_API_URL={site.url.rstrip('/')}").wait_for()
     page.get_by_text("claude mcp add pagurus -- pagurus mcp").wait_for()
+
+
+def test_a_build_is_followed_and_its_log_kept(site: Site, page: Page, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN echo '<b>first</b>'; sleep 4; echo second; exit 3\n")
+    failed = threading.Thread(target=_built, args=(site, tmp_path))
+    failed.start()
+    page.get_by_role("link", name="Images").click()
+    row = page.get_by_test_id("builds").get_by_role("row", name="followed")
+    row.get_by_role("button").click()
+    page.get_by_test_id("log").get_by_text("<b>first</b>").wait_for()
+    failed.join()
+    page.get_by_test_id("log").get_by_text("second").wait_for()
+    row.get_by_text("failed", exact=True).wait_for()
+    assert "line 2" in row.inner_text() and page.locator("main pre b").count() == 0
+
+
+def _built(site: Site, context: Path) -> None:
+    with Client(site.daemon.socket, timeout=120.0) as host, pytest.raises(Invalid):
+        host.images.build("followed", context, output=lambda line: None)
 
 
 def test_a_phone_in_the_dark(site: Site, browser: Browser, grown: Sandbox) -> None:

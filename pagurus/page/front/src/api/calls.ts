@@ -78,6 +78,9 @@ export const exchange = (id: string, item: number) =>
   call<Api.Exchange>("GET", `${sandbox(id)}/gateway/exchanges/${item}`);
 
 export const images = (options: Signalled = {}) => call<Api.ImageInfo[]>("GET", "/v1/images", options);
+export const builds = (options: Signalled = {}) => call<Api.BuildInfo[]>("GET", "/v1/builds", options);
+export const buildLog = (id: string, begin: number, options: Signalled = {}) =>
+  call<Api.BuildLines>("GET", `/v1/builds/${part(id)}/log`, { query: { begin }, ...options });
 export const removeImage = (name: string) => call("DELETE", `/v1/images/${part(name)}`);
 export const tokens = (options: Signalled = {}) => call<Api.ApiToken[]>("GET", "/v1/tokens", options);
 export const createToken = (body: Api.TokenRequest) => call<Api.NewToken>("POST", "/v1/tokens", { body });
