@@ -25,7 +25,7 @@ help:
 	@echo "make package     wheels and the Debian package, into dist/"
 	@echo "make test-hosts  the Debian package on real systems, in qemu (SYSTEMS='bookworm trixie'; an hour each without KVM)"
 	@echo "make lint        ruff and mypy"
-	@echo "make docs        the pages as a site with links checked, and the reference of the SDK, into site/"
+	@echo "make docs        the pages as a site with links checked, and the reference of the SDK, into site/; pictures of the page"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
@@ -40,6 +40,7 @@ $(DOCS)/bin/mkdocs: requirements-docs.lock
 	@python3 -m venv $(DOCS) && $(DOCS)/bin/pip install -q -r requirements-docs.lock && touch $@
 
 docs: $(DOCS)/bin/mkdocs
+	@PYTHONPATH=. $(BIN)/python scripts/screenshots.py
 	@$(DOCS)/bin/mkdocs build --strict --quiet && echo site/index.html
 
 setup:
