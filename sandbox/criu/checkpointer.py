@@ -279,7 +279,7 @@ class Checkpointer:
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
-            undo.callback(images.rmdir)
+            undo.callback(shutil.rmtree, images, ignore_errors=True)
             freezer = passed.enter_context(restoring.RestoreHold(container).file()) if hold else None
             ready = await dump.ready(
                 container,

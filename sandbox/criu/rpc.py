@@ -45,6 +45,9 @@ _EXCHANGES = ThreadPoolExecutor(
 #: CRIU complains harmlessly where it may not raise the limit, and where its private root has no tun device.
 NOISE = re.compile("RLIMIT_NOFILE|Unable to create tun")
 
+#: Notifications of a CRIU that is started ahead; the last one is native/written.c's.
+STARTING = ("pre-dump", "ready")
+
 #: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
 Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
 #: What to do at a NOTIFY, by the name of CRIU's script; called with the pid that CRIU passes (0 when none).
@@ -235,21 +238,26 @@ class CriuWorker:
     async def start(self, request: bytes) -> None:
         """Send a request for a dump ahead of :meth:`call`: CRIU does what it can before the first task is stopped.
 
-        Raises CriuError when it refuses or dies.
+        Raises CriuError when it refuses or dies; Unsupported when it does not wait there.
         """
         self._sent = request
         loop = asyncio.get_running_loop()
         self._socket.setblocking(False)
         try:
             await loop.sock_sendall(self._socket, request)
-            packet = await loop.sock_recv(self._socket, PACKET)
-            if not packet:
-                raise CriuError("CRIU died without an answer")
-            response = messages().criu_resp()
-            response.ParseFromString(packet)
-            if response.type != messages().NOTIFY:  # the first one, pre-dump, at which nobody has anything to do
-                raise CriuError(_failure(response))
-            await loop.sock_sendall(self._socket, _proceed(True))
+            for script in STARTING:
+                if not (packet := await loop.sock_recv(self._socket, PACKET)):
+                    raise CriuError("CRIU died without an answer")
+                response = messages().criu_resp()
+                response.ParseFromString(packet)
+                if response.type != messages().NOTIFY:
+                    raise CriuError(_failure(response))
+                if response.notify.script != script:  # the tasks are stopped already, and go on when it has gone
+                    self.kill()
+                    why = "CRIU does not wait before a dump: its library is of another version"
+                    raise Unsupported(why, hint=hints.parts())
+                if script != STARTING[-1]:  # that one is answered when the dump is wanted
+                    await loop.sock_sendall(self._socket, _proceed(True))
         except OSError as error:
             raise CriuError("CRIU died without an answer") from error
 
@@ -293,10 +301,9 @@ class CriuWorker:
         self._socket.settimeout(timeout)
         failed: BaseException | None = None
         try:
-            if not self._sent:
-                self._socket.send(request)
-            elif self._sent != request:
+            if self._sent and self._sent != request:
                 raise ValueError("CRIU was started for another request")
+            self._socket.send(_proceed(True) if self._sent else request)
             while True:
                 packet = self._socket.recv(PACKET)
                 if not packet:

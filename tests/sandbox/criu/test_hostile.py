@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import paths
 from sandbox.container.container import Bind, Container
 from sandbox.criu.gate import gate
-from sandbox.errors import CheckpointFailed, PagurusError
+from sandbox.errors import CheckpointFailed, PagurusError, Unsupported
 from tests.support.checkpoint_support import Bench, shell
 
 # Runs, as root, what stands in the file that is its first argument, then waits for ever.
@@ -221,3 +223,20 @@ def poll_around(pid: int, more: set[str], may_trace: bool) -> None:
     assert {entry.name for entry in (root / "images").iterdir()} <= {"dump.log"}  # it has its request already
     capabilities = int(Path(f"/proc/{pid}/status").read_text().split("CapBnd:")[1].split()[0], 16)
     assert may_trace == bool(capabilities >> 19 & 1)  # CAP_SYS_PTRACE
+
+
+async def test_a_criu_that_does_not_wait_stops_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library is of another version, which a checkout that was not built again has."""
+    sb = await bench.maker.create()
+    empty = tmp_path / "written.so"
+    await asyncio.to_thread(
+        subprocess.run, ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(empty), "/dev/null"], check=True
+    )
+    with monkeypatch.context() as other:
+        other.setattr(paths, "written", lambda: empty)
+        with pytest.raises(Unsupported, match="another version"):
+            await bench.save(sb)
+    assert await shell(sb, "echo up") == "up\n"
+    await bench.save(sb)
