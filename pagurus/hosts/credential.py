@@ -33,7 +33,10 @@ def put(
     ca: Annotated[Path | None, typer.Option(help="Certificates (PEM) of a private authority.", metavar="FILE")] = None,
     json: Json = False,
 ) -> None:
-    """Make or change a credential; its secret is read from stdin: a bearer token, unless options say otherwise."""
+    """Make or change a credential; its secret is read from stdin.
+
+    It is a bearer token, unless options say otherwise.
+    """
     from sandbox.messages import Credential
 
     if basic is not None and header is not None:

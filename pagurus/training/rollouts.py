@@ -66,7 +66,10 @@ def why(run: Run, json: Json = False) -> None:
 
 @application.command("account")
 def account(run: Run, json: Json = False) -> None:
-    """Where all prompts are, why some were given up, and which of their samples were not trained on."""
+    """Where all prompts are, and why some were given up.
+
+    Samples that no step could train on are named with the reason.
+    """
     from rollout.store.samples import SampleStore
     from trainer.batches import aside
 

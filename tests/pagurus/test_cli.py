@@ -178,6 +178,7 @@ GROUPS = {
     },
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
+    "credential": {"put", "ls", "rm"},
     "gateway": {"ls", "set", "rm", "token", "log"},
     "rollouts": {"why", "gantt", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
     "env": {"check"},
