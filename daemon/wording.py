@@ -13,6 +13,10 @@ import re
 FORMS = {
     r"^[0-9a-f]{32}$": "32 hexadecimal digits, as the SDK makes them",
     r"^[0-9a-f]{64}$": "64 hexadecimal digits",
+    r"^[\x20-\x7e]+\Z": "printable ASCII characters in one line",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z": "1 to 100 letters, digits, dots, dashes and underscores, beginning with a "
+    "letter or digit",
+    r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z": "the name of an HTTP header, such as Authorization",
     r"^[a-zA-Z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, dashes and underscores",
     r"^[a-z0-9][a-z0-9._-]*$": "small letters, digits, dots, dashes and underscores, beginning with a letter or digit",
     r"^[a-z0-9][A-Za-z0-9._:/@-]*$": "the name of an image, such as debian or ghcr.io/someone/tools:1.2",
