@@ -245,6 +245,7 @@ class Images:
         replace: bool = False,
         cache: bool = True,
         secrets: Mapping[str, bytes] | None = None,
+        ssh: Mapping[str, str | Path] | None = None,
         contexts: Mapping[str, str] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
