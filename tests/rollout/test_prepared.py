@@ -191,7 +191,7 @@ class Hanging(Counting):
 async def test_a_reset_that_hangs_costs_one_member(labelled: LabellingClient, tmp_path: Path) -> None:
     Hanging.hang = 1
     states = PreparedStates(labelled, tmp_path / "book")
-    group = await play(manager(labelled, states, Hanging, reset_s=8.0), 3, 4)
+    group = await play(manager(labelled, states, Hanging, reset=8.0), 3, 4)
     failed = [item.failure for item in group if item.failure is not None]
     assert [(item.phase, item.cause, blame(item)) for item in failed] == [
         (EpisodePhase.RESET, Cause.LATE, Blame.ENVIRONMENT)

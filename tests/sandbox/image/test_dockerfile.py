@@ -193,7 +193,6 @@ RUN --mount=from=b,source=/x,target=sub,rw --mount=type=tmpfs,target=/t --mount=
         ("FROM a\nENV x\nRUN y", "line 2: ENV must have two arguments"),
         ("FROM a\nRUN --mount=type=cache x", "--mount=type=cache needs a target"),
         ("FROM a\nRUN --mount=type=secret x", "needs an id"),
-        ("FROM a\nRUN --mount=type=ssh x", "type=ssh is not supported"),
         ("FROM a\nRUN --mount=type=cache,target=/x,size=3 x", "size is not supported"),
         ("FROM a\nRUN --mount=target=/ x", "not a place for a mount"),
         ("FROM a\nRUN --network=host x", "--network=host is not supported"),

@@ -82,7 +82,7 @@ def test_a_copy_changes_nothing_else(tree: Path, kind: str) -> None:
     else:
         (source / "entry").mkdir()
     os.setxattr(source / "entry", XATTR, b"x")
-    request = CopyRequest(sources=["entry"], target="/entry", mode="4777")
+    request = CopyRequest(sources=["entry"], target="/entry", mode="4777", owner="0:0")
     with safe_path.directory(source) as one, safe_path.directory(tree) as other, pytest.raises(Invalid):
         copy_into(one, TargetTree(other, 0), request, limit=1 << 20)
     assert (tree / "entry").is_symlink()
