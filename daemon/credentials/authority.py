@@ -1,7 +1,7 @@
 """The authority of this host: what sandboxes with a credential trust, and the certificates that it signs.
 
 Owns: its key, which never leaves the state directory (0600), and one certificate for each host that is asked for. Does
-not own: which hosts (:mod:`daemon.credentials.passing`), how a sandbox trusts it (:mod:`sandbox.container.trust`).
+not own: which hosts (:mod:`daemon.credentials.passing`), how a sandbox trusts it (:mod:`daemon.credentials.trust`).
 
 All sandboxes of a host trust the same one: a checkpoint has its certificate among its files, and a fork of it need not
 be changed. What it signs convinces sandboxes of this host of this host, which holds all of their connections anyway.
@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daemon.credentials.trust import SUBJECT
 from sandbox import durable
-from sandbox.container.trust import SUBJECT
 from sandbox.descriptors import closing
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from daemon.auth.budget import bounded
 from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
+from daemon.credentials.trust import trust
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import name_host, run_fork_hooks
 from sandbox.container.shim import ShimGone
-from sandbox.container.trust import trust
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts, files
 
