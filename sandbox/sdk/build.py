@@ -34,10 +34,10 @@ from sandbox.image.stages import BuildArguments, CopyInstruction, RunAction, Sta
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.messages.images import ImageName
 from sandbox.sdk import plan
-from sandbox.sdk.context import BuildContext, Hashes
-from sandbox.sdk.fetch import RemoteSources
 from sandbox.sdk.handle import Sandbox
 from sandbox.sdk.plan import BuildStep
+from sandbox.sdk.sources.context import BuildContext, Hashes
+from sandbox.sdk.sources.fetch import RemoteSources
 
 if TYPE_CHECKING:
     from sandbox.sdk.build_steps import CopyOrigin, Output, StepRunner

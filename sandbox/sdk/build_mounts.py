@@ -26,8 +26,8 @@ from sandbox.image.run_mounts import BuildMount
 from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList
 from sandbox.sdk import key_agent
-from sandbox.sdk.context import BuildContext
 from sandbox.sdk.handle import Sandbox
+from sandbox.sdk.sources.context import BuildContext
 from sandbox.tree import host_files
 
 CopyCall = Callable[[Sandbox, CopyRequest, Callable[[IO[bytes]], None] | None], Awaitable[CopyResult]]

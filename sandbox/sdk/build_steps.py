@@ -28,9 +28,9 @@ from sandbox.image.stages import Action, CopyInstruction, DirectoryAction, RunAc
 from sandbox.messages import CopyRequest, CopyResult, Network
 from sandbox.patterns import PatternList
 from sandbox.sdk import build_mounts
-from sandbox.sdk.context import BuildContext
-from sandbox.sdk.fetch import RemoteSources
 from sandbox.sdk.handle import Sandbox
+from sandbox.sdk.sources.context import BuildContext
+from sandbox.sdk.sources.fetch import RemoteSources
 from sandbox.tree import host_files
 
 if TYPE_CHECKING:

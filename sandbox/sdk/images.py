@@ -167,9 +167,9 @@ class Images(Facet):
         """
         from sandbox.image import dockerfile
         from sandbox.image.stages import is_repository
-        from sandbox.sdk import repository
         from sandbox.sdk.build import Builder
-        from sandbox.sdk.context import BuildContext, read_dockerfile
+        from sandbox.sdk.sources import repository
+        from sandbox.sdk.sources.context import BuildContext, read_dockerfile
         from sandbox.tree import host_files
 
         async with _BuildLog(self._client, name) as log, contextlib.AsyncExitStack() as undo:

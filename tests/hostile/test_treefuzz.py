@@ -9,7 +9,7 @@ import pytest
 
 from sandbox.errors import Invalid
 from sandbox.image import oci
-from sandbox.sdk import context
+from sandbox.sdk.sources import context
 from sandbox.tree import safe_path
 from tests.hostile import treefuzz
 from tests.support.daemon_host import missing

@@ -44,7 +44,7 @@ from sandbox.container.container import Container
 from sandbox.errors import Invalid, PagurusError
 from sandbox.image import store, unpacking
 from sandbox.messages import Limits
-from sandbox.sdk.context import BuildContext, read_dockerfile
+from sandbox.sdk.sources.context import BuildContext, read_dockerfile
 from sandbox.tree import archive, compressed, files, host_files, walk
 from sandbox.tree.copy_into import TargetTree, copy_into
 from sandbox.tree.pool import BtrfsPool

@@ -19,7 +19,7 @@ from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, ImageNotFound, Invalid, Protocol
 from sandbox.image.store import ImageStore
 from sandbox.messages import ImageConfig
-from sandbox.sdk import context
+from sandbox.sdk.sources import context
 from tests.support.daemon_host import TIMEOUT
 from tests.support.registry import Registry
 

@@ -17,8 +17,8 @@ from sandbox.image.dockerfile import parse
 from sandbox.image.stages import Action, CopyInstruction, RunAction
 from sandbox.messages import Limits, Network
 from sandbox.patterns import PatternList
-from sandbox.sdk.context import BuildContext
 from sandbox.sdk.plan import needed, references, step_key
+from sandbox.sdk.sources.context import BuildContext
 
 RUN = RunAction(("make",), {"A": "1"}, "/w", "")
 COPY = CopyInstruction(("a", "b"), "/to/")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import Invalid
-from sandbox.sdk import repository
+from sandbox.sdk.sources import repository
 from tests.support.git_server import GitServer
 
 

@@ -135,7 +135,7 @@ TAR = {
     "sandbox.tree.archive": "writes them",
     "sandbox.image.oci": "names its errors",
     "sandbox.sdk.build": "writes an empty one",
-    "sandbox.sdk.context": "writes one of what the user named",
+    "sandbox.sdk.sources.context": "writes one of what the user named",
     "sandbox.tree.compressed": "only asks whether a file is one",
 }
 #: Who unpacks into what, by sandbox.tree.archive itself.

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from sandbox.errors import Invalid
 from sandbox.image.stages import CopyInstruction
-from sandbox.sdk import repository
+from sandbox.sdk.sources import repository
 from sandbox.tree import host_files
 
 UNNAMED = "__unnamed__"  # BuildKit's name for what has none

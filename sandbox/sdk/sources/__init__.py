@@ -1,0 +1,1 @@
+"""What a build is made from: contexts, addresses, git repositories."""
