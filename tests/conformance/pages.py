@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(arguments)
     if why := userfault.missing():
-        raise Unsupported(f"written pages are not known here: {why}", hint="use Linux 6.13 or later")
+        raise Unsupported(f"written pages are not known here: {why}", hint="use Linux 6.7 or later")
     result = asyncio.run(run(options.image, options.captures, options.chain, options.seed))
     result["load"] = os.getloadavg()[0]
     print(json.dumps(result) if options.json else "\n".join(f"{name}: {value}" for name, value in result.items()))

@@ -12,27 +12,24 @@ reads it once more. A page that was protected and could not be read is reported:
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from sandbox.criu.tracking import userfault
 from sandbox.criu.tracking.userfault import Mapping
 from sandbox.descriptors import closing
 
 PAGE = 4096
 MAX_PAGES = 1 << 16  # of one process; the dump reads the others
-_REGIONS = 4096  # of one call
-_SCAN = 0xC0606610
-_ARGUMENT = struct.Struct("=12Q")
-_WP_MATCHING = 1
-_WPALLOWED, _WRITTEN, _FILE, _PRESENT, _SWAPPED, _PFNZERO = 1, 2, 4, 8, 16, 32
-_REGION = np.dtype([("start", "<u8"), ("end", "<u8"), ("categories", "<u8")])
+#: Of memory of its own: pages of files and the page of zeros are not copied.
+WRITTEN_PAGES = userfault.PageQuery(
+    every=userfault.WPALLOWED | userfault.WRITTEN, none=userfault.FILE | userfault.PFNZERO, returned=userfault.WRITTEN
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class PagesOf:
         os.close(self._pagemap)
         os.close(self._memory)
 
-    def copy(self, mappings: set[Mapping], into: Path) -> CopiedPages:
+    def copy(self, mappings: list[Mapping], into: Path) -> CopiedPages:
         """Copy what was written since it was protected last to `into`, which must not exist. Blocks.
 
         Raises OSError when there is no room; then nothing is known of what is protected.
@@ -87,23 +84,10 @@ class PagesOf:
         except OSError:  # unmapped since, or the process is gone
             return 0
 
-    def _protected(self, mappings: set[Mapping]) -> Iterator[tuple[int, int]]:
+    def _protected(self, mappings: list[Mapping]) -> Iterator[tuple[int, int]]:
         """Protect the written pages of memory of its own, at most MAX_PAGES; yields them, each from here to there."""
-        listed = np.zeros(_REGIONS, _REGION)
-        at, end = min(item.start for item in mappings), max(item.end for item in mappings)
-        left = MAX_PAGES
-        while at < end and left > 0:
-            argument = bytearray(
-                _ARGUMENT.pack(
-                    _ARGUMENT.size, _WP_MATCHING, at, end, 0, listed.ctypes.data, _REGIONS, left,
-                    _FILE | _PFNZERO, _WPALLOWED | _WRITTEN | _FILE | _PFNZERO, _PRESENT | _SWAPPED, _WRITTEN,
-                )
-            )  # fmt: skip
-            count = fcntl.ioctl(self._pagemap, _SCAN, argument)
-            reached = _ARGUMENT.unpack(argument)[4]
-            for start, stop, _ in listed[:count].tolist():
-                left -= (stop - start) // PAGE
-                yield start // PAGE, stop // PAGE
-            if reached <= at:
-                return
-            at = reached
+        regions = WRITTEN_PAGES.regions(
+            self._pagemap, mappings[0].start, mappings[-1].end, protect=True, limit=MAX_PAGES
+        )
+        for start, end, _ in regions:
+            yield start // PAGE, end // PAGE

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 MIN_TRACKED = 4 << 20  # bytes of memory of its own; less is copied sooner than it is tracked
 MAX_LAYERS = 12  # files in which the pages of one process lie
 MAX_DEAD = 0.5  # of the largest of them, pages that have been written since
-REGISTER_ALL = 16  # captures after which every mapping is registered again: one may have taken another one's place
 PRESENT = 4  # of CRIU's pagemap flags
 
 
@@ -56,14 +55,13 @@ class TrackedProcess:
 
     started: bytes  # distinguishes it from a later one of the same number
     descriptor: int
-    registered: set[userfault.Mapping] = field(default_factory=set)
+    mappings: list[userfault.Mapping] = field(default_factory=list)  # private ones, as they were last seen
 
-    def register(self, pid: int, *, redo: bool) -> None:
-        """Register mappings that are new. Raises HasAio; OSError when the process is another program now, or gone."""
-        result = set(userfault.private_mappings(pid))
-        target = result if redo else result - self.registered
-        done = {mapping for mapping in target if userfault.register(self.descriptor, mapping)}
-        self.registered = result & (done | self.registered)
+    def register(self, pid: int) -> None:
+        """Register what is not. Raises HasAio; OSError when the process is another program now, or gone."""
+        self.mappings = list(userfault.private_mappings(pid))
+        for mapping in userfault.unregistered(pid, self.mappings):
+            userfault.register(self.descriptor, mapping)
 
 
 class Tracker:
@@ -79,7 +77,6 @@ class Tracker:
         self._numbers: dict[int, int] = {}  # of the processes in the capture that is being made: in the sandbox
         self._untracked: set[tuple[int, bytes]] = set()
         self._requested: dict[int, bytes] = {}  # processes that are to make a userfaultfd
-        self._captures = 0
         self._capturing = False
 
     @property
@@ -113,7 +110,6 @@ class Tracker:
     def prepare(self, container: Container, images: Path) -> None:
         """Say to the CRIU that will dump into `images` what it is to do with each process."""
         self._capturing = True
-        self._captures += 1
         self._numbers, self._requested = {}, {}
         target: dict[int, Order] = {}
         alive = {pid: started for pid in container.retained_tasks() if (started := _started(pid))}
@@ -137,7 +133,7 @@ class Tracker:
     def _renew(self, pid: int, started: bytes) -> bool:
         """Whether a process is tracked still, its new mappings too."""
         try:
-            self._processes[pid].register(pid, redo=self._captures % REGISTER_ALL == 0)
+            self._processes[pid].register(pid)
         except userfault.HasAio:
             self._untracked.add((pid, started))
         except OSError as error:
@@ -159,7 +155,7 @@ class Tracker:
             with contextlib.closing(precopy.PagesOf(pid)) as pages:
                 if _started(pid) != started:
                     return False
-                result = pages.copy(self._processes[pid].registered, self._directory / (name + SUFFIX))
+                result = pages.copy(self._processes[pid].mappings, self._directory / (name + SUFFIX))
         except OSError:  # gone, or there is no room
             (self._directory / (name + SUFFIX)).unlink(missing_ok=True)
             return False
@@ -182,7 +178,7 @@ class Tracker:
             one = TrackedProcess(_started(pid), descriptor)
             try:
                 userfault.enable(descriptor)
-                one.register(pid, redo=True)
+                one.register(pid)
             except (OSError, userfault.HasAio):
                 self._untracked.add((pid, one.started))
                 os.close(descriptor)

@@ -1,14 +1,19 @@
 """Asynchronous write protection of a process's memory by a userfaultfd that the process has made.
 
-Owns: the calls on such a descriptor, which mappings are registered, the proof that this kernel keeps its promises.
+Owns: the calls on such a descriptor and on pagemaps, the proof that this kernel keeps its promises.
 Does not own: making one in a process (native/attach.c), asking which pages were written (native/written.c).
 
 The kernel clears a page's mark itself at the first write to it; faults are not served. When the last descriptor is
 closed, the kernel lets go of the mappings: then every page counts as written.
+
+A mapping also stops being registered when memory is moved next to it (mremap: the kernel joins both, and lets go of
+both). Its marks stay, and no write clears them any more. So marks count only while a mapping is registered, and
+:func:`register` clears those that it finds.
 """
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import errno
 import fcntl
@@ -20,18 +25,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sandbox.descriptors import closing
 from sandbox.libc import checked, library
 
-_API, _REGISTER = 0xC018AA3F, 0xC020AA00
+_API, _REGISTER, _WRITE_PROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 _API_VERSION, _MODE_WP = 0xAA, 2
 _WP_UNPOPULATED, _WP_ASYNC = 1 << 13, 1 << 15
 _SYS_USERFAULTFD = 323
 _USER_MODE_ONLY = 1
 _SCAN = 0xC0606610
-_SCAN_ARGUMENT = struct.Struct("=12Q")
-_WPALLOWED, _WRITTEN, _PRESENT, _SWAPPED = 1, 2, 8, 16
+_ARGUMENT = struct.Struct("=12Q")
+_REGION = np.dtype([("start", "<u8"), ("end", "<u8"), ("categories", "<u8")])
+_REGIONS = 4096  # of one call
 _WP_MATCHING = 1
+#: Categories of pages.
+WPALLOWED, WRITTEN, FILE, PRESENT, SWAPPED, PFNZERO = 1, 2, 4, 8, 16, 32
 PAGE = 4096
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..(.)(.) \S+ \S+ \S+ *(.*)$", re.M)
 #: Mappings of the kernel's own.
@@ -79,15 +89,74 @@ def enable(descriptor: int) -> None:
 
 
 def register(descriptor: int, mapping: Mapping) -> bool:
-    """Have its pages marked from now on; False where that cannot be (it is gone, or memory of another kind)."""
-    request = bytearray(struct.pack("=4Q", mapping.start, mapping.end - mapping.start, _MODE_WP, 0))
+    """Have its pages marked from now on; False where that cannot be (it is gone, or memory of another kind).
+
+    All of its pages count as written then.
+    """
+    size = mapping.end - mapping.start
     try:
-        fcntl.ioctl(descriptor, _REGISTER, request)
+        fcntl.ioctl(descriptor, _REGISTER, bytearray(struct.pack("=4Q", mapping.start, size, _MODE_WP, 0)))
+        fcntl.ioctl(descriptor, _WRITE_PROTECT, bytearray(struct.pack("=3Q", mapping.start, size, 0)))
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EBUSY, errno.EPERM):
+        if error.errno in (errno.EINVAL, errno.EBUSY, errno.EPERM, errno.ENOENT):
             return False
         raise
     return True
+
+
+# ---------------------------------------------------------------------------- asking about pages
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """Which pages are wanted, in sets of categories: all of `every`, none of `none`, one of `some` (0: any page)."""
+
+    every: int = 0
+    none: int = 0
+    some: int = PRESENT | SWAPPED
+    returned: int = 0  # categories that are returned with each region
+
+    def regions(
+        self, pagemap: int, start: int, end: int, *, protect: bool = False, limit: int = 0
+    ) -> Iterator[tuple[int, int, int]]:
+        """Regions of such pages from `start` to `end`, as (from, to, their categories), in addresses.
+
+        `protect`: their pages count as unwritten from then on. `limit`: of the number of pages; 0: all. Blocks.
+        Raises OSError.
+        """
+        listed = np.zeros(_REGIONS, _REGION)
+        left = limit
+        while start < end and (left > 0 or not limit):
+            argument = bytearray(
+                _ARGUMENT.pack(
+                    _ARGUMENT.size, _WP_MATCHING * protect, start, end, 0, listed.ctypes.data, _REGIONS, left,
+                    self.none, self.every | self.none, self.some, self.returned,
+                )
+            )  # fmt: skip
+            count = fcntl.ioctl(pagemap, _SCAN, argument)
+            for first, stop, categories in listed[:count].tolist():
+                left -= (stop - first) // PAGE
+                yield first, stop, categories
+            reached = _ARGUMENT.unpack(argument)[4]
+            if reached <= start:
+                return
+            start = reached
+
+
+def unregistered(pid: int, mappings: list[Mapping]) -> list[Mapping]:
+    """Those of a process's `mappings`, sorted, that are not registered, with pages or without. Raises OSError."""
+    if not mappings:
+        return []
+    query = PageQuery(none=WPALLOWED, some=0)
+    with closing(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
+        regions = [(start, end) for start, end, _ in query.regions(pagemap, mappings[0].start, mappings[-1].end)]
+    ends = [end for _, end in regions]
+    result = []
+    for mapping in mappings:
+        at = bisect.bisect_right(ends, mapping.start)
+        if at < len(regions) and regions[at][0] < mapping.end:
+            result.append(mapping)
+    return result
 
 
 # ---------------------------------------------------------------------------- the proof
@@ -116,8 +185,8 @@ def missing() -> str:
 
 
 def _tried(descriptor: int) -> str:
-    """What a mapping of our own shows: the kernel must forget marks with the memory that they were about."""
-    pages = 8
+    """What mappings of our own show: the kernel must forget marks with the memory that they were about."""
+    pages = 16
     library.mmap.restype = library.mremap.restype = ctypes.c_void_p
     size = pages * PAGE
     at = library.mmap(None, ctypes.c_size_t(2 * size), 3, 0x22, -1, 0)
@@ -129,47 +198,59 @@ def _tried(descriptor: int) -> str:
         if not register(descriptor, Mapping(at, at + size)):
             return "memory cannot be registered"
         with closing(os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
-            if _unwritten(pagemap, at, size):
-                return "pages count as unwritten before they are protected"
-            _scan(pagemap, at, size, _WP_MATCHING, _WRITTEN)
-            if _unwritten(pagemap, at, size) != pages:
-                return "pages cannot be protected"
-            ctypes.memset(at + PAGE, 2, 1)
-            if _unwritten(pagemap, at, size) != pages - 1:
-                return "a write is not seen"
-            library.madvise(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 4)  # MADV_DONTNEED
-            ctypes.memset(at, 3, 1)
-            if _unwritten(pagemap, at, size) != pages - 2:
-                return "a page that was dropped and written counts as unwritten"
-            flags = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
-            moved = library.mremap(
-                ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_size_t(size), flags, ctypes.c_void_p(at + size)
-            )
-            if moved != at + size:
-                return "memory cannot be moved"
-            if register(descriptor, Mapping(moved, moved + size)) and _unwritten(pagemap, moved, size):
-                return "pages keep their marks when they are moved (mended in Linux 6.13, 6.12.10)"
-        return ""
+            return _writes_tried(pagemap, at, pages) or _moves_tried(descriptor, pagemap, at, pages)
     finally:
         library.munmap(ctypes.c_void_p(at), ctypes.c_size_t(2 * size))
 
 
-def _scan(pagemap: int, at: int, size: int, flags: int, mask: int) -> list[tuple[int, int, int]]:
-    regions = (ctypes.c_uint64 * (3 * 64))()
-    argument = bytearray(
-        _SCAN_ARGUMENT.pack(
-            _SCAN_ARGUMENT.size, flags, at, at + size, 0, ctypes.addressof(regions), 64, 0,
-            0, mask, _PRESENT | _SWAPPED, _WPALLOWED | _WRITTEN | _PRESENT,
-        )
-    )  # fmt: skip
-    count = fcntl.ioctl(pagemap, _SCAN, argument)
-    return [(regions[3 * i], regions[3 * i + 1], regions[3 * i + 2]) for i in range(count)]
+def _writes_tried(pagemap: int, at: int, pages: int) -> str:
+    size = pages * PAGE
+    if _unwritten(pagemap, at, size):
+        return "pages count as unwritten before they are protected"
+    _protect(pagemap, at, size)
+    if _unwritten(pagemap, at, size) != pages:
+        return "pages cannot be protected"
+    ctypes.memset(at + PAGE, 2, 1)
+    if _unwritten(pagemap, at, size) != pages - 1:
+        return "a write is not seen"
+    library.madvise(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 4)  # MADV_DONTNEED
+    ctypes.memset(at, 3, 1)
+    if _unwritten(pagemap, at, size) != pages - 2:
+        return "a page that was dropped and written counts as unwritten"
+    return ""
+
+
+def _moves_tried(descriptor: int, pagemap: int, at: int, pages: int) -> str:
+    """Half of the memory is moved away and back: the kernel lets go of the other half then, with its marks."""
+    half = pages // 2 * PAGE
+    flags = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP: no other thread can map what was left
+    size = ctypes.c_size_t(half)
+    _protect(pagemap, at, 2 * half)
+    away = at + 2 * half
+    for source, target in ((at + half, away), (away, at + half)):
+        if library.mremap(ctypes.c_void_p(source), size, size, flags, ctypes.c_void_p(target)) != target:
+            return "memory cannot be moved"
+        if source == at + half:
+            if register(descriptor, Mapping(away, away + half)) and _unwritten(pagemap, away, half):
+                return "pages keep their marks when they are moved"
+            _protect(pagemap, away, half)
+    ctypes.memset(at, 4, 2 * half)
+    for mapping in unregistered(os.getpid(), [Mapping(at, at + half), Mapping(at + half, at + 2 * half)]):
+        register(descriptor, mapping)
+    if _unwritten(pagemap, at, 2 * half):
+        return "pages keep their marks when memory is moved next to them"
+    return ""
+
+
+def _protect(pagemap: int, at: int, size: int) -> None:
+    for _ in PageQuery(every=WRITTEN).regions(pagemap, at, at + size, protect=True):
+        pass
 
 
 def _unwritten(pagemap: int, at: int, size: int) -> int:
     """How many of these pages a dump would leave out."""
-    result = _scan(pagemap, at, size, 0, 0)
-    return sum((end - start) // PAGE for start, end, kind in result if kind == _WPALLOWED | _PRESENT)
+    regions = PageQuery(every=WPALLOWED | PRESENT, none=WRITTEN).regions(pagemap, at, at + size)
+    return sum((end - start) // PAGE for start, end, _ in regions)
 
 
 def supported() -> bool:

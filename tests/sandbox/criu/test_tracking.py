@@ -151,6 +151,40 @@ async def test_pages_that_nobody_has_are_captured_again(bench: Bench) -> None:
     assert own_bytes(saved) > 24 << 20
 
 
+MOVER = python_program("""
+libc = ctypes.CDLL(None)
+libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+held = bytearray(os.urandom(6 << 20))
+SIZE = 64 * 4096
+at = libc.mmap(None, ctypes.c_size_t(4 * SIZE), 3, 0x22, -1, 0)
+def put(place): ctypes.memmove(place, os.urandom(SIZE), SIZE)
+def move(source, target):
+    size = ctypes.c_size_t(SIZE)
+    assert libc.mremap(ctypes.c_void_p(source), size, size, 3, ctypes.c_void_p(target)) == target
+put(at); put(at + SIZE)
+count = 0
+def check():
+    global count
+    count += 1
+    if count % 2: move(at + SIZE, at + 2 * SIZE)
+    else:
+        move(at + 2 * SIZE, at + SIZE)
+        put(at)
+    return True
+serve(check)
+""")
+
+
+async def test_memory_that_is_moved_back_next_to_other_memory_is_captured(bench: Bench) -> None:
+    """The kernel lets go of both: see :mod:`sandbox.criu.tracking.userfault`."""
+    sandbox = await bench.maker.create()
+    await shell(sandbox, MOVER)
+    for _ in range(5):
+        _, wrong = await captured(bench, sandbox)
+        assert not wrong
+        assert await shell(sandbox, CHECK) == "good\n"
+
+
 async def test_a_program_that_replaced_itself_is_captured_whole(bench: Bench) -> None:
     sandbox = await bench.maker.create()
     after = "import os, time; held = bytearray(os.urandom(24 << 20)); open('/tmp/new', 'w'); time.sleep(1e9)"
