@@ -85,6 +85,7 @@ class Template(Settings, kw_only=True):
     image_digest: str = ""  # the content that its name meant then; "": whatever the name means
     workdir: str = "/"
     user: str = ""  # who commands run as that do not say; "": root
+    login: bool = False  # a user called "user" is made in it where its image has none
     layer: str = ""  # runtime layer that its processes were started from; "": the current one
 
     @classmethod

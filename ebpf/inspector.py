@@ -15,7 +15,7 @@ Owns: the loaded kernel half (inspector.bpf.c) and its maps. Does not own: what 
 between is counted once more), the process half while the sandbox is frozen for its dump, and taints the half whose
 capture failed.
 
-The hooks are attached while at least one sandbox is watched: a host without any pays nothing.
+The hooks are attached while at least one sandbox is watched, and some seconds longer: a host without any pays nothing.
 
 Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. The counts are a read of mapped
 memory. Under a lock, a read also empties the ring of explanations, which may be lost, and are counted when they are;
@@ -51,6 +51,7 @@ _TAINT_FILES, _TAINT_PROCESSES = 1, 2
 _IPC_UNKNOWN = layout.IPC_UNKNOWN
 _ITERATORS = ("sweep", "tell")
 _RETAINED_REASONS = 16
+LINGER = 10.0  # seconds: attaching and detaching take milliseconds, which the next sandbox need not wait for
 _SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
 
 
@@ -79,12 +80,21 @@ class SurvivorObserved:
 class Inspector:
     """The kernel half, loaded. One per host daemon; safe to use from several threads."""
 
-    def __init__(self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], iterators: dict[str, int]):
+    def __init__(
+        self,
+        loaded: libbpf.Object,
+        sizes: Sizes,
+        missing: dict[str, str],
+        iterators: dict[str, int],
+        linger: float = LINGER,
+    ):
         self._object = loaded
         self._sizes = sizes
         self.missing = missing  # programs that this kernel did not take, with what is lost without them
         self._iterators = iterators
         self._lock = threading.Lock()
+        self._linger = linger
+        self._detaching: threading.Timer | None = None
         self._slots: dict[int, int] = {}
         self._reasons: dict[int, deque[str]] = {}
         self._why: dict[int, dict[int, str]] = {}
@@ -103,8 +113,11 @@ class Inspector:
     # ------------------------------------------------------------------ life
 
     @classmethod
-    def load(cls, *, sizes: Sizes | None = None, path: Path | None = None) -> Inspector:
-        """Load, and attach for a moment. Raises Unsupported, with the verifier's words, where the kernel refuses."""
+    def load(cls, *, sizes: Sizes | None = None, path: Path | None = None, linger: float = LINGER) -> Inspector:
+        """Load, and attach for a moment. Raises Unsupported, with the verifier's words, where the kernel refuses.
+
+        `linger`: seconds for which the hooks stay attached after the last sandbox.
+        """
         sizes = sizes or Sizes()
         try:
             loaded, missing = probe.load(path or paths.inspector_object(), lambda new: _resize(new, sizes))
@@ -120,7 +133,7 @@ class Inspector:
                 f"not {ctypes.sizeof(layout.SandboxLayout)})",
                 hint=hints.parts("native"),
             )
-        inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
+        inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS}, linger)
         inspector._attach()  # a kernel that refuses says so now
         inspector._detach()
         inspector._sweep()  # notes how deep in pid namespaces we are
@@ -129,6 +142,9 @@ class Inspector:
     def close(self) -> None:
         """Detach and unload. Idempotent."""
         with self._lock:
+            if self._detaching is not None:
+                self._detaching.cancel()
+                self._detaching = None
             if self._ring:
                 libbpf.library().ring_buffer__free(self._ring)
                 self._ring = None
@@ -194,8 +210,10 @@ class Inspector:
             if slot is not None:
                 libbpf.delete(self._slots_fd, cgroup_id)
                 self._table[slot].cgroup_id = 0
-                if not self._slots:
-                    self._detach()
+                if not self._slots and self._detaching is None:
+                    self._detaching = threading.Timer(self._linger, self._detach_unused)
+                    self._detaching.daemon = True
+                    self._detaching.start()
 
     def mark(self, cgroup_id: int, files: bool = True, processes: bool = True) -> None:
         """Everything up to now is captured, or is being captured and taint() follows when that fails."""
@@ -363,6 +381,13 @@ class Inspector:
         for program in self._object.programs:
             if program not in _ITERATORS:
                 self._object.detach(program)
+
+    def _detach_unused(self) -> None:
+        with self._lock:
+            if self._detaching is not None:  # it was not closed since
+                self._detaching = None
+                if not self._slots:
+                    self._detach()
 
     def _sweep(self) -> None:
         libbpf.run_iterator(self._iterators["sweep"])

@@ -26,6 +26,7 @@ from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.container import usage
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, Unsupported, from_body
+from sandbox.image.store import StoredImage
 from sandbox.messages import (
     AtEnd,
     ForkEntry,
@@ -65,10 +66,9 @@ async def _create(request: web.Request, host: Host, body: CreateBody) -> web.Res
     with contextlib.suppress(NotFound):
         origin = host.checkpoint(body.templateID.removesuffix(":default"))
         return json_answer(_sandbox(request, await _continued(host, origin.id, body)), 201)
-    name = await asyncio.to_thread(_image, host, request.app[ALIASES], body.templateID)
-    if (started := await request.app[TEMPLATES].started(name)) is not None:
+    name, image = await asyncio.to_thread(_image, host, request.app[ALIASES], body.templateID)
+    if (started := await request.app[TEMPLATES].started(name, image)) is not None:
         return json_answer(_sandbox(request, await _continued(host, started, body)), 201)
-    image = await asyncio.to_thread(host.images.resolve, name)
     live = await made(
         host,
         name,
@@ -102,14 +102,13 @@ def _at_end(body: CreateBody) -> AtEnd:
     return AtEnd.STOP if body.pauses else AtEnd.REMOVE
 
 
-def _image(host: Host, aliases: dict[str, str], template: str) -> str:
-    """The image that a template's name means. Blocks."""
+def _image(host: Host, aliases: dict[str, str], template: str) -> tuple[str, StoredImage]:
+    """The image that a template's name means, and its own name. Blocks."""
     plain = template.removesuffix(":default")
     for name in (template, plain, aliases.get(plain, "")):
         if name:
             with contextlib.suppress(ImageNotFound, Invalid):
-                host.images.resolve(name)
-                return name
+                return name, host.images.resolve(name)
     existing = ", ".join(sorted(aliases))
     raise NotFound(
         f"template '{plain[:100]}' not found: no image, checkpoint or alias ({existing}) is named so",

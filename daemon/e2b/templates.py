@@ -150,7 +150,8 @@ class Templates:
                     await client.images.give_name(image.name, other, config=image.config, replace=True)
             if StartState.of(image.config.labels) is not None:
                 build.say("start the command and wait until it is ready")
-                await self.started(build.names[0])
+                existing = await asyncio.to_thread(self._host.images.resolve, build.names[0])
+                await self.started(build.names[0], existing)
             build.say(f"{', '.join(build.names)}: ready")
             build.status = "ready"
         except (PagurusError, OSError) as error:
@@ -173,9 +174,8 @@ class Templates:
 
     # ----------------------------------------------------------------- what is started
 
-    async def started(self, name: str) -> str | None:
+    async def started(self, name: str, image: StoredImage) -> str | None:
         """The checkpoint of a template whose command runs and is ready; None: it starts nothing."""
-        image = await asyncio.to_thread(self._host.images.resolve, name)
         start = StartState.of(image.config.labels)
         if start is None:
             return None

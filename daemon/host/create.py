@@ -31,7 +31,7 @@ MAX_SETTINGS = 512 << 10  # bytes of all that is said of a sandbox: each turn wr
 MAX_LABELS = 64 << 10  # bytes of its labels, names and values
 
 
-def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]) -> Template:
+def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount], *, login: bool = False) -> Template:
     """All that is said of a sandbox of this image, whose `mounts` are admitted. Raises Invalid."""
     workdir = image.config.workdir if request.workdir is None else request.workdir
     if not workdir.startswith("/") or "\0" in workdir:
@@ -43,6 +43,7 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     made = Template(
         **{name: getattr(request, name) for name in Settings.__struct_fields__},
         image_digest=image.digest,
+        login=login,
         layer=paths.runtime_layer().name,
         workdir=workdir,
         user=image.config.user if request.user is None else str(request.user),
@@ -103,7 +104,7 @@ def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bo
         )
     if said.layer:
         paths.runtime_layer(said.layer)
-    made = template(request, image, request.mounts)
+    made = template(request, image, request.mounts, login=said.login)
     return msgspec.structs.replace(made, env=said.env, user=said.user, layer=said.layer)
 
 

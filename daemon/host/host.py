@@ -185,13 +185,13 @@ class Host:
         """Directories that no sandbox may see."""
         return [self.run_dir.parent, self.places.stored.parent]
 
-    async def create(self, request: CreateRequest) -> SandboxInfo:
-        """A new sandbox from an image, running. All or nothing."""
+    async def create(self, request: CreateRequest, *, login: bool = False) -> SandboxInfo:
+        """A new sandbox from an image, running. All or nothing. `login`: with a user who has a home (see Template)."""
         if request.replicated_answers and not self.fence.leased:
             raise Invalid("this host is alone: no other one could hold a copy", hint="add it to a cluster")
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         image = await asyncio.to_thread(self.images.resolve, request.image)
-        template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
+        template = create.template(request, image, await mounts.admitted(request.mounts, self.private), login=login)
         self.credentials.need(template.network, visibility.caller_owner())
         row = self._new_row(template, name=request.name)
         with self.made(row):

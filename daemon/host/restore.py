@@ -19,9 +19,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daemon import states
 from daemon.auth.budget import bounded
@@ -32,6 +32,7 @@ from daemon.credentials.trust import trust
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
 from daemon.turns.turns import LiveSandbox
+from sandbox.container import users
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import name_host, run_fork_hooks
 from sandbox.container.shim import ShimGone
@@ -71,6 +72,7 @@ class Restorer:
             layer=row.layer,
             no_new_privs=row.no_new_privs,
             workdir=row.workdir,
+            login=row.login,
         )
 
     def tree_below(self, row: SandboxRow) -> Path:
@@ -93,15 +95,18 @@ class Restorer:
         row.tree = f"{row.id}.{secrets.token_hex(3)}"
         undo.push_async_callback(self.drop_tree, row.tree)
         undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
-        await asyncio.to_thread(mounts.make, row, self.places)
-        await asyncio.to_thread(self.services.capturer.writable, files, row.tree)
-        container = await Container.prepare(self.spec_over(row, image))
+        container = await Container.begin(self.spec_over(row, image))
         undo.push_async_callback(container.destroy)
         self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
         undo.callback(self.services.inspector.unwatch, container.cgroup.id)
-        await attach_all(self.attachments, row, container)
         undo.push_async_callback(detach_all, self.attachments, row, container)
+        await _together(self._furnish(row, container, files), attach_all(self.attachments, row, container))
         return container
+
+    async def _furnish(self, row: SandboxRow, container: Container, files: str | None) -> None:
+        await asyncio.to_thread(mounts.make, row, self.places)
+        await asyncio.to_thread(self.services.capturer.writable, files, container.tree.name)
+        await container.furnish()
 
     # ----------------------------------------------------------------- one state for another
 
@@ -171,6 +176,8 @@ class Restorer:
 
         def mark() -> None:
             fresh, spec = target.files is None, container.spec
+            if fresh and spec.login:
+                users.add_login(container.inside, spec.uid_base)
             try:
                 name_host(container, fresh=fresh)
             except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
@@ -256,6 +263,16 @@ class Restorer:
             sandbox=live.row.id,
             turn=live.row.turn,
         )
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    """Do these at a time. When one fails, the others are cancelled and have ended before its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:

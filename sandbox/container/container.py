@@ -23,7 +23,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class ContainerSpec:
     layer: str = ""  # name of its runtime layer; "": that of new sandboxes
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing
     workdir: str = "/"  # made with the sandbox where its image lacks it
+    login: bool = False  # likewise the user of :mod:`sandbox.container.users`
 
 
 class Container:
@@ -103,7 +104,6 @@ class Container:
         self.shim_pid = 0  # host pid of its shim
         self._allowance = Allowance()  # of its commands' outputs
         self._reaped: ReapWaiter | None = None
-        self._log = ""  # the shim's own words, kept when it is destroyed
         #: By who asks: called with `netns`, from a thread, when a restore has made a new one and before it is used.
         self.followers: dict[str, Callable[[Path], None]] = {}
         self.excluded = ExclusionGroup()  # processes that are no part of its checkpoints
@@ -127,6 +127,17 @@ class Container:
     @classmethod
     async def prepare(cls, spec: ContainerSpec) -> Container:
         """Everything but processes: for a restore or a fork."""
+        container = await cls.begin(spec)
+        try:
+            await container.furnish()
+        except BaseException:
+            await asyncio.shield(container.destroy())
+            raise
+        return container
+
+    @classmethod
+    async def begin(cls, spec: ContainerSpec) -> Container:
+        """Groups, shim and namespaces of a sandbox that has no files yet. :meth:`furnish` follows."""
         if spec.uid_base < ID_RANGE:
             raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
         container = cls(spec)
@@ -143,26 +154,43 @@ class Container:
         except FileExistsError as error:
             raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
         try:
-            container.root.mkdir(parents=True, exist_ok=True)
-            spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; no other user looks into it
-            container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
-            container._shim = await Shim.connect(spec.run_dir)
-            layer, files = str(container.layer), spec.limits.open_files
-            names, privileges = (spec.hostname[:64], files, machine_id(spec.id)), int(spec.no_new_privs)
-            await container.call("setup", str(container.root), layer, spec.uid_base, *names, privileges)
-            await container.outside.hold()
-            await container._bind()
-            await container._mount()
-        except BaseException as error:
+            with container._refusals():
+                container.root.mkdir(parents=True, exist_ok=True)
+                spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; no other user looks into it
+                container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
+                container._shim = await Shim.connect(spec.run_dir)
+                layer, files = str(container.layer), spec.limits.open_files
+                names, privileges = (spec.hostname[:64], files, machine_id(spec.id)), int(spec.no_new_privs)
+                await container.call("setup", str(container.root), layer, spec.uid_base, *names, privileges)
+                await container.outside.hold()
+        except BaseException:
             await asyncio.shield(container.destroy())
-            if isinstance(error, ShimError):
-                refused = {"runtime layer": container.layer, "image layer": spec.image}.get(error.stage)
-                hint = hints.layer(refused) if refused and error.errno == errno.EINVAL else ""
-                raise Unsupported(f"cannot make a sandbox: {error}", hint=hint, sandbox=spec.id) from error
-            if isinstance(error, ShimGone):
-                raise Unsupported(f"the shim ended at once: {container._log}", sandbox=spec.id) from error
             raise
         return container
+
+    async def furnish(self) -> None:
+        """Mount its files. When it fails, the caller destroys the sandbox."""
+        with self._refusals():
+            await self._bind()
+            await self._mount()
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """What the shim refuses while a sandbox is made, as its maker should read it."""
+        try:
+            yield
+        except ShimError as error:
+            refused = {"runtime layer": self.layer, "image layer": self.spec.image}.get(error.stage)
+            hint = hints.layer(refused) if refused and error.errno == errno.EINVAL else ""
+            raise Unsupported(f"cannot make a sandbox: {error}", hint=hint, sandbox=self.spec.id) from error
+        except ShimGone as error:
+            raise Unsupported(f"the shim ended at once: {self._said()}", sandbox=self.spec.id) from error
+
+    def _said(self) -> str:
+        """The shim's own words."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.spec.run_dir / "shim.log").read_text().strip()
+        return ""
 
     @classmethod
     async def adopt(cls, spec: ContainerSpec) -> Container:
@@ -488,8 +516,6 @@ class Container:
         self._let_go()
         self.outside.close()
         await self.cgroup.remove()
-        with contextlib.suppress(FileNotFoundError):
-            self._log = (self.spec.run_dir / "shim.log").read_text().strip()
         shutil.rmtree(self.spec.run_dir, ignore_errors=True)
 
     def detach(self) -> None:

@@ -1,22 +1,30 @@
 """Users of a sandbox, by name or number, from its own ``/etc/passwd`` and ``/etc/group``.
 
-Owns: the words ``user[:group]``, reading those files, which the sandbox may have written. Does not own: becoming
-that user (native/). Guarantee: the result is a user of the sandbox's id range, whatever the files hold; they are found
-below the sandbox's root, and what is no regular file of at most a mebibyte counts as empty and is named in the refusal.
+Owns: the words ``user[:group]``, reading those files, which the sandbox may have written, and adding a user to a new
+sandbox. Does not own: becoming that user (native/). Guarantee: the result is a user of the sandbox's id range, whatever
+the files hold; they are found below the sandbox's root, and what is no regular file of at most a mebibyte counts as
+empty and is named in the refusal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import os
 from dataclasses import dataclass
 
-from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.tree import files
-from sandbox.tree.safe_path import SandboxRoot
+from sandbox.tree.safe_path import SandboxRoot, opened
+from sandbox.tree.walk import walk
 
 IDS = 65_536
 MAX_GROUPS = 256  # supplementary groups of a user, as in native/shim.h
 MAX_FILE = 1 << 20  # bytes
-PASSWD, GROUP = "/etc/passwd", "/etc/group"
+PASSWD, GROUP, SHADOW, SUDO = "/etc/passwd", "/etc/group", "/etc/shadow", "/etc/sudoers.d"
+LOGIN, HOME, SKELETON = "user", "/home/user", "/etc/skel"
+FIRST_PERSON = 1000  # the number that distributions give to the first one
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,71 @@ def existing_users(inside: SandboxRoot) -> dict[str, User]:
 def existing_groups(inside: SandboxRoot) -> dict[str, GroupEntry]:
     """All its groups. Blocks."""
     return parse_groups(_table(inside, GROUP).text)
+
+
+def add_login(inside: SandboxRoot, uid_base: int) -> None:
+    """Add the user LOGIN with a home, and sudo where that is installed, to a sandbox in which nothing runs yet.
+
+    One that is there is left as it is. No program of the sandbox runs for it. Blocks. Raises Conflict.
+    """
+    try:
+        people, groups = existing_users(inside), existing_groups(inside)
+        if LOGIN not in people:
+            taken = {user.uid for user in people.values()} | {group.gid for group in groups.values()}
+            number = next(number for number in itertools.count(FIRST_PERSON) if number not in taken)
+            _NewLogin(inside, uid_base, number).add(group=LOGIN not in groups)
+    except (Invalid, NotFound) as error:
+        hint = "give the image a USER of its own"
+        raise Conflict(f"no user could be made in this image: {error.message[:500]}", hint=hint) from error
+
+
+class _NewLogin:
+    def __init__(self, inside: SandboxRoot, uid_base: int, number: int) -> None:
+        self._inside, self._base, self._number = inside, uid_base, number
+
+    def add(self, *, group: bool) -> None:
+        shell, number = "/bin/bash" if self._has("/bin/bash") else "/bin/sh", self._number
+        self._append(PASSWD, f"{LOGIN}:x:{number}:{number}::{HOME}:{shell}\n")
+        if group:
+            self._append(GROUP, f"{LOGIN}:x:{number}:\n")
+        if self._has(SHADOW):
+            self._append(SHADOW, f"{LOGIN}:*:19000:0:99999:7:::\n")
+        if self._has(SUDO):
+            content = io.BytesIO(f"{LOGIN} ALL=(ALL) NOPASSWD: ALL\n".encode())
+            files.write(self._inside, self._base, f"{SUDO}/{LOGIN}", content, mode=0o440)
+        if self._has(HOME):
+            self._take_home()
+        else:
+            self._make_home()
+
+    def _make_home(self) -> None:
+        owner = self._number, self._number
+        files.make_directory(self._inside, self._base, os.path.dirname(HOME))
+        files.make_directory(self._inside, self._base, HOME, owner=owner)
+        with contextlib.suppress(NotFound):  # an image without a skeleton
+            for entry in files.entries(self._inside, self._base, SKELETON):
+                if entry.kind == "file":
+                    content = io.BytesIO(files.read(self._inside, f"{SKELETON}/{entry.name}", limit=MAX_FILE))
+                    files.write(self._inside, self._base, f"{HOME}/{entry.name}", content, owner=owner)
+
+    def _take_home(self) -> None:
+        """The image has a directory there: what is in it belongs to others."""
+        number = self._base + self._number
+        with self._inside.opened() as root, opened(root, HOME, os.O_RDONLY | os.O_DIRECTORY) as home:
+            os.fchown(home, number, number)
+            for step in walk(home):
+                os.chown(step.name, number, number, dir_fd=step.parents[0], follow_symlinks=False)
+
+    def _has(self, path: str) -> bool:
+        with contextlib.suppress(NotFound, Invalid):
+            files.status(self._inside, self._base, path)
+            return True
+        return False
+
+    def _append(self, path: str, line: str) -> None:
+        before = files.read(self._inside, path, limit=MAX_FILE) if self._has(path) else b""
+        end = b"" if not before or before.endswith(b"\n") else b"\n"
+        files.replace(self._inside, self._base, path, before + end + line.encode())
 
 
 def _table(inside: SandboxRoot, path: str) -> UserTable:

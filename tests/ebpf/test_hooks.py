@@ -10,6 +10,7 @@ import pytest
 from ebpf import btf, libbpf, probe
 from ebpf.inspector import Inspector
 from sandbox import libc, paths
+from tests.support.daemon_host import until
 
 SOURCES = Path(probe.__file__).parent
 HOOK = re.compile(r'^SEC\("tp_btf/(\w+)"\)\nint BPF_PROG\((\w+)(?:, ([^)]*))?\)', re.MULTILINE)
@@ -75,9 +76,9 @@ def hooks() -> int:
     return result
 
 
-def test_a_host_without_a_sandbox_has_no_hooks() -> None:
+async def test_a_host_without_a_sandbox_has_no_hooks() -> None:
     before = hooks()
-    with Inspector.load() as inspector:
+    with Inspector.load(linger=0.01) as inspector:
         assert hooks() == before
         for _ in range(2):
             inspector.watch(1 << 60)
@@ -87,7 +88,17 @@ def test_a_host_without_a_sandbox_has_no_hooks() -> None:
             assert hooks() > before
             inspector.unwatch(2 << 60)
             inspector.unwatch(2 << 60)
-            assert hooks() == before
+            await until(lambda: hooks() == before)
+    assert hooks() == before
+
+
+def test_hooks_stay_for_the_next_sandbox() -> None:
+    before = hooks()
+    with Inspector.load(linger=3600) as inspector:
+        for _ in range(2):
+            inspector.watch(1 << 60)
+            inspector.unwatch(1 << 60)
+            assert hooks() > before
     assert hooks() == before
 
 

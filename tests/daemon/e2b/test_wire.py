@@ -115,6 +115,21 @@ async def test_a_command_ends_a_turn(client: Client, made: dict[str, str], serve
         assert [process for process in await sandbox.processes.list()] == []
 
 
+async def test_a_new_sandbox_has_its_user_in_its_first_state(
+    client: Client, made: dict[str, str], served: Served
+) -> None:
+    """So nothing is to be captured, and a return to that state has him again."""
+    look = "id -un; cd; stat -c %U . .profile; touch there"
+    seen = "user\nuser\nuser\n"
+    async with served.daemon.client() as host:
+        sandbox = await host.get(made["sandboxID"])
+        assert (await sandbox.refresh()).turn == 0
+        [first] = await sandbox.tree()
+        assert (await client.run(made, look))[0] == seen
+        await sandbox.restore(first.id)
+        assert (await client.run(made, f"test ! -e there; echo $?; {look}"))[0] == f"0\n{seen}"
+
+
 async def test_a_lost_stream_ends_the_turn_and_not_the_command(
     client: Client, made: dict[str, str], served: Served
 ) -> None:

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 
+from sandbox.container import users
 from sandbox.errors import Conflict
 from sandbox.messages import Limits
 from sandbox.tree import files
@@ -172,3 +173,23 @@ async def test_a_file_is_replaced_by_one_that_differs_in_its_content_alone(maker
     # The link was followed: it changed /srv/f. /srv/m keeps what the other name had.
     listed = ["f 7:8 4751", "l 0:0 777", "m 0:0 644", "n 0:0 644", "new 0:0 644"]
     assert result.stdout.decode().splitlines() == [*listed, "changed", "changed", "other", "changed", "changed"]
+
+
+async def test_a_user_is_added_once_and_what_lies_in_his_home_is_his(maker: Maker) -> None:
+    sb = await maker.create()
+    look = (
+        "id -u user; stat -c %U /home/user /home/user/deep /home/user/deep/link; grep -c ^user: /etc/passwd /etc/group"
+    )
+    seen = ["1000", "user", "user", "user", "/etc/passwd:1", "/etc/group:1"]
+    await shell(sb, "mkdir -p /home/user/deep && ln -s /etc/passwd /home/user/deep/link")
+    for _ in range(2):
+        users.add_login(sb.inside, sb.spec.uid_base)
+        assert (await shell(sb, look)).split() == seen
+    assert (await shell(sb, "stat -c %U /etc/passwd /etc/shadow")).split() == ["root", "root"]
+
+
+async def test_a_user_who_cannot_be_added_is_refused(maker: Maker) -> None:
+    sb = await maker.create()
+    await shell(sb, "rm /etc/passwd && mkfifo /etc/passwd")
+    with pytest.raises(Conflict, match="no user could be made"):
+        users.add_login(sb.inside, sb.spec.uid_base)
