@@ -18,7 +18,7 @@ from collections.abc import Iterator
 CAPACITY = 64  # bytes of a value
 Options = dict[str, bytes]
 
-_SOL_UDP, _SOL_NETLINK = 17, 270
+_SOL_UDP, _SOL_UDP_LITE, _SOL_NETLINK = 17, 136, 270
 _AF_NETLINK = 16
 _TCP_LISTEN = 10
 
@@ -60,10 +60,17 @@ _LISTENING = (("TCP_MAXSEG", 2),)  # elsewhere it is what a connection has, or h
 _UDP = (
     ("UDP_ENCAP", 100), ("UDP_NO_CHECK6_TX", 101), ("UDP_NO_CHECK6_RX", 102), ("UDP_SEGMENT", 103), ("UDP_GRO", 104),
 )  # fmt: skip
+_UDP_LITE = (("UDPLITE_SEND_CSCOV", 10), ("UDPLITE_RECV_CSCOV", 11))
 _NETLINK = (
     ("NETLINK_PKTINFO", 3), ("NETLINK_BROADCAST_ERROR", 4), ("NETLINK_NO_ENOBUFS", 5), ("NETLINK_CAP_ACK", 10),
     ("NETLINK_EXT_ACK", 11), ("NETLINK_GET_STRICT_CHK", 12),
 )  # fmt: skip
+
+_OF_PROTOCOL: dict[int, list[tuple[tuple[str, int], ...]]] = {
+    socket.IPPROTO_TCP: [_TCP],
+    socket.IPPROTO_UDP: [_UDP],
+    socket.IPPROTO_UDPLITE: [_UDP, _UDP_LITE],
+}
 
 # An accepted connection says there what its first packet had; it cannot be set.
 _OF_FIRST_PACKET = ("IP_MULTICAST_IF", "IP_MULTICAST_TTL", "IPV6_MULTICAST_IF", "IPV6_MULTICAST_HOPS")
@@ -72,7 +79,8 @@ _NUMBERS = {
     name: (level, number)
     for level, names in (
         (socket.SOL_SOCKET, _ELSEWHERE + _SOCKET), (socket.IPPROTO_IP, _IP + _IP_IN_IPV6), (socket.IPPROTO_IPV6, _IPV6),
-        (socket.IPPROTO_TCP, _TCP + _LISTENING), (_SOL_UDP, _UDP), (_SOL_NETLINK, _NETLINK),
+        (socket.IPPROTO_TCP, _TCP + _LISTENING), (_SOL_UDP, _UDP), (_SOL_UDP_LITE, _UDP_LITE),
+        (_SOL_NETLINK, _NETLINK),
     )
     for name, number in names
 }  # fmt: skip
@@ -123,8 +131,7 @@ def _by_kind(family: int, kind: int, protocol: int) -> tuple[str, ...]:
     levels: list[tuple[tuple[str, int], ...]] = [_SOCKET]
     if family in (socket.AF_INET, socket.AF_INET6):
         levels += [_IP] if family == socket.AF_INET else [_IPV6, _IP, _IP_IN_IPV6]
-        if protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
-            levels.append(_TCP if protocol == socket.IPPROTO_TCP else _UDP)
+        levels += _OF_PROTOCOL.get(protocol, [])
     else:
         levels.append(_ELSEWHERE)
     if family == _AF_NETLINK:

@@ -15,7 +15,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     (r"corked dgram", "a datagram is half written: end it by switching UDP_CORK off"),
     (r"netlink: The socket has data", "a netlink socket holds an answer: read the answer"),
     (r"bound to groups but not to portid", "a netlink socket listens to groups without an address: bind it"),
-    (r"Control messages in queue", "a message with credentials waits in a Unix socket: read the message"),
+    (r"Control messages in queue", "a message with its sender or time waits in a Unix socket: read the message"),
     (r"Non-empty write queue on an in-flight|In-flight connection", "a connection waits to be accepted: accept it"),
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
@@ -37,6 +37,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ),
     (r"[Ss]ession leader|leader .*outside|\bsid\b", "a process belongs to a session outside: start it with setsid"),
     (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
+    (r"soccr.*recv failed", "a TCP socket with SO_PEEK_OFF has unread bytes: read them, or set SO_PEEK_OFF to -1"),
     (r"socket|\bsk-|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
 )
 

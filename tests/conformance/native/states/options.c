@@ -108,14 +108,7 @@
 #define SOL_UDP 17
 #endif
 
-enum kind { UDP, UDP6, TCP, TCP6, LISTENER, CONNECTED, STREAM, DATAGRAM, NETLINK, RAW };
-
-struct option {
-	enum kind kind;
-	int level, number;
-	const void *value;
-	socklen_t size;
-};
+enum kind { UDP, UDP6, UDP_LITE, TCP, TCP6, LISTENER, CONNECTED, STREAM, DATAGRAM, NETLINK, RAW };
 
 static int loopback(int type)
 {
@@ -134,6 +127,7 @@ static void open_socket(enum kind kind)
 	switch (kind) {
 	case UDP: fd[0] = must(socket(AF_INET, SOCK_DGRAM, 0)); break;
 	case UDP6: fd[0] = must(socket(AF_INET6, SOCK_DGRAM, 0)); break;
+	case UDP_LITE: fd[0] = must(socket(AF_INET, SOCK_DGRAM, IPPROTO_UDPLITE)); break;
 	case TCP: fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); break;
 	case TCP6: fd[0] = must(socket(AF_INET6, SOCK_STREAM, 0)); break;
 	case LISTENER: fd[0] = loopback(SOCK_STREAM); must(listen(fd[0], 3)); break;
@@ -152,7 +146,7 @@ static void open_socket(enum kind kind)
 	}
 }
 
-static void make_option(const void *data)
+void make_option(const void *data)
 {
 	const struct option *o = data;
 
@@ -328,6 +322,8 @@ NUMBER(udp_segment, SOL_UDP, UDP, UDP_SEGMENT, 500);
 ON(udp_gro, SOL_UDP, UDP, UDP_GRO);
 ON(udp_no_check6_tx, SOL_UDP, UDP6, UDP_NO_CHECK6_TX);
 ON(udp_no_check6_rx, SOL_UDP, UDP6, UDP_NO_CHECK6_RX);
+NUMBER(udp_lite_sent, IPPROTO_UDPLITE, UDP_LITE, 10 /* UDPLITE_SEND_CSCOV */, 20);
+NUMBER(udp_lite_received, IPPROTO_UDPLITE, UDP_LITE, 11 /* UDPLITE_RECV_CSCOV */, 20);
 ON(netlink_pktinfo, SOL_NETLINK, NETLINK, NETLINK_PKTINFO);
 ON(netlink_broadcast_error, SOL_NETLINK, NETLINK, NETLINK_BROADCAST_ERROR);
 ON(netlink_no_enobufs, SOL_NETLINK, NETLINK, NETLINK_NO_ENOBUFS);

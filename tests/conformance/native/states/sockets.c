@@ -153,6 +153,12 @@ OBSERVE(tcp_refused) { say_state(fd[1]); say_addresses(fd[1]); say_ready(fd[1]);
 STATE(tcp_urgent, "tcp", "urgent data that was not read");
 MAKE(tcp_urgent) { pair_tcp(); must(send(fd[1], "ab", 2, 0)); must(send(fd[1], "!", 1, MSG_OOB)); usleep(50000); }
 OBSERVE(tcp_urgent) { int mark = -1; char byte = 0; say_ready(fd[2]); ioctl(fd[2], SIOCATMARK, &mark); say_call("urgent", recv(fd[2], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d %d", byte, mark); }
+STATE(tcp_peek_offset, "tcp", "SO_PEEK_OFF with unread bytes");
+MAKE(tcp_peek_offset) { int offset = 3; pair_tcp(); must(write(fd[2], "ping", 4)); must(setsockopt(fd[1], SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset)); }
+OBSERVE(tcp_peek_offset) { say("%d", option(fd[1], SOL_SOCKET, SO_PEEK_OFF)); }
+STATE(tcp_fastopen_inherited, "tcp", "TCP_FASTOPEN_CONNECT of an accepted connection, from its listener");
+MAKE(tcp_fastopen_inherited) { int on = 1; fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); bound(fd[0]); must(setsockopt(fd[0], IPPROTO_TCP, 30, &on, sizeof on)); must(listen(fd[0], 1)); fd[1] = connect_tcp(); fd[2] = must(accept(fd[0], NULL, NULL)); }
+OBSERVE(tcp_fastopen_inherited) { say("%d", option(fd[2], IPPROTO_TCP, 30)); }
 STATE(tcp_unsent, "tcp", "a connection with TCP_CORK and bytes that were not sent yet");
 MAKE(tcp_unsent) { int on = 1; pair_tcp(); must(setsockopt(fd[1], IPPROTO_TCP, TCP_CORK, &on, sizeof on)); must(write(fd[1], "held back", 9)); fd[3] = dup(fd[1]); }
 OBSERVE(tcp_unsent) { say_state(fd[1]); say("%d ", option(fd[1], IPPROTO_TCP, TCP_CORK)); int queued = 0, unread = 0; ioctl(fd[1], TIOCOUTQ, &queued), ioctl(fd[2], FIONREAD, &unread); say("%d ", queued + unread); }
@@ -297,6 +303,9 @@ OBSERVE(unix_descriptor) { say_received(MSG_PEEK); }
 STATE(unix_sender, "unix", "SO_PASSCRED with a message in flight");
 MAKE(unix_sender) { int on = 1; must(socketpair(AF_UNIX, SOCK_DGRAM, 0, fd)); must(setsockopt(fd[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on)); must(write(fd[0], "x", 1)); }
 OBSERVE(unix_sender) { say_received(MSG_PEEK); }
+STATE(unix_time, "unix", "SO_TIMESTAMP of a datagram socket with a message in flight");
+MAKE(unix_time) { int on = 1; must(socketpair(AF_UNIX, SOCK_DGRAM, 0, fd)); must(setsockopt(fd[1], SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)); must(write(fd[0], "x", 1)); }
+OBSERVE(unix_time) { say_received(MSG_PEEK); }
 STATE(unix_urgent, "unix", "urgent data of a stream");
 MAKE(unix_urgent) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); must(send(fd[0], "ab", 2, 0)); must(send(fd[0], "!", 1, MSG_OOB)); }
 OBSERVE(unix_urgent) { char byte = 0; say_call("urgent", recv(fd[1], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d", byte); }

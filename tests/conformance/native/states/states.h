@@ -61,6 +61,14 @@ void say_mapping(const void *address);
 /* What is behind a descriptor: /proc/self/fdinfo without its numbers that are handed out anew. */
 void say_fdinfo(int descriptor);
 
+/* An option of sockets that a row sets: `make` of these rows is `make_option`, `data` points to it. */
+struct option {
+	int kind, level, number;
+	const void *value;
+	unsigned size;
+};
+void make_option(const void *data);
+
 /* A second thread, with which of CLONE_FS and CLONE_FILES; `in_thread` runs a function in it and waits. */
 void start_thread(bool own_fs, bool own_files);
 void in_thread(void (*function)(void));
