@@ -1,11 +1,11 @@
-"""Does a real language model learn here, and as TRL does? SmolLM2-135M with GRPO on sums, in real sandboxes.
+"""Does a real language model learn here, and as TRL does? SmolLM2-135M with GRPO on comparing numbers, in sandboxes.
 
 `make setup-models setup-trl`, then `pagurus bench learning --seeds 0 1 2 --trl --json`: each seed is a whole run of
 `pagurus train` (held-out reward before and after, the batches' mean rewards), then TRL's GRPOTrainer with the same
 model, prompts, sizes, rate and objective (Dr. GRPO, no KL). `step_tokens_per_s` are tokens that forward, backward and
 update take a second, sampling not counted. Sized for two slow cores: an hour of processor time a seed at most.
 
-Owns: the two runs and their comparison. Does not own: the task (bench.harness.arithmetic), runs.
+Owns: the two runs and their comparison. Does not own: the task (bench.harness.comparison), runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.harness import arithmetic, command, real_training
+from bench.harness import command, comparison, real_training
 from bench.harness.own_daemon import IMAGE
 from rollout.engine.client import Sampling
 from sandbox.errors import NotFound
@@ -28,7 +28,7 @@ from trainer.settings import ObjectiveSettings, OptimiserSettings
 
 MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TRL = CHECKOUT / ".prefix" / "trl"
-TASK = Path(arithmetic.__file__)
+TASK = Path(comparison.__file__)
 MAX_TOKENS = 12  # of an answer
 LAST = 5  # steps of which the mean reward is compared
 

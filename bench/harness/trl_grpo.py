@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the task of bench.harness.arithmetic: one JSON object, of rewards and seconds by step.
+"""TRL's GRPOTrainer on the task of bench.harness.comparison: one JSON object, of rewards and seconds by step.
 
 ``PYTHONPATH=.prefix/trl python -m bench.harness.trl_grpo '{"model": ..., "steps": 30, ...}'``, as bench.learning does.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.harness.arithmetic import number, question
+from bench.harness.comparison import number, question
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(options["seed"])
     spent: dict[str, list[float]] = {"sampled_s": [], "step_s": [], "tokens": []}
     asked = [question(seed) for seed in options["questions"]]
-    rows = [{"prompt": [{"role": "user", "content": text}], "target": str(a + b)} for text, a, b in asked]
+    rows = [{"prompt": [{"role": "user", "content": text}], "target": str(max(a, b))} for text, a, b in asked]
 
     def right(completions: list[Any], target: list[str], **_: Any) -> list[float]:
         said = [item[0]["content"] for item in completions]
@@ -59,7 +59,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             model=options["model"],
             reward_funcs=[right],
             args=config,
-            train_dataset=Dataset(pyarrow.Table.from_pylist(rows), fingerprint="sums"),
+            train_dataset=Dataset(pyarrow.Table.from_pylist(rows), fingerprint="larger"),
         )
         trainer.train()
         rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.arithmetic import Arithmetic, number, question
+from bench.harness.comparison import Comparison, number, question
 from bench.learning import compared
 from tests.support.daemon_host import Daemon
 
@@ -21,17 +21,21 @@ def test_a_row_has_both_sides_of_a_seed() -> None:
     assert "step_against_trl" not in compared(ours, None)
 
 
-@pytest.mark.parametrize(("text", "said"), [("The answer is 12.", "12"), ("3 + 4 = 7", "7"), ("seven", "")])
-def test_the_last_number_of_an_answer_counts(text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "said"), [("The answer is 12.", "12"), ("34 or 71", ""), ("seven", "")])
+def test_only_the_number_of_an_answer_counts(text: str, said: str) -> None:
     assert number(text) == said
 
 
-async def test_the_sandbox_decides_whether_a_sum_is_right(daemon: Daemon) -> None:
+async def test_the_sandbox_decides_which_number_is_larger(daemon: Daemon) -> None:
     async with daemon.client() as host, host.create("debian") as sandbox:
         for seed in range(2):
             text, left, right = question(seed)
-            for answer, reward in ((f"It is {left + right}", 1.0), (f"{left + right + 1}", 0.0), ("$(reboot)", 0.0)):
-                environment = Arithmetic()
+            for answer, reward in (
+                (f"It is {max(left, right)}", 1.0),
+                (f"{min(left, right)}", 0.0),
+                ("$(reboot)", 0.0),
+            ):
+                environment = Comparison()
                 assert (await environment.reset(sandbox, seed)).text == text
                 ended = await environment.step(sandbox, answer)
                 assert (ended.reward, ended.done) == (reward, True)
