@@ -19,7 +19,7 @@ from pathlib import Path
 from rollout.calm import calm
 from rollout.config import RolloutConfig
 from rollout.engine.tls import directory_of, listening
-from rollout.labels import LabellingClient
+from rollout.labels import LabellingClient, run_client
 from rollout.plan import read_plan
 from rollout.service.engines import serving
 from rollout.service.protocol import ADDRESS
@@ -27,7 +27,7 @@ from rollout.service.role import RolloutRole
 from rollout.service.server import RolloutServer
 from rollout.store import stages
 from rollout.store.lock import own
-from sandbox import Client, durable, structs
+from sandbox import durable, structs
 from sandbox.errors import Conflict, PagurusError
 from sandbox.termination import termination_signals
 
@@ -49,7 +49,7 @@ async def serve(
     os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
     engines = serving(plan, run, placed=placed)
     async with (
-        _client() as client,
+        run_client() as client,
         RolloutRole(run, plan, LabellingClient(client, run, idle=_idle(plan.config)), serve=engines) as role,
         RolloutServer(role, run / "roles") as limiter,
     ):
@@ -66,13 +66,6 @@ async def serve(
             end.cancel()
         if not stop.is_set():
             await role.ended()
-
-
-def _client() -> Client:
-    """The daemon or the cluster of PAGURUS_HOST, as `pagurus` finds it; else the daemon of this host."""
-    existing = os.environ
-    host, token, ca = (existing.get(f"PAGURUS_{name}") or None for name in ("HOST", "TOKEN", "CA"))
-    return Client(host, token=token, ca=ca)
 
 
 def _idle(config: RolloutConfig) -> float | None:

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,11 +57,16 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def scored_host(
-    client: Callable[[], Any], *, workers: int = 2
+    client: Callable[[], Any], *, workers: int = 2, label: str = ""
 ) -> AsyncIterator[tuple[LabellingClient, RewardService]]:
-    """A host for episodes that belong to no run, and what scores them."""
+    """A host for episodes that no store knows, and what scores them.
+
+    `label`: of their sandboxes, instead of one of this process's; those that have it already are removed first.
+    """
     async with client() as connected:
-        host = LabellingClient(connected, Path(f"play-{os.getpid()}"))
+        host = LabellingClient(connected, label or f"play-{os.getpid()}")
+        if label:
+            await host.sweep()
         async with RewardService(host, workers=workers) as rewards:
             try:
                 yield host, rewards
@@ -117,6 +121,23 @@ async def evaluate(
 
     `engine`: of a seed, instead of that of `episodes`.
     """
+    played = await play_all(
+        episodes, seeds, sampling, samples=samples, concurrency=concurrency, on_end=on_end, engine=engine
+    )
+    return scored([played[at : at + samples] for at in range(0, len(played), samples)], pass_at=pass_at)
+
+
+async def play_all(
+    episodes: EpisodeManager,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    *,
+    samples: int,
+    concurrency: int,
+    on_end: Callable[[Trajectory], None] = lambda _: None,
+    engine: Callable[[int], Generator] | None = None,
+) -> list[Trajectory]:
+    """The episodes of :func:`evaluate`, samples of a seed one after another."""
     slots = asyncio.Semaphore(concurrency)
 
     async def one(seed: int, index: int) -> Trajectory:
@@ -126,8 +147,7 @@ async def evaluate(
         on_end(trajectory)
         return trajectory
 
-    played = await asyncio.gather(*(one(seed, index) for seed in seeds for index in range(samples)))
-    return scored([played[at : at + samples] for at in range(0, len(played), samples)], pass_at=pass_at)
+    return await asyncio.gather(*(one(seed, index) for seed in seeds for index in range(samples)))
 
 
 def scored(by_seed: Sequence[Sequence[Trajectory]], *, pass_at: float = 1.0) -> Evaluation:

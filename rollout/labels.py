@@ -1,6 +1,6 @@
 """Whose sandboxes these are: every sandbox of a run carries the name of its run directory.
 
-Owns: the label, and the removal of what an interrupted run left. Does not own: sandboxes.
+Owns: the label, where sandboxes come from, and the removal of what an interrupted run left. Does not own: sandboxes.
 Guarantee: what `left` names was there before it returned; after `remove` it is not.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Collection
@@ -97,6 +98,12 @@ class LabellingClient:
     async def sweep(self) -> int:
         """Remove all sandboxes of this run; how many they were."""
         return await self.remove(await self.left())
+
+
+def run_client() -> Client:
+    """The daemon or the cluster of PAGURUS_HOST, as `pagurus` finds it; else the daemon of this host."""
+    host, token, ca = (os.environ.get(f"PAGURUS_{name}") or None for name in ("HOST", "TOKEN", "CA"))
+    return Client(host, token=token, ca=ca)
 
 
 def _in_no_ledger(prepared: list[SandboxInfo]) -> list[str]:

@@ -46,6 +46,18 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"`hardware` is of each of `urls`: {len(self.hardware)} for {len(self.urls)}")
 
 
+class SuitePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table ``[[suites]]``: another environment that a run is evaluated on during training.
+
+    Example: ``SuitePlan(name="repair", task="examples/fix_the_service", episodes=16)``
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$")]  # in metrics
+    task: str  # directory or file of an environment; scored by its own reward
+    episodes: Annotated[int, msgspec.Meta(ge=1)] = 64  # its seeds from 0 on
+    samples: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each seed
+
+
 class SharePlan(JobShape, frozen=True, kw_only=True):
     """The table ``[share]`` of a run that takes turns with others. Example: ``SharePlan(rollout=60, train=40)``"""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from rollout import tokenizer
 from rollout.engine.client import Sampling
-from rollout.engine.launch import KINDS
+from rollout.engine.launch import KINDS, Launch
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment
 from rollout.environments.images import build_missing
@@ -36,22 +36,20 @@ async def engine_of(
     environment: Callable[[], Environment],
     client: Callable[[], Any],
     *,
-    engine: str,
+    launch: Launch,
     length: int,
     build: Callable[[Client], Awaitable[object]],
+    label: str = "",
 ) -> AsyncIterator[EpisodeManager]:
     """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
-    Hugging Face directory. `build` makes the images that are needed, first."""
-    if engine not in KINDS:
-        raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
+    Hugging Face directory. `build` makes the images that are needed, first. `label`: see `scored_host`."""
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
         place, target = named(model)
         directory, version = await asyncio.to_thread(of_model, place, Path(home), target)
         renderer = await asyncio.to_thread(ChatRenderer.load, directory) if has_template(directory) else None
-        launch = KINDS[engine](length=length)
         async with (
             EngineSupervisor(launch, directory, version, log=Path(home) / "engine.log") as server,
-            scored_host(client) as (host, rewards),
+            scored_host(client, label=label) as (host, rewards),
         ):
             await build(host.client)
             yield EpisodeManager(
@@ -79,10 +77,23 @@ async def engine_of_run(
     async def build(host: Client) -> None:
         await build_missing(host, environment().builds())
 
-    async with engine_of(model, environment, client, engine=plan.engine, length=length, build=build) as made:
+    with_engine = engine_of(model, environment, client, launch=kind(plan.engine, length), length=length, build=build)
+    async with with_engine as made:
         made.limits, made.scoring = config.limits, plan.scoring
-        stops = sorted({*config.sampling.stop_token_ids, *(made.renderer.stops if made.renderer else [])})
-        yield made, msgspec.structs.replace(config.sampling, stop_token_ids=stops)
+        yield made, with_stops(config.sampling, made)
+
+
+def kind(engine: str, length: int) -> Launch:
+    """How such an engine is started. Raises Invalid."""
+    if engine not in KINDS:
+        raise Invalid(f"no engine {engine!r}", hint="embedded or vllm")
+    return KINDS[engine](length=length)
+
+
+def with_stops(sampling: Sampling, episodes: EpisodeManager) -> Sampling:
+    """The same, and an answer ends where the model's template says."""
+    stops = {*sampling.stop_token_ids, *(episodes.renderer.stops if episodes.renderer else [])}
+    return msgspec.structs.replace(sampling, stop_token_ids=sorted(stops))
 
 
 def named(model: str) -> tuple[Path, int | None]:

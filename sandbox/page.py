@@ -30,7 +30,7 @@ from aiohttp import hdrs, web
 from sandbox import durable, hints, paths
 
 # Before the path of what `pagurus view` passes on for a port of a sandbox. No API has it: a server that does not know
-# ports by the name of the host refuses it, rather than take it for a call of whoever started `pagurus view`.
+# ports by the name of the host refuses it, rather than take it for a call of the user who started `pagurus view`.
 PORTS = "/.pagurus/port"
 KEY_HEADER = "X-Pagurus-Page"
 PROTOCOL = "pagurus"  # of a WebSocket; the key follows it

@@ -47,8 +47,11 @@ class BestKeeper:
             shutil.rmtree(left, ignore_errors=True)
         self.current = read(run)
 
-    def consider(self, metrics: Mapping[str, Any], *, step: int, version: int) -> BestVersion | None:
-        """The version, if it is the best by now; then its directory is on disk."""
+    def consider(
+        self, metrics: Mapping[str, Any], *, step: int, version: int, model: Path | None = None
+    ) -> BestVersion | None:
+        """The version, if it is the best by now; then its directory is on disk. `model`: a directory that has it, where
+        the run's weights may no longer."""
         if not self.figure:
             return None
         value = looked_up(metrics, self.figure)
@@ -57,7 +60,10 @@ class BestKeeper:
             return None
         made = BestVersion(figure=self.figure, value=value, step=step, version=version)
         shutil.rmtree(self._new, ignore_errors=True)
-        export(self.run, self._new, version)
+        if model is None:
+            export(self.run, self._new, version)
+        else:
+            shutil.copytree(model, self._new)
         for path in self._new.iterdir():
             durable.sync(path)
         durable.publish(self._new / FILE, msgspec.json.format(msgspec.json.encode(made), indent=1))

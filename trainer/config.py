@@ -26,7 +26,7 @@ from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
 from rollout.environments.splits import SHARE, Share
 from rollout.episode.spec import EpisodeLimits, PhaseTimeouts
-from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
+from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, SuitePlan, read_plan
 from rollout.rewards.weighted import RewardPlan, need_rewards
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
@@ -61,7 +61,8 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
     held_out: Count = 112  # episodes of each evaluation
     held_share: Share = SHARE  # of rows and tasks that is held out for them; 0: they play what is trained on
     evaluate_every: Natural = 0  # steps between evaluations while it learns; 0: before and after only
-    evaluation: EvaluationSettings = EvaluationSettings()  # how their episodes are sampled
+    evaluation: EvaluationSettings = EvaluationSettings()  # how their episodes are played
+    suites: tuple[SuitePlan, ...] = ()  # tables [[suites]] of name, task, episodes, samples: evaluated on as well
     objective: ObjectiveSettings = ObjectiveSettings()  # what is learned; or the name of a preset
     optimiser: OptimiserSettings = OptimiserSettings()
     staleness: Natural | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
@@ -111,6 +112,10 @@ def read(path: Path) -> dict[str, Any]:
         if isinstance(part, dict):
             need_existing(f"{path}: [[mixture]]", part, MixturePart)
             _resolve(part, ("task", "rows", "held_out"), path)
+    for part in content.get("suites", ()):
+        if isinstance(part, dict):
+            need_existing(f"{path}: [[suites]]", part, SuitePlan)
+            _resolve(part, ("task",), path)
     for part in content.get("rewards", ()):
         if isinstance(part, dict):
             need_existing(f"{path}: [[rewards]]", part, RewardPlan)
@@ -179,6 +184,7 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
         )
     if config.handover:
         _need_handover(config)
+    _need_evaluation(config)
     if config.branching is not None and config.objective.overlong.penalty:
         raise Invalid("segments of a tree have no length of their own", hint="leave out objective.overlong.penalty")
     if not config.sampling.complete:
@@ -196,6 +202,20 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
             hint="lower branching.roots, or raise size",
         )
     return config
+
+
+def _need_evaluation(config: TrainConfig) -> None:
+    """Refuses evaluations that have no machine, suites that nobody plays, and two of one name."""
+    background = config.evaluation.background
+    if background and (config.handover or config.share is not None):
+        raise Invalid(
+            "evaluations in the background need an engine while others take turns on the machines",
+            hint="leave out evaluation.background, or handover and [share]",
+        )
+    if config.suites and not background:
+        raise Invalid("suites are played in the background", hint="set evaluation.background = true")
+    if len({suite.name for suite in config.suites}) < len(config.suites):
+        raise Invalid("two suites have one name", hint="give each a `name` of its own")
 
 
 def _need_handover(config: TrainConfig) -> None:
@@ -270,7 +290,8 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
 
 def environments(config: TrainConfig) -> list[type[Environment]]:
     """Those that a run of this configuration plays."""
-    return [task.load(Path(part.task)).environment for part in config.mixture] or [task.load(config.task).environment]
+    played = [Path(part.task) for part in config.mixture] or [config.task]
+    return [task.load(place).environment for place in (*played, *(Path(suite.task) for suite in config.suites))]
 
 
 def need_model(directory: Path, *target: type[Environment], length: int = 1) -> None:
@@ -318,7 +339,9 @@ def unfinished(config: TrainConfig) -> Path | None:
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:
-    return msgspec.structs.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
+    suites = tuple(msgspec.structs.replace(one, task=str(Path(one.task).resolve())) for one in config.suites)
+    model = config.model and config.model.resolve()
+    return msgspec.structs.replace(config, task=config.task.resolve(), model=model, suites=suites)
 
 
 def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, TrainConfig]:

@@ -59,6 +59,7 @@ def devices(config: TrainConfig) -> decide.DevicePlacement:
         small=config.engine == "embedded",
         trainer=config.gpus,
         servers=config.pool.gpus,
+        evaluation=config.evaluation.background,
     )
 
 

@@ -42,7 +42,6 @@ from torch import Tensor, nn
 
 from rollout import Batch, Trajectory
 from rollout.environments import directory as task
-from rollout.evaluate import scored
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
 from rollout.service.phases import PhaseClient
@@ -52,13 +51,13 @@ from rollout.store.lock import own
 from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
-from sandbox.errors import Conflict, EngineFailed, PagurusError
+from sandbox.errors import Conflict, PagurusError
 from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
-from trainer.best import BestKeeper
 from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
+from trainer.evaluations import Evaluations
 from trainer.learner import local
 from trainer.models import verify
 from trainer.models.load import published, take
@@ -128,7 +127,6 @@ class TrainerRun:
         self.publisher = Publisher(VersionStore(self.directory / "weights"), keep=self.config.versions or sys.maxsize)
         self.base = self.directory / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.directory / "resume")
-        self.best = BestKeeper(self.directory, self.config.evaluation.best)
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
@@ -166,6 +164,9 @@ class TrainerRun:
                 f"nice {plan.nice} for trainer and engine ({machine.processor()})"
             )
             await self._load()
+            self.evaluations = Evaluations(
+                self.directory, self.config, self.environments, self.recorder, self.totals, display.say
+            )
             self._reached("loaded")
             try:
                 if self.step < self.config.steps:
@@ -240,15 +241,28 @@ class TrainerRun:
         self.display.stage(f"waiting for the rollout and its {self.config.engine} engine")
         watcher = asyncio.create_task(self._watch(), name="look at the rollout")
         try:
+            if self.config.evaluation.background:
+                await self._learn_and_evaluate()
+                return
             if self.totals.reward_before is None:
-                self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0)
+                await self._evaluate("held-out reward before GRPO", 0)
                 await asyncio.to_thread(self.steps.note, self._state(self.step, self.unsettled))
             if self.step < self.config.steps:
                 await self._learn()
-            self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, last=True)
+            await self._evaluate("held-out reward after GRPO", self.step, last=True)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _learn_and_evaluate(self) -> None:
+        """The same with evaluations that nothing waits for but the end of the run."""
+        async with self.evaluations.queue as queue:
+            if await asyncio.to_thread(self.evaluations.missing, self.step):
+                await queue.begin(self.evaluations.order(self.step, self.version))
+            if self.step < self.config.steps:
+                await self._learn()
+            self.display.stage("evaluations of the last versions")
+            await queue.finish()
 
     async def _learn(self) -> None:
         """Consumes batches of complete groups. Waits for: the rollout. Produces one policy version per batch."""
@@ -276,11 +290,14 @@ class TrainerRun:
             took = time.monotonic() - began
             parts = split(waited=waited, worked=took - waited, spent=taken.spent)
             await self._record(batch, stats, parts, took, taken.paused_s)
-            every = self.config.evaluate_every
-            if every and self.step % every == 0 and self.step < self.config.steps:
+            if self.config.evaluation.background:
+                self.evaluations.queue.check()
+                if self.evaluations.due(self.step):
+                    await self.evaluations.queue.begin(self.evaluations.order(self.step, self.version))
+            elif self.evaluations.due(self.step) and self.step < self.config.steps:
                 await self._evaluate(f"held-out reward after step {self.step}", self.step)
 
-    async def _evaluate(self, name: str, step: int, *, last: bool = False) -> float:
+    async def _evaluate(self, name: str, step: int, *, last: bool = False) -> None:
         """Mean reward over held-out seeds, in real sandboxes."""
         self.display.stage(name)
         began = time.monotonic()
@@ -291,25 +308,9 @@ class TrainerRun:
             sampling=target.of(self.config.sampling),
             samples=target.samples,
         )
-        rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
-        if not rewards:
-            raise EngineFailed("no held-out episode could be completed", hint=f"see {self.directory}/engine.log")
-        self.totals.add(trajectories)
         self.totals.add_time({"evaluation": time.monotonic() - began})
-        await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure()
-        mean = sum(rewards) / len(rewards)
-        metrics: dict[str, Any] = {"reward_held_out": mean, "held_out_episodes": len(rewards)}
-        if (count := target.samples) > 1:
-            of_seed = [trajectories[at : at + count] for at in range(0, len(trajectories), count)]
-            metrics[f"held_out_pass_at_{count}"] = scored(of_seed).rates[-1].mean
-        metrics |= self._by_part("reward_held_out_by_part", trajectories)
-        metrics |= report.by_scorer("reward_held_out_by_scorer", trajectories)
-        await asyncio.to_thread(self.recorder.step, step, metrics)
-        if await asyncio.to_thread(self.best.consider, metrics, step=step, version=self.version):
-            self.display.say(f"version {self.version} is the best by {self.best.figure}: {self.directory / 'best'}")
-        self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
-        return mean
+        await self.evaluations.record(name, trajectories, step=step, version=self.version)
 
     async def _finish(self) -> dict[str, Any]:
         """Consumes the files of the run. Produces the summary and the plots."""

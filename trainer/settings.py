@@ -144,13 +144,15 @@ class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):
 
 
 class EvaluationSettings(Table, frozen=True, kw_only=True):
-    """The table ``[evaluation]``: how held-out episodes are sampled, where it is not as in training."""
+    """The table ``[evaluation]``: how held-out episodes are played, where it is not as in training."""
 
     temperature: NotNegative | None = None  # 0: greedy
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     top_k: Natural | None = None
     max_tokens: Count | None = None  # of an answer
     samples: Count = 1  # episodes of each held-out seed; more than 1 also gives pass@k
+    background: bool = False  # during training, by an engine of its own
+    concurrency: Count = 4  # sandboxes at once of those
     best: str = ""  # a figure of evaluations, as reward_held_out: the version with the greatest stays in RUN/best
 
     def of(self, sampling: Sampling) -> Sampling:

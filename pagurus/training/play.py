@@ -199,8 +199,8 @@ def _episodes(
             hint="write http://HOST:PORT, a directory, oracle or null",
         )
     with needs_training():
-        from rollout.played import engine_of
-    return engine_of(model, made, client, engine=engine, length=length, build=build)
+        from rollout.played import engine_of, kind
+    return engine_of(model, made, client, launch=kind(engine, length), length=length, build=build)
 
 
 @contextlib.asynccontextmanager

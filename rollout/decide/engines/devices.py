@@ -35,6 +35,7 @@ class DevicePlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ranks: list[str] = []  # one for each rank of the trainer
     engines: list[list[str]] = []  # of each server that the run starts
+    evaluation: list[str] = []  # of the server for evaluations that run while it trains
 
 
 def place(
@@ -47,11 +48,12 @@ def place(
     small: bool = False,
     trainer: Sequence[int] = (),
     servers: Sequence[Sequence[int]] = (),
+    evaluation: bool = False,
 ) -> DevicePlacement:
     """Ranks first, then engines of `parallel` neighbouring GPUs of one kind. `taking_turns`: engines rest while the
     trainer steps, so both may have the same GPUs. `small`: engines take what they need and no more, so that they share
     GPUs where there are too few. `trainer`, `servers`: what the user has chosen, by index; GPUs may stand there several
-    times and may be in use.
+    times and may be in use. `evaluation`: one more engine, for evaluations.
 
     Raises Invalid where a machine that has GPUs has too few of them.
 
@@ -64,6 +66,7 @@ def place(
     named = {gpu.index: gpu for gpu in gpus}
     chosen = [_named(named, index) for index in trainer]
     groups = [[_named(named, index) for index in group] for group in servers]
+    engines += evaluation
     _check(chosen, groups, ranks=ranks, engines=engines, parallel=parallel)
     free = [gpu for gpu in gpus if gpu.free]
     if not trainer:
@@ -76,7 +79,9 @@ def place(
             groups = [[shared[number % len(shared)]] for number in range(engines)]
     if len(chosen) < ranks or len(groups) < engines:
         raise Invalid(_too_few(gpus, len(free), ranks, engines, parallel), hint=_hint(taking_turns))
-    return DevicePlacement([gpu.uuid for gpu in chosen], [[gpu.uuid for gpu in group] for group in groups])
+    placed = [[gpu.uuid for gpu in group] for group in groups]
+    last = placed.pop() if evaluation else []
+    return DevicePlacement([gpu.uuid for gpu in chosen], placed, last)
 
 
 def describe(placement: DevicePlacement, gpus: Sequence[Gpu]) -> list[tuple[str, str]]:
@@ -92,9 +97,11 @@ def describe(placement: DevicePlacement, gpus: Sequence[Gpu]) -> list[tuple[str,
         return ", ".join(f"GPU {gpu.index} ({gpu.name}, {gpu.memory // GIB} GiB)" for gpu in shown_gpus) or "CPU"
 
     rows = [("trainer", shown(placement.ranks))]
-    for number, group in enumerate(placement.engines):
+    parts = [(f"engine {number}", group) for number, group in enumerate(placement.engines)]
+    parts += [("evaluation", placement.evaluation)] if placement.evaluation else []
+    for name, group in parts:
         both = ", shared with the trainer" if set(group) & set(placement.ranks) else ""
-        rows.append((f"engine {number}", shown(group) + both))
+        rows.append((name, shown(group) + both))
     return rows
 
 
@@ -123,7 +130,7 @@ def _check(chosen: Sequence[Gpu], groups: Sequence[Sequence[Gpu]], *, ranks: int
     if groups and (len(groups) != engines or any(len(group) != parallel for group in groups)):
         raise Invalid(
             f"`pool.gpus` must have {engines} lists of {parallel}",
-            hint="a list for each engine, as long as pool.parallel",
+            hint="a list for each engine, and one for evaluation.background, as long as pool.parallel",
         )
 
 

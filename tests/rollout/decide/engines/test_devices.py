@@ -32,6 +32,14 @@ def indexes(placement: DevicePlacement) -> tuple[list[int], list[list[int]]]:
     return [number[item] for item in placement.ranks], [[number[item] for item in group] for group in placement.engines]
 
 
+def test_an_evaluation_has_gpus_of_its_own() -> None:
+    placement = place(machine(4), ranks=1, engines=2, evaluation=True)
+    assert (indexes(placement), placement.evaluation) == (([0], [[1], [2]]), ["GPU-3"])
+    assert describe(placement, machine(4))[-1] == ("evaluation", "GPU 3 (a, 80 GiB)")
+    with pytest.raises(Invalid, match="3 engines do not fit"):
+        place(machine(3), ranks=1, engines=2, evaluation=True)
+
+
 @pytest.mark.parametrize(
     ("gpus", "options", "ranks", "engines"),
     [
