@@ -23,7 +23,7 @@ help:
 	@echo "make test-parity the same programs in a sandbox and in Docker's default container"
 	@echo "make test-images the same Dockerfiles here and by docker build with BuildKit"
 	@echo "make package     wheels and the Debian package, into dist/"
-	@echo "make test-hosts  the Debian package on real systems, in qemu (SYSTEMS='bookworm trixie'; an hour each without KVM)"
+	@echo "make test-hosts  the Debian package on real systems, in qemu (SYSTEMS='bookworm trixie'; an hour or more each without KVM)"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        the pages as a site with links checked, and the reference of the SDK, into site/; pictures of the page"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"

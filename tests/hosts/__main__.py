@@ -10,49 +10,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
+
 from sandbox import paths
-from tests.hosts import chroot, machine, table
+from tests.hosts import benches, chroot, container, machine, table
 from tests.hosts.systems import SYSTEMS, System
 
 TIMEOUT = 10800.0  # seconds for a system, in software emulation
-START = """set -x
+STARTS = {
+    "guest": """bash tree/tests/hosts/guest.sh "$@"
+""",
+    "chroot": """set -x
 dpkg --force-unsafe-io -i pagurus.deb || exit 101
-mkdir -p /run/systemd/system/pagurus.service.d
-printf '[Service]\nTimeoutStartSec=3600\nWatchdogSec=600\n' >/run/systemd/system/pagurus.service.d/slow.conf
-systemctl daemon-reload
-systemctl start pagurus || { journalctl -u pagurus | tail -n 30; exit 102; }
-uname -r >kernel; . /etc/os-release; echo "$PRETTY_NAME" >os; cat /sys/kernel/security/lsm >lsm
-command -v gcc clang cc && exit 103
-cd tree && /opt/pagurus/bin/python3.11 -B -m tests.hosts.guest /job/acts.jsonl %s
-status=$?
-dpkg --purge pagurus
-left=$(ls -d /var/lib/pagurus /run/pagurus /etc/pagurus 2>/dev/null; pgrep pagurus-shim; grep pagurus /proc/self/mounts)
-left=$(echo $left | tr '"' ' ')
-[ -z "$left" ] && result=passed || result=failed
-printf '{"group": "package", "act": "purged, it leaves nothing", "result": "%%s", "note": "%%s", "seconds": 0}\n' \
-    $result "$left" >>/job/acts.jsonl
-[ $result = passed ] || status=$((status + 1))
-journalctl -u pagurus --output=cat >/job/daemon.log
-exit $status
-"""
-START_IN_CHROOT = """set -x
-dpkg --force-unsafe-io -i pagurus.deb || exit 101
-uname -r >kernel; . /etc/os-release; echo "$PRETTY_NAME" >os; cat /sys/kernel/security/lsm >lsm
+. tree/tests/hosts/package.sh
+note_system
 pagurus daemon --config /etc/pagurus/daemon.toml --pool-size 3GiB --stop-sandboxes >daemon.log 2>&1 &
 daemon=$!
 until pagurus ls || ! kill -0 $daemon; do sleep 1; done
-cd tree && /opt/pagurus/bin/python3.11 -B -m tests.hosts.guest /job/acts.jsonl --no-systemd %s
+run_acts --no-systemd "$@"
 status=$?
 kill $daemon; wait $daemon || status=$((status + 1))
 exit $status
-"""
-ACCELERATED = "qemu, {}, 2 processors"
+""",
+    "container": """set -x
+. tree/tests/hosts/package.sh
+note_system
+until pagurus ls; do sleep 1; done
+run_acts --no-systemd "$@"
+""",
+}
+WAYS = {"chroot": "a root, no systemd", "container": "Docker, no systemd"}
 
 
 def main() -> int:
@@ -61,6 +55,7 @@ def main() -> int:
     parser.add_argument("--package", type=Path, help="default: the one in dist/")
     parser.add_argument("--only", default="", help="acts whose group and name hold this word; nothing is written")
     parser.add_argument("--resume", action="store_true", help="not those that passed or were absent in the last run")
+    parser.add_argument("--benches", action="store_true", help="the short benches without KVM too, which takes hours")
     parser.add_argument("--log", type=Path, help="a directory that keeps what the guests wrote")
     arguments = parser.parse_args()
     package = arguments.package or next((paths.CHECKOUT / "dist").glob("pagurus_*.deb"), None)
@@ -70,25 +65,28 @@ def main() -> int:
     failed = 0
     for name in arguments.systems or SYSTEMS:
         try:
-            failed += try_one(SYSTEMS[name], package, arguments.only, arguments.log, resume=arguments.resume)
+            failed += try_one(SYSTEMS[name], package, arguments)
         finally:
             if not arguments.only:
                 table.write()
     return min(failed, 100)
 
 
-def try_one(system: System, package: Path, only: str, log: Path | None, *, resume: bool = False) -> int:
+def try_one(system: System, package: Path, arguments: argparse.Namespace) -> int:
     """The number of acts that failed there."""
+    only, log, resume = arguments.only, arguments.log, arguments.resume
     with tempfile.TemporaryDirectory(prefix="pagurus-hosts-") as directory:
         job = Path(directory, "job")
         (job / "tree/tests/support").mkdir(parents=True)
         shutil.copy(paths.CHECKOUT / "tests/support/programs.py", job / "tree/tests/support")
         shutil.copytree(paths.CHECKOUT / "tests/hosts", job / "tree/tests/hosts")
         shutil.copy(package, job / "pagurus.deb")
-        script = START_IN_CHROOT if system.chroot else START
         done = table.done(system) if resume else []
         (job / "done").write_text("".join(f"{item}\n" for item in done))
-        (job / "start").write_text(script % ("--done /job/done" + (f" --only '{only}'" if only else "")))
+        options = shlex.join(["--done", "/job/done", *(["--only", only] if only else [])])
+        (job / "start").write_text(f"set -- {options}\n{STARTS[system.way]}")
+        if system.way == "guest" and (arguments.benches or machine.accelerator_of(system) == "kvm"):
+            copy_checkout(job / "checkout")
         acts, shown = job / "acts.jsonl", 0
 
         def watch() -> None:
@@ -102,15 +100,13 @@ def try_one(system: System, package: Path, only: str, log: Path | None, *, resum
                 )
             shown = len(lines)
 
-        print(f"{system.name}: boot", flush=True)
+        way = WAYS.get(system.way) or f"qemu, {machine.accelerator_of(system)}, 2 processors"
+        print(f"{system.name}: boot, {way}", flush=True)
         try:
-            if system.chroot:
-                status = chroot.run(job, timeout=TIMEOUT, watch=watch)
-            else:
-                status = machine.run(system, job, timeout=TIMEOUT, watch=watch)
+            run = {"guest": machine.run, "chroot": chroot.run, "container": container.run}[system.way]
+            status = run(system, job, timeout=TIMEOUT, watch=watch)
         finally:
             if not only and acts.exists():
-                way = "a root, no systemd" if system.chroot else ACCELERATED.format(machine.accelerator())
                 table.record(system, job, way, resume=resume)
             if log is not None:
                 (log / system.name).mkdir(parents=True, exist_ok=True)
@@ -122,6 +118,16 @@ def try_one(system: System, package: Path, only: str, log: Path | None, *, resum
                 f"error: the package does not install or start on {system.name}\n{(job / 'log').read_text()}"
             )
         return status
+
+
+def copy_checkout(into: Path) -> None:
+    """What the benches are made of, and the libraries that they need beside those of the package."""
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules", "built")
+    for name in benches.COPIED:
+        shutil.copytree(paths.CHECKOUT / name, into / name, ignore=ignored)
+    libraries = Path(hypothesis.__file__).parent.parent
+    for path in (*(libraries / name for name in benches.LIBRARIES), *libraries.glob("_hypothesis_*.py")):
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, into / path.name)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sandbox import paths
 from tests.hosts import guest_image, machine
+from tests.hosts.systems import System
 from tests.support.programs import Program
 
-SUITE = "bookworm"
 # The image is mounted read-only below what the package writes. The daemon's file systems end with the mount namespace.
 ENTER = """set -e
 mount --make-rprivate /
@@ -38,9 +38,9 @@ umount -l /old; cd /job; bash ./start >log 2>&1; echo $? >status'
 """
 
 
-def run(job: Path, *, timeout: float, watch: Callable[[], None]) -> int:
+def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None]) -> int:
     """As :func:`tests.hosts.machine.run`, without a guest."""
-    image = guest_image.ensure(SUITE) / "disk.img"
+    image = guest_image.ensure(system.suite) / "disk.img"
     script = ENTER.format(top=job.parent, image=image, job=job, images=paths.state() / "images")
     with Program(["unshare", "--mount", "bash", "-c", script]) as entered:
         machine.watch_until_end(entered, timeout, watch)

@@ -1,11 +1,13 @@
 """The disk of a guest: debootstrap, Debian's kernels, what the package depends on, and a unit that runs a job.
 
-Owns: building it once into the cache (``PAGURUS_HOSTS_CACHE``, /var/cache/pagurus-hosts). It holds no compiler and no
-Python beyond Debian's own: what is tried in it is the package, on a machine like a user's.
+Owns: building it once into the cache (``PAGURUS_HOSTS_CACHE``, /var/cache/pagurus-hosts). No compiler is installed in
+it and no Python beyond Debian's own: what is tried in it is the package, on a machine like a user's. The packages of a
+compiler lie in :data:`COMPILER`, for the benches that run after that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -20,7 +22,9 @@ from tests.hosts.systems import BACKPORTS
 
 CACHE = Path(os.environ.get("PAGURUS_HOSTS_CACHE", "/var/cache/pagurus-hosts"))
 SIZE = "10G"  # of the disk; the file is sparse
+COMPILER = "/var/cache/compiler"  # in the guest; gcc, the C library's headers, and what they need
 ESSENTIAL = "systemd-sysv,dbus,udev,kmod,apparmor,ca-certificates,procps,iproute2,zstd,initramfs-tools"
+SOURCE = Path(__file__).read_text()  # now: who edits it during a run changes the next run's images
 JOB_UNIT = """[Unit]
 Description=Runs what the machine that started this guest asks for
 After=multi-user.target
@@ -54,7 +58,7 @@ def directory(suite: str) -> Path:
 def fingerprint() -> str:
     """Of what an image is made of, as far as this tree says it."""
     control = (paths.CHECKOUT / "packaging" / "debian" / "control").read_text()
-    made_of = Path(__file__).read_text() + _depends(control) + str((paths.state() / "images" / "debian").resolve())
+    made_of = SOURCE + _depends(control) + str((paths.state() / "images" / "debian").resolve())
     return hashlib.sha256(made_of.encode()).hexdigest()[:12]
 
 
@@ -66,28 +70,64 @@ def _depends(control: str) -> str:
 
 
 def ensure(suite: str) -> Path:
-    """Build the image unless it is there."""
+    """Build the image unless it is there. Returns its directory."""
     made = directory(suite)
-    if (made / "disk.img").exists():
-        return made
+    with _alone():
+        if not (made / "disk.img").exists():
+            _build(suite, made)
+    return made
+
+
+def base(suite: str) -> Path:
+    """Build, unless it is there, the smallest system of a suite. Returns the file of its tree, a tar."""
+    made = CACHE / f"base-{suite}.tar"
+    with _alone():
+        if not made.exists():
+            tree = made.with_suffix("")
+            shutil.rmtree(tree, ignore_errors=True)
+            _bootstrap(suite, tree)
+            _run("tar", "-C", tree, "-cf", made.with_suffix(".new"), ".")
+            shutil.rmtree(tree)
+            made.with_suffix(".new").rename(made)
+    return made
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other program build in the cache."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _bootstrap(suite: str, tree: Path, *options: str) -> None:
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
         raise SystemExit("error: a guest is built by debootstrap as root\nhint: apt-get install debootstrap, sudo")
+    _run("debootstrap", "--variant=minbase", *options, suite, tree, _mirror())
+
+
+def _build(suite: str, made: Path) -> None:
     tree = made / "tree"
     shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    mirror = _mirror()
-    _run("debootstrap", "--variant=minbase", f"--include={ESSENTIAL}", suite, tree, mirror)
-    _configure(tree, suite, mirror)
+    _bootstrap(suite, tree, f"--include={ESSENTIAL}")
+    _configure(tree, suite, _mirror())
     with _mounted(tree):
         _install(tree, suite)
     shutil.copytree(tree / "boot", made / "boot")
-    images = tree / "var/lib/pagurus/images"
-    images.parent.mkdir(mode=0o700, parents=True)
-    _run("cp", "-a", paths.state() / "images", images)
+    add_base_image(tree / "var/lib/pagurus/images")
     _run("mkfs.ext4", "-q", "-d", tree, made / "disk.new", SIZE)
     shutil.rmtree(tree)
     (made / "disk.new").rename(made / "disk.img")
-    return made
+
+
+def add_base_image(images: Path, *options: str) -> None:
+    """The image "debian" of this machine, as its store has it, without the others; `options`: of ``cp``."""
+    name = Path(os.readlink(paths.state() / "images" / "debian"))
+    for path in (images.parent, images, images / name.parts[0]):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (images / "debian").symlink_to(name)
+    _run("cp", "-aT", *options, paths.state() / "images" / name.parent, images / name.parent)
 
 
 def kernels(suite: str) -> list[Path]:
@@ -134,6 +174,9 @@ def _install(tree: Path, suite: str) -> None:
         existing = [item for item in choices if _existing(chroot, item)]
         _run(*chroot, "apt-get", "install", "-y", existing[0] if existing else choices[0])
     _run(*chroot, "apt-get", "clean")
+    (tree / COMPILER.lstrip("/") / "partial").mkdir(parents=True)
+    download = ("-o", f"Dir::Cache::archives={COMPILER}", "install", "-y", "--download-only")
+    _run(*chroot, "apt-get", *download, "gcc", "libc6-dev")
     _run(*chroot, "systemctl", "enable", "job.service")
     masked = ("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "e2scrub_all.timer")
     _run(*chroot, "systemctl", "mask", *masked)

@@ -25,7 +25,8 @@ PAGURUS = [sys.executable, "-m", "pagurus"]
 UNIT = "pagurus.service"
 
 
-def _main_pid() -> int:
+def main_pid() -> int:
+    """Of the daemon that the unit runs."""
     return int(output("systemctl", "show", "--value", "--property=MainPID", UNIT))
 
 
@@ -223,9 +224,9 @@ def _restart(host: Host) -> None:
     host.need_systemd()
     start_counter(host.sandbox)
     text(host.sandbox, COUNT)
-    before = _main_pid()
+    before = main_pid()
     output("systemctl", "restart", UNIT)
-    assert _main_pid() != before
+    assert main_pid() != before
     assert text(host.sandbox, COUNT) == "2"
 
 
@@ -235,9 +236,9 @@ def _kill(host: Host) -> None:
     if host.sandbox.exec(COUNT).exit_code != 0:
         start_counter(host.sandbox)
     count = int(text(host.sandbox, COUNT))
-    before = _main_pid()
+    before = main_pid()
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: _main_pid() not in (0, before) and _answers(), "the next daemon")
+    wait_for(lambda: main_pid() not in (0, before) and _answers(), "the next daemon")
     assert text(host.sandbox, COUNT) == str(count + 1)
     assert host.sandbox.restore(host.sandbox.checkpoint(), verify=True).verified
 
@@ -248,9 +249,9 @@ def _kill_in_command(host: Host) -> None:
     host.sandbox.exec("rm -f /tmp/begun; echo before >/srv/state")
     process = host.sandbox.processes.start("touch /tmp/begun; sleep 5; echo after >/srv/state; exec sleep 1000")
     wait_for(lambda: host.sandbox.files.exists("/tmp/begun"), "the program")
-    before = _main_pid()
+    before = main_pid()
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: _main_pid() not in (0, before) and _answers(), "the next daemon")
+    wait_for(lambda: main_pid() not in (0, before) and _answers(), "the next daemon")
     wait_for(lambda: host.sandbox.files.read("/srv/state") == b"after\n", "the program's work")
     process.kill()
 

@@ -6,9 +6,11 @@ works, else by software, which is some fifty times slower: time-outs are set for
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +25,55 @@ MEMORY = 4096  # MiB
 PATIENT = "no_timer_check mitigations=off systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900"
 
 
-def accelerator() -> str:
-    """``kvm`` or ``tcg``: some machines have /dev/kvm that starts no ordinary kernel, so it must be asked for."""
-    return os.environ.get("PAGURUS_HOSTS_ACCELERATOR", "tcg")
+PROBE_TIMEOUT = 60.0  # seconds for a kernel to say its first words, where a processor runs at full speed
+NO_ROOT = "Unable to mount root fs"  # a kernel's last words where it has started and finds no disk
 
 
-def cpu() -> str:
-    """What the guest has of a processor. qemu 7.2 emulates AVX2 wrongly: ``numpy.argsort`` of 9 to 16 integers returns
-    another order, and digests of files that were whole read as damaged."""
-    return "max,avx2=off" if accelerator() == "tcg" else "max"
+def kernel_of(system: System) -> Path:
+    """The kernel that `system` boots; its image is built unless it is there."""
+    guest_image.ensure(system.suite)
+    return guest_image.kernels(system.suite)[-1 if system.backports else 0]
+
+
+def accelerator_of(system: System) -> str:
+    """What runs its processors: ``kvm`` or ``tcg``."""
+    return _accelerator(kernel_of(system))
+
+
+@functools.cache
+def _accelerator(kernel: Path) -> str:
+    """``kvm`` where this machine starts this kernel with it, else ``tcg``: a /dev/kvm for paravirtual guests (kvm-pvm)
+    interprets the instructions of ordinary kernels, slower than qemu does.
+
+    PAGURUS_HOSTS_ACCELERATOR names one instead.
+    """
+    return os.environ.get("PAGURUS_HOSTS_ACCELERATOR") or ("kvm" if _starts_with_kvm(kernel) else "tcg")
+
+
+def _starts_with_kvm(kernel: Path) -> bool:
+    """Boot the kernel without a disk, until it says that there is none."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    with tempfile.NamedTemporaryFile("r", errors="replace") as said:
+        command = [*_processor("kvm"), "-m", "512", "-display", "none", "-no-reboot", "-nic", "none"]
+        command += ["-kernel", str(kernel), "-append", "console=ttyS0 panic=-1", "-serial", f"file:{said.name}"]
+        with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe:
+            try:
+                probe.wait(PROBE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                return False
+        return NO_ROOT in said.read()
+
+
+def _processor(name: str) -> list[str]:
+    """qemu with this accelerator and two processors.
+
+    qemu 7.2 emulates AVX2 wrongly: ``numpy.argsort`` of 9 to 16 integers returns another order, and digests of files
+    that were whole read as damaged. A KVM inside a virtual machine may refuse the register of arch-capabilities.
+    """
+    if name == "kvm":
+        return ["qemu-system-x86_64", "-accel", "kvm", "-cpu", "max,arch-capabilities=off", "-smp", "2"]
+    return ["qemu-system-x86_64", "-accel", f"{name},thread=multi,tb-size=512", "-cpu", "max,avx2=off", "-smp", "2"]
 
 
 def watch_until_end(program: Program, timeout: float, watch: Callable[[], None]) -> None:
@@ -52,18 +94,13 @@ def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None])
     """
     if shutil.which("qemu-system-x86_64") is None:
         raise SystemExit("error: qemu is missing\nhint: apt-get install qemu-system-x86 qemu-utils")
-    image = guest_image.ensure(system.suite)
-    kernel = guest_image.kernels(system.suite)[-1 if system.backports else 0]
+    image, kernel = guest_image.ensure(system.suite), kernel_of(system)
     disk = job.parent / "disk.qcow2"
     base = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(image / "disk.img"), str(disk)]
     subprocess.run(base, check=True)
     command = [
-        *(
-            "qemu-system-x86_64",
-            "-accel",
-            f"{accelerator()}{',thread=multi,tb-size=512' if accelerator() == 'tcg' else ''}",
-        ),
-        *("-cpu", cpu(), "-smp", "2", "-m", str(MEMORY), "-display", "none", "-no-reboot", "-nic", "none"),
+        *_processor(accelerator_of(system)),
+        *("-m", str(MEMORY), "-display", "none", "-no-reboot", "-nic", "none"),
         *("-drive", f"file={disk},if=virtio,cache=unsafe", "-kernel", str(kernel)),
         *("-initrd", str(kernel.with_name(kernel.name.replace("vmlinuz-", "initrd.img-")))),
         *("-append", f"root=/dev/vda rw console=ttyS0 panic=-1 systemd.show_status=0 {PATIENT}"),

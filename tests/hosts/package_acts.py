@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 from tests.hosts.act import TIMEOUT, Absent, Host, act, output
+from tests.hosts.host_acts import main_pid
+from tests.hosts.sandbox_acts import COUNT, start_counter, text
 
 
 def _need_package() -> None:
@@ -46,3 +48,16 @@ def _stranger(host: Host) -> None:
 def _files(host: Host) -> None:
     _need_package()
     assert output("dpkg", "--verify", "pagurus") == ""
+
+
+@act("package", "upgraded, a running sandbox and its memory stay")
+def _upgrade(host: Host) -> None:
+    """The same version: dpkg does what it does for another one."""
+    _need_package()
+    host.need_systemd()
+    start_counter(host.sandbox)
+    text(host.sandbox, COUNT)
+    before = main_pid()
+    output("dpkg", "--force-unsafe-io", "-i", "/job/pagurus.deb")
+    assert main_pid() != before
+    assert text(host.sandbox, COUNT) == "2"

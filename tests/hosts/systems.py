@@ -6,6 +6,7 @@ Owns: which there are. Does not own: how a guest is built (:mod:`guest_image`) a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class System:
     title: str
     suite: str  # of Debian; one image for all systems of a suite
     backports: bool = False  # boots the kernel of the backports
-    chroot: bool = False  # not booted: a root on the kernel of this machine
+    way: Literal["guest", "chroot", "container"] = "guest"  # the last two: not booted, on the kernel of this machine
 
 
 SYSTEMS = {
@@ -27,7 +28,9 @@ SYSTEMS = {
         System("trixie", "Debian 13", "trixie"),
         System("trixie-backports", "Debian 13, kernel of its backports", "trixie", backports=True),
         System("sid", "Debian sid", "sid"),
-        System("chroot", "Debian 12 as a root on the kernel of the development machine", "bookworm", chroot=True),
+        System("chroot", "Debian 12 as a root on the kernel of the development machine", "bookworm", way="chroot"),
+        System("chroot-trixie", "Debian 13 as a root on that kernel", "trixie", way="chroot"),
+        System("container", "Debian 13 in `docker run --privileged` on that kernel", "trixie", way="container"),
     )
 }
 BACKPORTS = {"bookworm": "bookworm-backports", "trixie": "trixie-backports"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import paths
+from tests.hosts import benches
 from tests.hosts.systems import SYSTEMS, System
 
 PAGE = paths.CHECKOUT / "docs" / "hosts.md"
@@ -71,12 +72,17 @@ def text() -> str:
         cells = [SYSTEMS[name].title, row["kernel"], row.get("runs", 1), len(row["acts"]), *counts]
         cells.append(round(sum(act["seconds"] for act in row["acts"])))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", f"| act | {' | '.join(row['kernel'] for row in result.values())} |", "|---|" + "---|" * len(result)]
-    marks = {name: {(act["group"], act["act"]): act for act in row["acts"]} for name, row in result.items()}
+    columns = [f"{name}: {row['kernel']}" for name, row in result.items()]
+    lines += ["", f"| act | {' | '.join(columns)} |", "|---|" + "---|" * len(result)]
+    marks = {
+        name: {(act["group"], act["act"]): act for act in row["acts"] if act["group"] != benches.GROUP}
+        for name, row in result.items()
+    }
     keys = dict.fromkeys(key for row in marks.values() for key in row)
     for key in keys:
         cells = [MARKS[row[key]["result"]] if key in row else "not run" for row in marks.values()]
         lines.append(f"| {key[0]}: {key[1]} | {' | '.join(cells)} |")
+    lines += _benches(result)
     lines += ["", "What is not there, and what the host says of it:", ""]
     for name, row in result.items():
         for act in row["acts"]:
@@ -84,6 +90,20 @@ def text() -> str:
                 note = act["note"].replace("|", "\\|")
                 lines.append(f"- {SYSTEMS[name].title} ({row['kernel']}), {act['group']}: {act['act']}: {note}")
     return "\n".join(lines)
+
+
+def _benches(result: dict[str, dict[str, Any]]) -> list[str]:
+    """The figures of each bench by system, if any ran."""
+    lines = []
+    for name, row in result.items():
+        for item in row["acts"]:
+            if item["group"] == benches.GROUP:
+                note = item["note"].replace("|", "\\|")
+                lines.append(f"| `{item['act']}` | {name}: {row['kernel']} | {note} | {round(item['seconds'])} |")
+    if not lines:
+        return []
+    head = ["", "The short forms of the benches:", "", "| bench | system | result | seconds |", "|---|---|---|---|"]
+    return head + sorted(lines)
 
 
 def in_page() -> str:
