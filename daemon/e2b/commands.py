@@ -19,12 +19,14 @@ from weakref import WeakKeyDictionary
 
 from daemon.catalogue import ProgramRow
 from daemon.turns.turns import LiveSandbox
+from sandbox.container.supervisor import Supervisor
 from sandbox.errors import NotFound, PagurusError, Timeout
 from sandbox.messages import ProgramKind
 
 END_RETAINED = 30.0  # seconds for which the end of a command is reported to callers
 MAX_ENDS = 256  # of one sandbox
 WAIT = 600.0  # seconds of one look
+_STREAMS = ("stdout", "stderr")
 Put = Callable[[str, bytes], Awaitable[None]]
 _NAMES = {
     signal.SIGHUP: "hangup",
@@ -47,10 +49,11 @@ class Command:
         self.row = row
         self.owes_turn = False  # nothing has ended its turn yet
         self.timed_out = False
-        self.exited = asyncio.Event()
+        self.exited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status: int | None = None  # wait status, once it has exited; None then: it was lost
         self.over = asyncio.Event()  # and its turn has ended
         self.readers = 0
+        self._ended: set[tuple[Supervisor, int]] = set()  # outputs whose end was read
         self._idle = asyncio.Event()  # no reader
         self._idle.set()
 
@@ -75,13 +78,18 @@ class Command:
         except PagurusError:  # it is no part of the present state, or the sandbox is dead
             pass
         finally:
-            self.exited.set()
+            self.note_exit()
         await self._idle.wait()
         if self.status is not None:
             with contextlib.suppress(PagurusError):
                 await self._forget()
         await self.end_turn()
         self.over.set()
+
+    def note_exit(self) -> None:
+        """It has exited, or is lost. Idempotent."""
+        if not self.exited.done():
+            self.exited.set_result(None)
 
     async def _wait(self) -> None:
         while self.status is None:
@@ -92,8 +100,9 @@ class Command:
 
     async def _forget(self) -> None:
         """Its attendant, too, unless something that it started still writes to the same pipes."""
-        state = await (await self.live.programs.supervisor(self.row.id)).state()
-        if self.terminal or all(output.ended for output in state.outputs):
+        connection = await self.live.programs.supervisor(self.row.id)
+        closed = self.terminal or {(connection, number) for number in range(len(_STREAMS))} <= self._ended
+        if closed or all(output.ended for output in (await connection.state()).outputs):
             await self.live.programs.release(self.row.id)
 
     async def end_turn(self) -> None:
@@ -113,20 +122,23 @@ class Command:
         """
         with reading:
             with contextlib.suppress(PagurusError):
-                connection = await self.live.programs.supervisor(self.row.id)
-                alone = not from_start and self.readers == 1  # it was left, and no client waits for it
-                state = await (connection.hold(True) if alone else connection.state())
-                starts = [output.start if from_start else output.end for output in state.outputs]
-                streams = ["pty"] if self.terminal else ["stdout", "stderr"]
+                streams = ("pty",) if self.terminal else _STREAMS
+                starts = (0, 0) if from_start else await self._ends()
                 async with asyncio.TaskGroup() as both:
                     for number, name in enumerate(streams):
                         both.create_task(self._pump(number, name, starts[number], put))
-            await self.exited.wait()
+            await asyncio.shield(self.exited)
         await self.over.wait()
         if self.status is None:
             self.live.need_alive()  # else not it alone was lost
         if self.timed_out:
             raise Timeout("the command ran longer than its timeout", sandbox=self.live.row.id)
+
+    async def _ends(self) -> tuple[int, ...]:
+        """Where its outputs end now. It waits for us from here on if it was left, and no client waits for it."""
+        connection = await self.live.programs.supervisor(self.row.id)
+        state = await (connection.hold(True) if self.readers == 1 else connection.state())
+        return tuple(output.end for output in state.outputs)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -142,32 +154,29 @@ class Command:
 
     async def _pump(self, number: int, name: str, at: int, put: Put) -> None:
         """One output, up to its end, or to what it was when the command ended."""
-        exited = asyncio.ensure_future(self.exited.wait())
-        try:
+        with contextlib.suppress(PagurusError):  # it is gone: a restore, a removal, a death
             while True:
-                over = self.exited.is_set()  # what it printed is there by now
+                over = self.exited.done()  # what it printed is there by now
                 connection = await self.live.programs.supervisor(self.row.id)
-                reading = asyncio.ensure_future(connection.read(number, at, wait=not over))
-                try:
-                    await asyncio.wait({reading} if over else {reading, exited}, return_when=asyncio.FIRST_COMPLETED)
+                if over:
+                    data = await connection.read(number, at, wait=False)
+                else:
+                    reading = await connection.reading(number, at)
+                    await asyncio.wait((reading, self.exited), return_when=asyncio.FIRST_COMPLETED)
                     if not reading.done():
                         continue
-                    data = reading.result()
-                finally:
-                    reading.cancel()
+                    data = connection.answered(reading.result())
                 at = data.end
                 if data.data:
                     await put(name, data.data)
+                if data.ended:
+                    self._ended.add((connection, number))
                 if data.ended or (over and not data.data):
                     return
-        except PagurusError:  # it is gone: a restore, a removal, a death
-            return
-        finally:
-            exited.cancel()
 
     async def left(self) -> None:
         """A client's stream was lost: it continues without a reader."""
-        if not self.readers and not self.exited.is_set():
+        if not self.readers and not self.exited.done():
             with contextlib.suppress(PagurusError):
                 await (await self.live.programs.supervisor(self.row.id)).hold(False)
         await self.end_turn()
@@ -207,7 +216,7 @@ class Commands:
         try:
             await command.attend(deadline)
         finally:
-            command.exited.set()
+            command.note_exit()
             command.over.set()
             self._existing.pop(command.row.id, None)
             self._live.programs.read.discard(command.row.id)

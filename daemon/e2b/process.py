@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import posixpath
 import signal
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -20,7 +21,6 @@ from daemon.e2b.commands import AllCommands, Command
 from daemon.e2b.route import Service
 from daemon.e2b.wire import STREAM, basic_user, first, last, message, messages, quoted, single, unquoted
 from daemon.turns.turns import LiveSandbox
-from sandbox.container.supervisor import SupervisorGone
 from sandbox.container.users import User
 from sandbox.errors import CommandNotFound, Invalid, PagurusError, Unauthorized
 from sandbox.messages import ProcessRequest, ProgramKind, TerminalRequest
@@ -156,43 +156,58 @@ async def _launched(live: LiveSandbox, body: StartRequest, name: str | None) -> 
     if not config.cmd:
         raise Invalid("a command is missing")
     async with live.using():
-        user = await need_user(live, name)
-        # What starts in its home where the sandbox has no working directory of its own.
-        cwd = located(config.cwd or "", user.home, user.home if live.row.workdir == "/" else live.row.workdir)
+        user = asyncio.ensure_future(need_user(live, name))  # looked up while the row of the command is written
+        user.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may not be awaited
         who = (name or live.row.user or "root").partition(":")[0]
         env = {"USER": who, "LOGNAME": who, **live.row.env, **config.envs}
         try:
-            row = await _program(live, [config.cmd, *config.args], body, env, cwd, user)
+            row = await _program(live, [config.cmd, *config.args], body, env, user)
         except CommandNotFound:
             if config.cmd != _BASH:
                 raise
-            row = await _program(live, ["/bin/sh", *config.args], body, env, cwd, user)
+            row = await _program(live, ["/bin/sh", *config.args], body, env, user)
         except Invalid as error:
             if error.message.startswith("working directory "):
-                raise Invalid(f"cwd '{cwd}' does not exist") from error
+                raise Invalid(f"cwd '{_directory(live, config, await user)}' does not exist") from error
             raise
-        if body.stdin is False and body.pty is None:
-            with contextlib.suppress(SupervisorGone):  # it has been killed already
-                await (await live.programs.supervisor(row.id)).close_stdin()
+        finally:
+            user.cancel()
     return row
 
 
+def _directory(live: LiveSandbox, config: Config, user: User) -> str:
+    """Where a command starts: in its user's home where the sandbox has no working directory of its own."""
+    return located(config.cwd or "", user.home, user.home if live.row.workdir == "/" else live.row.workdir)
+
+
 async def _program(
-    live: LiveSandbox, argv: list[str], body: StartRequest, env: dict[str, str], cwd: str, user: User
+    live: LiveSandbox, argv: list[str], body: StartRequest, env: dict[str, str], user: asyncio.Future[User]
 ) -> ProgramRow:
+    def cwd(user: User) -> str:
+        return _directory(live, body.process, user)
+
+    tag = body.tag or ""
     if body.pty is None:
-        target = ProcessRequest(command=argv, env=env, cwd=cwd)
+        target = ProcessRequest(command=argv, env=env)
         return await live.programs.launch(
-            ProgramKind.PROCESS, argv, target, tag=body.tag or "", user=user, log_limit=LOG, first=0
+            ProgramKind.PROCESS,
+            argv,
+            target,
+            tag=tag,
+            user=user,
+            cwd=cwd,
+            stdin=body.stdin is not False,
+            log_limit=LOG,
+            first=0,
         )
     size, locale = body.pty.size, {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    terminal = TerminalRequest(command=argv, env={**locale, **env}, cwd=cwd)
     return await live.programs.launch(
         ProgramKind.TERMINAL,
         argv,
-        terminal,
-        tag=body.tag or "",
+        TerminalRequest(command=argv, env={**locale, **env}),
+        tag=tag,
         user=user,
+        cwd=cwd,
         rows=size.rows,
         columns=size.cols,
         log_limit=LOG,
@@ -211,16 +226,14 @@ async def _follow(request: web.Request, command: Command, *, from_start: bool) -
     async def follow() -> None:
         await response.prepare(request)
         await response.write(message({"event": {"start": {"pid": command.row.pid}}}))
-        alive = asyncio.ensure_future(_keep_alive(response))
-        try:
-            await command.read(put, reading, from_start=from_start)
-        except PagurusError as error:
-            await response.write(last(error))
-        else:
-            await response.write(message({"event": {"end": command.end()}}) + last())
-        finally:
-            alive.cancel()
-        await response.write_eof()
+        with _keepalives(response):
+            try:
+                await command.read(put, reading, from_start=from_start)
+            except PagurusError as error:
+                end = last(error)
+            else:
+                end = message({"event": {"end": command.end()}}) + last()
+        await response.write_eof(end)
 
     with command.live.attending(), reading:
         reading.enter_context(command.reading())  # before anything is awaited: a command may end at once
@@ -233,11 +246,26 @@ async def _follow(request: web.Request, command: Command, *, from_start: bool) -
     return response
 
 
+@contextlib.contextmanager
+def _keepalives(response: web.StreamResponse) -> Iterator[None]:
+    """While a command is silent, its client hears that it is still there."""
+    writing: list[asyncio.Task[None]] = []
+    timer = asyncio.get_running_loop().call_later(
+        KEEPALIVE, lambda: writing.append(asyncio.ensure_future(_keep_alive(response)))
+    )
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in writing:
+            task.cancel()
+
+
 async def _keep_alive(response: web.StreamResponse) -> None:
     with contextlib.suppress(ConnectionError):
         while True:
-            await asyncio.sleep(KEEPALIVE)
             await response.write(message({"event": {"keepalive": {}}}))
+            await asyncio.sleep(KEEPALIVE)
 
 
 # --------------------------------------------------------------------------- the others

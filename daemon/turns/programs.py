@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,10 +25,11 @@ import msgspec
 from daemon.catalogue import ProgramRow, put_sandbox
 from daemon.turns import excluded
 from sandbox.container import supervisor
-from sandbox.container.process import exit_code, kill_started
+from sandbox.container.process import exit_code, kill_started, readable
 from sandbox.container.spawn import PATH
 from sandbox.container.supervisor import Data, Mode, Program, StartedSupervisor, Supervisor, SupervisorGone, Until
 from sandbox.container.users import User
+from sandbox.descriptors import closing
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
@@ -53,7 +55,7 @@ MAX_PROGRAMS = 64  # that run at once in one sandbox
 ENDED_RETAINED = 16  # that have ended, with their logs
 COMMAND_RETAINED = 200  # characters
 ARGUMENT_RETAINED = 4096  # characters of each argument, where they are listed
-END_TIMEOUT, END_POLL_INTERVAL = 2.0, 0.001  # seconds for an attendant that was to end
+END_TIMEOUT = 2.0  # seconds for an attendant that was to end
 MAX_LOG_ANSWER = 32 << 20  # bytes of one answer with logs
 
 
@@ -106,17 +108,26 @@ class Programs:
     async def supervisor(self, program: str) -> Supervisor:
         """The connection to a program's attendant in the sandbox's present state. Raises Gone."""
         self.row(program)
+        self._live.need_usable()
+        if (result := self._connected(program)) is not None:
+            return result
         self._live.need_alive()
         inside = self._live.container.inside
         async with self._connecting:
-            result = self._supervisors.get(program)
-            if result is not None and not result.closed and self._inside[program] is inside:
+            if (result := self._connected(program)) is not None:
                 return result
-            if result is not None:
-                result.close()
+            if (former := self._supervisors.get(program)) is not None:
+                former.close()
             made, _ = await Supervisor.connect(inside, program)
             self._supervisors[program], self._inside[program] = made, inside
             return made
+
+    def _connected(self, program: str) -> Supervisor | None:
+        """The connection that there is, to the state that runs now. Death closes it."""
+        result = self._supervisors.get(program)
+        if result is None or result.closed or self._inside[program] is not self._live.container.held_root:
+            return None
+        return result
 
     async def finalized(self) -> None:
         """Returns when no restore or removal is under way."""
@@ -149,10 +160,13 @@ class Programs:
         async def run() -> ExecResult:
             nonlocal made
             made = await self.launch(
-                ProgramKind.PROCESS, argv, request, excluded=request.excluded, log_limit=request.log_limit
+                ProgramKind.PROCESS,
+                argv,
+                request,
+                excluded=request.excluded,
+                stdin=request.stdin,
+                log_limit=request.log_limit,
             )
-            if not request.stdin:
-                await (await self.supervisor(made.id)).close_stdin()
             return ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
 
         result = await self._live.act(f"start {shown(request.command)}", run, ends_turn=request.ends_turn)
@@ -179,28 +193,19 @@ class Programs:
         *,
         excluded: bool = False,
         tag: str | None = None,
-        user: User | None = None,
+        user: Awaitable[User] | None = None,
+        cwd: Callable[[User], str] | None = None,
+        stdin: bool = True,
         **more: Any,
     ) -> ProgramRow:
         """Start a program with its supervisor, and have a row for it. Behind the gate.
 
-        `tag`: not None where its arguments are listed, too. `user`: that of the request, where it is known by now.
+        `tag`: not None where its arguments are listed, too. `user`: that of the request, where it is looked up by now.
+        `cwd`: where it starts, where that depends on the user. `stdin`: whether it gets any.
         """
         live = self._live
         live.need_alive()
         await self._make_room()
-        user = user or await live.user(request.user)
-        terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
-        program = Program(
-            mode=Mode(kind.value),
-            argv=argv,
-            env={"PATH": PATH, "HOME": user.home, **terminal, **live.row.env, **request.env},
-            cwd=request.cwd or live.row.workdir,
-            uid=user.uid,
-            gid=user.gid,
-            groups=user.groups,
-            **more,
-        )
         row = ProgramRow(
             id=f"p-{secrets.token_hex(6)}",
             kind=kind,
@@ -212,6 +217,9 @@ class Programs:
         self.put(row)
         await self.publish()  # before it runs: what has no row could not be found again
         try:
+            who = await (live.user(request.user) if user is None else user)
+            where = request.cwd or (live.row.workdir if cwd is None else cwd(who))
+            program = _program(kind, argv, {**live.row.env, **request.env}, where, who, **more)
             started = await supervisor.start(live.container, row.id, program)
             identities = await self._keep_excluded(started) if excluded else []
         except BaseException:  # also when cancelled: a row without a program would be waited for
@@ -221,7 +229,11 @@ class Programs:
         self._attendants[row.id] = started.host_pid
         row = msgspec.structs.replace(row, pid=started.program, excluded=identities)
         self.put(row)
-        await self.publish()
+        writing = asyncio.ensure_future(self.publish())
+        if not stdin:
+            with contextlib.suppress(SupervisorGone):  # it has been killed already
+                await (await self.supervisor(row.id)).close_stdin()
+        await writing
         return row
 
     async def _keep_excluded(self, started: StartedSupervisor) -> list[excluded.Identity]:
@@ -399,13 +411,16 @@ class Programs:
 
     async def release(self, program: str) -> None:
         """Forget one that has ended, and its log; what it started runs on."""
-        with contextlib.suppress(SupervisorGone):
-            await (await self.supervisor(program)).finish()
-            attendant = self._attendants.get(program)
-            with contextlib.suppress(TimeoutError):  # else it would count as one that lives on in the turn that it ends
-                async with asyncio.timeout(END_TIMEOUT):
-                    while attendant in self._live.container.tasks():  # noqa: ASYNC110 - there is no event for it
-                        await asyncio.sleep(END_POLL_INTERVAL)
+        with contextlib.suppress(SupervisorGone), contextlib.ExitStack() as opened:
+            connection, attendant = await self.supervisor(program), -1
+            if (pid := self._attendants.get(program, 0)) in self._live.container.tasks():
+                with contextlib.suppress(ProcessLookupError):
+                    attendant = opened.enter_context(closing(os.pidfd_open(pid)))
+            await connection.finish()
+            if attendant >= 0:  # else it would count as one that lives on in the turn that it ends
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(END_TIMEOUT):
+                        await readable(attendant)
         self._drop(program)
         self._live.services.catalogue.later([put_sandbox(self._live.row)])
 
@@ -416,6 +431,20 @@ class Programs:
 
 
 LOGIN = ["/bin/sh", "-c", "if [ -x /bin/bash ]; then exec /bin/bash -i; fi; exec /bin/sh -i"]
+
+
+def _program(kind: ProgramKind, argv: list[str], env: Mapping[str, str], cwd: str, user: User, **more: Any) -> Program:
+    terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
+    return Program(
+        mode=Mode(kind.value),
+        argv=argv,
+        env={"PATH": PATH, "HOME": user.home, **terminal, **env},
+        cwd=cwd,
+        uid=user.uid,
+        gid=user.gid,
+        groups=user.groups,
+        **more,
+    )
 
 
 def shown(command: str | list[str]) -> str:

@@ -331,12 +331,16 @@ class LiveSandbox:
 
     def need_alive(self) -> None:
         """Raise unless pid 1 lives; notices a death that was not reported yet."""
-        states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+        self.need_usable()
         if not self.container.alive:
             if self.row.state is SandboxState.RUNNING:
                 self.step(states.Event.DIE)
                 self.services.catalogue.later([put_sandbox(self.row)])
             raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+
+    def need_usable(self) -> None:
+        """Raise unless it runs, as far as is known without asking the kernel."""
+        states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
 
     def alive(self) -> bool:
         """Whether it runs, as far as is known without asking."""

@@ -278,6 +278,11 @@ class Container:
         """Ask the shim. Raises SandboxDead without one, Refused, ShimGone."""
         return await self.need_shim().call(*fields, fds=fds)
 
+    def post(self, *fields: str | bytes | int) -> None:
+        """Ask the shim without waiting for its answer. Without a shim nothing happens."""
+        if self._shim is not None:
+            self._shim.post(*fields)
+
     def need_shim(self) -> Shim:
         if self._shim is None:
             raise self.dead("no shim")
@@ -450,13 +455,9 @@ class Container:
             assert status is not None
             return status
 
-        async def release() -> None:
-            with contextlib.suppress(ShimGone, ShimError, SandboxDead):
-                await self.call("release", stream)
-
         return Handles(
             end=end,
-            release=release,
+            release=lambda: self.post("release", stream),
             kill=lambda: kill_started(pid, self.tasks),
             terminate=lambda: end_started(pid, self.tasks),
             signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),

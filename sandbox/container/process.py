@@ -254,7 +254,7 @@ class Handles:
     """What a running command needs of its sandbox."""
 
     end: Callable[[], Awaitable[int]]  # its wait status
-    release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
+    release: Callable[[], None]  # give its pipes up to the shim
     kill: Callable[[], int]  # all that it started; blocks
     terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
     signal: Callable[[int, bool], bool]  # to it alone, or (True) to all that it started; whether any got it; blocks
@@ -323,7 +323,7 @@ class RunningCommand:
         if self._feed is not None:
             self._feed.close()
         os.close(self._pidfd)
-        await self._handles.release()
+        self._handles.release()
 
 
 def started_by(root: int, candidates: list[int]) -> list[ProcessIdentity]:

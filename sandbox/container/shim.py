@@ -107,6 +107,7 @@ class Shim:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
         self._sending = asyncio.Lock()
+        self._posted: set[asyncio.Task[Answer]] = set()
         self._gone = asyncio.Event()
 
     @classmethod
@@ -132,12 +133,7 @@ class Shim:
 
     async def call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> Answer:
         """Ask the shim; returns the fields after "ok" and the descriptors, which are now the caller's."""
-        packet = b"".join(_field(part) + b"\0" for part in fields)
-        if len(packet) > PACKET_MAX:
-            raise Invalid(
-                f"arguments and environment of {len(packet)} bytes are too long; the limit is {PACKET_MAX}",
-                hint="pass large input by stdin or a file",
-            )
+        packet = _packet(fields)
         async with self._sending:
             if self._socket.fileno() < 0:
                 raise ShimGone(f"the shim of {self.run_dir.name} is gone")
@@ -149,6 +145,25 @@ class Shim:
         except asyncio.CancelledError:
             _discard(future)  # the answer may be here already; one that comes later meets a cancelled future
             raise
+
+    def post(self, *fields: str | bytes | int) -> None:
+        """Ask for something whose answer no caller waits for, in its turn among the calls. A shim that is gone does
+        nothing."""
+        if not self._sending.locked() and self.connected:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    self._socket.send(_packet(fields))
+                except (BrokenPipeError, ConnectionResetError):
+                    self._closed()
+                    return
+                future: asyncio.Future[Answer] = self._loop.create_future()
+                self._waiting.append(future)
+                future.add_done_callback(_unread)
+                return
+        asking = asyncio.ensure_future(self.call(*fields))
+        asking.add_done_callback(_unread)
+        self._posted.add(asking)
+        asking.add_done_callback(self._posted.discard)
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -254,6 +269,22 @@ def _field(part: str | bytes | int) -> bytes:
     if b"\0" in data:
         raise Invalid("an argument, variable or path holds a NUL byte")
     return data
+
+
+def _packet(fields: Sequence[str | bytes | int]) -> bytes:
+    packet = b"".join(_field(part) + b"\0" for part in fields)
+    if len(packet) > PACKET_MAX:
+        raise Invalid(
+            f"arguments and environment of {len(packet)} bytes are too long; the limit is {PACKET_MAX}",
+            hint="pass large input by stdin or a file",
+        )
+    return packet
+
+
+def _unread(answer: asyncio.Future[Answer]) -> None:
+    """No caller reads this answer, or learns that there is none."""
+    if not answer.cancelled() and answer.exception() is None:
+        _close(answer.result()[1])
 
 
 def _discard(answer: asyncio.Future[Answer]) -> None:

@@ -198,8 +198,7 @@ async def _first_words(container: Container, argv: Sequence[str], program: Progr
         said.close()
         os.close(fds[0])
         os.close(fds[2])
-        with contextlib.suppress(PagurusError):
-            await container.call("release", stream)
+        container.post("release", stream)
     return int(pid), bytes(said.retained)
 
 
@@ -215,7 +214,7 @@ class Supervisor:
         self._stale = 0
         self._attached: asyncio.Future[SupervisorState] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[SupervisorState | Data]] = {}
-        self._standing: dict[tuple[Any, ...], asyncio.Future[SupervisorState | Data]] = {}
+        self._standing: dict[tuple[int, ...], asyncio.Future[SupervisorState | Data]] = {}
         self._seq = 0
         self._sending = asyncio.Lock()
         self._ready = asyncio.Event()
@@ -245,14 +244,22 @@ class Supervisor:
 
     async def wait(self, until: Until) -> SupervisorState:
         """The state, once it is so. For as long as it takes."""
-        answer = await self._some_day(_Op.WAIT, a=until)
+        answer = await asyncio.shield(await self._some_day(_Op.WAIT, a=until))
         assert isinstance(answer, SupervisorState)
         return answer
 
     async def read(self, stream: int, start: int, limit: int = CHUNK, *, wait: bool) -> Data:
         """What is kept of an output from `start`. With `wait`, not before there is something, or its end."""
-        call = self._some_day if wait else self._call
-        answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=limit)
+        if wait:
+            return self.answered(await asyncio.shield(await self.reading(stream, start, limit)))
+        return self.answered(await self._call(_Op.READ, a=stream, x=start, y=limit))
+
+    async def reading(self, stream: int, start: int, limit: int = CHUNK) -> asyncio.Future[SupervisorState | Data]:
+        """What :meth:`read` with `wait` will be, for :meth:`answered`. Not to be cancelled: others may wait for it."""
+        return await self._some_day(_Op.READ, a=stream, b=1, x=start, y=limit)
+
+    def answered(self, answer: SupervisorState | Data) -> Data:
+        """The answer to a request to read. Raises Conflict where the attendant had no room for it."""
         if isinstance(answer, SupervisorState):
             raise Conflict(f"{self.name} serves too many readers", hint="read less at once")
         return answer
@@ -306,27 +313,38 @@ class Supervisor:
         assert isinstance(answer, SupervisorState)
         return answer
 
-    async def _some_day(self, op: _Op, **fields: Any) -> SupervisorState | Data:
+    async def _some_day(self, op: _Op, **fields: Any) -> asyncio.Future[SupervisorState | Data]:
         """A request that the attendant keeps until there is an answer. It has room for few: so who gives up waiting
         leaves it standing, and who asks the same has the same answer."""
         requested = (op, *fields.values())
         result = self._standing.get(requested)
         if result is None or result.done():
-            result = self._standing[requested] = asyncio.ensure_future(self._call(op, **fields))
-            result.add_done_callback(lambda done: self._stands_no_more(requested, done))
-        return await asyncio.shield(result)
+            seq, result = self._numbered()
+            self._standing[requested] = result
+            result.add_done_callback(lambda done: self._stands_no_more(requested, seq, done))
+            try:
+                await self._send(op, seq=seq, **fields)
+            except BaseException:
+                result.cancel()
+                raise
+        return result
 
-    def _stands_no_more(self, requested: tuple[Any, ...], done: asyncio.Future[SupervisorState | Data]) -> None:
+    def _stands_no_more(self, requested: tuple[int, ...], seq: int, done: asyncio.Future[Any]) -> None:
+        self._waiting.pop(seq, None)
         if self._standing.get(requested) is done:
             del self._standing[requested]
         if not done.cancelled():
             done.exception()  # it may have no waiting caller
 
-    async def _call(self, op: _Op, **fields: Any) -> SupervisorState | Data:
+    def _numbered(self) -> tuple[int, asyncio.Future[SupervisorState | Data]]:
+        """The number of the next request, and what will be its answer."""
         self._seq = self._seq % 0xFFFFFFF0 + 1
-        seq = self._seq
         future: asyncio.Future[SupervisorState | Data] = self._loop.create_future()
-        self._waiting[seq] = future
+        self._waiting[self._seq] = future
+        return self._seq, future
+
+    async def _call(self, op: _Op, **fields: Any) -> SupervisorState | Data:
+        seq, future = self._numbered()
         try:
             await self._send(op, seq=seq, **fields)
             return await future
