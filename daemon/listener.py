@@ -135,7 +135,7 @@ class Listeners:
 
     def __init__(self, app: web.Application, *, connections: int) -> None:
         self._limit = connections
-        app.middlewares.append(self._last_seen)
+        app.middlewares.insert(0, self._last_seen)  # some answer what others stand before
         self._runner = web.AppRunner(
             app,
             access_log=None,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from daemon import connection_limits, listener
 from daemon.auth import tls
@@ -22,13 +23,14 @@ from daemon.listener import Listeners
 
 LIMIT = 8  # connections on each socket; four from one address
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+EARLY = REQUEST.replace(b"/ ", b"/early ", 1)  # a middleware answers it, before there is a route
 
 
 class Served:
     """Listeners over a Unix socket, a plain TCP one and one with TLS."""
 
     def __init__(self, directory: Path) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._early])
         app.router.add_get("/", self._answer)
         self.listeners = Listeners(app, connections=LIMIT)
         self.unix = directory / "socket"
@@ -38,6 +40,10 @@ class Served:
         self.trust = ssl.create_default_context(cafile=str(certificate))
         self.trust.check_hostname = False
         self._open: list[asyncio.StreamWriter] = []
+
+    @web.middleware
+    async def _early(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await (self._answer(request) if request.path == "/early" else handler(request))
 
     async def _answer(self, request: web.Request) -> web.Response:
         return web.Response(text="here")
@@ -123,12 +129,14 @@ async def test_who_never_asks_is_closed(served: Served, monkeypatch: pytest.Monk
     writer.write(REQUEST[:-2])  # not whole
     assert await ended(reader)
     monkeypatch.setattr(listener, "FIRST", 1.0)
-    reader, writer = await served.connect(served.plain)
-    writer.write(REQUEST)
-    assert b" 200 " in await reader.readline()
+    asking = [(await served.connect(served.plain), request) for request in (REQUEST, EARLY)]
+    for (reader, writer), request in asking:
+        writer.write(request)
+        assert b" 200 " in await reader.readuntil(b"here")
     await asyncio.sleep(1.1)
-    writer.write(REQUEST)
-    assert await reader.readuntil(b"here")
+    for (reader, writer), request in asking:
+        writer.write(request)
+        assert b" 200 " in await reader.readuntil(b"here")
 
 
 async def test_who_does_not_speak_tls_is_counted_and_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
