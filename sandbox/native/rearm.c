@@ -251,7 +251,8 @@ bool find_rest(struct waiting *one) {
     int64_t whole = call ? time_out(one, call) : FOREVER;
     bool knows_when = noted && note.nr == one->regs.orig_rax && note.ends;
     one->due = due_as_told(one, knows_when ? (int64_t)note.ends : now_on(CLOCK_MONOTONIC));
-    if (whole == FOREVER) return !call || !is_of_socket(call); /* a socket that has none is no reason for EINTR */
+    /* A socket that has none, or no socket at all, is no reason for EINTR: that is what the program was told. */
+    if (whole == FOREVER) return !call || !is_of_socket(call) || (int64_t)one->regs.rax != -EINTR;
     noted = noted && note.nr == one->regs.orig_rax;
     int64_t left = whole, now = now_on(clock_of(&one->regs));
     if (call->result != -RESTART_BLOCK) {

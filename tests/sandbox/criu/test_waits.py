@@ -7,8 +7,11 @@ by another one, and tells when it returned and whether with what it should.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -243,3 +246,47 @@ def test_a_file_of_another_form_tells_of_no_wait(tmp_path: Path) -> None:
     for wrong in (b"", complete[:-1], complete + b"x", b"\0" * 8, struct.pack("<II", 0x31746957, 1 << 31) + entry):
         (tmp_path / waits.NAME).write_bytes(wrong)
         assert waits.read(tmp_path) == []
+
+
+#: name -> number of the call that it waits in, and how a program gets there.
+INTERRUPTED = {
+    "read": (0, "ends = os.pipe(); os.read(ends[0], 1)"),
+    "write": (1, "ends = os.pipe(); os.write(ends[1], bytes(1 << 20))"),
+    "recv": (45, "ends = socket.socketpair(); ends[0].recv(1)"),
+    "recvmsg": (47, "ends = socket.socketpair(); ends[0].recvmsg(1)"),
+    "accept": (288, "one = socket.create_server(('127.0.0.1', 0)); one.accept()"),
+    "wait4": (61, "os.waitpid(os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}), 0)"),
+    "pause": (34, "signal.pause()"),
+    "sleep": (230, "time.sleep(1000)"),
+}
+
+
+async def test_a_signal_that_comes_while_frozen_ends_the_call(observed: Bench, inspector: Inspector) -> None:
+    """Python runs a handler when a call returns: one that was entered again behind the signal would never do."""
+    container = await sandbox(observed, inspector, Path("/bin/true"))
+    for name, (_, call) in INTERRUPTED.items():
+        handler = f"signal.signal(signal.SIGUSR1, lambda *_: open('/tmp/{name}', 'w'))"
+        program = f"import os, signal, socket, time; {handler}; {call}"
+        await shell(container, f'python3 -c "{program}" waits-{name} </dev/null >/dev/null 2>&1 &')
+    waiting = {await asyncio.to_thread(until_waiting, container, name): name for name in INTERRUPTED}
+
+    def interrupt() -> None:
+        for pid in waiting:
+            os.kill(pid, signal.SIGUSR1)
+
+    await observed.save(container, on_frozen=interrupt)
+    for name in INTERRUPTED:
+        await until(container, f"/tmp/{name}")
+
+
+def until_waiting(container: Container, name: str) -> int:
+    """The number on the host of the program with this name, once it is in its call."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        for pid in container.tasks():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                number = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+                if f"waits-{name}".encode() in words and words[0] == b"python3" and number == str(INTERRUPTED[name][0]):
+                    return pid
+    raise AssertionError(f"{name} was not entered")
