@@ -32,7 +32,7 @@ from sandbox.messages.cluster import (
     MoveResult,
     PlaceInfo,
 )
-from tests.crash.whole_host import group, lose, remove_groups
+from tests.crash.whole_host import group, lose
 from tests.support.cluster import Cluster, apart, frozen
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
 from tests.support.gateway_agent import done, start
@@ -60,7 +60,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for daemon in daemons.values():
             (daemon.run / "lease").unlink(missing_ok=True)  # what stands still may end
             daemon.clean()
-            remove_groups(daemon)
 
 
 @pytest.fixture

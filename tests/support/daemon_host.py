@@ -24,6 +24,7 @@ from typing import TypeVar
 from bench.harness.own_daemon import launch
 from sandbox import Client, NotFound, Sandbox, paths
 from sandbox.tree.pool import BtrfsPool
+from tests.crash.whole_host import GROUPS, remove_groups
 
 IMAGE = "debian"
 TIMEOUT = 240.0  # seconds; for what happens by itself, on a machine that may be very busy
@@ -117,6 +118,8 @@ class Daemon:
                 hung = True
                 self.kill()
         self._end_sandboxes()
+        if GROUPS in self.environment:
+            remove_groups(self)
         for line in Path("/proc/self/mounts").read_text().splitlines():
             mount = Path(line.split()[1])
             if mount.is_relative_to(self.root) or mount.is_relative_to(self.run):
