@@ -84,11 +84,11 @@ def compared(ours: dict[str, Any], theirs: dict[str, Any] | None) -> dict[str, A
 def main(arguments: list[str] | None = None) -> None:
     words = command.parser(__name__, __doc__)
     words.add_argument("--seeds", type=int, nargs="+", default=[0], help="a run each")
-    words.add_argument("--steps", type=int, default=30)
+    words.add_argument("--steps", type=int, default=12)
     words.add_argument("--groups", type=int, default=4, help="prompts of a step")
     words.add_argument("--size", type=int, default=8, help="answers to a prompt")
     words.add_argument("--held-out", type=int, default=64, help="episodes of each evaluation")
-    words.add_argument("--rate", type=float, default=1e-5, help="of AdamW")
+    words.add_argument("--rate", type=float, default=3e-5, help="of AdamW")
     words.add_argument("--trl", action="store_true", help="TRL's GRPOTrainer too (make setup-trl)")
     words.add_argument("--image", default="debian", help="an image of this host")
     options = words.parse_args(arguments)

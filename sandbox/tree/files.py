@@ -120,7 +120,7 @@ def replace(inside: SandboxRoot, uid_base: int, path: str, content: bytes) -> No
     """Write `content` to `path`: a regular file becomes another one, of the same owner and mode.
 
     A file of the image that is written to is copied into the sandbox's own tree first, and the kernel waits for the
-    disk first (5 to 10 ms). A new one that takes its name is not.
+    disk before that (5 to 10 ms). A new one that takes its name is not.
     """
     former = None
     with contextlib.suppress(NotFound):
