@@ -156,9 +156,7 @@ class Captures:
                     hold=inflight.hold,
                 ),
                 waited=inflight.waited,
-                expected=expected(self._of.container.cgroup.tasks(), inflight.expected_bytes)
-                if stage is CheckpointStage.DUMP
-                else MIN_DUMP_SECONDS,
+                expected=self._expected(inflight) if stage is CheckpointStage.DUMP else MIN_DUMP_SECONDS,
             )
             try:
                 await asyncio.shield(inflight.ticket.done)
@@ -188,6 +186,12 @@ class Captures:
             raise
         services.tally.checkpoints[row.verdict.value] += 1
         metrics.captured(row)
+
+    def _expected(self, inflight: InFlight) -> float:
+        """Seconds for its dump on a host without other work: pages that were not written are only looked at."""
+        container = self._of.container
+        size = self._of.services.capturer.checkpointer.expected_bytes(container, inflight.expected_bytes)
+        return expected(container.cgroup.tasks(), size)
 
     async def _fail(self, inflight: InFlight, error: Exception) -> None:
         row = inflight.row

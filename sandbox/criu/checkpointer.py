@@ -133,6 +133,11 @@ class Checkpointer:
 
     # ---------------------------------------------------------------- capture
 
+    def expected_bytes(self, container: Container, size: int) -> int:
+        """As long as reading so many bytes the next capture takes, of a sandbox with `size` bytes of memory."""
+        tracker = self._trackers.get(container.spec.id)
+        return size if tracker is None else tracker.expected_bytes(size)
+
     async def capture(
         self,
         container: Container,

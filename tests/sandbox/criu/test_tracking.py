@@ -81,6 +81,8 @@ async def test_a_chain_is_restored_and_stored_as_a_whole(bench: Bench, size: int
         assert await shell(sandbox, CHECK) == "good\n"
         saved = await bench.save(sandbox)
         assert own_bytes(saved) < 5 << 20
+    memory = 1 << 30  # what it holds only grows what CRIU looks at
+    assert memory // 8 < bench.checkpointer.expected_bytes(sandbox, memory) < memory // 8 + (6 << 20)
     one, other = bench.directory / "one", bench.directory / "other"
     rewrite.copy(saved.capture.dir, one)
     dumpfile.unpack(saved.dump, other, bench.checkpointer.pages)
@@ -89,6 +91,7 @@ async def test_a_chain_is_restored_and_stored_as_a_whole(bench: Bench, size: int
     for source in (saved.capture.dir, saved.dump):
         await bench.kill_and_restore(sandbox, saved, source)
         assert await shell(sandbox, CHECK) == "good\n"
+    assert bench.checkpointer.expected_bytes(sandbox, memory) == memory
     after = await bench.save(sandbox)  # of another process: nothing is known of its pages
     assert own_bytes(after) > size << 20
 
