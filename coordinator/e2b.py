@@ -146,7 +146,9 @@ class E2bCalls(Calls):
         data = request.content if request.body_exists else None
         async with (
             while_there(request),
-            member.upstream.answered(request.method, request.raw_path, _headers(request), data, None) as result,
+            member.upstream.answered(
+                request.method, request.raw_path, _headers(request), data, None, of_port=True
+            ) as result,
         ):
             response = web.StreamResponse(status=result.status, reason=result.reason)
             for name, value in result.headers.items():

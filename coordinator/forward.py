@@ -114,16 +114,30 @@ class HostConnection(Transport):
 
     @contextlib.asynccontextmanager
     async def answered(
-        self, method: str, path: str, headers: Mapping[str, str], data: object, token: str | None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        data: object,
+        token: str | None,
+        *,
+        of_port: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The beginning of an answer. Raises NoDaemon or ConnectionBroken where there is none."""
+        """The beginning of an answer. Raises NoDaemon or ConnectionBroken where there is none, Protocol where a daemon
+        sends the call elsewhere. `of_port`: what a server in a sandbox answers, which may send its caller elsewhere."""
         sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
         limit = aiohttp.ClientTimeout(total=None, sock_connect=5)
         try:
             async with (
                 self.breakable(method, path),
                 self._open().request(
-                    method, self._at(path), data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
+                    method,
+                    self._at(path),
+                    data=data,
+                    headers=sent,
+                    timeout=limit,
+                    allow_redirects=not of_port,
+                    skip_auto_headers=("User-Agent",),
                 ) as result,
             ):
                 yield result

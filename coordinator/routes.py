@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from coordinator import e2b, merge
+from coordinator import e2b, merge, overview
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
@@ -25,6 +25,7 @@ from coordinator.forward import MEMORY, HostResponse, passed_on, relay, while_th
 from coordinator.jobs.keeper import Jobs
 from coordinator.members import HostMember, Members, answering
 from coordinator.moves import Moves
+from coordinator.overview import Overview
 from coordinator.phases import PhaseScheduler
 from coordinator.state import HostRow
 from coordinator.wire import body, raw, refusal, reply
@@ -35,7 +36,6 @@ from daemon.auth.pace import TokenRateLimits
 from daemon.auth.shares import Shares, memory_part
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
 from sandbox.messages.cluster import (
-    CopyInfo,
     HostChange,
     HostName,
     HostRequest,
@@ -43,7 +43,6 @@ from sandbox.messages.cluster import (
     MoveRequest,
     PhaseLeave,
     PhaseRequest,
-    PlaceInfo,
 )
 from sandbox.messages.tokens import ApiToken, LoginRequest, NewToken, TokenRequest
 from sandbox.page import ASSETS, add_page
@@ -66,6 +65,7 @@ class Routes:
         self.callers = callers
         self.moves = moves
         self.calls = E2bCalls(members, callers, copies, moves)
+        self._overview = Overview(members, callers, jobs, phases)
         self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
 
@@ -109,6 +109,8 @@ class Routes:
             ("POST", "/v1/steps/find", self._joined("key", None)),
             ("PUT", "/v1/steps", self._step),
             ("DELETE", "/v1/steps", self._added),
+            ("GET", "/v1/builds", self._joined("id", "started_at")),
+            ("POST", "/v1/builds", self._best),
             ("GET", "/v1/statistics", self._added),
             ("GET", "/v1/network", self._added),
             ("GET", "/v1/credentials", self._joined("name", None)),
@@ -119,6 +121,7 @@ class Routes:
             ("PUT", "/v1/gateway/upstreams/{name}", self._everywhere),
             ("DELETE", "/v1/gateway/upstreams/{name}", self._everywhere),
         )
+        yield from self._overview.table()
         yield from self._own()
 
     def _own(self) -> Iterable[tuple[str, str, Handler]]:
@@ -130,22 +133,14 @@ class Routes:
             ("POST", "/v1/tokens", self._make_token),
             ("GET", "/v1/tokens", self._tokens),
             ("DELETE", "/v1/tokens/{token}", self._revoke_token),
-            ("GET", "/v1/cluster/hosts", self._hosts),
             ("PUT", "/v1/cluster/hosts/{name}", self._add_host),
             ("PATCH", "/v1/cluster/hosts/{name}", self._change_host),
             ("DELETE", "/v1/cluster/hosts/{name}", self._drop_host),
-            ("GET", "/v1/cluster/places", self._places),
-            ("GET", "/v1/cluster/copies", self._copies),
             ("POST", "/v1/cluster/moves", self._move),
-            ("GET", "/v1/cluster/phases", self._phases),
-            ("GET", "/v1/cluster/phases/past", self._past_phases),
             ("POST", "/v1/phases", self._request_phase),
             ("POST", "/v1/phases/leave", self._leave_phases),
             ("POST", "/v1/cluster/jobs", self._submit),
-            ("GET", "/v1/cluster/jobs", self._jobs),
-            ("GET", "/v1/cluster/jobs/{job}", self._job),
             ("DELETE", "/v1/cluster/jobs/{job}", self._cancel_job),
-            ("GET", "/v1/cluster/jobs/{job}/log", self._job_log),
         )
 
     @web.middleware
@@ -156,7 +151,7 @@ class Routes:
             CALLER.set(caller)
             if not _open(request):
                 caller = self._caller(request)
-                if (refused := access.refusal(caller, _scope(request.path))) is not None:
+                if (refused := access.refusal(caller, _scope(caller, request.method, request.path))) is not None:
                     raise refused
                 CALLER.set(caller)
                 self._pace.need(caller)
@@ -313,9 +308,6 @@ class Routes:
         await self.callers.revoke(grant.id)
         return reply(request, msgspec.convert(grant, ApiToken, from_attributes=True))
 
-    async def _hosts(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, self.members.infos())
-
     async def _add_host(self, request: web.Request) -> web.StreamResponse:
         target = await body(request, HostRequest)
         if not target.address.startswith(("http://", "https://", "/")):
@@ -337,26 +329,12 @@ class Routes:
         await self.members.drop(request.match_info["name"])
         return reply(request, {})
 
-    async def _places(self, request: web.Request) -> web.StreamResponse:
-        result = sorted(self.members.places.items())
-        return reply(request, [PlaceInfo(sandbox=id, host=item.host) for id, item in result])
-
-    async def _copies(self, request: web.Request) -> web.StreamResponse:
-        result = [(id, row) for id, rows in sorted(self.members.state.copies.items()) for row in rows.values()]
-        return reply(request, [CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host) for id, row in result])
-
     async def _move(self, request: web.Request) -> web.StreamResponse:
         target = await body(request, MoveRequest)
         id, _ = self.calls.find(target.sandbox)
         return reply(request, await self.moves.move(id, self.members.member(target.host).name))
 
     # ----------------------------------------------------------------- jobs
-
-    async def _phases(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, await self.phases.all())
-
-    async def _past_phases(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, await self.phases.past())
 
     async def _request_phase(self, request: web.Request) -> web.StreamResponse:
         query = await body(request, PhaseRequest)
@@ -369,20 +347,8 @@ class Routes:
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         return reply(request, await self.jobs.submit(await body(request, JobRequest), CALLER.get().owner), 201)
 
-    async def _jobs(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, await self.jobs.all())
-
-    async def _job(self, request: web.Request) -> web.StreamResponse:
-        return reply(request, await self.jobs.job(request.match_info["job"]))
-
     async def _cancel_job(self, request: web.Request) -> web.StreamResponse:
         return reply(request, await self.jobs.cancel(request.match_info["job"]))
-
-    async def _job_log(self, request: web.Request) -> web.StreamResponse:
-        begin = request.query.get("from", "0")
-        if not begin.isascii() or not begin.isdigit():
-            raise Invalid(f"from={begin} is no position", hint="give the number of bytes that were read")
-        return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))
 
 
 def _open(request: web.Request) -> bool:
@@ -397,9 +363,11 @@ async def _typed(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
 
-def _scope(path: str) -> access.Scope:
+def _scope(caller: Caller, method: str, path: str) -> access.Scope:
     """What a token needs to be passed on; for most routes each host looks again."""
-    if path.startswith(("/v1/cluster/", "/v1/tokens")):
+    if path.startswith("/v1/cluster/"):
+        return overview.scope(caller, method, path)
+    if path.startswith("/v1/tokens"):
         return "admin"
     if path in ("/metrics", "/v1/network", "/v1/gateway", "/v1/usage/host"):
         return "monitor"

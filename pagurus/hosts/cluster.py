@@ -161,5 +161,7 @@ def _labels(given: list[str] | None) -> dict[str, str | None]:
 
 def _row(host: HostInfo) -> tuple[object, ...]:
     labels = " ".join(f"{name}={value}" for name, value in sorted(host.labels.items()))
+    if not host.cpus:  # known to nobody yet, or not to this token
+        return host.name, host.state, host.sandboxes, "", "", "", "", labels, host.error
     memory, disk = output.size(host.memory_free), output.size(host.disk_free)
     return host.name, host.state, host.sandboxes, f"{host.load:.1f}", host.cpus, memory, disk, labels, host.error

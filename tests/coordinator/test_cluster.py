@@ -108,8 +108,7 @@ async def test_callers_see_their_own_and_hosts_learn_no_token_of_the_cluster(
                 with pytest.raises(NotFound):
                     beyond = f"/v1/sandboxes/{mine.id}/{way}"
                     await first.call("POST", beyond, SandboxInfo, CreateRequest(image="debian"))
-            with pytest.raises(Forbidden):
-                await first.call("GET", "/v1/cluster/hosts", list[HostInfo])
+            await sees_its_own_of_the_cluster(client, first, mine)
             with pytest.raises(Invalid):  # of one host, not of a cluster
                 await first.call("GET", "/v1/host", HostReport)
         await client.call("DELETE", f"/v1/tokens/{one.token.id}", ApiToken)
@@ -119,6 +118,20 @@ async def test_callers_see_their_own_and_hosts_learn_no_token_of_the_cluster(
         with pytest.raises(Unauthorized):
             await nobody.sandboxes()
         assert (await nobody.health())["hosts"] == 2
+
+
+async def sees_its_own_of_the_cluster(client: Client, caller: Client, mine: Sandbox) -> None:
+    """Of a host, an owner's token reads what says nothing of other owners, and changes nothing."""
+    hosts = await caller.call("GET", "/v1/cluster/hosts", list[HostInfo])
+    known = await client.call("GET", "/v1/cluster/hosts", list[HostInfo])
+    assert [(host.name, host.state) for host in hosts] == [(host.name, host.state) for host in known]
+    assert {host.name: host.sandboxes for host in hosts if host.sandboxes} == {await where(client, mine): 1}
+    assert all(host.cpus and host.address for host in known)
+    assert not any(host.cpus or host.memory_bytes or host.disk_free or host.address for host in hosts)
+    assert [place.sandbox for place in await caller.call("GET", "/v1/cluster/places", list[PlaceInfo])] == [mine.id]
+    for method, path in (("PATCH", "/v1/cluster/hosts/one"), ("GET", "/v1/cluster/hosts/one/doctor")):
+        with pytest.raises(Forbidden):
+            await caller.call(method, path, dict)
 
 
 @pytest.fixture

@@ -70,13 +70,13 @@ class Site:
     host: Client
     broken: list[str] = field(default_factory=list)  # what pages complained of
 
-    def token(self, scope: str, name: str = "page") -> NewToken:
-        wish = TokenRequest(name=name, scope=scope)  # type: ignore[arg-type]
+    def token(self, scope: str, name: str = "page", owner: str | None = None) -> NewToken:
+        wish = TokenRequest(name=name, scope=scope, owner=owner)  # type: ignore[arg-type]
         made: NewToken = self.host.call("POST", "/v1/tokens", NewToken, wish)
         return made
 
-    def open(self, browser: Browser, token: str | None, **options: Any) -> Page:
-        """A page of a browser of its own, logged in with this token."""
+    def open(self, browser: Browser, token: str | None, heading: str = "Sandboxes", **options: Any) -> Page:
+        """A page of a browser of its own, logged in with this token, which is led to this heading."""
         context: BrowserContext = browser.new_context(**options)
         context.set_default_timeout(60_000)
         page = context.new_page()
@@ -88,7 +88,7 @@ class Site:
         if token is not None:
             page.get_by_label("Token").fill(token)
             page.get_by_role("button", name="Log in").click()
-            page.get_by_role("heading", name="Sandboxes").wait_for()
+            page.get_by_role("heading", name=heading).wait_for()
         return page
 
     def _said(self, message: Any) -> None:

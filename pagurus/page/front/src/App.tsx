@@ -1,7 +1,7 @@
 // The frame around every view: where one can go, who is logged in, what failed last.
 
 import type { ComponentChild } from "preact";
-import { dismiss, hasDaemon, isAdmin, isCluster, leave, link, login, mayAct, notices, ready, route } from "./state";
+import { dismiss, hasDaemon, isAdmin, isCluster, leave, link, login, mayAct, notices, ready, route, seesOwn } from "./state";
 import { visible } from "./text";
 import { HostsView } from "./views/cluster/Hosts";
 import { JobsView } from "./views/cluster/Jobs";
@@ -15,19 +15,24 @@ import { SandboxesView } from "./views/Sandboxes";
 import { TokensView } from "./views/Tokens";
 
 const PLACES: [string, string, () => boolean][] = [
-  ["", "Sandboxes", () => hasDaemon.value],
-  ["hosts", "Hosts", () => isCluster.value && isAdmin.value],
-  ["jobs", "Jobs", () => isCluster.value && isAdmin.value],
-  ["images", "Images", () => hasDaemon.value],
+  ["", "Sandboxes", () => seesOwn.value],
+  ["hosts", "Hosts", () => isCluster.value],
+  ["jobs", "Jobs", () => isCluster.value && seesOwn.value],
+  ["images", "Images", () => seesOwn.value],
   ["host", "Host", () => hasDaemon.value && !isCluster.value],
   ["tokens", "Tokens", () => isAdmin.value],
   ["run", "Run", () => Boolean(login.value?.run)],
   ["connect", "Connect", () => hasDaemon.value],
 ];
 
+/** Where whoever names no place is: at the first one that there is. */
+function firstPlace(): string {
+  return PLACES.find(([, , shown]) => shown())?.[0] ?? "";
+}
+
 function view(): ComponentChild {
   const [first = "", item = "", tab = ""] = route.value;
-  const name = hasDaemon.value ? first : "run";
+  const name = hasDaemon.value ? first || firstPlace() : "run";
   switch (name) {
     case "s":
       return <SandboxView key={item} id={item} tab={tab} />;

@@ -16,6 +16,8 @@ export const mayAct = computed(() => ACTING.includes(login.value?.scope ?? ""));
 export const hasDaemon = computed(() => login.value?.scope !== "run");
 export const isCluster = computed(() => Boolean(login.value?.cluster));
 export const isAdmin = computed(() => login.value?.scope === "admin");
+export const seesOwn = computed(() => ["read", ...ACTING].includes(login.value?.scope ?? "")); // sandboxes of its owner
+export const seesTotals = computed(() => ["monitor", "admin"].includes(login.value?.scope ?? "")); // of all owners
 
 effect(() => {
   if (loggedOut.value) login.value = null;

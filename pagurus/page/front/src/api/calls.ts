@@ -91,6 +91,7 @@ export const hostUsage = (options: Signalled = {}) => call<Api.HostUsage>("GET",
 export const doctor = () => call<Api.DoctorFinding[]>("GET", "/v1/doctor");
 
 export const clusterHosts = (options: Signalled = {}) => call<Api.HostInfo[]>("GET", "/v1/cluster/hosts", options);
+export const hostDoctor = (name: string) => call<Api.DoctorFinding[]>("GET", `/v1/cluster/hosts/${part(name)}/doctor`);
 export const drain = (name: string, draining: boolean) =>
   call<Api.HostInfo>("PATCH", `/v1/cluster/hosts/${part(name)}`, { body: { draining } });
 export const places = (options: Signalled = {}) => call<Api.PlaceInfo[]>("GET", "/v1/cluster/places", options);

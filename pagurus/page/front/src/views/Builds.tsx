@@ -66,7 +66,7 @@ function Row({ item, chosen, onChoose }: { item: BuildInfo; chosen: boolean; onC
 export function Builds() {
   const live = useLive("builds", (signal) => api.builds({ signal }), INTERVAL);
   const chosen = useSignal<string | null>(null);
-  const list = live.value.value ?? [];
+  const list = [...(live.value.value ?? [])].sort((one, other) => other.started_at - one.started_at);
   return (
     <>
       <h2>Builds</h2>

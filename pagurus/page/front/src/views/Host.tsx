@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import * as api from "../api/calls";
 import type { DoctorFinding, HostUsage, Statistics } from "../api/schema";
-import { attempt, isAdmin, useLive } from "../state";
+import { attempt, isAdmin, seesOwn, seesTotals, useLive } from "../state";
 import { bytes, ms, visible } from "../text";
 import { Bar, Chip } from "../ui/parts";
 
@@ -58,18 +58,19 @@ function Counts({ counts }: { counts: Statistics }) {
   );
 }
 
-function Doctor() {
+/** `ask`: for what a host can do, which it finds out by doing it. */
+export function Doctor({ ask, children }: { ask: () => Promise<DoctorFinding[]>; children: string }) {
   const findings = useSignal<DoctorFinding[] | null>(null);
   const busy = useSignal(false);
   const examine = async (): Promise<void> => {
     busy.value = true;
-    findings.value = (await attempt(api.doctor)) ?? null;
+    findings.value = (await attempt(ask)) ?? null;
     busy.value = false;
   };
   return (
     <>
       <button disabled={busy.value} onClick={() => void examine()}>
-        {busy.value ? "Trying every capability…" : "Examine this host"}
+        {busy.value ? "Trying every capability…" : children}
       </button>
       {findings.value && (
         <table data-testid="findings">
@@ -94,18 +95,22 @@ function Doctor() {
 }
 
 export function HostView() {
-  const counts = useLive("statistics", (signal) => api.statistics({ signal }), 3);
-  const usage = useLive("usage/host", async (signal) => (isAdmin.value ? api.hostUsage({ signal }) : null), 3);
+  const counts = useLive("statistics", async (signal) => (seesOwn.value ? api.statistics({ signal }) : null), 3);
+  const usage = useLive("usage/host", async (signal) => (seesTotals.value ? api.hostUsage({ signal }) : null), 3);
   return (
     <section>
       <h1>Host</h1>
       {usage.value.value && <Usage usage={usage.value.value} />}
-      <h2>Since the daemon started</h2>
-      {counts.value.value && <Counts counts={counts.value.value} />}
+      {counts.value.value && (
+        <>
+          <h2>Since the daemon started</h2>
+          <Counts counts={counts.value.value} />
+        </>
+      )}
       {isAdmin.value && (
         <>
           <h2>Doctor</h2>
-          <Doctor />
+          <Doctor ask={api.doctor}>Examine this host</Doctor>
         </>
       )}
     </section>

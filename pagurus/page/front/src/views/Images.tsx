@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import * as api from "../api/calls";
 import { lines } from "../api/client";
 import type { ImageInfo, PullProgress } from "../api/schema";
-import { attempt, isAdmin, isCluster, useLive } from "../state";
+import { attempt, isAdmin, useLive } from "../state";
 import { bytes, moment, visible } from "../text";
 import { Builds } from "./Builds";
 
@@ -83,7 +83,7 @@ export function ImagesView() {
           </tbody>
         </table>
       </div>
-      {isAdmin.value && !isCluster.value && <Builds />}
+      {isAdmin.value && <Builds />}
       <p class="dim">
         Build one with <code>pagurus image build</code>, or make one of a checkpoint with <code>pagurus image commit</code>.
       </p>

@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import * as api from "../api/calls";
 import type { Network, PortLink } from "../api/schema";
-import { attempt, isCluster, mayAct, useLive } from "../state";
+import { attempt, mayAct, useLive } from "../state";
 import { bytes, moment, visible } from "../text";
 import { Copy } from "../ui/parts";
 
@@ -62,7 +62,6 @@ const OWN = ["localhost", "127.0.0.1", "[::1]"]; // below `localhost`, every nam
 
 /** Where a port is, if this browser can reach it by a name. */
 function addressOf(link: PortLink): string | null {
-  if (isCluster.value) return null; // not tried through a coordinator
   if (link.domain) return `${location.protocol}//${link.name}.${link.domain}`;
   return OWN.includes(location.hostname) ? `${location.protocol}//${link.name}.localhost:${location.port}` : null;
 }

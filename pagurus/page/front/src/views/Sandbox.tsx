@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { ApiError } from "../api/client";
 import * as api from "../api/calls";
 import type { SandboxInfo } from "../api/schema";
-import { attempt, isAdmin, isCluster, link, useLive } from "../state";
+import { attempt, isCluster, link, useLive } from "../state";
 import { duration, visible } from "../text";
 import { Act, Chip, Dialog } from "../ui/parts";
 import { Place } from "./cluster/Place";
@@ -48,7 +48,7 @@ function Head({ info, refresh }: { info: SandboxInfo; refresh: () => void }) {
         {visible(info.image)} · {duration(Date.now() / 1000 - info.created_at)} · turn {info.turn ?? 0}
       </span>
       <span class="spacer" />
-      {isCluster.value && isAdmin.value && <Place id={info.id} />}
+      {isCluster.value && <Place id={info.id} />}
       <Act onClick={() => (question.value = "kill")}>Kill…</Act>
       <Act danger onClick={() => (question.value = "remove")}>
         Remove…

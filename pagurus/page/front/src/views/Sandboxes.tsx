@@ -3,7 +3,7 @@
 import { useSignal, useComputed } from "@preact/signals";
 import * as api from "../api/calls";
 import type { SandboxInfo, SandboxUsage } from "../api/schema";
-import { attempt, isAdmin, isCluster, link, mayAct, useLive } from "../state";
+import { attempt, isCluster, link, mayAct, useLive } from "../state";
 import { bytes, duration, parseBytes, visible } from "../text";
 import { Bar, Chip, Rows } from "../ui/parts";
 import { NewSandbox } from "./NewSandbox";
@@ -94,7 +94,7 @@ export function SandboxesView() {
     },
     USAGE_INTERVAL,
   );
-  const located = useLive("places", async (signal) => (isCluster.value && isAdmin.value ? api.places({ signal }) : []), USAGE_INTERVAL);
+  const located = useLive("places", async (signal) => (isCluster.value ? api.places({ signal }) : []), USAGE_INTERVAL);
   const hosts = useComputed(() => new Map((located.value.value ?? []).map((item) => [item.sandbox, item.host])));
   const filter = useSignal("");
   const making = useSignal(false);

@@ -12,14 +12,15 @@ function state(item: ApiToken): string {
   return item.expires_at && item.expires_at * 1000 < Date.now() ? "expired" : "valid";
 }
 
-function Create({ onMade }: { onMade: (made: NewToken) => void }) {
+function Create({ owners, onMade }: { owners: string[]; onMade: (made: NewToken) => void }) {
   const name = useSignal("");
   const scope = useSignal<NonNullable<TokenRequest["scope"]>>("exec");
   const days = useSignal("");
+  const owner = useSignal("");
   const submit = async (event: Event): Promise<void> => {
     event.preventDefault();
     const lifetime = days.value ? Number(days.value) * 86_400 : null;
-    const made = await attempt(() => api.createToken({ name: name.value, scope: scope.value, lifetime }));
+    const made = await attempt(() => api.createToken({ name: name.value, scope: scope.value, lifetime, owner: owner.value || null }));
     if (made) onMade(made);
     name.value = "";
   };
@@ -32,6 +33,19 @@ function Create({ onMade }: { onMade: (made: NewToken) => void }) {
         ))}
       </select>
       <input aria-label="Days" type="number" min={0.01} step="any" placeholder="days, or for ever" value={days} onInput={(event) => (days.value = event.currentTarget.value)} />
+      <input
+        aria-label="Owner"
+        list="owners"
+        title="it sees and shares the sandboxes of this owner; without one it sees those that it makes"
+        placeholder="owner, or its own"
+        value={owner}
+        onInput={(event) => (owner.value = event.currentTarget.value)}
+      />
+      <datalist id="owners">
+        {owners.map((item) => (
+          <option key={item} value={item} />
+        ))}
+      </datalist>
       <button type="submit">Create</button>
     </form>
   );
@@ -48,6 +62,7 @@ export function TokensView() {
     <section>
       <h1>Tokens</h1>
       <Create
+        owners={[...new Set((live.value.value ?? []).map((item) => item.owner))]}
         onMade={(token) => {
           made.value = token;
           live.refresh();

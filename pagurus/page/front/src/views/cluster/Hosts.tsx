@@ -2,9 +2,10 @@
 
 import * as api from "../../api/calls";
 import type { HostInfo } from "../../api/schema";
-import { attempt, useLive } from "../../state";
+import { attempt, isAdmin, seesOwn, seesTotals, useLive } from "../../state";
 import { bytes, visible } from "../../text";
 import { Bar, Chip } from "../../ui/parts";
+import { Doctor } from "../Host";
 
 function Row({ item, copies, onChange }: { item: HostInfo; copies: number; onChange: () => void }) {
   const draining = item.state === "draining";
@@ -29,20 +30,26 @@ function Row({ item, copies, onChange }: { item: HostInfo; copies: number; onCha
       </td>
       <td class="number">{item.sandboxes ?? 0}</td>
       <td class="number">{copies}</td>
-      <td>
-        <Bar value={item.load ?? 0} limit={item.cpus || null} text={`${(item.load ?? 0).toFixed(1)} of ${item.cpus ?? 0}`} />
-      </td>
-      <td>
-        <Bar value={used} limit={memory || null} text={`${bytes(item.memory_free ?? 0)} free`} />
-      </td>
-      <td class="number wide">{bytes(item.disk_free ?? 0)}</td>
+      {seesTotals.value && (
+        <>
+          <td>
+            <Bar value={item.load ?? 0} limit={item.cpus || null} text={`${(item.load ?? 0).toFixed(1)} of ${item.cpus ?? 0}`} />
+          </td>
+          <td>
+            <Bar value={used} limit={memory || null} text={`${bytes(item.memory_free ?? 0)} free`} />
+          </td>
+          <td class="number wide">{bytes(item.disk_free ?? 0)}</td>
+        </>
+      )}
       <td class="wide">
         {Object.entries(item.labels ?? {}).map(([name, value]) => (
           <Chip key={name}>{visible(`${name}=${value}`)}</Chip>
         ))}
       </td>
       <td class="buttons">
-        <button onClick={() => void attempt(() => api.drain(item.name, !draining)).then(onChange)}>{draining ? "Resume" : "Drain"}</button>
+        {isAdmin.value && (
+          <button onClick={() => void attempt(() => api.drain(item.name, !draining)).then(onChange)}>{draining ? "Resume" : "Drain"}</button>
+        )}
       </td>
     </tr>
   );
@@ -52,12 +59,12 @@ export function HostsView() {
   const live = useLive(
     "cluster/hosts",
     async (signal) => {
-      const [hosts, copies] = await Promise.all([api.clusterHosts({ signal }), api.copies({ signal })]);
+      const [hosts, copies] = await Promise.all([api.clusterHosts({ signal }), seesOwn.value ? api.copies({ signal }) : []]);
       return { hosts, copies };
     },
     3,
   );
-  const counts = useLive("statistics", (signal) => api.statistics({ signal }), 5);
+  const counts = useLive("statistics", async (signal) => (isAdmin.value ? api.statistics({ signal }) : null), 5);
   const { hosts = [], copies = [] } = live.value.value ?? {};
   const held = (name: string): number => copies.filter((item) => item.host === name).length;
   const all = counts.value.value;
@@ -73,9 +80,13 @@ export function HostsView() {
               <th title="a silent host's lease is over: its sandboxes stand still, or run elsewhere">Lease</th>
               <th>Sandboxes</th>
               <th title="states of other hosts' sandboxes that it holds">Copies</th>
-              <th>Load</th>
-              <th>Memory</th>
-              <th class="wide">Disk free</th>
+              {seesTotals.value && (
+                <>
+                  <th>Load</th>
+                  <th>Memory</th>
+                  <th class="wide">Disk free</th>
+                </>
+              )}
               <th class="wide">Labels</th>
               <th />
             </tr>
@@ -89,10 +100,21 @@ export function HostsView() {
       </div>
       {live.value.value && hosts.length === 0 && <p class="dim">No host is here. `pagurus cluster add NAME ADDRESS` adds one.</p>}
       {held("(store)") > 0 && <p class="dim">{held("(store)")} states lie in the store.</p>}
+      {!seesTotals.value && <p class="dim">Sandboxes and copies are yours. What hosts have and do is for tokens of scope monitor or admin.</p>}
       {all && (
         <p class="dim">
           {all.sandboxes ?? 0} sandboxes on all living hosts, {all.turns ?? 0} turns, {all.restores ?? 0} restores, {bytes(all.stored_bytes ?? 0)} stored
         </p>
+      )}
+      {isAdmin.value && (
+        <>
+          <h2>Doctor</h2>
+          {hosts.map((item) => (
+            <Doctor key={item.name} ask={() => api.hostDoctor(item.name)}>
+              {`Examine ${item.name}`}
+            </Doctor>
+          ))}
+        </>
       )}
     </section>
   );

@@ -4,7 +4,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as api from "../../api/calls";
 import type { JobInfo, PastPhase, RunTimes } from "../../api/schema";
-import { attempt, complain, link, useLive } from "../../state";
+import { attempt, complain, isAdmin, link, useLive } from "../../state";
 import { duration, moment, visible, visibleBlock } from "../../text";
 import { Chip } from "../../ui/parts";
 import { Times } from "../run/Time";
@@ -76,7 +76,7 @@ function Row({ item, chosen, onChange }: { item: JobInfo; chosen: boolean; onCha
       <td class="number">{item.started_at ? duration(end - item.started_at) : ""}</td>
       <td class="number">{typeof item.cost === "number" ? item.cost.toFixed(2) : ""}</td>
       <td class="buttons">
-        {!over && (
+        {!over && isAdmin.value && (
           <button class="danger" onClick={() => void attempt(() => api.cancelJob(item.id), "Cancelled.").then(onChange)}>
             Cancel
           </button>

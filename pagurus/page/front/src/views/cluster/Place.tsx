@@ -1,7 +1,7 @@
 // On which host of a cluster a sandbox is, and the way to another one.
 
 import * as api from "../../api/calls";
-import { attempt, notify, useLive } from "../../state";
+import { attempt, isAdmin, notify, useLive } from "../../state";
 import { ms, visible } from "../../text";
 
 export function Place({ id }: { id: string }) {
@@ -15,6 +15,7 @@ export function Place({ id }: { id: string }) {
   );
   const known = live.value.value;
   if (!known) return null;
+  if (!isAdmin.value) return <span class="dim">on {visible(known.here)}</span>;
   const move = async (select: HTMLSelectElement): Promise<void> => {
     const moved = await attempt(() => api.move(id, select.value));
     if (moved) notify(`It runs on ${visible(moved.host)}; calls on it waited ${ms(moved.pause_ms)}.`);
