@@ -60,7 +60,7 @@ def rules(run: Path, file: Path | None) -> EffectRules | None:
 
 def effects_of(directory: Path, existing: EffectRules) -> EvidenceReport:
     """Of all finished trajectories. `directory`: of the rollout."""
-    store = SampleStore(directory)
+    store = SampleStore(directory, create=False)
     rewards: dict[tuple[str, int], float] = {}
     observed: list[TrajectoryEvidence] = []
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import LabellingClient
-from rollout.store.retained import RetainedLedger
+from rollout.store.retained import NAME, RetainedLedger, not_retained
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, NotFound
 
@@ -41,14 +42,13 @@ class TurnValue(msgspec.Struct, frozen=True, kw_only=True):
 
 def visitable(directory: Path, prompt: str, member: int) -> list[Origin]:
     """All states of a finished trajectory that can be visited, by turn; the last one is its end. `directory`: of the
-    rollout. Raises NotFound where none is kept."""
-    store, ledger = SampleStore(directory), RetainedLedger(directory)
-    try:
+    rollout, in which nothing is made. Raises NotFound where none is kept."""
+    with closing(SampleStore(directory, create=False)) as store:
         trajectory = store.sample(prompt, member)
+    if not (directory / NAME).exists():
+        raise not_retained(prompt, member)
+    with closing(RetainedLedger(directory)) as ledger:
         return [Origin(trajectory, visit) for visit in ledger.visits(prompt, member, trajectory.start)]
-    finally:
-        store.close()
-        ledger.close()
 
 
 def at_turn(origins: Sequence[Origin], turn: int) -> Origin:

@@ -19,19 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sandbox.errors import Closed, NoSpace, PagurusError
+from sandbox.errors import Closed, NoSpace, NotFound, PagurusError
 
 T = TypeVar("T")
 BUSY = 30.0  # seconds to wait for the transaction of another process
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
-def connect(path: Path, schema: str, *, version: int = 0, pragmas: Iterable[str] = ()) -> sqlite3.Connection:
-    """The file at `path`, created when missing, for any one thread at a time.
+def connect(
+    path: Path, schema: str, *, version: int = 0, pragmas: Iterable[str] = (), create: bool = True
+) -> sqlite3.Connection:
+    """The file at `path`, created when missing, for any one thread at a time. `create` false: NotFound when missing.
 
     `schema`: makes the tables; in every file that is opened, or with `version` in a new one alone. Raises PagurusError
     when the file has another version.
     """
+    if not create and not path.exists():
+        raise NotFound(f"there is no {path}", hint="name a directory that holds it, such as runs/latest")
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY)
     try:
         for pragma in (*pragmas, "journal_mode = WAL"):

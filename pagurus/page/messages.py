@@ -19,6 +19,15 @@ class RunRow(msgspec.Struct, kw_only=True):
     member: int  # of its group
     status: str
     reward: float
+    blame: str = ""  # policy, environment or platform: whose doing it was that it is not `completed`
+    cause: str = ""  # of that, with the phase
+
+
+class RunGrid(msgspec.Struct, kw_only=True):
+    """All trajectories that are kept; and prompts that were given up, each with the reason."""
+
+    rows: list[RunRow]
+    given_up: dict[str, str]
 
 
 class RunMember(RunRow, kw_only=True, omit_defaults=True):

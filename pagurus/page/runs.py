@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from pagurus.page.messages import (
+    RunGrid,
     RunMember,
     RunPieces,
     RunRow,
@@ -31,6 +32,7 @@ from pagurus.page.messages import (
 from sandbox.errors import NotFound
 
 if TYPE_CHECKING:
+    from rollout.decide.blame import TrajectoryFailure
     from rollout.gantt.drawing import LaneGroup
     from rollout.store.samples import SampleStore
     from rollout.tokenizer import DirectoryTokenizer
@@ -95,13 +97,15 @@ class RunRoutes:
 
     # ----------------------------------------------------------------- trajectories
 
-    def _trajectories(self, request: web.Request) -> list[RunRow]:
-        """The trajectories that are kept."""
+    def _trajectories(self, request: web.Request) -> RunGrid:
+        """The trajectories that are kept, and whose fault it was where one failed."""
         with self._store() as store:
-            return [
-                RunRow(prompt=prompt, member=member, status=status, reward=reward)
+            failures = store.failures()
+            rows = [
+                RunRow(prompt=prompt, member=member, status=status, reward=reward, **_blamed(failures, prompt, member))
                 for prompt, member, status, reward in store.samples()
             ]
+            return RunGrid(rows=rows, given_up=store.given_up())
 
     def _group(self, request: web.Request) -> list[RunMember]:
         """Those of one prompt, and which of them branched off which."""
@@ -158,7 +162,14 @@ class RunRoutes:
         from rollout.store.samples import SampleStore
 
         self._need_rollouts()
-        return closing(SampleStore(self._rollout))
+        return closing(SampleStore(self._rollout, create=False))
+
+
+def _blamed(failures: Mapping[tuple[str, int], TrajectoryFailure], prompt: str, member: int) -> dict[str, str]:
+    from rollout.decide.blame import blame
+
+    failure = failures.get((prompt, member))
+    return {} if failure is None else {"blame": blame(failure), "cause": f"{failure.phase}/{failure.cause}"}
 
 
 def _named(request: web.Request) -> tuple[str, int]:

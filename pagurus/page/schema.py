@@ -14,7 +14,7 @@ import msgspec
 
 from daemon.api import routes
 from daemon.api.openapi import describe
-from pagurus.page.messages import RunMember, RunPieces, RunRow, RunStates, RunTimes
+from pagurus.page.messages import RunGrid, RunMember, RunPieces, RunStates, RunTimes
 from rollout.messages import Trajectory
 from rollout.store.status import Status
 from sandbox.messages.cluster import CopyInfo, HostInfo, JobInfo, MoveResult, PastPhase, PhaseInfo, PlaceInfo
@@ -22,7 +22,7 @@ from sandbox.messages.cluster import CopyInfo, HostInfo, JobInfo, MoveResult, Pa
 HEAD = "// Written by pagurus/page/schema.py from the API's own description.\n\n"
 # What `pagurus view RUN` answers, and a coordinator, which no daemon does.
 _OTHERS = (
-    *(Trajectory, RunRow, RunMember, RunStates, RunPieces, RunTimes, Status),
+    *(Trajectory, RunGrid, RunMember, RunStates, RunPieces, RunTimes, Status),
     *(HostInfo, PlaceInfo, CopyInfo, MoveResult, JobInfo, PhaseInfo, PastPhase),
 )
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

@@ -73,7 +73,7 @@ def account(run: Run, json: Json = False) -> None:
     from rollout.store.samples import SampleStore
     from trainer.batches import aside
 
-    store = SampleStore(rollout_of(run))
+    store = SampleStore(rollout_of(run), create=False)
     try:
         result, reasons, trajectories = store.account(), store.reasons(), len(store.trajectories())
     finally:
@@ -132,7 +132,7 @@ def show(
     """Read a trajectory: what the model wrote and saw. With verdict, checkpoint, version and effects of each turn."""
     from rollout.store.samples import SampleStore
 
-    store = SampleStore(rollout_of(run))
+    store = SampleStore(rollout_of(run), create=False)
     try:
         if name is None:
             rows = [(f"{prompt}/{member}", status, reward) for prompt, member, status, reward in store.samples()]
@@ -289,7 +289,7 @@ def rescore(
     from rollout.rewards.rescore import rescore as score_again
     from rollout.store.samples import SampleStore
 
-    store = SampleStore(rollout_of(run))
+    store = SampleStore(rollout_of(run), create=False)
     try:
         target = [parse(name)] if name else [(prompt, member) for prompt, member, _, _ in store.samples()]
         trajectories = [one for item in target if (one := store.sample(*item)).final is not None]

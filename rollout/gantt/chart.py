@@ -35,7 +35,7 @@ def read(directory: Path, seconds: float) -> RunTime:
     """The newest `seconds` of a rollout's directory."""
     logged = [item for path in sorted(directory.glob(decisions.PATTERN)) for item in decisions.read(path)]
     doing = list(servers.read(directory))
-    store = SampleStore(directory)
+    store = SampleStore(directory, create=False)
     try:
         played = [trajectories.of_trajectory(store.sample(prompt, member)) for prompt, member, _, _ in store.samples()]
     finally:

@@ -84,10 +84,7 @@ class RetainedLedger:
                 "select payload from kept where prompt=? and member=? and start=?", (prompt, member, start)
             ).fetchone()
         if result is None:
-            raise NotFound(
-                f"the states of {prompt}/{member} are not kept",
-                hint="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
-            )
+            raise not_retained(prompt, member)
         visits = msgspec.msgpack.decode(zstandard.decompress(result[0]), type=list[Visit])
         if not visits:  # only its end is kept, to be scored again
             text = f"only the end of {prompt}/{member} is kept: it executed nothing, or there is no `snapshot`"
@@ -104,3 +101,10 @@ class RetainedLedger:
                 hint=f"there are: {there}",
             )
         return existing[turn]
+
+
+def not_retained(prompt: str, member: int) -> NotFound:
+    return NotFound(
+        f"the states of {prompt}/{member} are not kept",
+        hint="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
+    )

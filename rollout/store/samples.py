@@ -25,16 +25,19 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zstandard
 
+from rollout.decide.blame import TrajectoryFailure
 from rollout.messages import Batch, Group, Trajectory
 from sandbox.database import connect, transaction
 from sandbox.errors import Conflict, Invalid, NotFound
 
 NAME = "samples.sqlite"
 LEVEL = 3  # of zstandard
+T = TypeVar("T")
 
 SCHEMA = """
 create table if not exists owners (name text primary key, generation integer not null) without rowid;
@@ -104,14 +107,24 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     handed: int = 0
 
 
-class SampleStore:
-    """Calls block for the disk. Any thread; several processes, of which the newest of each owner may write."""
+class FailureField(msgspec.Struct):
+    """What is read of a trajectory to know whose fault its end was."""
 
-    def __init__(self, directory: Path | str):
+    failure: TrajectoryFailure | None = None
+
+
+class SampleStore:
+    """Calls block for the disk. Any thread; several processes, of which the newest of each owner may write.
+
+    `create` false: of who only reads. Raises NotFound where there is none, and makes none.
+    """
+
+    def __init__(self, directory: Path | str, *, create: bool = True):
         self.path = Path(directory) / NAME
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if create:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = connect(self.path, SCHEMA)
+        self._db = connect(self.path, SCHEMA, create=create)
 
     def close(self) -> None:
         with self._lock:
@@ -262,6 +275,12 @@ class SampleStore:
         """(prompt, member, status, reward) of all."""
         yield from self._read("select prompt, member, status, reward from samples order by prompt, member")
 
+    def failures(self) -> dict[tuple[str, int], TrajectoryFailure]:
+        """Of the samples that are not `completed`, by prompt and member: what went wrong."""
+        rows = self._read("select prompt, member, payload from samples where status != 'completed'")
+        read = {(prompt, member): _unpacked(payload, FailureField).failure for prompt, member, payload in rows}
+        return {name: failure for name, failure in read.items() if failure is not None}
+
     def buffer(self, prompt: str, fence: Fence) -> None:
         """The group is whole: from now on a batch may have it."""
         with self._write(fence) as db:
@@ -349,6 +368,10 @@ class SampleStore:
         """Why prompts were given up."""
         return dict(self._read("select reason, count(*) from prompts where state='given_up' group by reason"))
 
+    def given_up(self) -> dict[str, str]:
+        """The prompts that were given up, each with the reason."""
+        return dict(self._read("select id, reason from prompts where state='given_up' order by number"))
+
     def _first(self, db: sqlite3.Connection, prompt: str, members: int) -> list[int]:
         result = db.execute("select member from samples where prompt=? order by member limit ?", (prompt, members))
         return [member for (member,) in result]
@@ -380,8 +403,13 @@ def _lease(row: tuple[str, int, int, int, int]) -> PromptLease:
 
 def unpacked(payload: bytes) -> Trajectory:
     """The trajectory of a payload."""
+    return _unpacked(payload, Trajectory)
+
+
+def _unpacked(payload: bytes, kind: type[T]) -> T:
+    """`kind`: a trajectory, or some of its fields."""
     try:
-        return msgspec.msgpack.decode(zstandard.decompress(payload), type=Trajectory)
+        return msgspec.msgpack.decode(zstandard.decompress(payload), type=kind)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise Invalid(f"a sample on disk is damaged: {error}", hint="copy the run directory back") from error
 

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from pagurus.page.runs import RunRoutes
 from pagurus.page.viewer import Viewer
+from rollout.decide.blame import Cause, EpisodePhase, TrajectoryFailure
 from rollout.decide.keeping import RetainedRow
 from rollout.decide.view import WaitReason
 from rollout.messages import Ancestor, Trajectory, TurnRecord
@@ -140,14 +141,48 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
     assert broken == []
 
 
-def test_a_run_is_read_without_a_daemon(page: Page) -> None:
+def test_a_run_is_read_without_a_daemon(page: Page, run: Path) -> None:
     page.locator(".chart canvas").first.wait_for()
-    assert "code" not in page.url and page.locator(".cell").count() == 4
+    assert "code" not in page.url and page.locator("a.cell").count() == 4
     assert page.get_by_role("link", name="Sandboxes").count() == 0
     page.get_by_role("link", name="p000001/1: completed, reward 1").click()
     page.get_by_text(f"cat {HTML}").wait_for()
     assert page.get_by_role("button", name="Go on").count() == 0
     page.get_by_text("are not kept").wait_for()
+    assert {path.name for path in (run / "rollout").glob("*.sqlite")} == {"samples.sqlite"}  # nothing was made here
+
+
+FAILURES = {
+    "policy": TrajectoryFailure(phase=EpisodePhase.STEP, cause=Cause.QUOTA),
+    "environment": TrajectoryFailure(phase=EpisodePhase.RESET, cause=Cause.RAISED, message=HTML),
+    "platform": TrajectoryFailure(phase=EpisodePhase.CREATE, cause=Cause.REFUSED),
+}
+
+
+def fail(run: Path) -> None:
+    """One more prompt, of which no trajectory ended by itself, and one that was given up."""
+    with closing(SampleStore(run / "rollout")) as store:
+        fence = store.acquire("rollout")
+        store.issue([9, 10], fence)
+        failed, given_up = store.lease(2, fence)
+        for number, failure in enumerate(FAILURES.values()):
+            assert store.put(Trajectory(prompt=failed.prompt, index=number, status="failed", failure=failure), fence)
+        store.give_up(given_up.prompt, f"its environment failed {HTML}", fence)
+
+
+def test_the_grid_says_what_passed_and_whose_fault_the_rest_is(page: Page, run: Path) -> None:
+    fail(run)
+    grid = page.get_by_test_id("grid")
+    row = grid.get_by_role("group", name="p000002")
+    row.wait_for()
+    assert row.locator("a").all_inner_texts() == ["P", "E", "H"]
+    assert "environment (reset/raised)" in (row.locator("a").nth(1).get_attribute("title") or "")
+    assert grid.get_by_role("group", name="p000001").locator("a").all_inner_texts() == ["✗", "✓"]
+    grid.get_by_text(f"given up: its environment failed {HTML}").wait_for()
+    for told in ("2 passed", "2 failed", "1 lost by the platform"):
+        grid.get_by_text(told).wait_for()
+    grid.get_by_label("passed with a reward of").fill("0")
+    grid.get_by_text("4 passed").wait_for()
 
 
 def test_tokens_have_their_text_and_what_is_known_of_them(page: Page) -> None:

@@ -64,6 +64,22 @@ async def test_a_trajectory_is_read_as_a_person_would(run: Path) -> None:
         parse("eval-3/0")
 
 
+async def test_who_reads_a_run_makes_nothing_in_it(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (run / "rollout" / "kept.sqlite").unlink(missing_ok=True)  # a run that retains no state has none
+    before = files(run)
+    page = str(tmp_path_factory.mktemp("out") / "gantt.html")
+    for words in (("show",), ("why",), ("account",), ("effects",), ("replay",), ("gantt", "--out", page)):
+        reported(words[0], str(run), *words[1:])
+    assert "are not kept" in reported("show", str(run), "p0/1")
+    reported("shell", str(run), "p0/1", code=125)
+    assert SHELL.invoke(application, ["rollouts", "show", str(run / "rollout")]).exit_code == 1  # no run directory
+    assert files(run) == before
+
+
+def files(run: Path) -> list[Path]:
+    return sorted(run.rglob("*"))
+
+
 def test_all_that_a_scorer_printed_is_one_line_of_the_table() -> None:
     failed = RescoredTrajectory(
         trajectory="p000000/1", before=1.0, after=None, reason="Traceback:\n\n  line 1\r\n\tNameError: x\n"

@@ -111,7 +111,7 @@ export interface RunMetrics {
 }
 
 export const runMetrics = (options: Signalled = {}) => call<RunMetrics>("GET", "/v1/run/metrics", options);
-export const runRows = (options: Signalled = {}) => call<Api.RunRow[]>("GET", "/v1/run/trajectories", options);
+export const runGrid = (options: Signalled = {}) => call<Api.RunGrid>("GET", "/v1/run/trajectories", options);
 export const runTrajectory = (prompt: string, member: string) =>
   call<Api.Trajectory>("GET", `/v1/run/trajectories/${part(prompt)}/${part(member)}`);
 export const runGroup = (prompt: string) => call<Api.RunMember[]>("GET", `/v1/run/trajectories/${part(prompt)}`);

@@ -3,11 +3,11 @@
 import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as api from "../../api/calls";
-import type { RunRow } from "../../api/schema";
 import { link, login, useLive } from "../../state";
 import { visible } from "../../text";
 import { Chart } from "./Chart";
 import { CompareView } from "./Compare";
+import { Grid } from "./Grid";
 import { TimeView } from "./Time";
 import { TrajectoryView } from "./Trajectory";
 import { WaitsView } from "./Waits";
@@ -59,49 +59,13 @@ function Figures({ steps }: { steps: Record<string, unknown>[] }) {
   );
 }
 
-function shade(reward: number, low: number, high: number): string {
-  const share = high > low ? (reward - low) / (high - low) : reward > 0 ? 1 : 0;
-  return `color-mix(in srgb, var(--good) ${Math.round(share * 100)}%, var(--bad))`;
-}
-
-function Grid({ rows }: { rows: RunRow[] }) {
-  const groups = new Map<string, RunRow[]>();
-  for (const row of rows) {
-    const group = groups.get(row.prompt);
-    if (group) group.push(row);
-    else groups.set(row.prompt, [row]);
-  }
-  const rewards = rows.map((row) => row.reward);
-  const low = rewards.reduce((one, other) => Math.min(one, other), Infinity);
-  const high = rewards.reduce((one, other) => Math.max(one, other), -Infinity);
-  return (
-    <div class="grid-of-runs">
-      {[...groups].map(([prompt, group]) => (
-        <div key={prompt} class="line">
-          <span class="mono prompt">{visible(prompt)}</span>
-          {group.map((row) => (
-            <a
-              key={row.member}
-              class={row.status === "completed" ? "cell" : "cell cut"}
-              style={{ background: shade(row.reward, low, high) }}
-              href={link("run", row.prompt, String(row.member))}
-              title={`${visible(row.prompt)}/${row.member}: ${row.status}, ${row.reward}`}
-              aria-label={`${visible(row.prompt)}/${row.member}: ${row.status}, reward ${row.reward}`}
-            />
-          ))}
-        </div>
-      ))}
-    </div>
-  );
-}
-
 function Trajectories() {
-  const rows = useLive("run/rows", (signal) => api.runRows({ signal }), 5);
+  const grid = useLive("run/grid", (signal) => api.runGrid({ signal }), 5);
   return (
     <>
       <h2>Trajectories</h2>
-      {rows.error.value && <p class="dim">{visible(rows.error.value)}</p>}
-      {rows.value.value && <Grid rows={rows.value.value} />}
+      {grid.error.value && <p class="dim">{visible(grid.error.value)}</p>}
+      {grid.value.value && <Grid grid={grid.value.value} />}
     </>
   );
 }
