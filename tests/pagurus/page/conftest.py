@@ -58,7 +58,8 @@ def launched() -> Iterator[Browser]:
 
 def complained(message: Any) -> bool:
     """Whether what the browser says is of a fault. That something is gone is none."""
-    return message.type == "error" and "responded with a status of 4" not in message.text
+    gone = ("responded with a status of 4", "Unexpected response code: 4")
+    return message.type == "error" and not any(text in message.text for text in gone)
 
 
 @dataclass

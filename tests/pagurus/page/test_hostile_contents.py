@@ -92,6 +92,13 @@ def test_nothing_of_a_hostile_sandbox_executes(site: Site, page: Page, hostile: 
     calm(page)
 
 
+def test_a_hostile_name_of_a_token_is_text(site: Site, page: Page) -> None:
+    site.token("read", name=HTML + TURNED)
+    page.goto(f"{site.url}#/tokens")
+    page.get_by_role("cell", name=SHOWN).wait_for()
+    calm(page)
+
+
 def test_hostile_files_are_text(site: Site, page: Page, hostile: Sandbox) -> None:
     page.goto(f"{site.url}#/s/{hostile.id}/files")
     page.get_by_label("Path").fill("/srv")

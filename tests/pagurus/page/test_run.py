@@ -57,6 +57,10 @@ def tokenizer(directory: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path)
+
+
+def make_run(tmp_path: Path) -> Path:
     """Two groups of two, and three steps. Of each group the second trajectory left the first one before turn 1."""
     (tmp_path / "run" / "rollout").mkdir(parents=True)
     lines = [{"step": number, "reward": number / 4, "loss": -0.1 * number} for number in range(3)]
@@ -130,8 +134,9 @@ def page(run: Path, browser: Browser) -> Iterator[Page]:
 
 
 @contextlib.contextmanager
-def opened(browser: Browser, address: str) -> Iterator[Page]:
-    page, broken = browser.new_page(), list[str]()
+def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
+    page, broken = browser.new_page(**options), list[str]()
+    page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: broken.append(str(error)))
     page.on("console", lambda said: broken.append(said.text) if complained(said) else None)
     page.goto(address)

@@ -204,6 +204,58 @@ def test_who_may_only_read_acts_on_nothing(site: Site, browser: Browser, grown: 
     assert site.broken == []
 
 
+ACTS = (
+    *("Restore", "Fork", "Name", "Remove", "Remove…", "Kill…", "Delete…", "Checkpoint now", "New terminal", "Start"),
+    *("TERM", "KILL", "Save", "Apply", "End in so many minutes", "Do not end"),
+)
+
+
+POSTED = """path => fetch(path, {
+  method: "POST", headers: { "X-Pagurus-Page": localStorage.getItem("pagurus.key") },
+}).then(answer => answer.status)"""
+
+
+def test_who_may_only_read_sees_all_of_its_owner_and_no_button_acts(site: Site, browser: Browser) -> None:
+    acting, reading = (site.token(scope, owner="crew").text for scope in ("exec", "read"))
+    with Client(site.url.rstrip("/"), token=acting) as crew, crew.create("debian", name="watched") as sandbox:
+        sandbox.exec("echo one > /srv/file")
+        sandbox.processes.start("exec sleep 1000")
+        page = site.open(browser, reading)
+        page.get_by_role("link", name="watched").wait_for()
+        for tab in ("tree", "terminal", "processes", "files", "network", "limits"):
+            visit(page, site, sandbox, tab)
+            page.locator(".tabs [aria-current]").wait_for()
+            if tab == "tree":
+                row_of(page, "echo one").click()
+                page.get_by_role("button", name="Diff to its parent").click()
+                page.get_by_test_id("changes").get_by_text("/srv/file").wait_for()
+            if tab == "files":
+                page.get_by_label("Path").fill("/srv")
+                page.get_by_label("Path").press("Enter")
+                page.get_by_role("button", name="file", exact=True).click()
+                page.get_by_test_id("content").get_by_text("one").wait_for()
+            enabled = page.locator("main button:enabled").all_inner_texts()
+            assert not set(enabled) & set(ACTS), (tab, enabled)
+            assert page.locator("main input[type=file]").count() == 0
+        path = f"/v1/sandboxes/{sandbox.id}/kill"  # a button that somebody turned on gets the API's answer
+        assert page.evaluate(POSTED, path) == 403
+        page.context.close()
+    assert site.broken == []
+
+
+def test_a_file_is_deleted_once_it_was_said_twice(site: Site, page: Page, grown: Sandbox) -> None:
+    grown.files.write("/srv/doomed", b"")
+    visit(page, site, grown, "files")
+    page.get_by_label("Path").fill("/srv")
+    page.get_by_label("Path").press("Enter")
+    page.locator("tr", has_text="doomed").get_by_role("button", name="Delete…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert bytes(grown.files.read("/srv/doomed")) == b""
+    page.locator("tr", has_text="doomed").get_by_role("button", name="Delete…").click()
+    page.get_by_role("dialog", name="Delete doomed?").get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="doomed").wait_for(state="detached")
+
+
 def test_the_host_its_images_and_how_to_connect(site: Site, page: Page) -> None:
     page.get_by_role("link", name="Host").click()
     page.get_by_text("pool of file trees").wait_for()

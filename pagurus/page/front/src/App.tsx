@@ -3,16 +3,18 @@
 import type { ComponentChild } from "preact";
 import { dismiss, hasDaemon, isAdmin, isCluster, leave, link, login, mayAct, notices, ready, route, seesOwn } from "./state";
 import { visible } from "./text";
+import { later } from "./ui/later";
 import { HostsView } from "./views/cluster/Hosts";
 import { JobsView } from "./views/cluster/Jobs";
 import { ConnectView } from "./views/Connect";
 import { HostView } from "./views/Host";
 import { ImagesView } from "./views/Images";
 import { LoginView } from "./views/Login";
-import { RunView } from "./views/run/Run";
 import { SandboxView } from "./views/Sandbox";
 import { SandboxesView } from "./views/Sandboxes";
 import { TokensView } from "./views/Tokens";
+
+const RunView = later(() => import("./views/run/Run").then((loaded) => loaded.RunView));
 
 const PLACES: [string, string, () => boolean][] = [
   ["", "Sandboxes", () => seesOwn.value],

@@ -29,23 +29,46 @@ export async function recall(): Promise<void> {
     if (code) {
       history.replaceState(null, "", "/");
       await enter(code);
-    } else if (hasKey()) login.value = await call<LoginInfo>("GET", "/v1/login");
-  } catch {
-    login.value = null;
+    } else if (hasKey()) {
+      login.value = remembered(); // what is shown before the answer; the daemon decides about each call
+      ready.value = login.value !== null;
+      remember(await call<LoginInfo>("GET", "/v1/login"));
+    }
+  } catch (error) {
+    const away = error instanceof ApiError && error.status === 0; // a daemon that is replaced comes back
+    if (!away) login.value = null;
   }
   ready.value = true;
+}
+
+const LOGIN = "pagurus.login";
+
+function remembered(): LoginInfo | null {
+  try {
+    return JSON.parse(localStorage.getItem(LOGIN) ?? "null") as LoginInfo | null;
+  } catch {
+    return null;
+  }
+}
+
+function remember(info: LoginInfo): void {
+  const { key: _, ...shown } = info;
+  const text = JSON.stringify(shown);
+  localStorage.setItem(LOGIN, text);
+  if (text !== JSON.stringify(login.value)) login.value = shown;
 }
 
 export async function enter(token: string): Promise<void> {
   const made = await call<LoginInfo>("POST", "/v1/login", { body: { token } });
   setKey(made.key ?? null);
   loggedOut.value = false;
-  login.value = made;
+  remember(made);
 }
 
 export async function leave(): Promise<void> {
   await call("DELETE", "/v1/login").catch(() => undefined);
   setKey(null);
+  localStorage.removeItem(LOGIN);
   login.value = null;
 }
 
@@ -121,6 +144,14 @@ export interface Live<T> {
   refresh: () => void;
 }
 
+/** Whether two values are the same, or are made of the same parts. */
+function same(one: unknown, other: unknown): boolean {
+  if (one === other) return true;
+  if (!one || !other || typeof one !== "object" || typeof other !== "object") return false;
+  const parts = Object.entries(one);
+  return parts.length === Object.keys(other).length && parts.every(([name, part]) => (other as Record<string, unknown>)[name] === part);
+}
+
 /** What `ask` answers, again every `seconds` while the page is looked at. `key`: of what is asked for. */
 export function useLive<T>(key: string, ask: (signal: AbortSignal) => Promise<T>, seconds: number): Live<T> {
   const live = useMemo<Live<T>>(
@@ -129,16 +160,13 @@ export function useLive<T>(key: string, ask: (signal: AbortSignal) => Promise<T>
   );
   useEffect(() => {
     let timer = 0;
-    let text = "";
     const ending = new AbortController();
     const again = async (): Promise<void> => {
       clearTimeout(timer);
       if (!document.hidden) {
         try {
           const result = await ask(ending.signal);
-          const next = JSON.stringify(result);
-          if (next !== text) live.value.value = result; // what is equal draws nothing again
-          text = next;
+          if (!same(result, live.value.value)) live.value.value = result; // what is equal draws nothing again
           live.error.value = "";
         } catch (error) {
           if (ending.signal.aborted) return;

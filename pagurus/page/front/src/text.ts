@@ -56,7 +56,7 @@ export function duration(seconds: number): string {
 
 export function ms(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
-  return value < 10 ? `${value.toFixed(1)} ms` : value < 10_000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;
+  return value < 10 ? `${value.toFixed(1)} ms` : value < 2000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;
 }
 
 export function clock(at: number): string {

@@ -1,6 +1,6 @@
 // The calls of the API that this page makes, by name.
 
-import { call, part, send, type Query } from "./client";
+import { ahead, call, part, send, type Query } from "./client";
 import type * as Api from "./schema";
 
 const sandbox = (id: string): string => `/v1/sandboxes/${part(id)}`;
@@ -57,6 +57,8 @@ export const checkpoints = (id: string, options: Signalled = {}) =>
   call<Api.CheckpointInfo[]>("GET", `${sandbox(id)}/checkpoints`, options);
 export const turns = (id: string, options: Signalled = {}) =>
   call<Api.TurnInfo[]>("GET", `${sandbox(id)}/turns`, options);
+/** Asks for the tree before it is known whether there is such a sandbox. */
+export const treeAhead = (id: string) => ["checkpoints", "turns"].forEach((name) => ahead(`${sandbox(id)}/${name}`));
 export const takeCheckpoint = (id: string, label: string) =>
   call<Api.CheckpointInfo>("POST", `${sandbox(id)}/checkpoints`, { body: label ? { label } : {} });
 export const restore = (id: string, target: string | null, verify = false) =>

@@ -70,11 +70,55 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   );
 }
 
+/** A button that asks before it does something, in a dialog. */
+export function Ask({ title, act, children, danger, plain }: {
+  title: string;
+  act: () => Promise<unknown>;
+  children: string;
+  danger?: boolean;
+  plain?: boolean; // it needs no right to act on sandboxes
+}) {
+  const asking = useSignal(false);
+  const carryOut = async (): Promise<void> => {
+    await act();
+    asking.value = false;
+  };
+  const open = (): void => {
+    asking.value = true;
+  };
+  return (
+    <>
+      {plain ? (
+        <button type="button" class={danger ? "danger" : ""} onClick={open}>
+          {children}…
+        </button>
+      ) : (
+        <Act danger={danger ?? false} onClick={open}>
+          {children}…
+        </Act>
+      )}
+      {asking.value && (
+        <Dialog title={title} onClose={() => (asking.value = false)}>
+          <div class="buttons">
+            <button type="button" class="plain" onClick={() => (asking.value = false)}>
+              Cancel
+            </button>
+            <button type="button" class="danger" onClick={() => void carryOut()}>
+              {children}
+            </button>
+          </div>
+        </Dialog>
+      )}
+    </>
+  );
+}
+
 /** Rows of one height, of which only those in sight are there. */
-export function Rows<T>({ items, height, row, label, role, behind, sight: shared }: {
+export function Rows<T>({ items, height, row, head, label, role, behind, sight: shared }: {
   items: T[];
   height: number;
   row: (item: T, index: number) => JSX.Element;
+  head?: ComponentChild; // what the columns are called
   label: string;
   role?: "listbox"; // of rows that are options
   behind?: ComponentChild; // what stays in sight while the rows move
@@ -100,11 +144,14 @@ export function Rows<T>({ items, height, row, label, role, behind, sight: shared
   const first = Math.max(0, Math.floor(sight.value.top / height) - 8);
   const last = Math.min(items.length, Math.ceil((sight.value.top + sight.value.size) / height) + 8);
   return (
-    <div class="rows" ref={element} role={role ?? "group"} aria-label={label} tabIndex={0}>
-      {behind && <div class="behind">{behind}</div>}
-      <div class="all" style={{ height: `${items.length * height}px` }}>
-        <div class="shown" style={{ transform: `translateY(${first * height}px)` }}>
-          {items.slice(first, last).map((item, index) => row(item, first + index))}
+    <div class="listing">
+      {head}
+      <div class="rows" ref={element} role={role ?? "group"} aria-label={label} tabIndex={0}>
+        {behind && <div class="behind">{behind}</div>}
+        <div class="all" style={{ height: `${items.length * height}px` }}>
+          <div class="shown" style={{ transform: `translateY(${first * height}px)` }}>
+            {items.slice(first, last).map((item, index) => row(item, first + index))}
+          </div>
         </div>
       </div>
     </div>

@@ -6,9 +6,11 @@ import type { CheckpointInfo, SandboxInfo } from "../api/schema";
 import { attempt, isAdmin, link, mayAct, notify } from "../state";
 import { bytes, moment, ms, visible } from "../text";
 import type { TimelineRow } from "../tree/timeline";
+import { later } from "../ui/later";
 import { Act, Chip } from "../ui/parts";
 import { save } from "../ui/save";
-import { Changes } from "./Changes";
+
+const Changes = later(() => import("./Changes").then((loaded) => loaded.Changes));
 
 function Facts({ row }: { row: TimelineRow }) {
   const { checkpoint, turn } = row;

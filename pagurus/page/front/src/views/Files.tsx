@@ -6,7 +6,7 @@ import * as api from "../api/calls";
 import type { FileInfo } from "../api/schema";
 import { attempt, mayAct } from "../state";
 import { bytes, moment, visible } from "../text";
-import { Act } from "../ui/parts";
+import { Ask } from "../ui/parts";
 import { save } from "../ui/save";
 import { Editor } from "./Editor";
 
@@ -31,7 +31,7 @@ function Row({ item, onOpen, onSave, onRemove }: {
   item: FileInfo;
   onOpen: () => void;
   onSave: () => void;
-  onRemove: () => void;
+  onRemove: () => Promise<void>;
 }) {
   return (
     <tr>
@@ -51,7 +51,9 @@ function Row({ item, onOpen, onSave, onRemove }: {
         <button class="plain" onClick={onSave}>
           Download
         </button>
-        <Act onClick={onRemove}>Delete</Act>
+        <Ask title={`Delete ${visible(item.name)}${item.kind === "directory" ? " with all in it" : ""}?`} act={onRemove}>
+          Delete
+        </Ask>
       </td>
     </tr>
   );
@@ -105,7 +107,7 @@ export function FilesTab({ id }: { id: string }) {
         {mayAct.value && (
           <label class="button">
             Upload
-            <input type="file" multiple hidden onChange={(event) => void upload(event.currentTarget.files)} />
+            <input type="file" multiple class="unseen" aria-label="Upload" onChange={(event) => void upload(event.currentTarget.files)} />
           </label>
         )}
       </form>
@@ -121,7 +123,7 @@ export function FilesTab({ id }: { id: string }) {
                   else go(join(path.value, item.name));
                 }}
                 onSave={() => take(item)}
-                onRemove={() => void remove(item)}
+                onRemove={() => remove(item)}
               />
             ))}
           </tbody>

@@ -4,6 +4,7 @@ import { lines } from "../api/client";
 import type { ImageInfo, PullProgress } from "../api/schema";
 import { attempt, isAdmin, useLive } from "../state";
 import { bytes, moment, visible } from "../text";
+import { Ask } from "../ui/parts";
 import { Builds } from "./Builds";
 
 function Pull({ onDone }: { onDone: () => void }) {
@@ -37,7 +38,7 @@ function Pull({ onDone }: { onDone: () => void }) {
   );
 }
 
-function Row({ item, onRemove }: { item: ImageInfo; onRemove: () => void }) {
+function Row({ item, onRemove }: { item: ImageInfo; onRemove: () => Promise<void> }) {
   return (
     <tr>
       <td>
@@ -48,7 +49,13 @@ function Row({ item, onRemove }: { item: ImageInfo; onRemove: () => void }) {
       <td class="wide">{moment(item.created_at)}</td>
       <td class="wide dim">{visible(item.source ?? "")}</td>
       <td class="wide mono dim">{item.digest.slice(0, 12)}</td>
-      <td class="buttons">{isAdmin.value && <button onClick={onRemove}>Remove</button>}</td>
+      <td class="buttons">
+        {isAdmin.value && (
+          <Ask title={`Remove the image ${visible(item.name)}?`} act={onRemove} plain>
+            Remove
+          </Ask>
+        )}
+      </td>
     </tr>
   );
 }
@@ -77,7 +84,7 @@ export function ImagesView() {
               <Row
                 key={item.name}
                 item={item}
-                onRemove={() => void attempt(() => api.removeImage(item.name), "Removed.").then(live.refresh)}
+                onRemove={() => attempt(() => api.removeImage(item.name), "Removed.").then(live.refresh)}
               />
             ))}
           </tbody>

@@ -1,21 +1,24 @@
 // One sandbox: what it is, and a tab for each way to look into it.
 
 import type { ComponentChild } from "preact";
+import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { ApiError } from "../api/client";
 import * as api from "../api/calls";
 import type { SandboxInfo } from "../api/schema";
 import { attempt, isCluster, link, useLive } from "../state";
 import { duration, visible } from "../text";
-import { Act, Chip, Dialog } from "../ui/parts";
+import { later } from "../ui/later";
+import { Ask, Chip } from "../ui/parts";
 import { Place } from "./cluster/Place";
 import { ConversationTab } from "./Conversation";
 import { FilesTab } from "./Files";
 import { LimitsTab } from "./Limits";
 import { NetworkTab } from "./Network";
 import { ProcessesTab } from "./Processes";
-import { TerminalTab } from "./Terminal";
 import { TreeTab } from "./Tree";
+
+const TerminalTab = later(() => import("./Terminal").then((loaded) => loaded.TerminalTab));
 
 const TABS: [string, string, (info: SandboxInfo) => ComponentChild][] = [
   ["tree", "Checkpoints", (info) => <TreeTab info={info} />],
@@ -28,17 +31,10 @@ const TABS: [string, string, (info: SandboxInfo) => ComponentChild][] = [
 ];
 
 function Head({ info, refresh }: { info: SandboxInfo; refresh: () => void }) {
-  const question = useSignal<"kill" | "remove" | null>(null);
-  const close = (): void => {
-    question.value = null;
+  const remove = async (): Promise<void> => {
+    if (await attempt(() => api.remove(info.id), "Removed.")) location.hash = link();
   };
-  const carryOut = async (): Promise<void> => {
-    if (question.value === "remove") {
-      if (await attempt(() => api.remove(info.id), "Removed.")) location.hash = link();
-    } else await attempt(() => api.kill(info.id), "Killed. A restore brings its processes back.");
-    close();
-    refresh();
-  };
+  const kill = (): Promise<void> => attempt(() => api.kill(info.id), "Killed. A restore brings its processes back.").then(refresh);
   return (
     <div class="bar-of-tools">
       <h1>{visible(info.name ?? info.id)}</h1>
@@ -49,28 +45,21 @@ function Head({ info, refresh }: { info: SandboxInfo; refresh: () => void }) {
       </span>
       <span class="spacer" />
       {isCluster.value && <Place id={info.id} />}
-      <Act onClick={() => (question.value = "kill")}>Kill…</Act>
-      <Act danger onClick={() => (question.value = "remove")}>
-        Remove…
-      </Act>
-      {question.value && (
-        <Dialog title={question.value === "kill" ? "Kill all its processes?" : "Remove it with its checkpoints?"} onClose={close}>
-          <div class="buttons">
-            <button class="plain" onClick={close}>
-              Cancel
-            </button>
-            <button class="danger" onClick={() => void carryOut()}>
-              {question.value === "kill" ? "Kill" : "Remove"}
-            </button>
-          </div>
-        </Dialog>
-      )}
+      <Ask title="Kill all its processes?" act={kill}>
+        Kill
+      </Ask>
+      <Ask title="Remove it with its checkpoints?" act={remove} danger>
+        Remove
+      </Ask>
     </div>
   );
 }
 
 export function SandboxView({ id, tab }: { id: string; tab: string }) {
   const gone = useSignal(false);
+  useMemo(() => {
+    if (TABS.every(([item]) => item !== tab) || tab === TABS[0]![0]) api.treeAhead(id);
+  }, [id]);
   const live = useLive(
     id,
     async (signal) => {

@@ -40,6 +40,10 @@ function fits(info: SandboxInfo, host: string, words: string[]): boolean {
   return words.every((word) => text.includes(word));
 }
 
+function cores(share: number, limit: number | null | undefined): string {
+  return limit ? `${share.toFixed(2)} / ${limit}` : `${share.toFixed(2)} cores`;
+}
+
 function Row({ info, usage, seen, host }: {
   info: SandboxInfo;
   usage: SandboxUsage | undefined;
@@ -66,10 +70,10 @@ function Row({ info, usage, seen, host }: {
         {info.turn ?? 0}
       </span>
       <span class="cpu">
-        {usage && <Bar value={seen?.share ?? 0} limit={info.limits?.cpus ?? null} text={`${(seen?.share ?? 0).toFixed(2)} cpu`} />}
+        {usage && <Bar value={seen?.share ?? 0} limit={info.limits?.cpus ?? null} text={cores(seen?.share ?? 0, info.limits?.cpus)} />}
       </span>
       <span class="memory">
-        {usage && <Bar value={usage.memory_bytes ?? 0} limit={memory} text={bytes(usage.memory_bytes)} />}
+        {usage && <Bar value={usage.memory_bytes ?? 0} limit={memory} text={`${bytes(usage.memory_bytes)} / ${bytes(memory)}`} />}
       </span>
       <span class="labels">
         {host && <Chip kind="host">{visible(host)}</Chip>}
@@ -79,6 +83,23 @@ function Row({ info, usage, seen, host }: {
         ))}
       </span>
     </a>
+  );
+}
+
+function Head() {
+  const name = (kind: string, text: string) => <span class={kind}>{text}</span>;
+  return (
+    <div class="columns sandbox" aria-hidden="true">
+      {name("name", "Name")}
+      {name("image", "Image")}
+      {name("state", "State")}
+      {name("age", "Age")}
+      {name("ends", "Ends in")}
+      {name("turn", "Turns")}
+      {name("cpu", "Processor")}
+      {name("memory", "Memory")}
+      {name("labels", isCluster.value ? "Host, owner, labels" : "Owner, labels")}
+    </div>
   );
 }
 
@@ -137,6 +158,7 @@ export function SandboxesView() {
         items={shown.value}
         height={HEIGHT}
         label="Sandboxes"
+        head={<Head />}
         row={(info) => (
           <Row
             key={info.id}

@@ -56,6 +56,11 @@ function sit(id: string, name: string, element: HTMLElement, say: (text: string)
   shown.terminal.onBinary((text) => open() && connection!.send(Uint8Array.from(text, (item) => item.charCodeAt(0))));
   shown.terminal.onResize(() => open() && connection!.send(size()));
   attach();
+  shown.terminal.attachCustomKeyEventHandler((event) => {
+    const leave = event.ctrlKey && event.shiftKey && event.code === "KeyL";
+    if (leave && event.type === "keydown") document.querySelector<HTMLElement>(".tabs [aria-current]")?.focus();
+    return !leave; // Tab belongs to the shell
+  });
   shown.terminal.focus();
   return () => {
     left = true;
@@ -70,8 +75,8 @@ function Seat({ id, name }: { id: string; name: string }) {
   useEffect(() => sit(id, name, element.current!, (text) => (state.value = text)), [id, name]);
   return (
     <>
-      <div class="dim" data-testid="terminal-state">
-        {state}
+      <div class="dim">
+        <span data-testid="terminal-state">{state}</span> · Ctrl+Shift+L leaves it by the keyboard
       </div>
       <div class="screen" ref={element} />
     </>

@@ -23,6 +23,13 @@ interface Tree {
   turns: TurnInfo[];
 }
 
+/** Two times, the unit once where it is one. */
+function pair(frozen: number, total: number): string {
+  const [one, other] = [ms(frozen), ms(total)];
+  const unit = one.slice(one.indexOf(" "));
+  return `${other.endsWith(unit) ? one.slice(0, -unit.length) : one} / ${other}`;
+}
+
 function colours(): Look {
   const style = getComputedStyle(document.documentElement);
   const value = (name: string): string => style.getPropertyValue(name).trim();
@@ -37,16 +44,23 @@ function Overview({ placed, checkpoints, marked, onPick }: {
 }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
+    let timer = 0;
     const draw = (): void => {
       const at = canvas.current;
       if (!at) return;
       const size = { width: at.parentElement!.clientWidth, height: overviewHeight(placed) };
       drawAll(prepared(at, size.width, size.height), placed, checkpoints, size, marked, colours());
     };
-    const observer = new ResizeObserver(draw);
+    const soon = (): void => {
+      clearTimeout(timer);
+      timer = window.setTimeout(draw); // once the rows are there
+    };
+    const observer = new ResizeObserver(soon);
     observer.observe(canvas.current!.parentElement!);
-    draw();
-    return () => observer.disconnect();
+    return () => {
+      clearTimeout(timer);
+      observer.disconnect();
+    };
   }, [placed, checkpoints, marked]);
   const pick = (event: MouseEvent): void => {
     const at = canvas.current!;
@@ -93,13 +107,27 @@ function Row({ row, chosen, head, indent, onChoose }: {
         {visible(turn?.reason ?? "")}
       </span>
       <span class="number wide">
-        {checkpoint && checkpoint.state !== "pending" ? `${ms(checkpoint.frozen_ms ?? 0)} / ${ms(checkpoint.total_ms ?? 0)}` : (checkpoint?.state ?? "")}
+        {checkpoint && checkpoint.state !== "pending" ? pair(checkpoint.frozen_ms ?? 0, checkpoint.total_ms ?? 0) : (checkpoint?.state ?? "")}
       </span>
       <span class="number wide">{checkpoint ? bytes(checkpoint.stored_bytes ?? 0) : ""}</span>
       <span class="number wide dim" title="time that the model took before this turn">
         {row.thinking !== null ? `${row.thinking.toFixed(1)} s` : ""}
       </span>
       <span class="number dim">{clock(checkpoint?.created_at ?? turn?.started_at ?? 0)}</span>
+    </div>
+  );
+}
+
+function RowHead({ indent }: { indent: number }) {
+  return (
+    <div class="columns turn" style={{ paddingLeft: `${indent}px` }} aria-hidden="true">
+      <span>Command</span>
+      <span>Verdict</span>
+      <span class="wide">Why</span>
+      <span class="number wide">Frozen / total</span>
+      <span class="number wide">Stored</span>
+      <span class="number wide">Thought</span>
+      <span class="number">At</span>
     </div>
   );
 }
@@ -188,6 +216,7 @@ export function TreeTab({ info }: { info: SandboxInfo }) {
       </div>
       <div class={selected ? "tree with-panel" : "tree"} ref={list} onKeyDown={key}>
         <Rows
+          head={<RowHead indent={graphWidth(placed) + 6} />}
           items={line.rows}
           height={ROW}
           label="Timeline"

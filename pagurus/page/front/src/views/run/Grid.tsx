@@ -32,7 +32,7 @@ interface Scale {
 /** The greener the better among all rewards; faint, so that what stands on it can be read. */
 function tint(reward: number, { low, high }: Scale): string {
   const share = high > low ? (reward - low) / (high - low) : 0;
-  return `color-mix(in srgb, var(--good) ${Math.round(share * 22)}%, var(--back))`;
+  return `color-mix(in srgb, var(--good) ${Math.round(share * 10)}%, var(--back))`;
 }
 
 function Cell({ row, enough, scale }: { row: RunRow; enough: number; scale: Scale }) {
@@ -63,7 +63,7 @@ function Row({ prompt, rows, reason, enough, scale }: {
     <div class="line" role="group" aria-label={visible(prompt)}>
       <span class="mono prompt">{visible(prompt)}</span>
       <span class="number dim share">
-        {passed} of {rows.length}
+        {rows.length > 0 && `${passed} of ${rows.length}`}
       </span>
       {rows.map((row) => (
         <Cell key={row.member} row={row} enough={enough} scale={scale} />
