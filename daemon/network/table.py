@@ -56,6 +56,7 @@ SUBSYSTEM = 10  # nf_tables
 INET = 1
 GOTO = -4
 PER_MESSAGE = 200  # elements; a netlink attribute holds 64 KiB
+NFT_TIMEOUT = 300.0  # seconds for the program nft: its first call on a busy host loads modules of the kernel
 TIMEOUT = 10.0  # seconds for the kernel's answer
 
 
@@ -326,11 +327,17 @@ def _emptied(table: str) -> str:
 
 
 def nft(*arguments: str, text: str | None = None) -> str:
-    """What the program says. Raises Unsupported where it is missing, refuses or dies."""
+    """What the program says. Raises Unsupported where it is missing, refuses, dies or does not end."""
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if program is None:
         raise Unsupported("the program nft is missing", hint="install the package nftables")
-    done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=30, check=False)
+    command = [program, *arguments]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=NFT_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unsupported(
+            f"nft did not end within {NFT_TIMEOUT:g} s", hint="try again when the host is idle"
+        ) from error
     if done.returncode < 0:
         others = ", ".join(f"{family} {name}" for family, name in present.tables() if "pagurus" not in name)
         raise Unsupported(

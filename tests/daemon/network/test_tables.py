@@ -363,6 +363,16 @@ def test_who_dies_while_rules_are_made_anew_loses_nothing(monkeypatch: pytest.Mo
         assert NAME not in nft("list", "tables")
 
 
+def test_an_nft_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nft"
+    program.write_text("#!/bin/sh\nexec sleep infinity\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(tables, "NFT_TIMEOUT", 0.1)
+    with pytest.raises(Unsupported, match="did not end within"):
+        nft("list", "tables")
+
+
 def test_who_dies_before_the_first_rules_leaves_an_empty_table() -> None:
     after = a_table(owned=True)
     try:
