@@ -10,6 +10,8 @@ caller; the first of each kind is left out, as it loads what later ones have.
 
 `e2b_create_ms_p50`, `e2b_run_ms_p50`, `e2b_fork8_ms_p50`: through the client of E2B. `own_*`: through our own. E2B's
 sandboxes have a network, a user and a home, and ours here have none of these; `own_open_create_ms_p50` has the network.
+E2B's client has a login shell run each command; `own_shell_ms_p50`: the same by our own, so `own_shell_ms_p50` less
+`own_run_ms_p50` is the shell's part of `e2b_run_ms_p50`.
 `targets`: of each of the three that have one, the most that it may be, what was measured, and whether it was met.
 """
 
@@ -34,6 +36,7 @@ from sandbox.messages.tokens import NewToken, TokenRequest
 from trainer.machine import processor
 
 FORKS = 8
+SHELL = ["/bin/bash", "-l", "-c", "true"]  # what E2B's client sends for "true"
 PORTS = 10_000  # one of those from here on, which the kernel gives to no caller
 TARGETS = {"e2b_create_ms_p50": 25.0, "e2b_run_ms_p50": 6.0, "e2b_fork8_ms_p50": 200.0}  # at most
 PROGRAM = r"""
@@ -73,7 +76,7 @@ async def timed(times: list[float], work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def through_ours(host: Client, rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"create": [], "open_create": [], "run": [], "fork8": []}
+    found: dict[str, list[float]] = {"create": [], "open_create": [], "run": [], "shell": [], "fork8": []}
     for kind, network in (("create", Network.none()), ("open_create", Network.open())):
         for _ in range(rounds + 1):
             box = await timed(found[kind], lambda network=network: _made(host, network))  # type: ignore[misc]
@@ -81,6 +84,7 @@ async def through_ours(host: Client, rounds: int) -> dict[str, list[float]]:
     async with host.create(IMAGE) as box:
         for _ in range(10 * rounds + 1):
             await timed(found["run"], lambda: box.exec(["true"]))
+            await timed(found["shell"], lambda: box.exec(SHELL))
         for _ in range(max(2, rounds // 4)):
             for child in await timed(found["fork8"], lambda: box.fork(FORKS)):
                 await child.sandbox.remove()
