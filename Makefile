@@ -102,8 +102,11 @@ test-parity: setup-train
 	@$(ROOT) $(BIN)/pagurus bench services
 	@$(ROOT) $(BIN)/pagurus bench afternoon
 	@$(ROOT) $(BIN)/pagurus bench suites --suite programs
+	@$(ROOT) $(BIN)/pagurus bench suites --suite regrtest --ways docker,docker,sandbox,checkpoints
 	@$(ROOT) $(BIN)/pagurus bench suites
-	@$(ROOT) $(BIN)/pagurus bench suites --suite stress-ng
+	@$(ROOT) $(BIN)/pagurus bench suites --suite stress-ng --ways docker,docker,sandbox,checkpoints
+	@$(ROOT) $(BIN)/pagurus bench suites --suite glib
+	@$(ROOT) $(BIN)/pagurus bench suites --suite go
 
 test-images: setup-train
 	@bash scripts/reference_docker.sh

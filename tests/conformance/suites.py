@@ -2,15 +2,18 @@
 
 ::
 
-    pagurus bench suites [--json] [--suite cpython|stress-ng|programs] [--only WORD,...] [--tree FOLDER]
-                         [--ways docker,sandbox,checkpoints,kills] [--pace N] [--life N]
+    pagurus bench suites [--json] [--suite cpython|regrtest|stress-ng|go|glib|programs] [--only WORD,...]
+                         [--tree FOLDER] [--ways docker,docker,sandbox,checkpoints,kills] [--pace N] [--life N]
+                         [--record FOLDER]
 
 Each suite runs whole in each way: in Docker's default container (dockerd is started here), in a sandbox, in one that is
 checkpointed every --pace seconds, and in one that is also killed and restored from its last checkpoint every --life
-seconds. `make test-parity` makes the tree with the suites.
+seconds. Docker runs as often as it is named: a test that ends now so, now so in Docker itself may end either way here.
+`make test-parity` makes the tree with the suites. A way whose outcomes lie in --record is not run again.
 
 Of each way: `passed`, `failed` and `skipped` tests, `seconds`, `checkpoints`, `restores`, `refused` (checkpoints, by
-their reasons) and `differs`: tests with another outcome than in the first way, and both outcomes.
+their reasons) and `differs`: tests with an outcome that no run in Docker (or else of the first way) had, and the
+outcomes of both.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +46,28 @@ from tests.conformance.parity_programs import DIFFERENCES, PROGRAMS
 from tests.support.dockerd import Docker
 
 TREE = Path("/var/lib/pagurus/parity/tree")
-WAYS = ("docker", "sandbox", "checkpoints", "kills")
+WAYS = ("docker", "docker", "sandbox", "checkpoints", "kills")
 OUTCOMES, DONE = "/tmp/outcomes", "/tmp/done"
+GLIB = "/usr/share/installed-tests/glib"
 LIMITS = Limits(memory="2GiB", processes=4000)
-TIMEOUT = 7200.0
+#: No network, but a host name that resolves, as with Docker's default network.
+NAME = "parity"
+DOCKER = [
+    "--network",
+    "none",
+    "--memory",
+    "2g",
+    "--pids-limit",
+    "4000",
+    "--hostname",
+    NAME,
+    "--add-host",
+    f"{NAME}:127.0.0.1",
+]
+DISK = 6 << 30  # bytes for Docker
+TIMEOUT = 6 * 3600.0
 MAX_NAMED = 200  # differences in the result
+MISSING = "missing"
 
 #: Modules of CPython's tests about the operating system: processes, files, signals, sockets, threads, terminals.
 CPYTHON = """
@@ -60,26 +82,19 @@ CPYTHON = """
     test_unittest test_urllib2_localnet test_uuid test_venv test_wait3 test_wait4 test_wsgiref test_xmlrpc
     test_zipfile
 """
-STRESSORS = """
-    access af-alg affinity aio alarm bad-altstack branch brk bsearch cache cap chdir chmod chown chroot clock clone
-    close context copy-file cpu daemon dentry dev-shm dir dirdeep dup dynlib enosys env epoll eventfd exec
-    exit-group fallocate fault fcntl fiemap fifo file-ioctl flock fork fp-error fstat full funccall funcret futex
-    get getdent getrandom handle hdd hrtimers inode-flags inotify io iomix itimer kcmp key kill landlock lease link
-    locka lockf lockofd longjmp malloc mcontend membarrier memcpy memfd memhotplug mincore misaligned mknod mlock
-    mmap mmapaddr mmapfork mprotect mq mremap msg msync munmap mutex nanosleep netdev nice null open pageswap pci
-    personality pidfd ping-sock pipe pipeherd pkey poll prctl prefetch procfs pthread ptrace pty qsort radixsort
-    rawsock readahead reboot regs remap rename resched resources revio rlimit rmap rseq rtc schedpolicy seal seccomp
-    seek sem sem-sysv sendfile session set shm shm-sysv sigabrt sigchld sigfd sigfpe sigio signal signest sigpending
-    sigpipe sigq sigrt sigsegv sigsuspend sigtrap sleep sock sockabuse sockdiag sockfd sockmany sockpair softlockup
-    splice stack str switch symlink sync-file syncload sysbadaddr sysfs sysinfo sysinval tee timer timerfd
-    tlb-shootdown tmpfs touch tsc tun udp udp-flood uname unshare userfaultfd utime vdso vecmath vfork vforkmany vm
-    vm-rw vm-splice wait wcs xattr yield zero zlib zombie
+#: Packages of Go's standard library about the operating system.
+GO = """
+    archive/tar archive/zip bufio compress/gzip context crypto/rand database/sql debug/elf embed expvar flag
+    internal/fuzz internal/poll internal/testenv io io/fs io/ioutil log log/syslog mime/multipart net net/http/cgi
+    net/http/fcgi net/http/httptest net/http/httputil net/netip net/rpc net/smtp net/textproto os os/exec os/signal
+    os/user path/filepath runtime/debug runtime/metrics runtime/trace sync sync/atomic syscall testing
+    text/template time
 """
 
 
 def _cpython(names: list[str]) -> str:
     return (
-        "cd /tmp && LANG=C.UTF-8 python3 -m test -j2 --timeout 900 --junit-xml /tmp/junit.xml"
+        "cd /tmp && LANG=C.UTF-8 python3 -m test -j3 --timeout 3000 --junit-xml /tmp/junit.xml"
         f" {' '.join(names)} > /tmp/log 2>&1; cp /tmp/junit.xml {OUTCOMES}; touch {DONE}"
     )
 
@@ -115,7 +130,7 @@ def _word(name: str) -> str:
 
 
 def _stress(names: list[str]) -> str:
-    one = "stress-ng --$s 2 --timeout 3s --no-rand-seed --temp-path /tmp/s >/dev/null 2>&1"
+    one = "stress-ng --$s 2 --timeout 2s --no-rand-seed --temp-path /tmp/s >/dev/null 2>&1"
     return (
         f"mkdir -p /tmp/s; for s in {' '.join(names)}; do {one}; echo $s $? >> {OUTCOMES};"
         f" rm -rf /tmp/s/*; done; touch {DONE}"
@@ -129,19 +144,66 @@ def _read_stress(text: str) -> dict[str, str]:
     return {name: existing.get(code, f"exit {code}") for name, code in codes.items()}
 
 
+def _listed(tree: Path, *program: str) -> list[str]:
+    """What a program of the tree lists."""
+    listed = subprocess.run(["chroot", tree, *program], check=True, capture_output=True, text=True)
+    return listed.stdout.split()
+
+
+def _go(names: list[str]) -> str:
+    return (
+        "cd $(go env GOROOT)/src && HOME=/tmp go test -short -json -timeout 50m"
+        f" {' '.join(names)} > {OUTCOMES} 2>/tmp/log; touch {DONE}"
+    )
+
+
+def _read_go(text: str) -> dict[str, str]:
+    outcomes = {"pass": "passed", "fail": "failed", "skip": "skipped"}
+    events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {
+        f"{event['Package']}.{event.get('Test', '')}": outcomes[event["Action"]]
+        for event in events
+        if event["Action"] in outcomes
+    }
+
+
+def _glib(names: list[str]) -> str:
+    """GLib's installed tests: their lines of TAP, each behind the name of its program, and how the program ended."""
+    one = (
+        f"rm -rf /tmp/g; mkdir /tmp/g; cd /tmp/g; line=$(sed -n s/^Exec=//p {GLIB}/$t.test); G_TEST_SLOW=0"
+        f' timeout 3000 sh -c "$line" > /tmp/tap 2>/dev/null; echo "exit $?" >> /tmp/tap; sed "s|^|$t |" /tmp/tap'
+    )
+    return f"export XDG_RUNTIME_DIR=/tmp; for t in {' '.join(names)}; do {one} >> {OUTCOMES}; done; touch {DONE}"
+
+
+def _read_glib(text: str) -> dict[str, str]:
+    result = {}
+    for line in text.splitlines():
+        if ended := re.fullmatch(r"(\S+) exit (\d+)", line):
+            result[ended[1]] = "passed" if ended[2] == "0" else f"exit {ended[2]}"
+        elif found := re.fullmatch(r"(\S+) (not )?ok \d+ (?:- )?(\S+)(.*)", line):
+            outcome = "skipped" if "SKIP" in found[4] else "failed" if found[2] else "passed"
+            name = re.sub(r"seed:\d+", "seed", found[3])
+            result[f"{found[1]} {name}"] = outcome
+    return result
+
+
 @dataclass(frozen=True)
 class Suite:
-    """Tests of somebody else: which, the line that runs them, and what their outcomes file says of each."""
+    """Tests of somebody else: which a tree has, the line that runs them, what their outcomes file says of each."""
 
-    names: list[str]
+    names: Callable[[Path], list[str]]
     line: Callable[[list[str]], str]
     read: Callable[[str], dict[str, str]]
 
 
 SUITES = {
-    "cpython": Suite(CPYTHON.split(), _cpython, _read_junit),
-    "programs": Suite([name for name in PROGRAMS if name not in DIFFERENCES], _programs, _read_programs),
-    "stress-ng": Suite(STRESSORS.split(), _stress, _read_stress),
+    "cpython": Suite(lambda tree: CPYTHON.split(), _cpython, _read_junit),
+    "regrtest": Suite(lambda tree: _listed(tree, "python3", "-m", "test", "--list-tests"), _cpython, _read_junit),
+    "go": Suite(lambda tree: GO.split(), _go, _read_go),
+    "glib": Suite(lambda tree: sorted(path.stem for path in (tree / GLIB[1:]).glob("*.test")), _glib, _read_glib),
+    "programs": Suite(lambda tree: [name for name in PROGRAMS if name not in DIFFERENCES], _programs, _read_programs),
+    "stress-ng": Suite(lambda tree: _listed(tree, "stress-ng", "--stressors"), _stress, _read_stress),
 }
 
 
@@ -153,22 +215,24 @@ class Course:
     seconds: float = 0.0
     checkpoints: int = 0
     restores: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, int] = field(default_factory=dict)
+    reported: str = ""  # what the suite wrote
 
-    def metrics(self, first: dict[str, str]) -> dict[str, Any]:
+    def metrics(self, target: Mapping[str, set[str]]) -> dict[str, Any]:
+        """`target`: the outcomes that each test may have."""
         kinds = [outcome.partition(" ")[0] for outcome in self.outcomes.values()]
         counts = Counter(kind if kind in ("passed", "skipped") else "failed" for kind in kinds)
         differs = {
-            name: [first.get(name, "missing"), self.outcomes.get(name, "missing")]
-            for name in sorted(first.keys() | self.outcomes.keys())
-            if first.get(name) != self.outcomes.get(name)
+            name: [*sorted(target.get(name, {MISSING})), self.outcomes.get(name, MISSING)]
+            for name in sorted(target.keys() | self.outcomes.keys())
+            if self.outcomes.get(name, MISSING) not in target.get(name, {MISSING})
         }
         return {
             **{name: counts[name] for name in ("passed", "failed", "skipped")},
             "seconds": round(self.seconds),
             "checkpoints": self.checkpoints,
             "restores": self.restores,
-            "refused": dict(self.refused),
+            "refused": self.refused,
             "different": len(differs),
             "differs": dict(list(differs.items())[:MAX_NAMED]),
         }
@@ -177,8 +241,9 @@ class Course:
 def in_docker(docker: Docker, suite: Suite, names: list[str]) -> Course:
     began = time.monotonic()
     line = f"{suite.line(names)}; cat {OUTCOMES}"
-    done = docker.run("run", "--rm", "--network", "none", "--memory", "2g", IMAGE, "sh", "-c", line, timeout=TIMEOUT)
-    return Course(suite.read(done.stdout.decode()), time.monotonic() - began)
+    done = docker.run("run", "--rm", *DOCKER, IMAGE, "sh", "-c", line, timeout=TIMEOUT)
+    text = done.stdout.decode(errors="replace")
+    return Course(suite.read(text), time.monotonic() - began, reported=text)
 
 
 async def in_sandbox(client: Client, suite: Suite, names: list[str], way: str, pace: float, life: float) -> Course:
@@ -196,14 +261,15 @@ async def in_sandbox(client: Client, suite: Suite, names: list[str], way: str, p
                 last = await sandbox.checkpoint()
                 course.checkpoints += 1
             except PagurusError as error:
-                course.refused[error.message[:80]] += 1
+                course.refused[error.message[:80]] = course.refused.get(error.message[:80], 0) + 1
             if way == "kills" and last is not None and time.monotonic() > until:
                 await _kill(sandbox)
                 await sandbox.restore(last)
                 course.restores += 1
                 until = time.monotonic() + life
-        reported = await sandbox.exec(f"cat {OUTCOMES}", ends_turn=False)
-    course.outcomes, course.seconds = suite.read(reported.stdout.decode()), time.monotonic() - began
+        reported = await sandbox.files.read(OUTCOMES)
+    course.reported = reported.decode(errors="replace")
+    course.outcomes, course.seconds = suite.read(course.reported), time.monotonic() - began
     return course
 
 
@@ -214,38 +280,81 @@ async def _kill(sandbox: Sandbox) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def _disk() -> Path:
+    """A folder on a file system of its own: stressors fill what they are given, and Docker limits no container here."""
+    directory = aftermath.directory("pagurus-docker-", "/var/tmp")
+    image, mount = directory / "disk", directory / "mount"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(DISK)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    (mount / "docker").mkdir()
+    return mount / "docker"
+
+
+def _remove_disk(disk: Path) -> None:
+    subprocess.run(["umount", disk.parent], check=True)
+    shutil.rmtree(disk.parent.parent)
+
+
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     suite = SUITES[options.suite]
     words = options.only.split(",") if options.only else [""]
-    names = [name for name in suite.names if any(word in name for word in words)]
-    courses: dict[str, Course] = {}
-    if "docker" in options.ways:
-        docker = Docker(aftermath.directory("pagurus-docker-", "/var/tmp"))
+    names = [name for name in suite.names(options.tree) if any(word in name for word in words)]
+    record = Record(options)
+    dockers, others = ([way for way in record.ways if way.startswith("docker") == docker] for docker in (True, False))
+    if record.pending(dockers):
+        disk = await asyncio.to_thread(_disk)
+        docker = Docker(disk)
         try:
             await asyncio.to_thread(docker.bring, options.tree, IMAGE)
-            courses["docker"] = await asyncio.to_thread(in_docker, docker, suite, names)
+            for way in record.pending(dockers):
+                record.add(way, await asyncio.to_thread(in_docker, docker, suite, names))
         finally:
             await asyncio.to_thread(docker.close)
-    host = BenchHost(aftermath.directory("pagurus-suites-", "/var/tmp"), options.tree)
-    try:
-        await asyncio.to_thread(host.start)
-        async with host.client() as client:
-            for way in (way for way in options.ways if way != "docker"):
-                courses[way] = await in_sandbox(client, suite, names, way, options.pace, options.life)
-                print(json.dumps(_metrics(options, names, courses)), file=sys.stderr, flush=True)
-    finally:
-        await asyncio.to_thread(host.clean)
-    return _metrics(options, names, courses)
+            await asyncio.to_thread(_remove_disk, disk)
+    if record.pending(others):
+        host = BenchHost(aftermath.directory("pagurus-suites-", "/var/tmp"), options.tree)
+        try:
+            await asyncio.to_thread(host.start)
+            async with host.client() as client:
+                for way in record.pending(others):
+                    record.add(way, await in_sandbox(client, suite, names, way, options.pace, options.life))
+        finally:
+            await asyncio.to_thread(host.clean)
+    return {"suite": options.suite, "modules": len(names), **record.metrics(), "cores": os.cpu_count()}
 
 
-def _metrics(options: argparse.Namespace, names: list[str], courses: dict[str, Course]) -> dict[str, Any]:
-    first = next(iter(courses.values())).outcomes
-    return {
-        "suite": options.suite,
-        "modules": len(names),
-        **{way: course.metrics(first) for way, course in courses.items()},
-        "cores": os.cpu_count(),
-    }
+class Record:
+    """The ways of a suite that have been run, by name: `docker`, `docker-2`, `sandbox`; a folder keeps them."""
+
+    def __init__(self, options: argparse.Namespace):
+        ways = options.ways
+        self.ways = [f"{way}-{ways[: at + 1].count(way)}" if way in ways[:at] else way for at, way in enumerate(ways)]
+        self._folder: Path | None = options.record
+        self._courses: dict[str, Course] = {}
+        for way in self.ways:
+            if self._folder is not None and (path := self._folder / f"{options.suite}-{way}.json").exists():
+                self._courses[way] = Course(**json.loads(path.read_text()))
+        self._suite = options.suite
+
+    def pending(self, ways: list[str]) -> list[str]:
+        return [way for way in ways if way not in self._courses]
+
+    def add(self, way: str, course: Course) -> None:
+        self._courses[way] = course
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{self._suite}-{way}.json").write_text(json.dumps(asdict(course)))
+        print(json.dumps(self.metrics()), file=sys.stderr, flush=True)
+
+    def metrics(self) -> dict[str, Any]:
+        existing = [way for way in self.ways if way in self._courses]
+        first = [way for way in existing if way.startswith("docker")] or existing[:1]
+        names = {name for way in first for name in self._courses[way].outcomes}
+        target = {name: {self._courses[way].outcomes.get(name, MISSING) for way in first} for name in names}
+        return {way: self._courses[way].metrics(target) for way in existing}
 
 
 def main(arguments: list[str]) -> int:
@@ -255,6 +364,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help="commas between")
     parser.add_argument("--pace", type=float, default=2.0, help="seconds from one checkpoint to the next")
     parser.add_argument("--life", type=float, default=20.0, help="seconds from one kill to the next")
+    parser.add_argument("--record", type=Path, help="a folder that keeps the outcomes of each way")
     parser.add_argument("--tree", type=Path, default=TREE, help="file tree with the suites")
     options = parser.parse_args(arguments)
     command.show(asyncio.run(everything(options)), options)
