@@ -2,9 +2,10 @@
 
 Owns: what they show, and when they are made again: when the page's sources differ from those that the committed ones
 were made from. Nothing is drawn by hand: Chromium opens the page of a daemon of its own, over sandboxes that this
-script has lived through, and of a run directory where one is named.
+script has lived through, and over a run of a few steps that `pagurus train` has recorded there.
 
-Where the page, Chromium, Playwright or root is missing, it says so, and the committed pictures stay.
+Where the page, Chromium, Playwright or root is missing, it says so, and the committed pictures stay; without torch,
+those of a run do.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PICTURES = ROOT / "docs" / "pictures"
 MADE_FROM = PICTURES / ".made-from"
 FRONT = ROOT / "pagurus" / "page" / "front"
 MAX_BYTES = 200_000  # of a picture
+RECORDED = ["--steps=3", "--groups=3", "--size=4", "--held-out=1", "--faults=2", "--seed=0", "--fresh"]
 WIDE, PHONE = {"width": 1280, "height": 760}, {"width": 390, "height": 760}
 
 PARSER = """def parse(line):
@@ -108,13 +110,29 @@ def take(page: Page, name: str) -> None:
     print(f"{file.relative_to(ROOT)} {file.stat().st_size >> 10} KiB")
 
 
+def record(bench: BenchHost, directory: Path) -> Path | None:
+    """A run of a few steps in sandboxes of this host; None where training is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        print("screenshots: no torch here (`make setup-train`); pictures of a run stay as they are")
+        return None
+    print("screenshots: record a run of a few steps", flush=True)
+    command = [sys.executable, "-m", "pagurus", "train", str(ROOT / "examples" / "fix_the_service"), *RECORDED]
+    done = subprocess.run(command, cwd=directory, env=environment(bench), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"screenshots: the run failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return directory / "runs" / "latest"
+
+
+def environment(bench: BenchHost) -> dict[str, str]:
+    return {**os.environ, "PAGURUS_RUN": str(bench.run), "PYTHONPATH": str(ROOT)}
+
+
 @contextlib.contextmanager
 def viewing(bench: BenchHost, *run: str) -> Iterator[str]:
     """The address that `pagurus view` prints."""
-    environment = {**os.environ, "PAGURUS_RUN": str(bench.run)}
     command = [sys.executable, "-m", "pagurus", "view", *run]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        timer = threading.Timer(60, process.kill)
+    with subprocess.Popen(command, cwd=ROOT, env=environment(bench), stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(600, process.terminate)
         timer.start()
         try:
             assert process.stdout is not None
@@ -158,7 +176,7 @@ def of_run(browser: Browser, bench: BenchHost, run: Path) -> None:
         page.locator(".chart canvas").first.wait_for()
         page.locator("a.cell").first.wait_for()
         take(page, "run")
-        page.locator("a.cell").first.click()
+        page.locator("a.cell.pass, a.cell").first.click()
         page.locator(".tokens i.trained").first.wait_for()
         take(page, "trajectory")
         page.close()
@@ -167,7 +185,7 @@ def of_run(browser: Browser, bench: BenchHost, run: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--again", action="store_true", help="also where the page is as it was")
-    parser.add_argument("--run", type=Path, help="a run directory to show as well, such as runs/latest")
+    parser.add_argument("--run", type=Path, help="a run directory to show, such as runs/latest, instead of a new one")
     options = parser.parse_args()
     if MADE_FROM.exists() and MADE_FROM.read_text().strip() == fingerprint() and not options.again:
         print("screenshots: made from this page already")
@@ -187,8 +205,8 @@ def main() -> None:
             with sync_playwright() as started, Client(bench.socket, timeout=120.0) as host:
                 browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
                 of_sandboxes(browser, bench, live_through(host))
-                if options.run is not None:
-                    of_run(browser, bench, options.run)
+                if (run := options.run or record(bench, Path(directory))) is not None:
+                    of_run(browser, bench, run)
                 browser.close()
         finally:
             bench.clean()
