@@ -54,6 +54,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain (PEM)")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
+    parser.add_argument(
+        "--e2b-domain", default="", metavar="NAME", help="of host names that clients of E2B are given for sandboxes"
+    )
     parser.add_argument("--lease", type=float, default=TTL, metavar="SECONDS", help="after which a host is silent")
     parser.add_argument("--replicate", action="store_true", help="copy checkpoints, so that sandboxes outlive hosts")
     parser.add_argument(
@@ -100,7 +103,8 @@ async def serve(options: argparse.Namespace) -> None:
     phases = PhaseScheduler(state, parse_share(options.share))
     logins = Logins(await asyncio.to_thread(key_file, options.state / "page.key"))
     callers = Callers(TokenStore(options.state / "tokens.json", clock=time.time), logins, members)
-    listeners = Listeners(Routes(members, callers, copies, moves, jobs, phases).application(), connections=CONNECTIONS)
+    routes = Routes(members, callers, copies, moves, jobs, phases, e2b_domain=options.e2b_domain)
+    listeners = Listeners(routes.application(), connections=CONNECTIONS)
     working: list[asyncio.Task[None]] = []
     await listeners.open()
     await members.open()

@@ -10,6 +10,7 @@ are their host's: they pass through, and their host judges them.
 
     key ▸ caller ▸ quota ▸ host ▸ with the host's own key                      sandboxes, snapshots, templates
     address of a sandbox ▸ its host ▸ as it came                               commands, files, ports
+    address of an archive ▸ the host that builds ▸ as it came                  files of a template
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
+from yarl import URL
 
 from coordinator.calls import FULL, TRIES, Calls
 from coordinator.decide import place
@@ -36,7 +38,7 @@ from daemon.auth.visibility import caller_owner, dashed, find
 from daemon.e2b.dispatch import ENVD, addressed
 from daemon.e2b.keys import sandbox_of
 from daemon.e2b.wire import gone, number_error
-from sandbox.errors import NotFound, PagurusError, Protocol, Unsupported
+from sandbox.errors import NotFound, PagurusError, Protocol
 from sandbox.image.store import filed
 from sandbox.messages import Limits
 from sandbox.messages.cluster import HostedSandbox
@@ -47,6 +49,8 @@ AREAS = ("sandboxes", "v2", "v3", "templates", "snapshots", "e2b")  # beginnings
 ALIASES = {"base": "debian", "code-interpreter-v1": "code-interpreter"}  # names that clients use unasked
 ENVD_PATHS = ("/process.Process/", "/filesystem.Filesystem/", "/files", "/health")
 MAX_PAGE = 100
+MAX_BUILDERS = 10_000  # templates whose builders are known
+ARCHIVES = "/templates/archives/"
 KEY_HEADER = "X-API-KEY"
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -70,6 +74,20 @@ class MadeSandbox(msgspec.Struct, kw_only=True):
     sandboxID: str
 
 
+class TemplateBody(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    alias: str | None = None
+
+
+class MadeTemplate(msgspec.Struct, kw_only=True):
+    names: list[str]
+
+
+class ArchiveInfo(msgspec.Struct, kw_only=True):
+    present: bool
+    url: str
+
+
 class MadeFork(msgspec.Struct, kw_only=True):
     sandbox: MadeSandbox | None = None
 
@@ -86,6 +104,12 @@ def is_control(path: str) -> bool:
 class E2bCalls(Calls):
     """See the module."""
 
+    domain = ""  # of sandboxes' host names; "": what the caller's request names
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._builders: dict[tuple[str, str], str] = {}  # owner and name of a template: the host that builds it
+
     def table(self) -> Iterable[tuple[str, str, Handler]]:
         """Routes of the control plane."""
         for version in ("", "/v2"):
@@ -98,7 +122,11 @@ class E2bCalls(Calls):
         for version in ("", "/v2"):
             yield "GET", f"{version}/templates", self._listed("templateID", "")
         for version in ("/v2", "/v3"):
-            yield "POST", f"{version}/templates", self._not_built
+            yield "POST", f"{version}/templates", self._build
+        yield "POST", "/v2/templates/{template}/builds/{build}", self._of_build
+        yield "GET", "/templates/{template}/builds/{build}/status", self._of_build
+        yield "GET", "/templates/{template}/files/{hash}", self._upload
+        yield "PUT", f"{ARCHIVES}{{rest:.+}}", self._archive
         yield "*", "/{rest:(templates|e2b|v2|v3|snapshots)/.*}", self._whoever
 
     # ----------------------------------------------------------------- of one sandbox, as it came
@@ -182,6 +210,8 @@ class E2bCalls(Calls):
         headers = _headers(request, {"content-length", "authorization", KEY_HEADER.lower()})
         if token is not None:
             headers[KEY_HEADER] = e2b_spelling(token)
+        if self.domain:
+            headers["Host"] = self.domain
         data = await raw(request) or None
         async with while_there(request):
             return await member.upstream.complete(request.method, path or request.raw_path, headers, data, token)
@@ -218,9 +248,11 @@ class E2bCalls(Calls):
         labels = target.metadata or {}
         images = {name for host in self.members.views() for name in host.images}
         for name in (target.templateID, template, ALIASES.get(template, "")):
-            names = frozenset(filter(None, map(filed, (name, f"{name}:latest")))) if name else frozenset()
+            names = _files(name)
             if not names.isdisjoint(images):
                 return PlacementRequest(images=names, labels=labels)
+        if (builder := self._builders.get((caller_owner(), _plain(template)))) in self.members.hosts:
+            return PlacementRequest(holders=frozenset({str(builder)}), labels=labels)  # not reported yet
         with contextlib.suppress(NotFound):
             holders = await self.members.holders(template, self.callers.token)
             return PlacementRequest(holders=frozenset(holders), labels=labels)
@@ -314,11 +346,54 @@ class E2bCalls(Calls):
         answers = [await self._answer_of(request, member) for member in living]
         return _response(min(answers, key=lambda answer: (answer.status >= 400, answer.status == 404)))
 
-    async def _not_built(self, request: web.Request) -> web.StreamResponse:
-        raise Unsupported(
-            "templates are built by a host, not by a cluster",
-            hint="set E2B_API_URL to the address of a host's daemon for Template.build, or use pagurus image build",
-        )
+    # ----------------------------------------------------------------- templates
+
+    async def _build(self, request: web.Request) -> web.StreamResponse:
+        """A build of a template, on the host that has it by now, or on the best one, if possible with a base image."""
+        target = await body(request, TemplateBody)
+        name = target.name or target.alias or ""
+        requests = [PlacementRequest(images=images) for images in (_files(name), _files(ALIASES["base"]), frozenset())]
+        orders = (place.ranked(self.members.views(), requested) for requested in requests)
+        if not (order := next(filter(None, orders), [])):
+            raise self._nowhere(name, frozenset(), PlacementRequest())
+        answer = await self._answer_of(request, self.members.member(order[0]))
+        if answer.status < 300:
+            for made in _decoded(answer, MadeTemplate).names:
+                self._builders[caller_owner(), _plain(made)] = order[0]
+            for old in [*self._builders][:-MAX_BUILDERS]:
+                del self._builders[old]
+        return _response(answer)
+
+    def _builder(self, request: web.Request) -> HostMember:
+        """The host that builds a template. Raises NotFound."""
+        template = request.match_info["template"]
+        name = self._builders.get((caller_owner(), _plain(template)))
+        if name is None or name not in self.members.hosts:
+            raise NotFound(
+                f"no host builds {template[:100]!r}",
+                hint="build it again: its host or the coordinator is new",
+            )
+        return self.members.member(name)
+
+    async def _of_build(self, request: web.Request) -> web.StreamResponse:
+        return _response(await self._answer_of(request, self._builder(request)))
+
+    async def _upload(self, request: web.Request) -> web.StreamResponse:
+        """Whether an archive is there, and an address of ours for it."""
+        member = self._builder(request)
+        answer = await self._answer_of(request, member)
+        if answer.status >= 300:
+            return _response(answer)
+        reported = _decoded(answer, ArchiveInfo)
+        url = URL(reported.url).with_query(host=member.name)
+        reported.url = f"{request.scheme}://{request.host}{url.raw_path_qs}"
+        return web.Response(body=msgspec.json.encode(reported), status=answer.status, content_type="application/json")
+
+    async def _archive(self, request: web.Request) -> web.StreamResponse:
+        """An archive, to the host that signed its address and judges the signature."""
+        if (name := request.query.get("host", "")) not in self.members.hosts:
+            raise NotFound("no such address", hint="ask for it again")
+        return await self._passed(request, self.members.member(name))
 
 
 class _Answered(PagurusError):
@@ -338,6 +413,16 @@ def refusal(error: Exception) -> web.Response:
     if isinstance(error, PagurusError):
         return number_error(error.status, str(error))
     return number_error(500, "a bug in the coordinator: see its log")
+
+
+def _plain(template: str) -> str:
+    """Its name without a tag: all of its tags are on one host."""
+    return template.partition(":")[0]
+
+
+def _files(name: str) -> frozenset[str]:
+    """The names of files that an image of this name may have; none for no name."""
+    return frozenset(filter(None, map(filed, (name, f"{name}:latest")))) if name else frozenset()
 
 
 def _headers(request: web.Request, without: Iterable[str] = ()) -> CIMultiDict[str]:

@@ -56,7 +56,15 @@ class Routes:
     """Handlers of one coordinator."""
 
     def __init__(
-        self, members: Members, callers: Callers, copies: Copies, moves: Moves, jobs: Jobs, phases: PhaseScheduler
+        self,
+        members: Members,
+        callers: Callers,
+        copies: Copies,
+        moves: Moves,
+        jobs: Jobs,
+        phases: PhaseScheduler,
+        *,
+        e2b_domain: str = "",
     ) -> None:
         self.members = members
         self.copies = copies
@@ -65,6 +73,7 @@ class Routes:
         self.callers = callers
         self.moves = moves
         self.calls = E2bCalls(members, callers, copies, moves)
+        self.calls.domain = e2b_domain
         self._overview = Overview(members, callers, jobs, phases)
         self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
@@ -355,6 +364,8 @@ def _open(request: web.Request) -> bool:
     """Whether it is answered to everybody: the page's files, which hold nothing of the cluster, and the way in."""
     if request.path == "/v1/login":
         return request.method != "GET"
+    if request.method == "PUT" and request.path.startswith(e2b.ARCHIVES):  # a host has signed the address
+        return True
     return request.path in OPEN or request.path.startswith(ASSETS)
 
 

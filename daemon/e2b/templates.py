@@ -136,7 +136,7 @@ class Templates:
             text = written(body, base=name, user=user, workdir=workdir, labels=build.labels)
             first_lines = text.first_lines
             async with Client(self.address, token=key) as client:
-                with tempfile.TemporaryDirectory(prefix="e2b-build-", dir=self._host.images.directory) as directory:
+                with tempfile.TemporaryDirectory(prefix=".e2b-build-", dir=self._host.images.directory) as directory:
                     await asyncio.to_thread(self._lay_out, Path(directory), text.text, text.hashes, build.owner)
                     image = await client.images.build(
                         build.names[0],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +116,7 @@ async def test_sandboxes_are_spread_and_found(cluster: Cluster, url: str) -> Non
         async with session.post(f"{url}/sandboxes", json={"templateID": "no-such"}) as answer:
             assert answer.status == 404 and "no-such" in (await answer.json())["message"]
         async with session.post(f"{url}/v3/templates", json={"name": "mine"}) as answer:
-            assert answer.status == 501 and "built by a host" in (await answer.json())["message"]
+            assert answer.status == 403  # a key of scope exec
         async with aiohttp.ClientSession() as nobody, nobody.get(f"{url}/sandboxes") as answer:
             assert answer.status == 401
 
@@ -140,3 +143,79 @@ async def test_a_quota_counts_over_all_hosts(cluster: Cluster, url: str) -> None
 
 async def _none(cluster: Cluster, ids: list[str]) -> bool:
     return not {f"s-{id[1:]}" for id in ids} & set(await places(cluster))
+
+
+async def test_a_template_is_built_by_one_host_and_found_there(cluster: Cluster, url: str) -> None:
+    """Its archive passes by an address of the coordinator's; a sandbox of it is made before any host reports it."""
+    admin, name = await key(cluster, scope="admin"), "built-through-a-coordinator"
+    async with aiohttp.ClientSession(headers={"X-API-KEY": admin}) as session, aiohttp.ClientSession() as nobody:
+
+        async def call(method: str, path: str, body: object = None) -> tuple[int, Any]:
+            async with session.request(method, url + path, json=body) as answer:
+                return answer.status, await answer.json() if await answer.read() else None
+
+        status, build = await call("POST", "/v3/templates", {"name": name, "tags": ["v1"]})
+        assert (status, build["templateID"]) == (202, f"{name}:v1"), build
+        data = archive("brought", b"by its client")
+        files = f"/templates/{build['templateID']}/files/{hashlib.sha256(data).hexdigest()}"
+        status, place = await call("GET", files)
+        assert status == 201 and not place["present"] and place["url"].startswith(f"{url}/templates/archives/")
+        for address, code in ((place["url"].partition("?")[0], 404), (place["url"], 200)):
+            async with nobody.put(address, data=data) as answer:
+                assert answer.status == code, await answer.text()
+        steps = [
+            {"type": "COPY", "args": ["brought", "brought", "", ""], "filesHash": hashlib.sha256(data).hexdigest()},
+            {"type": "RUN", "args": ["cp brought copied"]},
+        ]
+        path = f"/v2/templates/{build['templateID']}/builds/{build['buildID']}"
+        assert (await call("POST", path, {"fromImage": "debian", "steps": steps}))[0] == 202
+
+        async def ended() -> Any:
+            state = (await call("GET", f"{path.removeprefix('/v2')}/status"))[1]
+            return state if state["status"] in ("ready", "error") else None
+
+        state = await until(ended, "the build has ended", 900)
+        assert state["status"] == "ready", state.get("reason")
+        made = [await call("POST", "/v2/sandboxes", {"templateID": f"{name}:v1"}) for _ in range(2)]
+        assert [status for status, _ in made] == [201, 201]
+        there = await places(cluster)
+        assert len({there[f"s-{item['sandboxID'][1:]}"] for _, item in made}) == 1
+        for _, item in made:
+            headers = {"X-Access-Token": item["envdAccessToken"], "E2b-Sandbox-Port": "49983"}
+            headers["E2b-Sandbox-Id"] = item["sandboxID"]
+            async with nobody.get(f"{url}/files?path=copied", headers=headers) as answer:
+                assert (answer.status, await answer.read()) == (200, b"by its client")
+            assert (await call("DELETE", f"/sandboxes/{item['sandboxID']}"))[0] == 204
+        assert (await call("DELETE", f"/templates/{name}"))[0] == 204
+        status, refused = await call("GET", "/templates/of-nobody/builds/1/status")
+        assert status == 404 and "no host builds" in refused["message"]
+
+
+def archive(name: str, content: bytes) -> bytes:
+    """A tar archive of one file."""
+    with io.BytesIO() as data:
+        with tarfile.open(fileobj=data, mode="w:gz") as made:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            made.addfile(entry, io.BytesIO(content))
+        return data.getvalue()
+
+
+async def test_names_of_hosts_are_below_the_domain_of_the_coordinator(cluster: Cluster, url: str) -> None:
+    cluster.kill()
+    cluster.options("--e2b-domain", "sandboxes.example.org")
+    cluster.start()
+    async with aiohttp.ClientSession(headers={"X-API-KEY": await key(cluster, scope="exec")}) as session:
+
+        async def create() -> Any:
+            async with session.post(f"{url}/v2/sandboxes", json={"templateID": "base"}) as answer:
+                return await answer.json() if answer.status == 201 else None
+
+        made = await until(create, "a host has come back")
+        assert made["domain"] == "sandboxes.example.org"
+        name = f"49983-{made['sandboxID']}.{made['domain']}"
+        headers = {"X-Access-Token": made["envdAccessToken"], "Host": name}
+        async with session.get(f"{url}/files?path=/etc/hostname", headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+        async with session.delete(f"{url}/sandboxes/{made['sandboxID']}") as answer:
+            assert answer.status == 204
