@@ -42,7 +42,6 @@ exit $status
     "container": """set -x
 . tree/tests/hosts/package.sh
 note_system
-until pagurus ls; do sleep 1; done
 run_acts --no-systemd "$@"
 """,
 }

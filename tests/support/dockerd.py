@@ -14,9 +14,9 @@ READY = 120.0  # seconds
 
 
 class Docker:
-    """A dockerd below `root`."""
+    """A dockerd below `root`, with these options besides its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *options: str) -> None:
         self.root = root
         self.socket = f"unix://{root}/docker.sock"
         places = [
@@ -27,7 +27,7 @@ class Docker:
         ]
         bare = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--storage-driver=overlay2"]
         with (root / "dockerd.log").open("wb") as log:
-            self.process = Program([str(PROGRAM), *places, *bare], stdout=log, stderr=log)
+            self.process = Program([str(PROGRAM), *places, *bare, *options], stdout=log, stderr=log)
         try:
             self._await()
         except BaseException:
