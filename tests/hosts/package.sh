@@ -8,7 +8,7 @@ failed=0
 
 act() { # act NAME WRONG: note the result of an act on the package; WRONG says what is not as it should be
     local result=passed wrong
-    wrong=$(printf '%s' "$2" | tr '\n"\\' '   ')
+    wrong=$(printf '%s' "$2" | tr '[:cntrl:]"\\' ' ')
     [ -z "$wrong" ] || { result=failed; failed=$((failed + 1)); }
     printf '{"group": "package", "act": "%s", "result": "%s", "note": "%s", "seconds": 0}\n' "$1" $result "$wrong" \
         >>"$JOB/acts.jsonl"

@@ -25,6 +25,7 @@ def act_of(directory: Path, script: str) -> dict[str, str]:
     [
         ("", "passed", ""),
         ("/run/pagurus", "failed", "/run/pagurus"),
+        ("5%\r10%", "failed", "5% 10%"),
         ("one\n/a 'path' with \"quotes\"", "failed", "one /a 'path' with quotes"),
     ],
 )
