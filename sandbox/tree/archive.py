@@ -25,7 +25,7 @@ from typing import IO
 from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import tar, walk
-from sandbox.tree.safe_path import IN_ROOT, ON_HOST, make_parents, open_kind, openat2, opened, pinned, refused
+from sandbox.tree.safe_path import IN_ROOT, ON_HOST, inner_id, make_parents, open_kind, openat2, opened, pinned, refused
 from sandbox.tree.space import Reserve
 
 MAX_DEPTH = 128  # directories within one another
@@ -136,7 +136,7 @@ class _Packer:
         header.mtime = result.st_mtime
         if self.complete:
             header.pax_headers = {"mtime": f"{result.st_mtime_ns // 10**9}.{result.st_mtime_ns % 10**9:09}"}
-        header.uid, header.gid = max(0, result.st_uid - self.uid_base), max(0, result.st_gid - self.uid_base)
+        header.uid, header.gid = (inner_id(number, self.uid_base) for number in (result.st_uid, result.st_gid))
         return header
 
 

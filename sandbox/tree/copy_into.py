@@ -22,13 +22,12 @@ from sandbox.messages import CopyRequest, CopyResult
 from sandbox.patterns import PatternList, glob, split_wildcards
 from sandbox.tree import archive, compressed, modes
 from sandbox.tree.copy import copy_data
-from sandbox.tree.safe_path import NO_LINKS, named, open_deep, openat2, opened, pinned, refused, regular
+from sandbox.tree.safe_path import IDS, NO_LINKS, named, open_deep, openat2, opened, pinned, refused, regular
 from sandbox.tree.walk import WalkEntry, walk
 
 SOURCE, TARGET = 0, 1
 MAX_LINKS = 255  # symbolic links on the way to one path
 MAX_FILE = 4 << 20  # bytes of /etc/passwd and /etc/group
-IDS = 65_536  # owners that a sandbox has
 ALWAYS_THERE = ("run", "tmp", "root")  # in every image, also in what begins with nothing
 _POLL = os.O_PATH | os.O_NOFOLLOW
 

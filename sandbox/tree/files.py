@@ -27,6 +27,7 @@ from sandbox.tree import walk
 from sandbox.tree.safe_path import (
     SandboxRoot,
     as_sandbox_root,
+    inner_id,
     make_parents,
     need_path,
     need_regular,
@@ -231,7 +232,7 @@ def _info(name: str, result: os.stat_result, uid_base: int, directory: int) -> F
         size=result.st_size,
         mode=stat.S_IMODE(result.st_mode),
         modified_at=result.st_mtime,
-        uid=result.st_uid - uid_base,
-        gid=result.st_gid - uid_base,
+        uid=inner_id(result.st_uid, uid_base),
+        gid=inner_id(result.st_gid, uid_base),
         target=target,
     )

@@ -27,6 +27,8 @@ from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NoSpace, NotFound, PagurusError
 
 _SYS_OPENAT2 = 437
+IDS = 65_536  # users and groups that a sandbox has
+NOBODY = 65_534
 _RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
@@ -272,6 +274,16 @@ def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755, *, reso
                 pass  # the sandbox made it since
             except OSError as error:
                 raise refused(error, str(path)) from error
+
+
+def inner_id(number: int, base: int) -> int:
+    """A user or group as a sandbox sees it whose ids begin at `base` (0: as it is). One that has no number there, such
+    as the owner of /proc/sys, gets the overflow id, as from the kernel.
+
+    >>> inner_id(165536, 165536), inner_id(0, 165536), inner_id(70000, 0)
+    (0, 65534, 70000)
+    """
+    return number - base if not base or 0 <= number - base < IDS else NOBODY
 
 
 @contextlib.contextmanager

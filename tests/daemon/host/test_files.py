@@ -103,6 +103,14 @@ async def test_status_tells_what_a_path_is_without_following(sb) -> None:
         await sb.files.stat("/")
 
 
+async def test_what_the_host_owns_belongs_to_nobody(sb) -> None:
+    names = await sb.exec("cd / && stat -c '%n %u %g' *")
+    inside = {name: (int(uid), int(gid)) for name, uid, gid in map(str.split, names.text.splitlines())}
+    listed = {info.name: (info.uid, info.gid) for info in await sb.files.list("/")}
+    assert {name: listed[name] for name in inside} == inside
+    assert inside["sys"] == (safe_path.NOBODY, safe_path.NOBODY) and inside["root"] == (0, 0)
+
+
 async def test_directories_moves_and_removals(sb) -> None:
     await sb.files.mkdir("/w/x/y", mode=0o700)
     assert (await sb.files.stat("/w/x/y")).mode == 0o700
