@@ -68,6 +68,7 @@ class Overview:
     # ----------------------------------------------------------------- hosts
 
     async def _hosts(self, request: web.Request) -> web.StreamResponse:
+        """Hosts, as much as the caller may see of them."""
         infos = self._members.infos()
         if "monitor" in GRANTED[CALLER.get().scope]:
             return reply(request, infos)
@@ -84,10 +85,12 @@ class Overview:
         return (await self._answer(request, member, "/v1/doctor")).response()
 
     async def _places(self, request: web.Request) -> web.StreamResponse:
+        """Where the caller's sandboxes are."""
         result = sorted(self._members.places.items())
         return reply(request, [PlaceInfo(sandbox=id, host=item.host) for id, item in result if visible(item.row.owner)])
 
     async def _copies(self, request: web.Request) -> web.StreamResponse:
+        """Hosts that hold copies of the states of the caller's sandboxes."""
         places = self._members.places
         result = [
             CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host)
@@ -100,9 +103,11 @@ class Overview:
     # ----------------------------------------------------------------- jobs
 
     async def _all_jobs(self, request: web.Request) -> web.StreamResponse:
+        """The caller's jobs."""
         return reply(request, [item for item in await self._jobs.all() if visible(item.owner)])
 
     async def _one_job(self, request: web.Request) -> web.StreamResponse:
+        """One job."""
         return reply(request, await self._job(request.match_info["job"]))
 
     async def _job(self, name: str) -> JobInfo:
@@ -113,6 +118,7 @@ class Overview:
         return result
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
+        """What a job has written, from byte `from` on."""
         begin = request.query.get("from", "0")
         if not begin.isascii() or not begin.isdigit():
             raise Invalid(f"from={begin} is no position", hint="give the number of bytes that were read")
@@ -120,9 +126,11 @@ class Overview:
         return web.Response(body=await self._jobs.said(job.id, int(begin[:18])))
 
     async def _now(self, request: web.Request) -> web.StreamResponse:
+        """Turns on shared machines now."""
         return reply(request, _own(await self._phases.all()))
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
+        """Turns on shared machines that are over."""
         return reply(request, _own(await self._phases.past()))
 
     # ----------------------------------------------------------------- builds

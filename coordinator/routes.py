@@ -20,6 +20,7 @@ from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import PlacementRequest
+from coordinator.description import described
 from coordinator.e2b import E2bCalls
 from coordinator.forward import MEMORY, HostResponse, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
@@ -90,7 +91,7 @@ class Routes:
         calls = self.calls
         yield from (
             ("GET", "/v1/health", self._health),
-            ("GET", "/v1/openapi.json", self._any),
+            ("GET", "/v1/openapi.json", self._description),
             ("GET", "/metrics", self._metrics),
             ("GET", "/v1/usage", self._joined("sandbox", None)),
             ("GET", "/v1/usage/host", self._added),
@@ -239,6 +240,12 @@ class Routes:
             return await self._pass(request, member)
         raise self._no_host()
 
+    async def _description(self, request: web.Request) -> web.StreamResponse:
+        host: bytes | None = None
+        for member in self.members.living()[:1]:
+            host = (await member.upstream.complete("GET", request.path, {}, None, None)).body
+        return reply(request, described(host, self._table(), lambda method, path: _scope(access.NOBODY, method, path)))
+
     async def _best(self, request: web.Request) -> web.StreamResponse:
         """Whatever comes in is for the host that has most room."""
         order = place.ranked(self.members.views(), PlacementRequest())
@@ -318,6 +325,7 @@ class Routes:
         return reply(request, msgspec.convert(grant, ApiToken, from_attributes=True))
 
     async def _add_host(self, request: web.Request) -> web.StreamResponse:
+        """Have a host in the cluster, under this name."""
         target = await body(request, HostRequest)
         if not target.address.startswith(("http://", "https://", "/")):
             raise Invalid(f"{target.address!r} is no address", hint="give a URL or the path of a daemon's socket")
@@ -330,15 +338,18 @@ class Routes:
         return reply(request, member.info(self.members.counts()[member.name]), 201)
 
     async def _change_host(self, request: web.Request) -> web.StreamResponse:
+        """Change labels of a host, or whether it drains: its sandboxes move away and no new ones come."""
         target = await body(request, HostChange)
         member = await self.members.change(request.match_info["name"], draining=target.draining, labels=target.labels)
         return reply(request, member.info(self.members.counts()[member.name]))
 
     async def _drop_host(self, request: web.Request) -> web.StreamResponse:
+        """Forget a host. Its sandboxes keep running there."""
         await self.members.drop(request.match_info["name"])
         return reply(request, {})
 
     async def _move(self, request: web.Request) -> web.StreamResponse:
+        """Move a running sandbox to another host."""
         target = await body(request, MoveRequest)
         id, _ = self.calls.find(target.sandbox)
         return reply(request, await self.moves.move(id, self.members.member(target.host).name))
@@ -346,17 +357,21 @@ class Routes:
     # ----------------------------------------------------------------- jobs
 
     async def _request_phase(self, request: web.Request) -> web.StreamResponse:
+        """A turn of a job on shared machines: whether it has them, or until when it waits."""
         query = await body(request, PhaseRequest)
         return reply(request, await self.phases.request(msgspec.structs.replace(query, job=_owned(query.job))))
 
     async def _leave_phases(self, request: web.Request) -> web.StreamResponse:
+        """A job gives its turn up."""
         await self.phases.leave(_owned((await body(request, PhaseLeave)).job))
         return reply(request, {})
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
+        """Have a run carried out as a job."""
         return reply(request, await self.jobs.submit(await body(request, JobRequest), CALLER.get().owner), 201)
 
     async def _cancel_job(self, request: web.Request) -> web.StreamResponse:
+        """End a job."""
         return reply(request, await self.jobs.cancel(request.match_info["job"]))
 
 

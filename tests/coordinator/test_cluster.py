@@ -7,13 +7,17 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from openapi_spec_validator import validate
 
 from coordinator.decide import place
 from coordinator.decide.place import HostView, PlacementRequest
+from coordinator.description import TYPES
+from coordinator.routes import Routes
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
 from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, SandboxInfo
@@ -55,6 +59,24 @@ async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> No
         assert set(listed) >= {item.id for item in few} and len(listed) == len(set(listed))
         assert (await client.statistics()).sandboxes == len(listed)
     assert await client.sandboxes() == []
+
+
+def _routes() -> list[tuple[str, str]]:
+    """Methods and paths of a coordinator without hosts."""
+    nothing: Any = SimpleNamespace(tokens=None, logins=None)
+    made = Routes(nothing, nothing, nothing, nothing, nothing, nothing)
+    return [(route.method, route.resource.canonical) for route in made.application().router.routes() if route.resource]
+
+
+async def test_the_description_has_the_routes_of_the_cluster_too(client: Client) -> None:
+    content = await client.call("GET", "/v1/openapi.json", dict[str, Any])
+    validate(content)
+    served = {(method, path) for method, path in _routes()}
+    described = {(method.upper(), path) for path, item in content["paths"].items() for method in item}
+    own = {(method, path) for method, path in served if path.startswith(("/v1/cluster/", "/v1/phases"))}
+    assert own == set(TYPES) and described >= {*own, ("POST", "/v1/sandboxes")}
+    summaries = [content["paths"][path][method.lower()]["summary"] for method, path in own]
+    assert all(summaries)
 
 
 async def test_metrics_name_the_host_of_each_sample(client: Client) -> None:
