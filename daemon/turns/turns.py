@@ -192,6 +192,8 @@ class LiveSandbox:
         result.waited_ms = 1000 * (clock - arrived)
         self.services.exposed.append(result.waited_ms)
         metrics.command(result.duration, result.waited_ms / 1000)
+        if self.row.state is SandboxState.RESTORING:  # it ended with the processes that are being replaced
+            raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
         self.need_alive()
         if ends_turn and self.group is None:
             await self._end_turn(what, result, started, finalize)

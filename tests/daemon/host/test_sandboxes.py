@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from pathlib import Path
 
@@ -204,6 +205,20 @@ async def test_a_killed_sandbox_says_so_and_comes_back_equal(daemon: Daemon, sb)
     restored = await sb.restore(verify=True)
     assert (restored.checkpoint, restored.differences) == (result.checkpoint, [])
     assert (await sb.exec(f"tr '\\0' ' ' < /proc/{pid.decode()}/cmdline")).text == "sleep 1000000 "
+
+
+async def test_a_command_whose_sandbox_is_taken_back_under_it_is_told_of_the_death(sb) -> None:
+    """Also where it ends while the restore is under way, which others see as a conflict."""
+    for _ in range(5):
+        running = [asyncio.ensure_future(sb.exec(f"touch /run/{n}; sleep 1000000", ends_turn=False)) for n in range(4)]
+        while len(await sb.files.list("/run")) < len(running):  # noqa: ASYNC110 - no word is given of a start
+            await asyncio.sleep(0.01)
+        kill_everything(sb.id)
+        with contextlib.suppress(SandboxDead):
+            await _until_dead(sb)
+        await sb.restore()
+        for ended in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(ended, SandboxDead) or getattr(ended, "exit_code", 0) == 128 + signal.SIGKILL
 
 
 async def test_restore_works_before_the_first_turn(sb) -> None:
