@@ -126,7 +126,7 @@ class PageQuery:
         """
         listed = np.zeros(_REGIONS, _REGION)
         left = limit
-        while start < end and (left > 0 or not limit):
+        while start < end:
             argument = bytearray(
                 _ARGUMENT.pack(
                     _ARGUMENT.size, _WP_MATCHING * protect, start, end, 0, listed.ctypes.data, _REGIONS, left,
@@ -134,11 +134,11 @@ class PageQuery:
                 )
             )  # fmt: skip
             count = fcntl.ioctl(pagemap, _SCAN, argument)
-            for first, stop, categories in listed[:count].tolist():
-                left -= (stop - first) // PAGE
-                yield first, stop, categories
+            yield from map(tuple, listed[:count].tolist())
             reached = _ARGUMENT.unpack(argument)[4]
-            if reached <= start:
+            if limit:
+                left -= int((listed["end"][:count] - listed["start"][:count]).sum()) // PAGE
+            if reached <= start or (limit and left <= 0):
                 return
             start = reached
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from sandbox.content.layers import PAGE, Layers
 from sandbox.content.page_hashes import HashedPages, hash_pages
 from sandbox.criu import rewrite
 from sandbox.criu.tracking import orders, precopy, tracker, userfault
+from sandbox.libc import library
 from tests.support import frozen_memory
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, Saved, shell, started
@@ -229,6 +232,26 @@ async def test_a_page_that_cannot_be_copied_is_dumped(bench: Bench, monkeypatch:
     saved, wrong = await captured(bench, sandbox)
     assert not wrong
     assert own_bytes(saved) > 24 << 20
+
+
+def test_more_regions_than_one_call_lists_are_found() -> None:
+    count = userfault._REGIONS + 100
+    library.mmap.restype = ctypes.c_void_p
+    at = library.mmap(None, ctypes.c_size_t(2 * count * PAGE), 3, 0x22, -1, 0)
+    mappings = [userfault.Mapping(at + 2 * n * PAGE, at + (2 * n + 1) * PAGE) for n in range(count)]
+    try:
+        for mapping in mappings:
+            library.munmap(ctypes.c_void_p(mapping.end), ctypes.c_size_t(PAGE))
+            ctypes.memset(mapping.start, 1, PAGE)
+        assert userfault.unregistered(os.getpid(), mappings) == mappings
+        with open("/proc/self/pagemap", "rb") as pagemap:
+            query = userfault.PageQuery(every=userfault.PRESENT)
+            ends = mappings[0].start, mappings[-1].end
+            for limit in (0, 10, count - 1):
+                regions = list(query.regions(pagemap.fileno(), *ends, limit=limit))
+                assert [start for start, *_ in regions] == [mapping.start for mapping in mappings][: limit or None]
+    finally:
+        library.munmap(ctypes.c_void_p(at), ctypes.c_size_t(2 * count * PAGE))
 
 
 PAGES = st.lists(st.integers(0, 40), unique=True, max_size=30).map(sorted)
