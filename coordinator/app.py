@@ -1,6 +1,6 @@
 """The coordinator's process: start, serve, signals, stop.
 
-Owns: the process, its options, its sockets. Does not own: routes (:mod:`coordinator.routes`), the doors themselves,
+Owns: the process, its options, its sockets. Does not own: routes (:mod:`coordinator.api.routes`), the doors themselves,
 which are a daemon's (:mod:`daemon.listener`, :mod:`daemon.auth.tls`). Guarantee: whatever becomes of it, the hosts and
 what runs on them continue.
 """
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from coordinator.api.routes import Routes
 from coordinator.balance import Balance
 from coordinator.callers import Callers
 from coordinator.copies import Copies
@@ -26,7 +27,6 @@ from coordinator.members import TTL, Members
 from coordinator.moves import Moves
 from coordinator.object_store import ObjectStore
 from coordinator.phases import PhaseScheduler, parse_share
-from coordinator.routes import Routes
 from coordinator.state import CoordinatorState
 from daemon import listener, logs
 from daemon.auth import tls

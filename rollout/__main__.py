@@ -26,14 +26,12 @@ from rollout.service.protocol import ADDRESS
 from rollout.service.role import RolloutRole
 from rollout.service.server import RolloutServer
 from rollout.store import stages
-from rollout.store.lock import own
+from rollout.store.lock import own, status_of
 from sandbox import durable, structs
-from sandbox.errors import Conflict, PagurusError
 from sandbox.termination import termination_signals
 
 LOCK = "rollout.lock"
 DAY = 86_400.0  # seconds
-OWNED = 75  # exit status: try again later
 log = logging.getLogger("pagurus.rollout.main")
 
 
@@ -87,8 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()
-    tls = None
-    try:
+
+    def work() -> None:
+        tls = None
         if options.certificate is not None:
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(options.certificate, options.key)
@@ -96,13 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
             stages.note(options.run / "roles", "rollout", stages.IMPORTED)
             more = {"at": options.at, "placed": options.placed}
             asyncio.run(serve(options.run.resolve(), listen=options.listen, tls=tls, **more))
-    except Conflict as error:
-        print(error, file=sys.stderr)
-        return OWNED
-    except (PagurusError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+
+    return status_of(work)
 
 
 if __name__ == "__main__":

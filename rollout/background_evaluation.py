@@ -1,7 +1,7 @@
 """``python -m rollout.background_evaluation DIRECTORY``: an evaluation of one version during training.
 
 Owns: an engine of its own, the episodes of the order, their sandboxes. Does not own: when there is an evaluation, what
-follows from its episodes (trainer.evaluations).
+follows from its episodes (trainer.evaluation.evaluations).
 Guarantee: the result is on disk whole or not at all. After a kill the next process plays all of it again, and first
 removes the sandboxes of the one before.
 
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,13 +32,11 @@ from rollout.messages import Trajectory
 from rollout.plan import RolloutPlan, SuitePlan, read_plan
 from rollout.played import engine_of, with_stops
 from rollout.service.engines import launch
-from rollout.store.lock import own
+from rollout.store.lock import own, status_of
 from sandbox import durable, structs
-from sandbox.errors import Conflict, PagurusError
 
 MODEL, ORDER, RESULT, LOCK = "model", "order.json", "result.msgpack", "evaluation.lock"
 HELD_OUT = ""  # name of the suite of the run's own held-out episodes
-OWNED = 75  # exit status: another process plays it
 
 
 class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,18 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
     directory: Path = parser.parse_args(arguments).directory.resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()
-    try:
+
+    def work() -> None:
         with own(directory, LOCK):
             order = msgspec.json.decode((directory / ORDER).read_bytes(), type=EvaluationOrder)
             result = asyncio.run(evaluate(directory, order))
             durable.publish(directory / RESULT, msgspec.msgpack.encode(result))
-    except Conflict as error:
-        print(error, file=sys.stderr)
-        return OWNED
-    except (PagurusError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+
+    return status_of(work)
 
 
 if __name__ == "__main__":

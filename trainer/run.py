@@ -47,7 +47,7 @@ from rollout.service.client import RolloutClient
 from rollout.service.phases import PhaseClient
 from rollout.service.protocol import PublishedVersion, RolloutCounters
 from rollout.store import stages
-from rollout.store.lock import own
+from rollout.store.lock import OWNED, own
 from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
@@ -57,7 +57,7 @@ from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
 from trainer.errors import TrainerFailed
-from trainer.evaluations import Evaluations
+from trainer.evaluation.evaluations import Evaluations
 from trainer.learner import local
 from trainer.models import verify
 from trainer.models.load import published, take
@@ -74,7 +74,6 @@ from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
 MAX_UNLEARNED = 3  # batches in a row
-OWNED = 75  # exit status: another process is the trainer of this run
 POLL_INTERVAL = 1.0  # seconds between two looks at what the rollout does
 
 

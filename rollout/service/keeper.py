@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import logging
 import os
-import sys
 from pathlib import Path
 
 from rollout.engine import gpus, tls
@@ -29,15 +28,14 @@ from rollout.service.engines import launch as launch_of
 from rollout.service.placed import ADDRESS, directory_of, name_of
 from rollout.service.server import ENGINE_REQUESTS, RolloutServer
 from rollout.store import stages
-from rollout.store.lock import own
+from rollout.store.lock import OWNED, own, status_of
 from sandbox import durable, structs
-from sandbox.errors import Conflict, EngineFailed, PagurusError
+from sandbox.errors import EngineFailed
 from sandbox.termination import termination_signals
 
 LOCK, SOCKET = "keeper.lock", "keeper.sock"  # in the server's directory
 ROLE = "keeper"
 POLL_INTERVAL = 0.5  # seconds between two looks for the run's first version
-OWNED = 75  # exit status: try again later
 
 
 class Keeper:
@@ -99,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()
-    try:
+
+    def work() -> None:
         plan = read_plan(options.run)
         os.nice(plan.nice)
         directory = directory_of(options.run, options.number)
@@ -107,15 +106,11 @@ def main(arguments: list[str] | None = None) -> int:
         with own(directory, LOCK):
             launch = launch_of(plan, gpu=bool(gpus.visible()))  # the placement has chosen which
             asyncio.run(keep(options.run.resolve(), options.number, launch, options.at))
+
+    try:
+        return status_of(work)
     except asyncio.CancelledError:  # its supervisor knows whether it requested that
         return OWNED
-    except Conflict as error:
-        print(error, file=sys.stderr)
-        return OWNED
-    except (PagurusError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from sandbox.errors import Conflict
+from sandbox.errors import Conflict, PagurusError
 
 NAME = "owner.lock"
+OWNED = 75  # exit status: another process has this role; try again later
 
 
 def own(directory: Path, name: str = NAME) -> IO[str]:
@@ -30,3 +33,16 @@ def own(directory: Path, name: str = NAME) -> IO[str]:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def status_of(work: Callable[[], object]) -> int:
+    """Exit status of a role's process that does `work`: 0; 1 when it could not, after its reason; OWNED."""
+    try:
+        work()
+    except Conflict as error:
+        print(error, file=sys.stderr)
+        return OWNED
+    except (PagurusError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

@@ -14,6 +14,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from coordinator import app, state
+from coordinator.api.routes import Routes
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.failover import Failover
@@ -21,7 +22,6 @@ from coordinator.jobs.keeper import Jobs
 from coordinator.members import HostMember, Members, SandboxPlace
 from coordinator.moves import Moves
 from coordinator.phases import PhaseScheduler, SharedCapacity
-from coordinator.routes import Routes
 from coordinator.state import CoordinatorState, CopyRow, HostRow, MoveRow
 from daemon.auth.shares import Shares
 from daemon.auth.tokens import TokenStore

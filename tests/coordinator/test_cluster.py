@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from openapi_spec_validator import validate
 
+from coordinator.api.description import TYPES
+from coordinator.api.routes import Routes
 from coordinator.decide import place
 from coordinator.decide.place import HostView, PlacementRequest
-from coordinator.description import TYPES
-from coordinator.routes import Routes
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
 from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, SandboxInfo

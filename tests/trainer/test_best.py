@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import Invalid
-from trainer import best
-from trainer.best import FILE, NAME, BestKeeper, BestVersion, read
+from trainer.evaluation import best
+from trainer.evaluation.best import FILE, NAME, BestKeeper, BestVersion, read
 
 
 @pytest.fixture(autouse=True)

@@ -16,20 +16,21 @@ import pytest
 
 from coordinator import local
 from rollout import Trajectory
-from rollout.background_evaluation import LOCK, MODEL, OWNED, RESULT, EvaluationOrder
+from rollout.background_evaluation import LOCK, MODEL, RESULT, EvaluationOrder
 from rollout.engine.client import Sampling
 from rollout.labels import LABEL
 from rollout.messages import Status
 from rollout.plan import SuitePlan
+from rollout.store.lock import OWNED
 from sandbox.errors import EngineFailed, Invalid
 from tests.support.daemon_host import Daemon
 from tests.support.programs import Program
 from tests.support.small_run import EXAMPLE, small
-from trainer import evaluation_queue
-from trainer.best import BestVersion, read
 from trainer.config import gather, open_run
-from trainer.evaluation_queue import EvaluationQueue
-from trainer.evaluations import summary_of
+from trainer.evaluation import queue as evaluation_queue
+from trainer.evaluation.best import BestVersion, read
+from trainer.evaluation.evaluations import summary_of
+from trainer.evaluation.queue import EvaluationQueue
 from trainer.reports.metrics import read_lines
 
 SUITE = {"name": "again", "task": str(EXAMPLE), "episodes": 2}

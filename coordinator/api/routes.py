@@ -15,18 +15,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from coordinator import e2b, merge, overview
+from coordinator import e2b, merge
+from coordinator.api import overview
+from coordinator.api.description import described
+from coordinator.api.overview import Overview
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import PlacementRequest
-from coordinator.description import described
 from coordinator.e2b import E2bCalls
 from coordinator.forward import MEMORY, HostResponse, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
 from coordinator.members import HostMember, Members, answering
 from coordinator.moves import Moves
-from coordinator.overview import Overview
 from coordinator.phases import PhaseScheduler
 from coordinator.state import HostRow
 from coordinator.wire import body, raw, refusal, reply

@@ -1,7 +1,7 @@
 """Evaluations in the background of training, each of one version, one after the other, in a process of its own.
 
 Owns: the directories ``evaluations/STEP`` of a run, their processes, trying again. Does not own: playing
-(rollout.background_evaluation), figures (trainer.evaluations).
+(rollout.background_evaluation), figures (trainer.evaluation.evaluations).
 Guarantee: an evaluation that was begun is recorded once, also when the trainer or its process is killed: it is on disk
 until its episodes were recorded.
 
@@ -24,7 +24,8 @@ from pathlib import Path
 import msgspec
 
 from rollout import Trajectory
-from rollout.background_evaluation import MODEL, ORDER, OWNED, RESULT, EvaluationOrder
+from rollout.background_evaluation import MODEL, ORDER, RESULT, EvaluationOrder
+from rollout.store.lock import OWNED
 from rollout.weights.export import export
 from sandbox import durable
 from sandbox.errors import EngineFailed
@@ -35,7 +36,7 @@ MAX_STARTS = 3
 RETRY_S = 5.0  # seconds between two starts
 END_TIMEOUT = 20.0  # seconds after SIGTERM
 
-log = logging.getLogger("pagurus.trainer.evaluations")
+log = logging.getLogger("pagurus.trainer.evaluation.evaluations")
 Record = Callable[[EvaluationOrder, Path, dict[str, list[Trajectory]]], Awaitable[object]]
 
 

@@ -1,7 +1,7 @@
 """Evaluations of a run: after which steps, their figures, the best version.
 
 Owns: what is recorded of held-out episodes and of suites. Does not own: playing them (the rollout, or
-trainer.evaluation_queue in the background).
+trainer.evaluation.queue in the background).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollout.environments.mixture import Mixture
 from rollout.evaluate import scored
 from rollout.plan import read_plan
 from sandbox.errors import EngineFailed
-from trainer.best import BestKeeper
 from trainer.config import TrainConfig
-from trainer.evaluation_queue import EvaluationQueue
+from trainer.evaluation.best import BestKeeper
+from trainer.evaluation.queue import EvaluationQueue
 from trainer.reports import report
 from trainer.reports.metrics import MetricsRecorder, read_lines
 

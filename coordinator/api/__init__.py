@@ -1,0 +1,1 @@
+"""The HTTP API of a coordinator: its routes, what it shows of itself, its description."""
