@@ -170,12 +170,15 @@ class E2bCalls(Calls):
                     return await bridge(request, joined, member.upstream)
             return await self._passed(request, member)
 
-    async def _passed(self, request: web.Request, member: HostMember) -> web.StreamResponse:
+    async def _passed(
+        self, request: web.Request, member: HostMember, without: Iterable[str] = ()
+    ) -> web.StreamResponse:
+        """As it came, but for the headers `without`."""
         data = request.content if request.body_exists else None
         async with (
             while_there(request),
             member.upstream.answered(
-                request.method, request.raw_path, _headers(request), data, None, of_port=True
+                request.method, request.raw_path, _headers(request, without), data, None, of_port=True
             ) as result,
         ):
             response = web.StreamResponse(status=result.status, reason=result.reason)
@@ -393,7 +396,7 @@ class E2bCalls(Calls):
         """An archive, to the host that signed its address and judges the signature."""
         if (name := request.query.get("host", "")) not in self.members.hosts:
             raise NotFound("no such address", hint="ask for it again")
-        return await self._passed(request, self.members.member(name))
+        return await self._passed(request, self.members.member(name), {"authorization", KEY_HEADER.lower()})
 
 
 class _Answered(PagurusError):
