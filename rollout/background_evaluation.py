@@ -34,6 +34,7 @@ from rollout.played import engine_of, with_stops
 from rollout.service.engines import launch
 from rollout.store.lock import own, status_of
 from sandbox import durable, structs
+from sandbox.termination import termination_signals
 
 MODEL, ORDER, RESULT, LOCK = "model", "order.json", "result.msgpack", "evaluation.lock"
 HELD_OUT = ""  # name of the suite of the run's own held-out episodes
@@ -91,6 +92,15 @@ async def _enter(episodes: EpisodeManager, suite: SuitePlan, plan: RolloutPlan) 
     episodes.environment, episodes.scoring = loaded.environment, lambda reward: reward
 
 
+async def _until_ended(directory: Path, order: EvaluationOrder) -> dict[str, list[Trajectory]]:
+    """`evaluate`; a signal that ends the process cancels it, so that its engine and sandboxes go first."""
+    this = asyncio.current_task()
+    assert this is not None
+    for number in termination_signals():
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    return await evaluate(directory, order)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollout.background_evaluation", description="One evaluation.")
     parser.add_argument("directory", type=Path, help="with a model and an order")
@@ -101,10 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
     def work() -> None:
         with own(directory, LOCK):
             order = msgspec.json.decode((directory / ORDER).read_bytes(), type=EvaluationOrder)
-            result = asyncio.run(evaluate(directory, order))
+            result = asyncio.run(_until_ended(directory, order))
             durable.publish(directory / RESULT, msgspec.msgpack.encode(result))
 
-    return status_of(work)
+    try:
+        return status_of(work)
+    except asyncio.CancelledError:
+        return 1
 
 
 if __name__ == "__main__":

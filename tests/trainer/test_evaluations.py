@@ -157,6 +157,30 @@ def test_a_run_is_evaluated_while_it_learns(daemon: Daemon, tmp_path: Path) -> N
     assert not asyncio.run(_sandboxes(daemon, str(first)))
 
 
+def test_a_run_that_is_ended_leaves_no_evaluation(daemon: Daemon, tmp_path: Path) -> None:
+    config = small(tmp_path / "runs", held_out=50)
+    evaluation = msgspec.structs.replace(config.evaluation, background=True)
+    directory, _ = open_run(msgspec.structs.replace(config, evaluation=evaluation))
+    first = directory / evaluation_queue.DIRECTORY / "0"
+    process = Program([sys.executable, "-m", "coordinator.local", str(directory)], cwd=EXAMPLE.parent.parent)
+    try:
+        while process.poll() is None and not (_pid(first) and asyncio.run(_sandboxes(daemon, str(first)))):
+            time.sleep(0.05)
+        assert process.poll() is None, (directory / "trainer.log").read_text()
+    finally:
+        process.end()
+    assert not _pid(first)
+    assert not asyncio.run(_sandboxes(daemon, str(first)))
+    assert not [item for item in Path("/proc").glob("[0-9]*") if _runs_in(item, str(first))]
+
+
+def _runs_in(process: Path, directory: str) -> bool:
+    try:
+        return directory in (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+
+
 def _pid(directory: Path) -> int:
     """Of the process that plays an evaluation; 0: none."""
     try:

@@ -53,8 +53,8 @@ class Evaluations:
         """Whether an evaluation in the background that is due was neither begun nor recorded; takes over what a trainer
         before us recorded. Blocks."""
         recorded = self._recorded()
-        self._totals.reward_before = recorded.get(0)
-        self._totals.reward_after = recorded.get(self._config.steps)
+        self._totals.reward_before = recorded.get(0, {}).get(FIGURE)
+        self._totals.reward_after = recorded.get(self._config.steps, {}).get(FIGURE)
         return self.due(step) and step not in recorded and not self.queue.has(step)
 
     def order(self, step: int, version: int) -> EvaluationOrder:
@@ -99,23 +99,28 @@ class Evaluations:
             self._totals.reward_before = metrics[FIGURE]
         if step == self._config.steps:
             self._totals.reward_after = metrics[FIGURE]
+        await self._consider(metrics, step, version, model)
+        self._say(f"{name}: {metrics[FIGURE]:.1%} of {metrics['held_out_episodes']} episodes")
+
+    async def _consider(self, metrics: Mapping[str, object], step: int, version: int, model: Path | None) -> None:
         considered = partial(self._best.consider, metrics, step=step, version=version, model=model)
         if await asyncio.to_thread(considered):
             self._say(f"version {version} is the best by {self._best.figure}: {self._run / 'best'}")
-        self._say(f"{name}: {metrics[FIGURE]:.1%} of {metrics['held_out_episodes']} episodes")
 
     async def _played(self, order: EvaluationOrder, model: Path, episodes: Mapping[str, Sequence[Trajectory]]) -> None:
-        """Record an evaluation of the background, unless a trainer that was killed after that has."""
-        if order.step in await asyncio.to_thread(self._recorded):
+        """Record an evaluation of the background, unless a trainer has that was killed after that."""
+        recorded = await asyncio.to_thread(self._recorded)
+        if order.step in recorded:
+            await self._consider(recorded[order.step], order.step, order.version, model)
             return
         suites = {suite.name: summary_of(episodes[suite.name], suite.samples) for suite in order.suites}
         name = f"held-out reward after step {order.step}"
         own = episodes[HELD_OUT]
         await self.record(name, own, step=order.step, version=order.version, model=model, suites=suites)
 
-    def _recorded(self) -> dict[int, float]:
-        """Held-out rewards by the steps after which they were recorded."""
-        return {line["step"]: line[FIGURE] for line in read_lines(self._run / "metrics.jsonl") if FIGURE in line}
+    def _recorded(self) -> dict[int, dict[str, Any]]:
+        """What was recorded of evaluations, by the step."""
+        return {line["step"]: line for line in read_lines(self._run / "metrics.jsonl") if FIGURE in line}
 
 
 def summary_of(trajectories: Sequence[Trajectory], samples: int) -> dict[str, float]:

@@ -32,8 +32,8 @@ from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
 
 DIRECTORY = "evaluations"
-MAX_STARTS = 3
-RETRY_S = 5.0  # seconds between two starts
+MAX_STARTS = 6
+RETRY_S = 5.0  # seconds before the second start; twice as long before each further one
 END_TIMEOUT = 20.0  # seconds after SIGTERM
 
 log = logging.getLogger("pagurus.trainer.evaluation.evaluations")
@@ -119,7 +119,7 @@ class EvaluationQueue:
             if (directory / RESULT).exists():
                 return
             if start:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S * 2 ** (start - 1))
             status, reason = await self._started(directory)
             while status == OWNED:  # the process of a trainer that was killed plays it still
                 await asyncio.sleep(RETRY_S)
