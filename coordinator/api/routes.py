@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -52,6 +53,7 @@ from sandbox.sdk.transport import MSGPACK, decoded_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = ("/", "/v1/health", "/v1/openapi.json", "/e2b/openapi.json")
+DESCRIPTION_TTL = 60.0  # seconds; anybody may ask for it, and it costs a call to a host
 
 
 class Routes:
@@ -79,6 +81,7 @@ class Routes:
         self._overview = Overview(members, callers, jobs, phases)
         self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
+        self._described: tuple[float, object] | None = None  # until when the description is used again
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self.calls.enter, self._admitted])
@@ -242,10 +245,15 @@ class Routes:
         raise self._no_host()
 
     async def _description(self, request: web.Request) -> web.StreamResponse:
+        if self._described is not None and time.monotonic() < self._described[0]:
+            return reply(request, self._described[1])
         host: bytes | None = None
         for member in self.members.living()[:1]:
             host = (await member.upstream.complete("GET", request.path, {}, None, None)).body
-        return reply(request, described(host, self._table(), lambda method, path: _scope(access.NOBODY, method, path)))
+        made = described(host, self._table(), lambda method, path: _scope(access.NOBODY, method, path))
+        if host is not None:
+            self._described = (time.monotonic() + DESCRIPTION_TTL, made)
+        return reply(request, made)
 
     async def _best(self, request: web.Request) -> web.StreamResponse:
         """Whatever comes in is for the host that has most room."""

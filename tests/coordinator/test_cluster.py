@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from openapi_spec_validator import validate
 
 from coordinator.api.description import TYPES
-from coordinator.api.routes import Routes
+from coordinator.api.routes import DESCRIPTION_TTL, Routes
 from coordinator.decide import place
 from coordinator.decide.place import HostView, PlacementRequest
+from daemon.api.openapi import describe
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
 from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, SandboxInfo
@@ -77,6 +81,28 @@ async def test_the_description_has_the_routes_of_the_cluster_too(client: Client)
     assert own == set(TYPES) and described >= {*own, ("POST", "/v1/sandboxes")}
     summaries = [content["paths"][path][method.lower()]["summary"] for method, path in own]
     assert all(summaries)
+
+
+async def test_the_description_asks_a_host_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def complete(*_: object) -> SimpleNamespace:
+        nonlocal asked
+        asked += 1
+        return SimpleNamespace(body=msgspec.json.encode(describe([])))
+
+    host = SimpleNamespace(upstream=SimpleNamespace(complete=complete))
+    members: Any = SimpleNamespace(tokens=None, logins=None, living=lambda: [host])
+    routes = Routes(members, members, members, members, members, members)
+    request = make_mocked_request("GET", "/v1/openapi.json")
+    first = await routes._description(request)
+    second = await routes._description(request)
+    assert isinstance(first, web.Response) and isinstance(second, web.Response)
+    assert asked == 1 and second.body == first.body
+    now = time.monotonic()
+    monkeypatch.setattr("coordinator.api.routes.time.monotonic", lambda: now + DESCRIPTION_TTL)
+    await routes._description(request)
+    assert asked == 2
 
 
 async def test_metrics_name_the_host_of_each_sample(client: Client) -> None:
