@@ -49,6 +49,12 @@ def read_bytes(path: str, directory: int | None = None) -> bytes:
         return os.read(descriptor, 1 << 16)
 
 
+def memory() -> dict[str, int]:
+    """Bytes of the host's memory, by the kernel's names: MemTotal, MemAvailable, ..."""
+    lines = (line.split(":") for line in read_bytes("/proc/meminfo").decode().splitlines())
+    return {name: int(value.split()[0]) << 10 for name, value in lines}
+
+
 def stat(of: int | str, directory: int | None = None) -> list[bytes]:
     """The fields of `stat` behind the name. `of`: a process, or a path to the file. Raises OSError when it is gone."""
     return read_bytes(f"/proc/{of}/stat" if isinstance(of, int) else of, directory).rpartition(b")")[2].split()

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.capture")
 
+MEMORY_RETAINED = 256 << 20  # bytes of the host's memory that no capture may take
 SPACE_RETAINED = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 GONE = ".gone-"  # prefix of raw images that are being removed
 MAX_FREEZE = 5.0  # seconds
@@ -230,11 +231,12 @@ class Capturer:
             self.inspector.mark(container.cgroup.id, files=False, processes=True)
 
         target = max(row.dump_bytes, container.cgroup.anonymous())  # as much as the last one took, or it has grown to
+        expected = self.checkpointer.expected_bytes(container, target)
         try:
-            need_space(self.places.dumps, target)
+            _need_memory(self.places.dumps, target, expected)
         except NoSpace:
             await self._make_room()
-            need_space(self.places.dumps, target)
+            _need_memory(self.places.dumps, target, expected)
         try:
             into = self.places.dump(row.id)
             captured = await self.checkpointer.capture(
@@ -472,6 +474,20 @@ def need_space(path: Path, target: int = 0) -> None:
         raise NoSpace(
             f"{path} has {status.free >> 20} MiB free, {missing / (1 << 20):.1f} MiB more are needed",
             hint="remove sandboxes or checkpoints, or enlarge the disk; older checkpoints are whole",
+        )
+
+
+def _need_memory(dumps: Path, target: int, expected: int) -> None:
+    """Raise NoSpace unless `dumps`, a tmpfs, can take `target` bytes, and the host's memory the `expected` ones.
+
+    The kernel's out-of-memory killer would end programs of sandboxes that have nothing to do with this capture.
+    """
+    need_space(dumps, target)
+    missing = expected + MEMORY_RETAINED - procfs.memory()["MemAvailable"]
+    if missing > 0:
+        raise NoSpace(
+            f"the host's memory is too full for the capture: {missing / (1 << 20):.1f} MiB more are needed",
+            hint="end sandboxes, or give the host more memory; the sandbox runs on",
         )
 
 

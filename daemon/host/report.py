@@ -17,6 +17,7 @@ from daemon.host.expiry_watch import life
 from daemon.host.fence import boot, clock
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
+from sandbox import procfs
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
 from sandbox.messages.cluster import SOLE, HostedSandbox, HostReport
@@ -39,7 +40,7 @@ def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | N
     for item in sandboxes:
         if not item.bound and connected(inits.get(item.id)):
             item.bound = "connections to the outside"
-    memory, disk = _memory(), os.statvfs(host.places.stored)
+    memory, disk = procfs.memory(), os.statvfs(host.places.stored)
     return HostReport(
         clock=0.0,  # looked at last
         boot=boot(),
@@ -56,7 +57,7 @@ def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | N
 
 def host_usage(host: Host) -> HostUsage:
     """What the host has, and what of it is free. Blocks."""
-    memory, disk, pool = _memory(), os.statvfs(host.places.stored), host.services.capturer.pool.usage()
+    memory, disk, pool = procfs.memory(), os.statvfs(host.places.stored), host.services.capturer.pool.usage()
     return HostUsage(
         cpus=len(os.sched_getaffinity(0)),
         load=_load(),
@@ -67,12 +68,6 @@ def host_usage(host: Host) -> HostUsage:
         pool_bytes=pool.total,
         pool_free=pool.free,
     )
-
-
-def _memory() -> dict[str, int]:
-    """Bytes, by the kernel's names."""
-    lines = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return {name: int(value.split()[0]) << 10 for name, value in lines}
 
 
 def _load() -> float:

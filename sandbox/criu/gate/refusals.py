@@ -156,8 +156,8 @@ def _reported(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str,
 
 def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
     """System V segments that were made with SHM_NORESERVE, which CRIU makes without: the kernel would refuse them."""
-    swap = re.search(rb"^SwapTotal: *(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (int(swap[1]) << 10 if swap else 0)
+    swap = procfs.memory().get("SwapTotal", 0)
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + swap
     for path in directory.glob("ipcns-shm-*.img"):
         image = image_files.read(path, image_files.messages().ipc_shm_entry)
         for one in image.entries if image is not None else ():

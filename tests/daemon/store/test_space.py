@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import CheckpointFailed, Client, Limits, NoSpace, Verdict
+from daemon.checkpoints import capture
+from sandbox import CheckpointFailed, Client, Limits, NoSpace, Verdict, procfs
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs
 from sandbox.tree.pool import RESERVE, BtrfsPool
@@ -134,6 +135,18 @@ async def test_memory_for_captures_that_is_full_says_how_much_is_missing(host: C
         after = await sandbox.durable(await sandbox.exec("true"))  # it was owed
         await sandbox.restore(after, verify=True)
         assert (await sandbox.exec("pgrep -c python3")).text == "1\n"
+
+
+def test_no_capture_takes_the_last_memory_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "memory", lambda: {"MemAvailable": 1 << 30})
+    capture._need_memory(tmp_path, 1 << 20, (1 << 30) - capture.MEMORY_RETAINED)
+    with pytest.raises(NoSpace, match=r"memory is too full for the capture: 1\.0 MiB more"):
+        capture._need_memory(tmp_path, 1 << 20, (1 << 30) - capture.MEMORY_RETAINED + (1 << 20))
+
+
+def test_the_memory_of_the_host_is_read() -> None:
+    memory = procfs.memory()
+    assert 0 < memory["MemAvailable"] <= memory["MemTotal"]
 
 
 async def test_memory_in_checkpoints_has_a_limit_that_is_the_sandboxs_own(host: Client) -> None:
